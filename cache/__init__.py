@@ -1,0 +1,1 @@
+"""The distributed small-file cache: shards, index, packing, ownership, node store, server, client."""

@@ -1,0 +1,40 @@
+"""DeepLink: what training code imports.
+
+`Dataset` reads packed samples, `Checkpoints` saves whole or not at all, `report` tells how far the training is.
+Names are loaded when first used, so that a head node without torch can import the package and a command that needs
+none of it starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deeplink.checkpoints import Checkpoint as Checkpoint
+    from deeplink.checkpoints import Checkpoints as Checkpoints
+    from deeplink.dataset import Dataset as Dataset
+    from deeplink.errors import DeepLinkError as DeepLinkError
+    from deeplink.progress import report as report
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Checkpoint": "deeplink.checkpoints",
+    "Checkpoints": "deeplink.checkpoints",
+    "Dataset": "deeplink.dataset",
+    "DeepLinkError": "deeplink.errors",
+    "report": "deeplink.progress",
+}
+
+__all__ = ["Checkpoint", "Checkpoints", "Dataset", "DeepLinkError", "__version__", "report"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'deeplink' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""`python -m deeplink` is the `deeplink` command."""
+
+from deeplink.cli import main
+
+main()

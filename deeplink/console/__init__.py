@@ -1,0 +1,1 @@
+"""The operator health console."""

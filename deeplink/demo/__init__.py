@@ -1,0 +1,1 @@
+"""The whole main job told as a story: `make demo`."""

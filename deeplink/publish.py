@@ -1,0 +1,86 @@
+"""Publishing files and folders whole or not at all: write, fsync, rename, fsync the parent folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DRAFT_PREFIX = ".draft-"
+"""Names that begin so are unfinished: readers skip them, and whoever owns the folder may remove them."""
+
+
+def fsync_path(path: Path) -> None:
+    """Return once what `path` (a file or a folder) holds is on stable storage.
+
+    Raises:
+        OSError: the storage refused; what was written must be taken as lost.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _draft_of(final: Path) -> Path:
+    # A random part, not a process id: on a shared file system two hosts may have the same process id.
+    return final.with_name(f"{DRAFT_PREFIX}{final.name}-{uuid.uuid4().hex[:12]}")
+
+
+@contextmanager
+def published_file(final: Path, *, mode: int | None = None) -> Iterator[Path]:
+    """Give a path to write to; on success it becomes `final` (replacing it), on failure nothing is left.
+
+    Args:
+        final: where the file appears; its folder must exist.
+        mode: permission bits, set before the file appears; the process's umask decides when not given.
+
+    Raises:
+        OSError: writing, syncing or renaming failed; `final` is as it was.
+    """
+    draft = _draft_of(final)
+    try:
+        yield draft
+        if mode is not None:
+            draft.chmod(mode)
+        fsync_path(draft)
+        draft.replace(final)
+        fsync_path(final.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def published_folder(final: Path) -> Iterator[Path]:
+    """Give an empty folder to fill; on success it becomes `final`, on failure nothing is left.
+
+    Every file and folder below is synced before the rename. `final` must not exist, or be an empty folder.
+
+    Raises:
+        OSError: writing, syncing or renaming failed, or `final` is there already; `final` is as it was.
+    """
+    draft = _draft_of(final)
+    draft.mkdir()
+    try:
+        yield draft
+        for folder, _, files in os.walk(draft, topdown=False):
+            for name in files:
+                fsync_path(Path(folder, name))
+            fsync_path(Path(folder))
+        draft.rename(final)
+        fsync_path(final.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_text(final: Path, text: str, *, mode: int | None = None) -> None:
+    """Publish a small text file (see `published_file`)."""
+    with published_file(final, mode=mode) as draft:
+        draft.write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Generated wire code, never edited: `make proto` writes it from proto/deeplink/v1."""

@@ -1,0 +1,223 @@
+"""What every gRPC server and client of ours has in common: the token, health, reflection, limits and keepalive.
+
+Every call carries a token in its metadata, also those of the health and reflection services: without it a call is
+refused with UNAUTHENTICATED. The token lives in a file that only its owner can read (0600).
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from typing_extensions import override
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+TOKEN_HEADER = "deeplink-token"  # noqa: S105 - the name of the header, not a token
+MAX_MESSAGE = 64 << 20  # bytes; one batch of samples, with room; gRPC's own default is 4 MiB
+WORKERS = 16  # threads of one server: the bound on calls served at once
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+class TokenFileError(DeepLinkError):
+    """A token file cannot be used: absent, unreadable, empty, or readable by others."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"token file {path}: {problem}",
+            remedy="Inside a job `deeplink run` makes it; a standing agent's token is made by `deeplink node`.",
+        )
+        self.path, self.problem = path, problem
+
+
+def new_token() -> str:
+    """Return a token nobody can guess (256 bits)."""
+    return secrets.token_urlsafe(32)
+
+
+def write_token(path: Path, token: str) -> None:
+    """Leave `token` in a file only this user can read, never readable by others even for a moment.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token)
+
+
+def read_token(path: Path) -> str:
+    """Return the token a file holds.
+
+    Raises:
+        TokenFileError: the file is absent, unreadable, empty, or others may read it.
+    """
+    try:
+        with path.open(encoding="ascii") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_IMODE(mode) & 0o077:
+                raise TokenFileError(path, f"mode {stat.S_IMODE(mode):04o} lets others in; it must be 0600")
+            token = file.read().strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise TokenFileError(path, str(problem)) from problem
+    if not token:
+        raise TokenFileError(path, "it is empty")
+    return token
+
+
+class _RequireToken(grpc.ServerInterceptor):
+    """Refuses every call that does not carry the token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+        def refuse(_request: object, context: grpc.ServicerContext) -> NoReturn:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token")
+
+        self._refuse_unary: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(refuse)
+        self._refuse_stream: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(refuse)
+
+    @override
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        given = dict(handler_call_details.invocation_metadata or ()).get(TOKEN_HEADER, b"")
+        if hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._token):
+            return continuation(handler_call_details)
+        handler = continuation(handler_call_details)
+        streams = handler is not None and (handler.request_streaming or handler.response_streaming)
+        return self._refuse_stream if streams else self._refuse_unary
+
+
+class _CallDetails(NamedTuple):
+    method: str
+    timeout: float | None
+    metadata: Sequence[tuple[str, str | bytes]] | None
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: Any
+
+
+class _CarryToken(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+    Generic[_Request, _Response],
+):
+    """Puts the token into the metadata of every call."""
+
+    def __init__(self, token: str) -> None:
+        self._item = (TOKEN_HEADER, token)
+
+    def _carry(self, continuation: Any, details: Any, request: Any) -> Any:
+        metadata = [*(details.metadata or ()), self._item]
+        carried = _CallDetails(
+            details.method,
+            details.timeout,
+            metadata,
+            details.credentials,
+            getattr(details, "wait_for_ready", None),
+            getattr(details, "compression", None),
+        )
+        return continuation(carried, request)
+
+    @override
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return self._carry(continuation, client_call_details, request)
+
+    @override
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return self._carry(continuation, client_call_details, request)
+
+    @override
+    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return self._carry(continuation, client_call_details, request_iterator)
+
+    @override
+    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return self._carry(continuation, client_call_details, request_iterator)
+
+
+class BoundServer(NamedTuple):
+    """A server that listens but does not serve yet: call `server.start()`, and `server.stop(grace)` at the end."""
+
+    server: grpc.Server
+    port: int
+    health: health.HealthServicer
+
+
+def bound_server(
+    bind: str, token: str, register: Callable[[grpc.Server], Sequence[str]], *, workers: int = WORKERS
+) -> BoundServer:
+    """Return a server bound to `bind` (`host:port`, port 0 for a free one) whose every call needs `token`.
+
+    Args:
+        bind: the address to listen on.
+        token: what each call must carry.
+        register: adds the servicers and returns the full names of their services, which health and reflection
+            then know.
+        workers: calls served at once; more than four times as many waiting are refused (RESOURCE_EXHAUSTED).
+
+    Raises:
+        RuntimeError: the address cannot be bound (gRPC's own error, with the reason).
+    """
+    server = grpc.server(
+        ThreadPoolExecutor(workers, thread_name_prefix="deeplink-rpc"),
+        interceptors=[_RequireToken(token)],
+        options=[
+            ("grpc.max_receive_message_length", MAX_MESSAGE),
+            ("grpc.max_send_message_length", MAX_MESSAGE),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ],
+        maximum_concurrent_rpcs=workers * 4,
+    )
+    answers = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(answers, server)
+    services = [*register(server), health.SERVICE_NAME]
+    for name in ["", *services]:
+        answers.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
+    return BoundServer(server, server.add_insecure_port(bind), answers)
+
+
+def open_channel(address: str, token: str) -> grpc.Channel:
+    """Return a channel to `address` whose every call carries `token`. Make it after fork, close it when done.
+
+    A silent peer is noticed by keepalive pings (2 s apart, 2 s to answer) also while a call waits; each call has
+    its own deadline besides. Reconnects wait 0.1 to 1 s, so that a peer that came back is used again soon.
+    """
+    channel = grpc.insecure_channel(
+        address,
+        options=[
+            ("grpc.max_receive_message_length", MAX_MESSAGE),
+            ("grpc.max_send_message_length", MAX_MESSAGE),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.keepalive_time_ms", 2000),
+            ("grpc.keepalive_timeout_ms", 2000),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 1000),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.enable_http_proxy", 0),
+        ],
+    )
+    return grpc.intercept_channel(channel, _CarryToken(token))

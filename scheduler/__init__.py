@@ -1,0 +1,1 @@
+"""Placement by interconnect topology, launch and supervision of ranks, watchdogs."""

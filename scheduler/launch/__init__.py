@@ -1,0 +1,1 @@
+"""Starting and supervising a job's agents and ranks inside one allocation."""

@@ -1,0 +1,1 @@
+"""The one door to Slurm's commands, the parsers of their text, and the scripts we hand them."""

@@ -1,0 +1,161 @@
+"""The one place that starts processes: argument lists only, never a shell, every wait bounded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Protocol
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+COMMAND_TIMEOUT_S = 20.0
+"""Bound on one short command. Slurm's own clients give up on a dead controller after 9 s with default settings."""
+
+
+class CommandError(DeepLinkError):
+    """A command ran and failed."""
+
+    def __init__(self, argv: Sequence[str], code: int, stderr: str) -> None:
+        said = stderr.strip() or "(it said nothing)"
+        super().__init__(f"{argv[0]} exited {code}: {said}")
+        self.argv, self.code, self.stderr = tuple(argv), code, stderr
+
+
+class CommandTimeoutError(DeepLinkError):
+    """A command did not end in time and was killed."""
+
+    def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
+        super().__init__(
+            f"{argv[0]} did not answer within {timeout_s:g} s and was stopped",
+            remedy="Is slurmctld up? `scontrol ping` tells; `sinfo` should answer at once.",
+        )
+        self.argv, self.timeout_s = tuple(argv), timeout_s
+
+
+class CommandMissingError(DeepLinkError):
+    """A program is not installed, or not on PATH."""
+
+    exit_code = 127
+
+    def __init__(self, program: str) -> None:
+        super().__init__(
+            f"{program} is not on PATH",
+            remedy="Install Slurm's client commands, or try `deeplink sandbox up` for a cluster on this machine.",
+        )
+        self.program = program
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended, and what it wrote."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Runner(Protocol):
+    """Runs one short command and returns its standard output. Tests pass a function of their own."""
+
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Return what `run` returns, raise what it raises."""
+        ...
+
+
+def finish(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = COMMAND_TIMEOUT_S,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Finished:
+    """Run a command to its end and tell how it ended, whatever its exit code.
+
+    Its whole process group is killed when the time is up, so that a hanging child of a child holds nobody.
+
+    Raises:
+        CommandMissingError: no such program.
+        CommandTimeoutError: the time was up.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except FileNotFoundError as missing:
+        raise CommandMissingError(argv[0]) from missing
+    with process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        except subprocess.TimeoutExpired as late:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise CommandTimeoutError(argv, timeout_s) from late
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return Finished(tuple(argv), process.returncode, stdout, stderr)
+
+
+def run(argv: Sequence[str], /, *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+    """Run a short command and return what it wrote to standard output.
+
+    Raises:
+        CommandError: it exited with another code than 0.
+        CommandMissingError: no such program.
+        CommandTimeoutError: the time was up.
+    """
+    done = finish(argv, timeout_s=timeout_s)
+    if done.code:
+        raise CommandError(argv, done.code, done.stderr)
+    return done.stdout
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: int | IO[bytes] | None = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    new_session: bool = True,
+) -> subprocess.Popen[bytes]:
+    """Start a command that lives on, and return its handle; the caller bounds every wait on it.
+
+    Raises:
+        CommandMissingError: no such program.
+    """
+    try:
+        return subprocess.Popen(
+            argv,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=new_session,
+        )
+    except FileNotFoundError as missing:
+        raise CommandMissingError(argv[0]) from missing
+
+
+PIPE = subprocess.PIPE
+DEVNULL = subprocess.DEVNULL
+Process = subprocess.Popen
+TimeoutExpired = subprocess.TimeoutExpired

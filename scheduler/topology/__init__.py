@@ -1,0 +1,1 @@
+"""From a description of the fabric to rank order and placement; pure."""
