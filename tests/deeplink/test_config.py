@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from deeplink.config import Config, ConfigError, load_config
+
+
+def test_defaults_hold_without_files_and_variables(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.toml"
+    empty.write_text("")
+    assert load_config({"DEEPLINK_CONFIG": str(empty)}).replicas == Config().replicas
+
+
+def test_the_environment_beats_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('store = "/ssd/a"\nreplicas = 3\n')
+    config = load_config({"DEEPLINK_CONFIG": str(file), "DEEPLINK_STORE": "/ssd/b"})
+    assert (config.store, config.replicas) == (Path("/ssd/b"), 3)
+
+
+def test_paths_expand_home_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("WHERE", "ssd")
+    file = tmp_path / "c.toml"
+    file.write_text('store = "/local/$WHERE/x"\ncatalog = "~/cat"\n')
+    config = load_config({"DEEPLINK_CONFIG": str(file)})
+    assert config.store == Path("/local/ssd/x")
+    assert config.catalog == Path("/home/someone/cat")
+    assert config.state == Path("/home/someone/.local/state/deeplink")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("stoer = '/x'", "stoer"),
+        ("replicas = 0", "replicas"),
+        ("replicas = 'two'", "replicas"),
+        ("store = 7", "store"),
+        ("store = ''", "store"),
+        ("watch = 1", "watch"),
+        ("not toml", "(file)"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_file_and_key(tmp_path: Path, text: str, key: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config({"DEEPLINK_CONFIG": str(file)})
+    assert caught.value.key == key
+    assert str(file) in str(caught.value)
+
+
+def test_a_named_file_that_is_absent_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="absent"):
+        load_config({"DEEPLINK_CONFIG": str(tmp_path / "absent.toml")})
+
+
+def test_a_bad_variable_is_refused_by_name(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.toml"
+    empty.write_text("")
+    with pytest.raises(ConfigError, match="DEEPLINK_REPLICAS"):
+        load_config({"DEEPLINK_CONFIG": str(empty), "DEEPLINK_REPLICAS": "-1"})
+
+
+def test_an_empty_optional_path_means_none(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.toml"
+    empty.write_text("")
+    assert load_config({"DEEPLINK_CONFIG": str(empty), "DEEPLINK_TOKEN_FILE": ""}).token_file is None
+
+
+def test_the_page_lists_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    for field in dataclasses.fields(Config):
+        assert f"| `{field.name}` |" in page

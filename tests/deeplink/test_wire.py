@@ -1,0 +1,100 @@
+"""The token, over real gRPC on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from typing_extensions import override
+
+from deeplink.v1 import watch_pb2, watch_pb2_grpc
+from deeplink.wire import (
+    BoundServer,
+    TokenFileError,
+    bound_server,
+    new_token,
+    open_channel,
+    read_token,
+    write_token,
+)
+
+SERVICE = "deeplink.v1.Watch"
+
+
+class _Echo(watch_pb2_grpc.WatchServicer):
+    @override
+    def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
+        return watch_pb2.BeatReply(known=True)
+
+
+def _register(server: grpc.Server) -> list[str]:
+    watch_pb2_grpc.add_WatchServicer_to_server(_Echo(), server)
+    return [SERVICE]
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[BoundServer, str]]:
+    token = new_token()
+    bound = bound_server("127.0.0.1:0", token, _register)
+    bound.server.start()
+    yield bound, token
+    bound.server.stop(0).wait(5)
+
+
+def test_a_call_with_the_token_is_answered(served: tuple[BoundServer, str]) -> None:
+    bound, token = served
+    with open_channel(f"127.0.0.1:{bound.port}", token) as channel:
+        assert watch_pb2_grpc.WatchStub(channel).Beat(watch_pb2.BeatRequest(), timeout=5).known
+
+
+@pytest.mark.parametrize("given", ["", "wrong"])
+def test_every_service_refuses_a_call_without_it(served: tuple[BoundServer, str], given: str) -> None:
+    bound, _ = served
+    with open_channel(f"127.0.0.1:{bound.port}", given) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            watch_pb2_grpc.WatchStub(channel).Beat(watch_pb2.BeatRequest(), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.RpcError) as caught:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        asks = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        with pytest.raises(grpc.RpcError) as caught:
+            list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asks, timeout=5))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_health_and_reflection_know_the_services(served: tuple[BoundServer, str]) -> None:
+    bound, token = served
+    with open_channel(f"127.0.0.1:{bound.port}", token) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        for name in ["", SERVICE]:
+            answer = check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        asks = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        (listed,) = list(stub.ServerReflectionInfo(asks, timeout=5))
+        assert SERVICE in {service.name for service in listed.list_services_response.service}
+
+
+def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    write_token(path, "secret")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_token(path) == "secret"
+    path.chmod(0o640)
+    with pytest.raises(TokenFileError, match="0640"):
+        read_token(path)
+
+
+@pytest.mark.parametrize("content", [None, "", "\n", b"\xff\xfe"])
+def test_an_unusable_token_file_is_refused(tmp_path: Path, content: str | bytes | None) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.touch(mode=0o600)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(TokenFileError):
+        read_token(path)

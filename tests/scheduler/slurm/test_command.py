@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from deeplink.scheduler.slurm.command import (
+    CommandError,
+    CommandMissingError,
+    CommandTimeoutError,
+    finish,
+    run,
+    spawn,
+)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_run_returns_what_was_written() -> None:
+    assert run(python("print('hello')")) == "hello\n"
+
+
+def test_a_failure_carries_the_code_and_what_was_said() -> None:
+    with pytest.raises(CommandError) as caught:
+        run(python("import sys; sys.exit('no such partition')"))
+    assert (caught.value.code, caught.value.stderr.strip()) == (1, "no such partition")
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(CommandMissingError, match="no-such-program"):
+        run(["no-such-program"])
+    with pytest.raises(CommandMissingError, match="no-such-program"):
+        spawn(["no-such-program"])
+
+
+def test_a_hanging_command_is_stopped_with_its_children() -> None:
+    hangs = (
+        "import subprocess, sys, time; "
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
+    )
+    # The grandchild holds the output open: only killing the whole group lets the call return.
+    with pytest.raises(CommandTimeoutError) as caught:
+        run(python(hangs), timeout_s=0.5)
+    assert caught.value.timeout_s == 0.5
+
+
+def test_finish_feeds_stdin_and_tells_the_code() -> None:
+    done = finish(python("import sys; print(sys.stdin.read().upper()); sys.exit(3)"), stdin="a")
+    assert (done.code, done.stdout) == (3, "A\n")
