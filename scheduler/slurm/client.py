@@ -1,0 +1,146 @@
+"""What we ask of Slurm, one method per verb: bounded in time, text with explicit separators, never JSON."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.nodeset import fold, unfold
+from deeplink.scheduler.slurm.parse import (
+    JOB_FIELDS,
+    JobRow,
+    NodeRow,
+    SlurmTextError,
+    SwitchRow,
+    parse_jobs,
+    parse_nodes,
+    parse_topology,
+)
+from deeplink.types import JobId, NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class JobVanishedError(DeepLinkError):
+    """Slurm does not know the job: it never was, or it ended more than MinJobAge ago."""
+
+    def __init__(self, job: int) -> None:
+        super().__init__(
+            f"Slurm knows no job {job}",
+            remedy="It forgets a job some minutes after its end (MinJobAge); `sacct -j` may still have it.",
+        )
+        self.job = job
+
+
+class NodeOrder(Enum):
+    """What an operator can tell Slurm to do with a node."""
+
+    DRAIN = "drain"
+    DOWN = "down"
+    RESUME = "resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    """Slurm's commands as verbs. Thread-safe: it holds nothing but the way to run a command.
+
+    Every method raises `CommandError` where Slurm refused, `CommandTimeoutError` where it did not answer and
+    `CommandMissingError` where it is not installed, besides what is named.
+    """
+
+    run: command.Runner = command.run
+
+    def jobs(self, *, user: str = "") -> list[JobRow]:
+        """Return every job Slurm remembers, ended ones too, of all users or of one."""
+        return self._squeue(["-u", user] if user else [])
+
+    def job(self, job: int) -> JobRow:
+        """Return one job.
+
+        Raises:
+            JobVanishedError: Slurm does not know it (any more).
+        """
+        try:
+            rows = self._squeue(["-j", str(job)])
+        except command.CommandError as refused:
+            if "Invalid job id" in refused.stderr:
+                raise JobVanishedError(job) from refused
+            raise
+        # The id of an array selects all its tasks; those that have not started yet carry it too.
+        exact = [row for row in rows if row.id == job]
+        if not exact:
+            raise JobVanishedError(job)
+        return exact[0]
+
+    def _squeue(self, selection: Sequence[str]) -> list[JobRow]:
+        # Not guessable, because it is all that keeps a job's name from posing as another job's state.
+        separator = f"\x1f{secrets.token_hex(4)}\x1f"
+        layout = ",".join(f"{field}:{separator}" for field in JOB_FIELDS)
+        return parse_jobs(
+            self.run(["squeue", "-h", "-a", "-r", "--states=all", "-O", layout, *selection]), separator
+        )
+
+    def excluded_nodes(self, job: int) -> tuple[NodeName, ...]:
+        """Return the nodes the job is not to run on (its user's `--exclude`, and what we added)."""
+        return unfold(
+            self.run(["squeue", "-h", "--states=all", "-o", "%x", "-j", str(job)]).strip().partition("\n")[0]
+        )
+
+    def nodes(self, names: Iterable[str] = ()) -> list[NodeRow]:
+        """Return every node of the cluster, or the named ones."""
+        wanted = list(names)
+        return parse_nodes(
+            self.run(["scontrol", "show", "node", "--oneliner", *([fold(wanted)] if wanted else [])])
+        )
+
+    def topology(self) -> list[SwitchRow]:
+        """Return the switches Slurm knows, leaves first; empty where it knows none."""
+        return parse_topology(self.run(["scontrol", "show", "topology"]))
+
+    def hostnames(self, expression: str) -> tuple[NodeName, ...]:
+        """Unfold a node list by Slurm's own rules, in Slurm's own order."""
+        return tuple(NodeName(name) for name in self.run(["scontrol", "show", "hostnames", expression]).split())
+
+    def submit(self, arguments: Sequence[str]) -> JobId:
+        """Submit a batch job with sbatch's own arguments and return its id.
+
+        Raises:
+            SlurmTextError: sbatch accepted it but its answer is no job id.
+        """
+        said = self.run(["sbatch", "--parsable", *arguments])
+        number = said.strip().partition(";")[0]
+        if not number.isdigit():
+            raise SlurmTextError("sbatch --parsable", said)
+        return JobId(int(number))
+
+    def requeue(self, job: int) -> bool:
+        """Put a running job back into the queue; False if it waits there already (which is what was wanted)."""
+        try:
+            self.run(["scontrol", "requeue", str(job)])
+        except command.CommandError as refused:
+            if "pending execution" in refused.stderr:
+                return False
+            raise
+        return True
+
+    def update_job(self, job: int, **fields: str) -> None:
+        """Change a job: `update_job(7, ExcNodeList="n1", StartTime="now")` (names as in scontrol(1))."""
+        self.run(["scontrol", "update", f"jobid={job}", *(f"{name}={value}" for name, value in fields.items())])
+
+    def update_node(self, name: str, order: NodeOrder, reason: str = "") -> None:
+        """Drain, down or resume a node; needs the rights of an operator."""
+        because = [f"reason={reason}"] if reason else []
+        self.run(["scontrol", "update", f"nodename={name}", f"state={order.value}", *because])
+
+    def cancel(self, job: int) -> None:
+        """Cancel a job; one that has ended already is no error."""
+        self.run(["scancel", "--quiet", str(job)])
+
+    def cancel_step(self, job: int, step: int, *, signal: str = "") -> None:
+        """End one step of a job, or send it a signal (`TERM`, `USR1`)."""
+        self.run(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), f"{job}.{step}"])

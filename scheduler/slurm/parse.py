@@ -1,0 +1,213 @@
+"""The text of Slurm's commands to frozen rows; pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState, parse_node_state
+from deeplink.types import JobId, NodeName
+
+
+class SlurmTextError(DeepLinkError):
+    """A Slurm command wrote something that this version cannot read."""
+
+    def __init__(self, command: str, text: str) -> None:
+        super().__init__(
+            f"cannot read what `{command}` wrote: {text[:200]!r}",
+            remedy="Please report it together with `sinfo --version`.",
+        )
+        self.command, self.text = command, text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """One job as squeue tells it.
+
+    Attributes:
+        id: the raw id, different for every array task that has started.
+        label: what people call it, `4_1` for a task of an array.
+        restarts: how often Slurm started it again; SLURM_RESTART_COUNT of its newest run.
+        nodes: empty while it waits.
+        batch_host: where its batch script runs; None while it waits.
+        requeueable: whether Slurm may start it again.
+    """
+
+    id: JobId
+    label: str
+    state: JobState
+    reason: str
+    restarts: int
+    requeueable: bool
+    user: str
+    nodes: tuple[NodeName, ...]
+    batch_host: NodeName | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One node as scontrol tells it.
+
+    Attributes:
+        address: where its slurmd listens (NodeAddr).
+        port: slurmd's own port where it is not the cluster's default; else None.
+        reason: why it is down or drained, empty if it is neither.
+        reason_by: who gave the reason (Slurm itself is root or SlurmUser).
+        boot_time: as Slurm prints it; changes when the node booted; empty if it never registered.
+    """
+
+    name: NodeName
+    address: str
+    host: str
+    port: int | None
+    state: NodeState
+    flags: frozenset[NodeFlag]
+    reason: str
+    reason_by: str
+    boot_time: str
+
+    @property
+    def responding(self) -> bool:
+        """Whether slurmctld hears from the node's slurmd."""
+        return NodeFlag.NOT_RESPONDING not in self.flags
+
+    @property
+    def drained(self) -> bool:
+        """Whether the node is to get no new work (draining counts)."""
+        return NodeFlag.DRAIN in self.flags
+
+    @property
+    def down(self) -> bool:
+        """Whether Slurm has given the node up."""
+        return self.state is NodeState.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRow:
+    """One switch of topology/tree: its level (0 is a leaf), its nodes (all below it), the switches below it."""
+
+    name: str
+    level: int
+    nodes: tuple[NodeName, ...]
+    switches: tuple[str, ...]
+
+
+JOB_FIELDS = (
+    "JobID",
+    "JobArrayID",
+    "State",
+    "Reason",
+    "RestartCnt",
+    "Requeue",
+    "UserName",
+    "NodeList",
+    "BatchHost",
+    "Name",
+)
+"""Columns of `squeue -O` in the order that `parse_jobs` wants."""
+
+
+def parse_jobs(text: str, separator: str) -> list[JobRow]:
+    """Read `squeue -h -O` with `separator` behind every field of JOB_FIELDS.
+
+    Job names are free text and may hold anything, newlines too, so the separator must be one nobody can guess.
+
+    Raises:
+        SlurmTextError: the text has another number of fields.
+        UnknownStateError: a job is in a state without a name here.
+    """
+    fields = text.split(separator)
+    if fields.pop().strip() or len(fields) % len(JOB_FIELDS):
+        raise SlurmTextError("squeue", text)
+    width = len(JOB_FIELDS)
+    return [_job(fields[start : start + width]) for start in range(0, len(fields), width)]
+
+
+def _job(fields: list[str]) -> JobRow:
+    raw, label, state, reason, restarts, requeue, user, nodes, batch_host, name = fields
+    try:
+        number, again = int(raw), int(restarts)
+    except ValueError:
+        raise SlurmTextError("squeue", "|".join(fields)) from None
+    return JobRow(
+        id=JobId(number),
+        label=label,
+        state=JobState.parse(state),
+        reason="" if reason == "None" else reason,
+        restarts=again,
+        requeueable=requeue == "1",
+        user=user,
+        nodes=unfold(nodes),
+        batch_host=NodeName(batch_host) if batch_host and batch_host != "n/a" else None,
+        name=name,
+    )
+
+
+_NODE_REASON = re.compile(
+    r" Reason=(?P<reason>.*?)(?: \[(?P<by>[^\s@\]]+)@[^\s\]]+\])?(?: Comment=.*)?\s*\Z", re.DOTALL
+)
+
+
+def parse_nodes(text: str) -> list[NodeRow]:
+    """Read `scontrol show node --oneliner`.
+
+    Raises:
+        SlurmTextError: a field is missing.
+        UnknownStateError: a node is in a state without a name here.
+    """
+    if text.startswith("No nodes in the system"):
+        return []
+    return [_node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()]
+
+
+def _node(record: str) -> NodeRow:
+    said = _NODE_REASON.search(record)
+    facts = record[: said.start()] if said else record  # a reason is free text: look for nothing in it
+
+    def field(name: str, fallback: str | None = None) -> str:
+        found = re.search(rf"(?:^|\s){name}=(\S*)", facts)
+        if found:
+            return found[1]
+        if fallback is None:
+            raise SlurmTextError("scontrol show node", record)
+        return fallback
+
+    name = field("NodeName")
+    state, flags = parse_node_state(field("State"))
+    port = field("Port", "")
+    return NodeRow(
+        name=NodeName(name),
+        address=field("NodeAddr", name),
+        host=field("NodeHostName", name),
+        port=int(port) if port.isdigit() else None,
+        state=state,
+        flags=flags,
+        reason=said["reason"] if said else "",
+        reason_by=(said["by"] or "") if said else "",
+        boot_time=field("BootTime", "").replace("None", ""),
+    )
+
+
+def parse_topology(text: str) -> list[SwitchRow]:
+    """Read `scontrol show topology`; empty where Slurm knows no topology.
+
+    Raises:
+        SlurmTextError: a line is not a switch.
+    """
+    rows = []
+    for line in filter(str.strip, text.splitlines()):
+        fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
+        try:
+            row = SwitchRow(
+                fields["SwitchName"],
+                int(fields["Level"]),
+                unfold(fields.get("Nodes", "")),
+                tuple(unfold(fields.get("Switches", ""))),
+            )
+        except (KeyError, ValueError):
+            raise SlurmTextError("scontrol show topology", line) from None
+        rows.append(row)
+    return rows
