@@ -62,6 +62,25 @@ class Attempt:
         return f"{self.job}.{self.restart}.{self.relaunch}"
 
 
+class FencedError(DeepLinkError):
+    """A newer attempt has taken over: this process must stop, and what it would have written is not wanted.
+
+    Attributes:
+        attempt: who was refused; None for a process outside of a job.
+        newest: the attempt that took over; None for a process outside of a job.
+    """
+
+    exit_code = 77
+
+    def __init__(self, attempt: Attempt | None, newest: Attempt | None, where: str) -> None:
+        super().__init__(
+            f"attempt {attempt or '(outside of a job)'} is fenced: "
+            f"{newest or 'a process outside of a job'} has taken over {where}",
+            remedy="Nothing to do when DeepLink restarted the job: the newer attempt carries on.",
+        )
+        self.attempt, self.newest, self.where = attempt, newest, where
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A node that serves shards: its name and the `host:port` of its agent."""

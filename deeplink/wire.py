@@ -19,6 +19,8 @@ from grpc_reflection.v1alpha import reflection
 from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
+from deeplink.types import Attempt
+from deeplink.v1 import common_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,6 +79,16 @@ def read_token(path: Path) -> str:
     if not token:
         raise TokenFileError(path, "it is empty")
     return token
+
+
+def attempt_to_wire(attempt: Attempt) -> common_pb2.Attempt:
+    """Return the message that says which attempt."""
+    return common_pb2.Attempt(job=attempt.job, restart=attempt.restart, relaunch=attempt.relaunch)
+
+
+def attempt_from_wire(message: common_pb2.Attempt) -> Attempt:
+    """Return what `attempt_to_wire` was given; an absent message reads as attempt 0.0.0."""
+    return Attempt(job=message.job, restart=message.restart, relaunch=message.relaunch)
 
 
 class _RequireToken(grpc.ServerInterceptor):

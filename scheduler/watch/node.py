@@ -1,0 +1,171 @@
+"""The node agent's ear: ranks report their progress to it, the launcher asks it how the node is.
+
+`Bulletin` holds what was heard and decides who is fenced (no wire, no clock); `NodeServicer` is its gRPC face.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+from typing_extensions import override
+
+from deeplink.clock import Clock, SystemClock
+from deeplink.errors import DeepLinkError
+from deeplink.v1 import node_pb2, node_pb2_grpc
+from deeplink.wire import attempt_from_wire, attempt_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.types import Attempt, NodeName
+    from deeplink.v1 import common_pb2
+
+KEPT_REPORTS = 1024
+"""Progress records kept; older ones give way. 8 ranks at 5 reports/s: the last 25 s."""
+KEPT_JOBS = 256
+"""Jobs whose newest attempt is remembered; a standing agent forgets the job heard of longest ago."""
+MOST_METRICS = 64
+LONGEST_METRIC_NAME = 128
+
+
+class ReportRefusedError(DeepLinkError):
+    """A report holds more than an agent keeps for one rank."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"report refused: {problem}", remedy=f"At most {MOST_METRICS} metrics with short names.")
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What `Bulletin.since` returns: the newest sequence number, and the records after the one asked for."""
+
+    last: int
+    records: tuple[common_pb2.Progress, ...]
+
+
+class Bulletin:
+    """The newest progress of this node's ranks, and the newest attempt of each job. Thread-safe, bounded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: deque[tuple[int, common_pb2.Progress]] = deque(maxlen=KEPT_REPORTS)
+        self._last = 0
+        self._newest: OrderedDict[int, Attempt] = OrderedDict()
+
+    def learn(self, attempt: Attempt) -> Attempt:
+        """Take note that `attempt` has begun; return the newest attempt of its job."""
+        with self._lock:
+            return self._learn(attempt)
+
+    def _learn(self, attempt: Attempt) -> Attempt:
+        newest = max(attempt, self._newest.get(attempt.job, attempt))
+        self._newest[attempt.job] = newest
+        self._newest.move_to_end(attempt.job)
+        if len(self._newest) > KEPT_JOBS:
+            self._newest.popitem(last=False)
+        return newest
+
+    def report(self, progress: common_pb2.Progress) -> Attempt:
+        """Keep a rank's progress, unless a newer attempt of its job has begun; return the newest attempt.
+
+        Raises:
+            ReportRefusedError: the record is larger than what is kept for one rank.
+        """
+        if len(progress.metrics) > MOST_METRICS:
+            raise ReportRefusedError(f"{len(progress.metrics)} metrics")
+        if any(len(name) > LONGEST_METRIC_NAME for name in progress.metrics):
+            raise ReportRefusedError(f"a metric's name is over {LONGEST_METRIC_NAME} characters")
+        attempt = attempt_from_wire(progress.attempt)
+        with self._lock:
+            newest = self._learn(attempt)
+            if newest == attempt:
+                self._last += 1
+                self._records.append((self._last, progress))
+            return newest
+
+    def since(self, after: int, job: int | None = None) -> Heard:
+        """Return the records with a sequence number greater than `after`, in order of arrival.
+
+        A number greater than any given out comes from before this agent's start: then all records are returned.
+
+        Args:
+            after: sequence number of the last record the caller has.
+            job: return this job's records alone; all jobs' when None.
+        """
+        with self._lock:
+            after = 0 if after > self._last else after
+            records = tuple(
+                record
+                for number, record in self._records
+                if number > after and (job is None or record.attempt.job == job)
+            )
+            return Heard(self._last, records)
+
+
+class NodeServicer(node_pb2_grpc.NodeServicer):
+    """Answers ranks (`Report`) and launchers (`Status`).
+
+    Args:
+        node: this node's member name.
+        topology_address: SLURM_TOPOLOGY_ADDR as seen on this node; empty outside of Slurm.
+        store_status: returns what the node's store holds; called once per Status, so it must be quick.
+        on_report: called after each report with whether it was refused as fenced; for metrics.
+        clock: where the uptime comes from.
+    """
+
+    def __init__(
+        self,
+        node: NodeName,
+        topology_address: str,
+        store_status: Callable[[], node_pb2.StoreStatus],
+        *,
+        on_report: Callable[[bool], None] = lambda _fenced: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.bulletin = Bulletin()
+        self._node, self._topology_address = node, topology_address
+        self._store_status, self._on_report = store_status, on_report
+        self._clock = clock or SystemClock()
+        self._began = self._clock.monotonic()
+
+    @override
+    def Report(self, request: node_pb2.ReportRequest, context: grpc.ServicerContext) -> node_pb2.ReportReply:
+        """Keep a rank's progress and tell whether it is fenced."""
+        if not request.HasField("progress"):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the report holds no progress")
+        try:
+            newest = self.bulletin.report(request.progress)
+        except ReportRefusedError as refused:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        fenced = newest > attempt_from_wire(request.progress.attempt)
+        self._on_report(fenced)
+        return node_pb2.ReportReply(fenced=fenced, newest=attempt_to_wire(newest))
+
+    @override
+    def Status(self, request: node_pb2.StatusRequest, context: grpc.ServicerContext) -> node_pb2.StatusReply:
+        """Answer the heartbeat; older attempts of the caller's job are fenced from now on."""
+        job = newest = None
+        if request.HasField("attempt"):
+            newest = self.bulletin.learn(attempt_from_wire(request.attempt))
+            job = newest.job
+        heard = self.bulletin.since(request.after_report, job)
+        return node_pb2.StatusReply(
+            node=self._node,
+            topology_address=self._topology_address,
+            uptime_s=self._clock.monotonic() - self._began,
+            last_report=heard.last,
+            progress=heard.records,
+            store=self._store_status(),
+            newest=None if newest is None else attempt_to_wire(newest),
+        )
+
+
+def add_to(server: grpc.Server, servicer: NodeServicer) -> str:
+    """Serve the Node service on `server`; return its full name, for health and reflection."""
+    node_pb2_grpc.add_NodeServicer_to_server(servicer, server)
+    return node_pb2.DESCRIPTOR.services_by_name["Node"].full_name
