@@ -102,6 +102,19 @@ class Slurm:
         """Return the switches Slurm knows, leaves first; empty where it knows none."""
         return parse_topology(self.run(["scontrol", "show", "topology"]))
 
+    def cluster_name(self) -> str:
+        """Return the cluster's name (ClusterName of slurm.conf).
+
+        Raises:
+            SlurmTextError: the configuration names none.
+        """
+        said = self.run(["scontrol", "show", "config"])
+        for line in said.splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "ClusterName" and value.strip():
+                return value.strip()
+        raise SlurmTextError("scontrol show config", said)
+
     def hostnames(self, expression: str) -> tuple[NodeName, ...]:
         """Unfold a node list by Slurm's own rules, in Slurm's own order."""
         return tuple(NodeName(name) for name in self.run(["scontrol", "show", "hostnames", expression]).split())

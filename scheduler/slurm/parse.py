@@ -57,6 +57,7 @@ class NodeRow:
         reason: why it is down or drained, empty if it is neither.
         reason_by: who gave the reason (Slurm itself is root or SlurmUser).
         boot_time: as Slurm prints it; changes when the node booted; empty if it never registered.
+        gpus: how many the node is configured with, of all kinds.
     """
 
     name: NodeName
@@ -68,6 +69,7 @@ class NodeRow:
     reason: str
     reason_by: str
     boot_time: str
+    gpus: int
 
     @property
     def responding(self) -> bool:
@@ -188,7 +190,17 @@ def _node(record: str) -> NodeRow:
         reason=said["reason"] if said else "",
         reason_by=(said["by"] or "") if said else "",
         boot_time=field("BootTime", "").replace("None", ""),
+        gpus=_gpus(field("Gres", "")),
     )
+
+
+def _gpus(gres: str) -> int:
+    """Count the GPUs in a node's generic resources.
+
+    >>> _gpus("gpu:a100:4(S:0-1),gpu:1,craynetwork:4"), _gpus("(null)")
+    (5, 0)
+    """
+    return sum(int(number) for number in re.findall(r"(?:^|,)gpu:(?:[^:,(]+:)?(\d+)", gres))
 
 
 def parse_topology(text: str) -> list[SwitchRow]:

@@ -86,3 +86,10 @@ def test_submit_returns_the_id_of_federated_answers_too() -> None:
 def test_excluded_nodes_are_unfolded() -> None:
     assert Slurm(Recorder("n[1,3]\n")).excluded_nodes(2) == ("n1", "n3")
     assert Slurm(Recorder("\n")).excluded_nodes(2) == ()
+
+
+def test_the_cluster_has_a_name() -> None:
+    said = "Configuration data as of 2026-11-20\nAccountingStorageHost   = localhost\nClusterName             = demo\n"
+    assert Slurm(Recorder(said)).cluster_name() == "demo"
+    with pytest.raises(SlurmTextError):
+        Slurm(Recorder("AccountingStorageHost = localhost\n")).cluster_name()

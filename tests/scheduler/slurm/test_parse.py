@@ -21,6 +21,7 @@ def test_node_states_of_a_busy_cluster() -> None:
     assert rows[3].address == "10.78.0.13"
     assert rows[3].port is None
     assert rows[3].boot_time == "2026-11-20T17:48:21"
+    assert [row.gpus for row in rows] == [2] * 8
 
 
 def test_nodes_that_do_not_respond_and_a_drained_one() -> None:
@@ -46,7 +47,9 @@ def test_nodes_that_slurm_gave_up() -> None:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_sinfo_and_scontrol_agree_on_the_flags(moment: str) -> None:
-    by_name = {row.name: row for row in parse_nodes((RECORDED / moment / "scontrol-show-node-o.txt").read_text())}
+    by_name = {
+        str(row.name): row for row in parse_nodes((RECORDED / moment / "scontrol-show-node-o.txt").read_text())
+    }
     for line in (RECORDED / moment / "sinfo-pipe.txt").read_text().splitlines():
         name, word, *_ = line.split("|")
         state, flags = parse_node_state(word)
@@ -87,7 +90,7 @@ def test_own_ports_of_many_slurmd_on_one_host() -> None:
 
 def test_jobs_with_hostile_names() -> None:
     rows = parse_jobs((RECORDED / "4-names" / "squeue-O.txt").read_text(), "@@@")
-    by_name = {row.name: row for row in rows}
+    by_name = {str(row.name): row for row in rows}
     assert by_name["we|ird\nname UserId=x"].nodes == ("n0", "n2")
     assert by_name["we|ird\nname UserId=x"].batch_host == "n0"
     failed = by_name["a|b JobState=FAILED"]
