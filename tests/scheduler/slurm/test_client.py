@@ -89,7 +89,7 @@ def test_excluded_nodes_are_unfolded() -> None:
 
 
 def test_the_cluster_has_a_name() -> None:
-    said = "Configuration data as of 2026-11-20\nAccountingStorageHost   = localhost\nClusterName             = demo\n"
+    said = "Configuration data as of now\nAccountingStorageHost   = localhost\nClusterName             = demo\n"
     assert Slurm(Recorder(said)).cluster_name() == "demo"
     with pytest.raises(SlurmTextError):
         Slurm(Recorder("AccountingStorageHost = localhost\n")).cluster_name()
