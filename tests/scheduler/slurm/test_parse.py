@@ -26,7 +26,7 @@ def test_node_states_of_a_busy_cluster() -> None:
 
 def test_nodes_that_do_not_respond_and_a_drained_one() -> None:
     rows = {
-        row.name: row
+        str(row.name): row
         for row in parse_nodes((RECORDED / "2-not-responding" / "scontrol-show-node-o.txt").read_text())
     }
     assert {name for name, row in rows.items() if not row.responding} == {"n1", "n4"}
@@ -38,7 +38,8 @@ def test_nodes_that_do_not_respond_and_a_drained_one() -> None:
 
 def test_nodes_that_slurm_gave_up() -> None:
     rows = {
-        row.name: row for row in parse_nodes((RECORDED / "3-nodes-down" / "scontrol-show-node-o.txt").read_text())
+        str(row.name): row
+        for row in parse_nodes((RECORDED / "3-nodes-down" / "scontrol-show-node-o.txt").read_text())
     }
     assert {name for name, row in rows.items() if row.down} == {"n1", "n4"}
     assert rows["n4"].reason == "Not responding"
