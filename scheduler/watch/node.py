@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.metrics import NODE_HEARTBEATS, NODE_REPORTS
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_from_wire, attempt_to_wire
 
@@ -114,7 +115,6 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         node: this node's member name.
         topology_address: SLURM_TOPOLOGY_ADDR as seen on this node; empty outside of Slurm.
         store_status: returns what the node's store holds; called once per Status, so it must be quick.
-        on_report: called after each report with whether it was refused as fenced; for metrics.
         clock: where the uptime comes from.
     """
 
@@ -124,12 +124,11 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         topology_address: str,
         store_status: Callable[[], node_pb2.StoreStatus],
         *,
-        on_report: Callable[[bool], None] = lambda _fenced: None,
         clock: Clock | None = None,
     ) -> None:
         self.bulletin = Bulletin()
         self._node, self._topology_address = node, topology_address
-        self._store_status, self._on_report = store_status, on_report
+        self._store_status = store_status
         self._clock = clock or SystemClock()
         self._began = self._clock.monotonic()
 
@@ -141,14 +140,16 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         try:
             newest = self.bulletin.report(request.progress)
         except ReportRefusedError as refused:
+            NODE_REPORTS.labels("refused").inc()
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         fenced = newest > attempt_from_wire(request.progress.attempt)
-        self._on_report(fenced)
+        NODE_REPORTS.labels("fenced" if fenced else "kept").inc()
         return node_pb2.ReportReply(fenced=fenced, newest=attempt_to_wire(newest))
 
     @override
     def Status(self, request: node_pb2.StatusRequest, context: grpc.ServicerContext) -> node_pb2.StatusReply:
         """Answer the heartbeat; older attempts of the caller's job are fenced from now on."""
+        NODE_HEARTBEATS.inc()
         job = newest = None
         if request.HasField("attempt"):
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))

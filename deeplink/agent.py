@@ -1,0 +1,323 @@
+"""The node agent: one server per node for its shards, its ranks' progress and its heartbeat.
+
+The same program runs in two ways. A job starts one per node, with the job's token, and it ends with the job
+(`deeplink node --job`); or it stands as a service of the node. Either way every call needs the token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+import select
+import shutil
+import socket
+import tempfile
+import threading
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import deeplink
+from deeplink import metrics
+from deeplink.address import primary_address
+from deeplink.clock import Clock, SystemClock
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.watch import node as node_service
+from deeplink.types import NodeName
+from deeplink.v1 import node_pb2
+from deeplink.wire import BoundServer, bound_server, new_token, read_token, write_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import grpc
+
+log = logging.getLogger(__name__)
+
+TOKEN_WAIT_S = 20.0
+LONGEST_TOKEN = 1024
+STOP_GRACE_S = 0.5
+"""How long calls in flight may still run once the agent is told to end."""
+STATUS_KEPT_S = 0.5
+"""The store is looked at no more often than this, however often the agent is asked."""
+
+
+class TokenInputError(DeepLinkError):
+    """A job's agent was not given its token."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"no token on standard input: {problem}",
+            remedy="`deeplink run` starts job-scoped agents; for one by hand: echo TOKEN | deeplink node --job",
+        )
+        self.problem = problem
+
+
+class MemberNameError(DeepLinkError):
+    """A node's name cannot be a member's."""
+
+    exit_code = 2
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name!r} cannot be a member's name",
+            remedy="Give --name NODE: letters, digits, dots, hyphens, underscores.",
+        )
+        self.name = name
+
+
+class AgentBindError(DeepLinkError):
+    """The agent cannot listen where it was told to."""
+
+    exit_code = 2
+
+    def __init__(self, bind: str, problem: str, remedy: str = "Give HOST:PORT; port 0 picks a free one.") -> None:
+        super().__init__(f"cannot listen on {bind}: {problem}", remedy=remedy)
+        self.bind, self.problem = bind, problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What an agent needs to know.
+
+    Attributes:
+        node: this node's member name.
+        bind: `host:port` to listen on; port 0 picks a free one.
+        token: what every call must carry.
+        store: folder of the shards on this node's SSD; made when it is not there.
+        metrics_bind: `host:port` to serve Prometheus metrics on; empty for none.
+        topology_address: SLURM_TOPOLOGY_ADDR of this node; empty outside of Slurm.
+    """
+
+    node: NodeName
+    bind: str
+    token: str
+    store: Path
+    metrics_bind: str = ""
+    topology_address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """The one line an agent says when it is ready, as JSON: how to reach it, and what its node is.
+
+    Attributes:
+        address: `ip:port` other nodes reach it by.
+        interface: the network interface that carries the address (for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
+        token_file: the node-local 0600 file that holds the token.
+    """
+
+    node: str
+    address: str
+    topology_address: str
+    token_file: str
+    store: str
+    interface: str
+    pid: int
+
+    def as_dict(self) -> dict[str, str | int]:
+        """Return the fields in the order they are written."""
+        return asdict(self)
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """Return host and port of `host:port` (`[v6]:port` for IPv6).
+
+    >>> split_bind("0.0.0.0:0")
+    ('0.0.0.0', 0)
+
+    Raises:
+        AgentBindError: it is not of that form.
+    """
+    host, _, port = bind.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:  # noqa: PLR2004
+        raise AgentBindError(bind, "not HOST:PORT")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches `host`; a name other than localhost counts as wide.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "n0")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Agent:
+    """Serves a node's shards, progress and heartbeat from `start` to `stop`.
+
+    Raises (from `start`):
+        AgentBindError: it cannot listen there.
+        MetricsBindError: the metrics cannot be served there.
+        OSError: the store's folder cannot be made.
+    """
+
+    def __init__(self, settings: AgentSettings, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self._clock = clock or SystemClock()
+        self._server: BoundServer | None = None
+        self._stop_metrics: Callable[[], None] = lambda: None
+        self._seen: tuple[float, node_pb2.StoreStatus] | None = None
+        self._lock = threading.Lock()
+
+    def start(self, token_file: Path) -> Announcement:
+        """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
+        host, _ = split_bind(self.settings.bind)
+        self.settings.store.mkdir(parents=True, exist_ok=True)
+        try:
+            self._server = bound_server(self.settings.bind, self.settings.token, self._register)
+        except RuntimeError as problem:
+            raise AgentBindError(self.settings.bind, str(problem)) from problem
+        if self.settings.metrics_bind:
+            self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
+        self._feed_metrics()
+        self._server.server.start()
+        address, interface = _reached_at(host, self._server.port)
+        return Announcement(
+            node=self.settings.node,
+            address=address,
+            topology_address=self.settings.topology_address,
+            token_file=str(token_file),
+            store=str(self.settings.store),
+            interface=interface,
+            pid=os.getpid(),
+        )
+
+    def stop(self) -> None:
+        """Return once nothing is served any more; calls in flight get `STOP_GRACE_S`."""
+        if self._server is not None:
+            self._server.health.enter_graceful_shutdown()
+            self._server.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
+        self._stop_metrics()
+
+    def _register(self, server: grpc.Server) -> list[str]:
+        servicer = node_service.NodeServicer(
+            self.settings.node, self.settings.topology_address, self.store_status, clock=self._clock
+        )
+        return [node_service.add_to(server, servicer)]
+
+    def store_status(self) -> node_pb2.StoreStatus:
+        """Return what the store holds, as it was at most `STATUS_KEPT_S` ago."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._seen is None or now - self._seen[0] > STATUS_KEPT_S:
+                self._seen = (now, node_pb2.StoreStatus(free_bytes=shutil.disk_usage(self.settings.store).free))
+            return self._seen[1]
+
+    def _feed_metrics(self) -> None:
+        metrics.NODE_INFO.info({"node": self.settings.node, "version": deeplink.__version__})
+        metrics.STORE_SHARDS.set_function(lambda: self.store_status().shards)
+        metrics.STORE_BYTES.set_function(lambda: self.store_status().bytes)
+        metrics.STORE_FREE_BYTES.set_function(lambda: self.store_status().free_bytes)
+
+
+def _reached_at(host: str, port: int) -> tuple[str, str]:
+    """Return `ip:port` for others to use, and the interface that carries it."""
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+        local = primary_address()
+        return f"{local.ip}:{port}", local.interface
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port}", "lo" if is_loopback(host) else primary_address().interface
+
+
+def _runtime_base(env: Mapping[str, str]) -> Path:
+    # Slurm hands the submit host's XDG_RUNTIME_DIR on to nodes where that folder need not exist.
+    named = env.get("XDG_RUNTIME_DIR", "")
+    if named:
+        try:
+            found = Path(named).stat()
+        except OSError:
+            pass
+        else:
+            if found.st_uid == os.getuid() and not found.st_mode & 0o077 and os.access(named, os.W_OK):
+                return Path(named)
+    return Path("/tmp")  # noqa: S108 - node-local by convention, unlike TMPDIR; the folder below it is made 0700
+
+
+@contextmanager
+def runtime_folder(node: str, env: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """Give a fresh node-local folder that only this user can enter; it is removed at the end.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    env = os.environ if env is None else env
+    prefix = f"deeplink-{os.getuid()}-{env.get('SLURM_JOB_ID', 'nojob')}-{node}-"
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_base(env)))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def standing_token(path: Path) -> str:
+    """Return the token in `path`, which is made with a new token when it is not there.
+
+    Raises:
+        TokenFileError: the file cannot be used.
+        OSError: it cannot be made.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_token(path, new_token())
+    return read_token(path)
+
+
+def read_token_line(descriptor: int, clock: Clock | None = None) -> str:
+    """Return the first line that can be read from `descriptor`, without reading past a pipe's first line's end.
+
+    Raises:
+        TokenInputError: no whole line within `TOKEN_WAIT_S`, an empty one, or one too long.
+    """
+    clock = clock or SystemClock()
+    deadline = clock.monotonic() + TOKEN_WAIT_S
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - clock.monotonic()))
+        if not ready:
+            raise TokenInputError(f"nothing came within {TOKEN_WAIT_S:g} s")
+        byte = os.read(descriptor, 1)
+        if not byte:
+            break
+        line += byte
+        if len(line) > LONGEST_TOKEN:
+            raise TokenInputError(f"the line is longer than {LONGEST_TOKEN} bytes")
+    try:
+        token = line.decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise TokenInputError("the line is not plain ASCII") from None
+    if not token:
+        raise TokenInputError("the line is empty")
+    return token
+
+
+def member_name(given: str, env: Mapping[str, str] | None = None) -> NodeName:
+    """Return `given`, or this node's name in Slurm, or the host name.
+
+    Raises:
+        MemberNameError: the name holds what a list of members cannot (`NAME=HOST:PORT,...`).
+    """
+    name = given or (os.environ if env is None else env).get("SLURMD_NODENAME", "") or socket.gethostname()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise MemberNameError(name)
+    return NodeName(name)
+
+
+def notify_systemd(state: str) -> None:
+    """Tell systemd (Type=notify, sd_notify(3)); nothing happens where it did not ask."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if not where:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        try:
+            notifier.sendto(state.encode(), "\0" + where[1:] if where.startswith("@") else where)
+        except OSError as problem:
+            log.warning("systemd could not be told %s: %s", state, problem)

@@ -1,0 +1,137 @@
+"""`deeplink node`: run this node's agent until told to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from deeplink.agent import AgentSettings
+
+_EPILOG = """
+Ready is one line of JSON on standard output (and READY=1 to systemd, Type=notify): node, address,
+topology_address, token_file, store, interface, pid. SIGTERM and SIGINT end it within a second.
+
+\b
+Examples:
+  deeplink node                            loopback, a token of its own
+  deeplink node --bind 0.0.0.0:7411 --token-file /etc/deeplink/token --metrics-bind 127.0.0.1:9411
+  echo "$TOKEN" | srun --overlap --ntasks-per-node=1 deeplink node --job --bind 0.0.0.0:0
+"""
+
+
+@click.command("node", epilog=_EPILOG)
+@click.option("--job", is_flag=True, help="Belong to a job: take the token as one line from standard input.")
+@click.option(
+    "--bind", metavar="HOST:PORT", help="Where to listen; port 0: a free one. [default: config agent_bind]"
+)
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Shards on this node's SSD. [default: config store]",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="0600 file with the token every call must carry; made when it is not there. Needed beyond loopback.",
+)
+@click.option("--metrics-bind", metavar="HOST:PORT", default="", help="Serve Prometheus metrics over HTTP there.")
+@click.option("--name", metavar="NODE", help="This member's name. [default: config node, Slurm's name, host name]")
+def command(
+    *,
+    job: bool,
+    bind: str | None,
+    store: Path | None,
+    token_file: Path | None,
+    metrics_bind: str,
+    name: str | None,
+) -> None:
+    """Serve this node's shards and watch over its ranks, until SIGTERM."""
+    import os
+    from contextlib import ExitStack
+
+    from deeplink.agent import AgentSettings, member_name
+    from deeplink.config import load_config
+
+    if job and token_file:
+        raise click.UsageError("--job takes the token from standard input; leave --token-file out")
+    _end_on_signals()
+    config = load_config()
+    bind = bind or config.agent_bind
+    node = member_name(name or config.node)
+    with ExitStack() as stack:
+        if job:
+            token, token_file = _job_token(stack, node)
+        else:
+            token, token_file = _standing_token(bind, token_file or config.token_file, config.state)
+        settings = AgentSettings(
+            node=node,
+            bind=bind,
+            token=token,
+            store=(store or config.store).absolute(),
+            metrics_bind=metrics_bind,
+            topology_address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
+        )
+        _serve(settings, token_file)
+
+
+def _job_token(stack: ExitStack, node: str) -> tuple[str, Path]:
+    import sys
+
+    from deeplink.agent import read_token_line, runtime_folder
+    from deeplink.wire import write_token
+
+    token = read_token_line(sys.stdin.fileno())
+    path = stack.enter_context(runtime_folder(node)) / "token"
+    write_token(path, token)
+    return token, path
+
+
+def _standing_token(bind: str, token_file: Path | None, state: Path) -> tuple[str, Path]:
+    from deeplink.agent import AgentBindError, is_loopback, split_bind, standing_token
+
+    if token_file is None and not is_loopback(split_bind(bind)[0]):
+        raise AgentBindError(
+            bind,
+            "others can reach it, and there is no token file",
+            "Give --token-file FILE (it is made when absent), and the same token to every client.",
+        )
+    path = (token_file or state / "agent.token").absolute()
+    return standing_token(path), path
+
+
+def _end_on_signals() -> None:
+    """Make SIGTERM and SIGINT unwind the main thread from wherever it is, once, so that everything is tidied up."""
+    import signal
+
+    def end(_number: int, _frame: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+
+def _serve(settings: AgentSettings, token_file: Path) -> None:
+    import json
+    import signal
+
+    from deeplink.agent import Agent, notify_systemd
+
+    agent = Agent(settings)
+    try:
+        announcement = agent.start(token_file)
+        click.echo(json.dumps(announcement.as_dict()))
+        notify_systemd("READY=1")
+        while True:
+            signal.pause()
+    finally:
+        notify_systemd("STOPPING=1")
+        agent.stop()

@@ -1,0 +1,58 @@
+"""Every Prometheus metric DeepLink has, so that names are found, and kept apart, in one place.
+
+Counters end in `_total`, units are base units (seconds, bytes). Daemons serve them with `serve_metrics`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter, Gauge, Info, start_http_server
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# The node agent.
+NODE_INFO = Info("deeplink_node", "This node agent: its member name and version.")
+NODE_REPORTS = Counter("deeplink_node_reports", "Progress reports received from ranks.", ["answer"])
+NODE_HEARTBEATS = Counter("deeplink_node_heartbeats", "Heartbeats answered.")
+
+# What its store holds; the agent sets the functions that read them at each scrape.
+STORE_SHARDS = Gauge("deeplink_store_shards", "Sealed shards in this node's store.")
+STORE_BYTES = Gauge("deeplink_store_bytes", "Bytes of the sealed shards in this node's store.")
+STORE_FREE_BYTES = Gauge("deeplink_store_free_bytes", "Free bytes of the file system the store is on.")
+
+
+class MetricsBindError(DeepLinkError):
+    """The address for metrics cannot be used."""
+
+    def __init__(self, bind: str, problem: str) -> None:
+        super().__init__(
+            f"metrics address {bind}: {problem}",
+            remedy="Give HOST:PORT, for example 127.0.0.1:9411, of a free port.",
+        )
+        self.bind, self.problem = bind, problem
+
+
+def serve_metrics(bind: str) -> Callable[[], None]:
+    """Serve the metrics over HTTP at `bind` (`host:port`) from a thread; return what stops it.
+
+    Raises:
+        MetricsBindError: the address is malformed or cannot be bound.
+    """
+    host, _, port = bind.rpartition(":")
+    if not host or not port.isdigit():
+        raise MetricsBindError(bind, "not HOST:PORT")
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"))
+    except (OSError, OverflowError) as problem:
+        raise MetricsBindError(bind, str(problem)) from problem
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(1.0)
+
+    return stop
