@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter, Gauge, Info, start_http_server
+from prometheus_client import Counter, Gauge, Histogram, Info, start_http_server
 
 from deeplink.errors import DeepLinkError
 
@@ -23,6 +23,16 @@ NODE_HEARTBEATS = Counter("deeplink_node_heartbeats", "Heartbeats answered.")
 STORE_SHARDS = Gauge("deeplink_store_shards", "Sealed shards in this node's store.")
 STORE_BYTES = Gauge("deeplink_store_bytes", "Bytes of the sealed shards in this node's store.")
 STORE_FREE_BYTES = Gauge("deeplink_store_free_bytes", "Free bytes of the file system the store is on.")
+
+# The operator console.
+CONSOLE_STREAMS = Gauge("deeplink_console_streams", "Event streams that are open.")
+CONSOLE_DROPPED = Counter("deeplink_console_streams_dropped", "Event streams ended because the browser did not read.")
+CONSOLE_UP = Gauge("deeplink_console_source_up", "1 if the last question to this source was answered.", ["source"])
+CONSOLE_READ = Gauge("deeplink_console_source_read_time_seconds", "When the source last answered, Unix time.", ["source"])
+CONSOLE_QUERIES = Counter("deeplink_console_queries", "Questions asked of a source.", ["source", "answer"])
+CONSOLE_QUERY_SECONDS = Histogram("deeplink_console_query_seconds", "Time a source took to answer.", ["source"])
+CONSOLE_NODES = Gauge("deeplink_console_nodes", "Nodes by health, as the console shows them.", ["health"])
+CONSOLE_INCIDENTS = Gauge("deeplink_console_incidents", "Incidents on the page, by outcome.", ["outcome"])
 
 
 class MetricsBindError(DeepLinkError):
