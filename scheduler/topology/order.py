@@ -117,7 +117,10 @@ def _rest_below(switch: Path, nodes: list[NodeName], ask: _Question) -> _Table:
 
 def _rest_on_leaf(here: list[NodeName], ask: _Question) -> _Table:
     # The last in order rest first, those we would rather not run on before the others.
-    goes_first = sorted(here[::-1], key=lambda node: node in ask.liked)
+    goes_first = [
+        *(node for node in here[::-1] if node not in ask.liked),
+        *(node for node in here[::-1] if node in ask.liked),
+    ]
     nothing = (0,) * (ask.deepest + 1)
     unliked = sum(node not in ask.liked for node in here)
     return [
