@@ -1,0 +1,316 @@
+"""The journal: what the watchdog and the launchers remember, in one SQLite file that survives being killed.
+
+Every write is one transaction and idempotent: written twice, or begun and cut off by a kill, it leaves what it
+should. The file is opened by one writer (the daemon holds a lock, see `daemon`) and any number of readers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.watch import rows
+from deeplink.scheduler.watch.records import Incident, Outcome, merged
+from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
+from deeplink.types import NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from deeplink.scheduler.watch.records import ActionRecord, Beat, JobRecord, NodeRecord, ProgressPoint
+
+BUSY_TIMEOUT_S = 10.0
+INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ?"
+KEPT_POINTS = 4_096
+"""Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
+
+
+def default_journal(state: Path) -> Path:
+    """Return where the watchdog's journal lies below the folder `Config.state`."""
+    return state / "watch.sqlite"
+
+
+class JournalError(DeepLinkError):
+    """A journal cannot be used; it is left as it is."""
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        super().__init__(f"journal {path}: {problem}", remedy=remedy)
+        self.path, self.problem = path, problem
+
+
+class JournalMissingError(JournalError):
+    """There is no journal where one is to be read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "there is none", "`deeplink watch` and `deeplink run` write them; see --journal.")
+
+
+class JournalVersionError(JournalError):
+    """A newer DeepLink wrote the journal."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        super().__init__(
+            path,
+            f"schema {version} is newer than this DeepLink's {SCHEMA_VERSION}",
+            "Use the DeepLink that wrote it, or name another file with --journal.",
+        )
+        self.version = version
+
+
+class JournalCorruptError(JournalError):
+    """The file is damaged, or is no journal at all."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            path,
+            problem,
+            f"Move it aside (mv {path} {path}.broken) to begin a new one, or restore it from a copy.",
+        )
+
+
+class Journal:
+    """An open journal. Thread-safe: one connection, one lock.
+
+    Args:
+        path: the file; made, with its folder, when it does not exist (not by a reader).
+        shared_file_system: the file may be on NFS or its like: no write-ahead log, which needs shared memory.
+        read_only: only read, beside the writer, who may be another process.
+
+    Raises:
+        JournalError: one of its kinds: missing, damaged, of a newer schema, or not to be opened.
+    """
+
+    def __init__(self, path: Path, *, shared_file_system: bool = False, read_only: bool = False) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        if read_only and not path.exists():
+            raise JournalMissingError(path)
+        with self._guarded():
+            self._db = _reading(path) if read_only else _writing(path)
+        try:
+            with self._guarded():
+                self._prepare(shared_file_system=shared_file_system, read_only=read_only)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; what was written stays."""
+        with self._lock:
+            self._db.close()
+
+    # Writing.
+
+    def record_beat(self, beat: Beat, now_unix: float) -> None:
+        """Keep what a launcher said: its job, attempt, nodes, progress and incidents."""
+        attempt = rows.of_attempt(beat.attempt)
+        with self._transaction(durable=bool(beat.incidents)) as db:
+            db.execute(rows.PUT_JOB, {"job": beat.attempt.job, "name": beat.job_name, "user": beat.user})
+            db.execute(rows.PUT_ATTEMPT, rows.of_beat(beat, now_unix))
+            db.execute(rows.END_OLDER, {**attempt, "unix": now_unix})
+            db.executemany(rows.PUT_NODE, [rows.of_node(node) for node in beat.node_beats])
+            _put_points(db, beat.progress)
+            for incident in beat.incidents:
+                _put_incident(db, incident)
+            _settle(db, attempt, now_unix)
+
+    def record_incident(self, incident: Incident) -> Incident:
+        """Keep an incident, or add to what is known of it; return what is now on record, with its number."""
+        with self._transaction(durable=True) as db:
+            return _put_incident(db, incident)
+
+    def record_progress(self, points: Iterable[ProgressPoint]) -> None:
+        """Keep reports of a training loop; the attempt need not be known."""
+        with self._transaction() as db:
+            _put_points(db, points)
+
+    def close_incidents(self, job: int, outcome: Outcome) -> None:
+        """Give every open incident of a job its end."""
+        with self._transaction(durable=True) as db:
+            db.execute("UPDATE incidents SET outcome = ? WHERE job = ? AND outcome = 'open'", (outcome.value, job))
+
+    def begin_action(self, action: ActionRecord) -> bool:
+        """Write down an intent, before its first command; False if it was begun before (then finish it)."""
+        with self._transaction(durable=True) as db:
+            return db.execute(rows.PUT_ACTION, rows.of_action(action)).rowcount == 1
+
+    def end_action(self, key: str, result: str, now_unix: float) -> None:
+        """Write down how an action ended; a second end changes nothing."""
+        with self._transaction(durable=True) as db:
+            db.execute(
+                "UPDATE actions SET done_unix = ?, result = ? WHERE key = ? AND done_unix = 0",
+                (now_unix, result, key),
+            )
+
+    def set_excluded(self, job: int, nodes: Iterable[str]) -> None:
+        """Remember which nodes of a job's ExcNodeList are there because of us, not of its user."""
+        with self._transaction(durable=True) as db:
+            db.execute("UPDATE jobs SET excluded = ? WHERE job = ?", (json.dumps(sorted(nodes)), job))
+
+    # Reading.
+
+    def jobs(self, *, limit: int = 1_000) -> tuple[JobRecord, ...]:
+        """Return the jobs heard of last, the newest first, with all their attempts."""
+        with self._reading() as db:
+            return rows.to_jobs(db.execute(rows.JOBS, {"limit": limit, "job": None}))
+
+    def job(self, job: int) -> JobRecord | None:
+        """Return one job, or None if it is not on record."""
+        with self._reading() as db:
+            found = rows.to_jobs(db.execute(rows.JOBS, {"limit": 1, "job": job}))
+        return found[0] if found else None
+
+    def excluded(self, job: int) -> tuple[NodeName, ...]:
+        """Return the nodes that `set_excluded` was given last."""
+        with self._reading() as db:
+            row = db.execute("SELECT excluded FROM jobs WHERE job = ?", (job,)).fetchone()
+        return tuple(NodeName(name) for name in json.loads(row[0])) if row else ()
+
+    def points(self, job: int, *, after_unix: float = 0.0, limit: int = 100_000) -> tuple[ProgressPoint, ...]:
+        """Return a job's reports in order of attempt and step: its loss curve."""
+        with self._reading() as db:
+            return tuple(rows.to_point(row) for row in db.execute(rows.POINTS, (job, after_unix, limit)))
+
+    def nodes(self) -> tuple[NodeRecord, ...]:
+        """Return every node a launcher spoke of, by name, with the shards in its store."""
+        with self._reading() as db:
+            return tuple(rows.to_node(row) for row in db.execute("SELECT * FROM nodes ORDER BY name"))
+
+    def incidents(
+        self, *, job: int | None = None, only_open: bool = False, limit: int = 1_000
+    ) -> tuple[Incident, ...]:
+        """Return incidents, the newest first."""
+        with self._reading() as db:
+            found = db.execute(rows.INCIDENTS, {"job": job, "open": only_open, "limit": limit})
+            return tuple(rows.to_incident(row) for row in found)
+
+    def incident(self, name: str) -> Incident | None:
+        """Return the incident of this number or id, or None."""
+        number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1  # noqa: PLR2004 - 63 bits
+        with self._reading() as db:
+            row = db.execute("SELECT * FROM incidents WHERE number = ? OR id = ?", (number, name)).fetchone()
+        return rows.to_incident(row) if row else None
+
+    def actions(self, *, only_open: bool = False, incident: str | None = None) -> tuple[ActionRecord, ...]:
+        """Return what the watchdog did or is doing, the oldest first."""
+        with self._reading() as db:
+            found = db.execute(rows.ACTIONS, {"open": only_open, "incident": incident})
+            return tuple(rows.to_action(row) for row in found)
+
+    def revision(self) -> int:
+        """Return a number that changes when another process has written: cheap to ask often."""
+        with self._reading() as db:
+            return int(db.execute("PRAGMA data_version").fetchone()[0])
+
+    # Inside.
+
+    def _prepare(self, *, shared_file_system: bool, read_only: bool) -> None:
+        self._db.row_factory = sqlite3.Row
+        application = self._pragma("application_id")
+        version = self._pragma("user_version")
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if (tables or read_only) and application != APPLICATION_ID:
+            raise JournalCorruptError(self.path, "it is an SQLite file, but no journal of DeepLink")
+        if version > SCHEMA_VERSION:
+            raise JournalVersionError(self.path, version)
+        if read_only:
+            return
+        self._db.execute(f"PRAGMA journal_mode = {'TRUNCATE' if shared_file_system else 'WAL'}").fetchone()
+        while version < SCHEMA_VERSION:
+            with self._transaction(durable=True) as db:
+                version = self._pragma("user_version")  # another process may have been quicker
+                if version < SCHEMA_VERSION:
+                    _statements(db, MIGRATIONS[version] if version else CREATE)
+                    version = version + 1 if version else SCHEMA_VERSION
+                    db.execute(f"PRAGMA user_version = {version}")
+                    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+    def _pragma(self, name: str) -> int:
+        return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as problem:
+            hint = "Is the disk full, or the folder not yours? Another process may hold the file."
+            raise JournalError(self.path, str(problem), hint) from problem
+        except sqlite3.DatabaseError as problem:
+            raise JournalCorruptError(self.path, str(problem)) from problem
+        except OSError as problem:
+            raise JournalError(self.path, str(problem), "Name another file with --journal.") from problem
+
+    @contextmanager
+    def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        # A kill loses nothing either way; `durable` also outlives a power cut, at the price of an fsync.
+        with self._lock, self._guarded():
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.rollback()
+                raise
+            self._db.commit()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._guarded():
+            yield self._db
+
+
+def _put_points(db: sqlite3.Connection, points: Iterable[ProgressPoint]) -> None:
+    listed = list(points)
+    db.executemany(rows.PUT_POINT, [rows.of_point(point) for point in listed])
+    db.executemany(rows.NOTE_STEP, [rows.of_point(point) for point in listed])
+    for attempt in {point.attempt for point in listed}:
+        this = rows.of_attempt(attempt)
+        if db.execute(rows.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
+            db.execute(rows.THIN_POINTS, this)
+
+
+def _put_incident(db: sqlite3.Connection, incident: Incident) -> Incident:
+    known = db.execute(INCIDENT_BY_ID, (incident.id,)).fetchone()
+    whole = merged(rows.to_incident(known), incident) if known else incident
+    db.execute(rows.PUT_INCIDENT, rows.of_incident(whole))
+    return rows.to_incident(db.execute(INCIDENT_BY_ID, (incident.id,)).fetchone())
+
+
+def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> None:
+    """Close the incidents of older attempts once this one trains, and count the steps done again."""
+    first = db.execute(rows.FIRST_STEP, attempt).fetchone()
+    if first is None or first[0] is None:
+        return
+    last = db.execute(rows.LAST_STEP_BEFORE, attempt).fetchone()[0]
+    again = 0 if last is None else max(0, last - first[0] + 1)
+    db.execute(rows.SETTLE, {**attempt, "unix": first[1] or now_unix, "again": again})
+
+
+def _statements(db: sqlite3.Connection, script: str) -> None:
+    # Not executescript, which commits: a schema is made whole or not at all.
+    for statement in filter(str.strip, script.split(";")):
+        db.execute(statement)
+
+
+def _writing(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+
+
+def _reading(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    if not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK):
+        uri += "&immutable=1"  # nobody writes, and the shared memory that readers need could not be made
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)

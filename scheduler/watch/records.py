@@ -1,0 +1,302 @@
+"""What the watchdog remembers, as frozen values: jobs, attempts, progress, nodes, incidents, actions. Pure.
+
+`deeplink.scheduler.watch.messages` turns them into wire messages and back, `journal` keeps them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deeplink.types import Attempt, NodeName
+
+_SLUG = re.compile(r"[a-z][a-z0-9-]{0,63}")
+
+
+class RecordError(DeepLinkError):
+    """A record holds something that cannot be kept."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"{what}: {problem}")
+        self.what, self.problem = what, problem
+
+
+class Phase(Enum):
+    """How a job is, by its launcher's word."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    STRANDED = "stranded"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the launcher is done: no beats are to be expected any more."""
+        return self in {Phase.SUCCEEDED, Phase.FAILED}
+
+
+class Outcome(Enum):
+    """How an incident ended."""
+
+    OPEN = "open"
+    RECOVERED = "recovered"
+    FAILED = "failed"
+
+
+class Kind(StrEnum):
+    """Kinds of incidents known today. A record may carry another: a launcher may be newer than the watchdog."""
+
+    NODE_SILENT = "node-silent"
+    NODE_DEAD = "node-dead"
+    RANK_FAILED = "rank-failed"
+    RANKS_HUNG = "ranks-hung"
+    LAUNCHER_LOST = "launcher-lost"
+    JOB_STRANDED = "job-stranded"
+    REQUEUE_HELD = "requeue-held"
+    SWITCH_SUSPECT = "switch-suspect"
+    SELF_IN_DOUBT = "self-in-doubt"
+
+
+class Action(StrEnum):
+    """What was done about an incident; a record may carry another word."""
+
+    NONE = "none"
+    RELAUNCH = "relaunch"
+    DRAIN = "drain"
+    DRAIN_DOWN = "drain-down"
+    REQUEUE_EXCLUDE = "requeue-exclude"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One thing that went wrong, from first evidence to recovery.
+
+    Attributes:
+        id: unique for ever: `<attempt>-<kind>-<node or rank>` (see `incident_id`).
+        kind: what it was; a word of `Kind`, or a newer one of the same form.
+        node: the node to blame; None when none is.
+        attempt: the attempt it ended; None when it is about no job.
+        action: what was done; a word of `Action`, or a newer one of the same form.
+        evidence: what was seen, for people.
+        began_unix: first evidence.
+        detected_unix: verdict reached.
+        acted_unix: action done; 0 while open.
+        recovered_unix: first training step of the next attempt; 0 while open.
+        steps_repeated: steps done again because they came after the last checkpoint.
+        number: short number in the journal that holds it, for people; 0 before it is kept.
+    """
+
+    id: str
+    kind: str
+    began_unix: float
+    detected_unix: float
+    attempt: Attempt | None = None
+    node: NodeName | None = None
+    action: str = Action.NONE
+    evidence: str = ""
+    acted_unix: float = 0.0
+    recovered_unix: float = 0.0
+    outcome: Outcome = Outcome.OPEN
+    steps_repeated: int = 0
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be listed or found again.
+
+        Raises:
+            RecordError: no id, or a kind or action that is no lower-case word.
+        """
+        if not self.id or len(self.id) > 256 or not self.id.isprintable():  # noqa: PLR2004
+            raise RecordError(f"incident {self.id!r}", "its id must be 1 to 256 printable characters")
+        for name, word in (("kind", self.kind), ("action", self.action)):
+            if not _SLUG.fullmatch(word):
+                raise RecordError(f"incident {self.id!r}", f"{name} {word!r} is no lower-case word")
+
+
+def incident_id(attempt: Attempt | None, kind: str, what: str = "") -> str:
+    """Return the id of an incident: the same facts give the same id, so recording twice changes nothing.
+
+    >>> incident_id(Attempt(17, 0, 2), Kind.NODE_DEAD, "n3")
+    '17.0.2-node-dead-n3'
+    """
+    return "-".join(part for part in (str(attempt) if attempt else "cluster", kind, what) if part)
+
+
+def merged(old: Incident, new: Incident) -> Incident:
+    """Return what two records of one incident say together.
+
+    An end is never taken back, nor an action or a time: a late or repeated record changes nothing that is known.
+    """
+    ended = old if old.outcome is not Outcome.OPEN else new
+    return dataclasses.replace(
+        new,
+        number=old.number or new.number,
+        attempt=old.attempt or new.attempt,
+        node=old.node or new.node,
+        kind=old.kind,
+        action=new.action if old.action == Action.NONE else old.action,
+        evidence=_joined(old.evidence, new.evidence),
+        began_unix=min(old.began_unix, new.began_unix),
+        detected_unix=min(old.detected_unix, new.detected_unix),
+        acted_unix=old.acted_unix or new.acted_unix,
+        recovered_unix=old.recovered_unix or new.recovered_unix,
+        outcome=ended.outcome,
+        steps_repeated=max(old.steps_repeated, new.steps_repeated),
+    )
+
+
+def _joined(old: str, new: str) -> str:
+    if new in old:
+        return old
+    return new if old in new else f"{old}; {new}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One attempt of a job.
+
+    Attributes:
+        nodes: nodes of the ranks, in rank order.
+        began_unix: first beat of this attempt.
+        beat_unix: newest beat.
+        ended_unix: 0 while it is the job's newest and has not ended.
+        ring_crossings: leaf-to-leaf hops of the rank ring as launched.
+        ring_crossings_stock: the same for Slurm's own order by node name.
+        step_timeout_s: without progress for so long the ranks count as hung; 0: not watched.
+        first_step: first step it reported; None before the first report.
+        last_step: newest step it reported; None before the first report.
+        last_step_unix: when, by the rank's own clock; 0 before the first report.
+    """
+
+    attempt: Attempt
+    phase: Phase
+    nodes: tuple[NodeName, ...] = ()
+    spares: tuple[NodeName, ...] = ()
+    world_size: int = 0
+    began_unix: float = 0.0
+    beat_unix: float = 0.0
+    ended_unix: float = 0.0
+    ring_crossings: int = 0
+    ring_crossings_stock: int = 0
+    step_timeout_s: float = 0.0
+    detail: str = ""
+    first_step: int | None = None
+    last_step: int | None = None
+    last_step_unix: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """One job the watchdog knows, with its attempts, oldest first (never empty)."""
+
+    job: int
+    name: str
+    user: str
+    attempts: tuple[AttemptRecord, ...]
+
+    @property
+    def newest(self) -> AttemptRecord:
+        """The attempt that counts."""
+        return self.attempts[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressPoint:
+    """One report of a training loop: by which rank of which attempt, at which step, when, and what it said."""
+
+    attempt: Attempt
+    step: int
+    unix: float
+    rank: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One node as its newest launcher saw it.
+
+    Attributes:
+        topology_address: SLURM_TOPOLOGY_ADDR, e.g. `core.spine0.leaf1.n3`; empty where unknown.
+        seen_unix: when its agent last answered.
+        silent_s: for how long its agent had been silent when we last heard of it.
+        shards: sealed shards in its store.
+        shard_bytes: bytes of them.
+        free_bytes: free space of the file system they are on.
+        job: the job whose launcher told us.
+    """
+
+    name: NodeName
+    topology_address: str = ""
+    seen_unix: float = 0.0
+    silent_s: float = 0.0
+    shards: int = 0
+    shard_bytes: int = 0
+    free_bytes: int = 0
+    job: int = 0
+
+    @property
+    def leaf(self) -> str:
+        """The leaf switch the node hangs on; empty where unknown.
+
+        >>> NodeRecord(name=NodeName("n3"), topology_address="core.spine0.leaf1.n3").leaf
+        'leaf1'
+        """
+        parts = self.topology_address.split(".")
+        return parts[-2] if len(parts) > 1 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What one launcher says about its job, once a second."""
+
+    attempt: Attempt
+    phase: Phase
+    user: str = ""
+    job_name: str = ""
+    nodes: tuple[NodeName, ...] = ()
+    spares: tuple[NodeName, ...] = ()
+    world_size: int = 0
+    node_beats: tuple[NodeRecord, ...] = ()
+    progress: tuple[ProgressPoint, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    ring_crossings: int = 0
+    ring_crossings_stock: int = 0
+    step_timeout_s: float = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRecord:
+    """Something the watchdog set out to do: written before the first command, closed after the last.
+
+    Attributes:
+        key: names attempt, verdict and node: an action is begun once, whoever restarts the watchdog.
+        incident: id of the incident it answers.
+        remedy: which rung (a word of `deeplink.scheduler.watch.verdict.Remedy`).
+        exclude: nodes the job is not to run on again.
+        began_unix: when the intent was written.
+        done_unix: 0 while it is under way.
+        result: how it ended, for people.
+    """
+
+    key: str
+    incident: str
+    remedy: str
+    attempt: Attempt | None
+    node: NodeName | None
+    exclude: tuple[NodeName, ...] = ()
+    reason: str = ""
+    began_unix: float = 0.0
+    done_unix: float = 0.0
+    result: str = ""

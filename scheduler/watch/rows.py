@@ -1,0 +1,279 @@
+"""The journal's statements, and its rows to frozen values and back. No decisions here."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from deeplink.scheduler.watch.records import (
+    ActionRecord,
+    AttemptRecord,
+    Incident,
+    JobRecord,
+    NodeRecord,
+    Outcome,
+    Phase,
+    ProgressPoint,
+)
+from deeplink.types import Attempt, NodeName
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable
+
+    from deeplink.scheduler.watch.records import Beat
+
+Fields = dict[str, Any]
+
+PUT_JOB = """
+INSERT INTO jobs (job, name, user) VALUES (:job, :name, :user)
+ON CONFLICT (job) DO UPDATE SET
+  name = CASE excluded.name WHEN '' THEN name ELSE excluded.name END,
+  user = CASE excluded.user WHEN '' THEN user ELSE excluded.user END
+"""
+PUT_ATTEMPT = """
+INSERT INTO attempts (job, restart, relaunch, phase, nodes, spares, world_size, began_unix, beat_unix, ended_unix,
+  ring_crossings, ring_crossings_stock, step_timeout_s, detail)
+VALUES (:job, :restart, :relaunch, :phase, :nodes, :spares, :world_size, :unix, :unix, :ended,
+  :ring_crossings, :ring_crossings_stock, :step_timeout_s, :detail)
+ON CONFLICT (job, restart, relaunch) DO UPDATE SET
+  phase = excluded.phase, nodes = excluded.nodes, spares = excluded.spares, world_size = excluded.world_size,
+  beat_unix = max(beat_unix, excluded.beat_unix),
+  ended_unix = CASE WHEN ended_unix = 0 THEN excluded.ended_unix ELSE ended_unix END,
+  ring_crossings = excluded.ring_crossings, ring_crossings_stock = excluded.ring_crossings_stock,
+  step_timeout_s = excluded.step_timeout_s, detail = excluded.detail
+"""
+END_OLDER = """
+UPDATE attempts SET ended_unix = :unix
+WHERE job = :job AND ended_unix = 0 AND (restart, relaunch) <
+  (SELECT restart, relaunch FROM attempts WHERE job = :job ORDER BY restart DESC, relaunch DESC LIMIT 1)
+"""
+PUT_NODE = """
+INSERT INTO nodes (name, topology_address, seen_unix, silent_s, shards, shard_bytes, free_bytes, job)
+VALUES (:name, :topology_address, :seen_unix, :silent_s, :shards, :shard_bytes, :free_bytes, :job)
+ON CONFLICT (name) DO UPDATE SET
+  topology_address =
+    CASE excluded.topology_address WHEN '' THEN topology_address ELSE excluded.topology_address END,
+  seen_unix = excluded.seen_unix, silent_s = excluded.silent_s, shards = excluded.shards,
+  shard_bytes = excluded.shard_bytes, free_bytes = excluded.free_bytes, job = excluded.job
+WHERE excluded.seen_unix >= seen_unix OR excluded.job = job
+"""
+PUT_POINT = """
+INSERT INTO progress (job, restart, relaunch, rank, step, unix, metrics)
+VALUES (:job, :restart, :relaunch, :rank, :step, :unix, :metrics)
+ON CONFLICT (job, restart, relaunch, rank, step) DO UPDATE SET unix = excluded.unix, metrics = excluded.metrics
+"""
+NOTE_STEP = """
+UPDATE attempts SET first_step = min(ifnull(first_step, :step), :step),
+  last_step = max(ifnull(last_step, :step), :step), last_step_unix = max(last_step_unix, :unix)
+WHERE job = :job AND restart = :restart AND relaunch = :relaunch
+"""
+_THIS = "job = :job AND restart = :restart AND relaunch = :relaunch"
+COUNT_POINTS = f"SELECT count(*) FROM progress WHERE {_THIS}"  # noqa: S608 - a constant of ours
+THIN_POINTS = f"""
+DELETE FROM progress WHERE {_THIS} AND (rank, step) IN (
+  SELECT rank, step FROM (SELECT rank, step, row_number() OVER (PARTITION BY rank ORDER BY step) AS place,
+    count(*) OVER (PARTITION BY rank) AS places FROM progress WHERE {_THIS})
+  WHERE place % 2 = 0 AND place < places)
+"""  # noqa: S608 - a constant of ours
+FIRST_STEP = f"""
+SELECT a.first_step, (SELECT min(unix) FROM progress WHERE {_THIS}) FROM attempts a WHERE {_THIS}
+"""  # noqa: S608 - a constant of ours
+LAST_STEP_BEFORE = """
+SELECT max(last_step) FROM attempts WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)
+"""
+SETTLE = """
+UPDATE incidents SET outcome = 'recovered', recovered_unix = max(:unix, detected_unix),
+  steps_repeated = max(steps_repeated, :again)
+WHERE job = :job AND outcome = 'open' AND (restart, relaunch) < (:restart, :relaunch)
+"""
+PUT_INCIDENT = """
+INSERT INTO incidents (id, kind, node, job, restart, relaunch, action, evidence, began_unix, detected_unix,
+  acted_unix, recovered_unix, outcome, steps_repeated)
+VALUES (:id, :kind, :node, :job, :restart, :relaunch, :action, :evidence, :began_unix, :detected_unix,
+  :acted_unix, :recovered_unix, :outcome, :steps_repeated)
+ON CONFLICT (id) DO UPDATE SET
+  kind = excluded.kind, node = excluded.node, job = excluded.job, restart = excluded.restart,
+  relaunch = excluded.relaunch, action = excluded.action, evidence = excluded.evidence,
+  began_unix = excluded.began_unix, detected_unix = excluded.detected_unix, acted_unix = excluded.acted_unix,
+  recovered_unix = excluded.recovered_unix, outcome = excluded.outcome, steps_repeated = excluded.steps_repeated
+"""
+PUT_ACTION = """
+INSERT INTO actions (key, incident, remedy, job, restart, relaunch, node, exclude, reason, began_unix)
+VALUES (:key, :incident, :remedy, :job, :restart, :relaunch, :node, :exclude, :reason, :began_unix)
+ON CONFLICT (key) DO NOTHING
+"""
+JOBS = """
+SELECT jobs.name, jobs.user, attempts.* FROM attempts JOIN jobs USING (job)
+WHERE attempts.job IN (
+  SELECT job FROM attempts WHERE :job IS NULL OR job = :job
+  GROUP BY job ORDER BY max(beat_unix) DESC, job DESC LIMIT :limit)
+ORDER BY max(beat_unix) OVER (PARTITION BY attempts.job) DESC, attempts.job DESC, restart, relaunch
+"""
+POINTS = """
+SELECT * FROM progress WHERE job = ? AND unix > ? ORDER BY restart, relaunch, rank, step LIMIT ?
+"""
+INCIDENTS = """
+SELECT * FROM incidents WHERE (:job IS NULL OR job = :job) AND (NOT :open OR outcome = 'open')
+ORDER BY number DESC LIMIT :limit
+"""
+ACTIONS = """
+SELECT * FROM actions WHERE (NOT :open OR done_unix = 0) AND (:incident IS NULL OR incident = :incident)
+ORDER BY began_unix, key
+"""
+
+
+def of_attempt(attempt: Attempt | None) -> Fields:
+    """Return the columns that name an attempt."""
+    if attempt is None:
+        return {"job": None, "restart": None, "relaunch": None}
+    return {"job": attempt.job, "restart": attempt.restart, "relaunch": attempt.relaunch}
+
+
+def of_beat(beat: Beat, now_unix: float) -> Fields:
+    """Return the columns of the attempt a beat is about."""
+    return {
+        **of_attempt(beat.attempt),
+        "phase": beat.phase.value,
+        "nodes": json.dumps(beat.nodes),
+        "spares": json.dumps(beat.spares),
+        "world_size": beat.world_size,
+        "unix": now_unix,
+        "ended": now_unix if beat.phase.ended else 0.0,
+        "ring_crossings": beat.ring_crossings,
+        "ring_crossings_stock": beat.ring_crossings_stock,
+        "step_timeout_s": beat.step_timeout_s,
+        "detail": beat.detail,
+    }
+
+
+def of_node(node: NodeRecord) -> Fields:
+    """Return the columns of a node."""
+    return {
+        "name": node.name,
+        "topology_address": node.topology_address,
+        "seen_unix": node.seen_unix,
+        "silent_s": node.silent_s,
+        "shards": node.shards,
+        "shard_bytes": node.shard_bytes,
+        "free_bytes": node.free_bytes,
+        "job": node.job,
+    }
+
+
+def of_point(point: ProgressPoint) -> Fields:
+    """Return the columns of a report."""
+    return {
+        **of_attempt(point.attempt),
+        "rank": point.rank,
+        "step": point.step,
+        "unix": point.unix,
+        "metrics": json.dumps(dict(point.metrics)),
+    }
+
+
+def of_incident(incident: Incident) -> Fields:
+    """Return the columns of an incident."""
+    return {
+        **of_attempt(incident.attempt),
+        "id": incident.id,
+        "kind": str(incident.kind),
+        "node": incident.node,
+        "action": str(incident.action),
+        "evidence": incident.evidence,
+        "began_unix": incident.began_unix,
+        "detected_unix": incident.detected_unix,
+        "acted_unix": incident.acted_unix,
+        "recovered_unix": incident.recovered_unix,
+        "outcome": incident.outcome.value,
+        "steps_repeated": incident.steps_repeated,
+    }
+
+
+def of_action(action: ActionRecord) -> Fields:
+    """Return the columns of an action."""
+    return {
+        **of_attempt(action.attempt),
+        "key": action.key,
+        "incident": action.incident,
+        "remedy": action.remedy,
+        "node": action.node,
+        "exclude": json.dumps(action.exclude),
+        "reason": action.reason,
+        "began_unix": action.began_unix,
+    }
+
+
+def _attempt(row: sqlite3.Row) -> Attempt | None:
+    return None if row["job"] is None else Attempt(row["job"], row["restart"], row["relaunch"])
+
+
+def _names(text: str) -> tuple[NodeName, ...]:
+    return tuple(NodeName(name) for name in json.loads(text))
+
+
+def to_jobs(found: Iterable[sqlite3.Row]) -> tuple[JobRecord, ...]:
+    """Return the jobs of rows of JOBS."""
+    return tuple(
+        JobRecord(
+            job=job,
+            name=group[0]["name"],
+            user=group[0]["user"],
+            attempts=tuple(_to_attempt(row) for row in group),
+        )
+        for job, group in ((job, list(group)) for job, group in groupby(found, lambda row: int(row["job"])))
+    )
+
+
+def _to_attempt(row: sqlite3.Row) -> AttemptRecord:
+    return AttemptRecord(
+        attempt=Attempt(row["job"], row["restart"], row["relaunch"]),
+        phase=Phase(row["phase"]),
+        nodes=_names(row["nodes"]),
+        spares=_names(row["spares"]),
+        **{
+            name: row[name]
+            for name in (
+                "world_size",
+                "began_unix",
+                "beat_unix",
+                "ended_unix",
+                "ring_crossings",
+                "ring_crossings_stock",
+                "step_timeout_s",
+                "detail",
+                "first_step",
+                "last_step",
+                "last_step_unix",
+            )
+        },
+    )
+
+
+def to_point(row: sqlite3.Row) -> ProgressPoint:
+    """Return the report of a row."""
+    return ProgressPoint(
+        attempt=Attempt(row["job"], row["restart"], row["relaunch"]),
+        rank=row["rank"],
+        step=row["step"],
+        unix=row["unix"],
+        metrics=json.loads(row["metrics"]),
+    )
+
+
+def to_node(row: sqlite3.Row) -> NodeRecord:
+    """Return the node of a row."""
+    return NodeRecord(**dict(row))
+
+
+def to_incident(row: sqlite3.Row) -> Incident:
+    """Return the incident of a row."""
+    fields = {name: row[name] for name in row.keys() if name not in {"job", "restart", "relaunch", "outcome"}}  # noqa: SIM118 - a Row iterates over values
+    return Incident(attempt=_attempt(row), outcome=Outcome(row["outcome"]), **fields)
+
+
+def to_action(row: sqlite3.Row) -> ActionRecord:
+    """Return the action of a row."""
+    fields = {name: row[name] for name in row.keys() if name not in {"job", "restart", "relaunch", "exclude"}}  # noqa: SIM118 - a Row iterates over values
+    return ActionRecord(attempt=_attempt(row), exclude=_names(row["exclude"]), **fields)

@@ -1,0 +1,88 @@
+"""The tables of the journal. A change here is a new SCHEMA_VERSION, and a step in MIGRATIONS from the last one."""
+
+APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
+SCHEMA_VERSION = 1
+
+CREATE = """
+CREATE TABLE jobs (
+  job INTEGER PRIMARY KEY,
+  name TEXT NOT NULL,
+  user TEXT NOT NULL,
+  excluded TEXT NOT NULL DEFAULT '[]'
+);
+CREATE TABLE attempts (
+  job INTEGER NOT NULL,
+  restart INTEGER NOT NULL,
+  relaunch INTEGER NOT NULL,
+  phase TEXT NOT NULL,
+  nodes TEXT NOT NULL,
+  spares TEXT NOT NULL,
+  world_size INTEGER NOT NULL,
+  began_unix REAL NOT NULL,
+  beat_unix REAL NOT NULL,
+  ended_unix REAL NOT NULL DEFAULT 0,
+  ring_crossings INTEGER NOT NULL,
+  ring_crossings_stock INTEGER NOT NULL,
+  step_timeout_s REAL NOT NULL,
+  detail TEXT NOT NULL,
+  first_step INTEGER,
+  last_step INTEGER,
+  last_step_unix REAL NOT NULL DEFAULT 0,
+  PRIMARY KEY (job, restart, relaunch)
+) WITHOUT ROWID;
+CREATE TABLE progress (
+  job INTEGER NOT NULL,
+  restart INTEGER NOT NULL,
+  relaunch INTEGER NOT NULL,
+  rank INTEGER NOT NULL,
+  step INTEGER NOT NULL,
+  unix REAL NOT NULL,
+  metrics TEXT NOT NULL,
+  PRIMARY KEY (job, restart, relaunch, rank, step)
+) WITHOUT ROWID;
+CREATE TABLE nodes (
+  name TEXT PRIMARY KEY,
+  topology_address TEXT NOT NULL,
+  seen_unix REAL NOT NULL,
+  silent_s REAL NOT NULL,
+  shards INTEGER NOT NULL,
+  shard_bytes INTEGER NOT NULL,
+  free_bytes INTEGER NOT NULL,
+  job INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE incidents (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  kind TEXT NOT NULL,
+  node TEXT,
+  job INTEGER,
+  restart INTEGER,
+  relaunch INTEGER,
+  action TEXT NOT NULL,
+  evidence TEXT NOT NULL,
+  began_unix REAL NOT NULL,
+  detected_unix REAL NOT NULL,
+  acted_unix REAL NOT NULL,
+  recovered_unix REAL NOT NULL,
+  outcome TEXT NOT NULL,
+  steps_repeated INTEGER NOT NULL
+);
+CREATE INDEX incidents_of_job ON incidents (job);
+CREATE TABLE actions (
+  key TEXT PRIMARY KEY,
+  incident TEXT NOT NULL,
+  remedy TEXT NOT NULL,
+  job INTEGER,
+  restart INTEGER,
+  relaunch INTEGER,
+  node TEXT,
+  exclude TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  began_unix REAL NOT NULL,
+  done_unix REAL NOT NULL DEFAULT 0,
+  result TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS: dict[int, str] = {}
+"""Schema version -> the statements that lead from it to the next one."""
