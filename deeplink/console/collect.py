@@ -1,0 +1,221 @@
+"""The sources: Slurm asked once per kind per interval, the journal read when it changed; each with its own age."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from deeplink.clock import Clock, SystemClock
+from deeplink.console.readings import JournalFacts, Readings, SlurmFacts, Source, SourceState
+from deeplink.errors import DeepLinkError
+from deeplink.metrics import CONSOLE_QUERIES, CONSOLE_QUERY_SECONDS, CONSOLE_READ, CONSOLE_UP
+from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.watch.journal import Journal, JournalMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from deeplink.scheduler.watch.records import JobRecord, ProgressPoint
+
+QUERY_S = 5.0
+"""Slurm's own clients wait 9 s for a dead controller; the page wants to know sooner."""
+SLOW_PERIOD_S = 60.0
+"""The switch tree and the cluster's name change with slurm.conf only."""
+MOST_CURVES = 50
+MOST_INCIDENTS = 200
+MOST_WATCHED = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to read, and how often."""
+
+    journal: Path
+    interval_s: float = 2.0
+    slurm: bool = True
+
+
+def bounded_run(argv: Sequence[str], /, *, timeout_s: float = QUERY_S) -> str:
+    """Run a command as `command.run` does, but never for longer than a page can wait."""
+    return command.run(argv, timeout_s=min(timeout_s, QUERY_S))
+
+
+class SlurmReader:
+    """What Slurm last said, kind by kind. `refresh` may take as long as Slurm does; `facts` never waits for it."""
+
+    def __init__(self, settings: Settings, clock: Clock, slurm: Slurm) -> None:
+        self._clock, self._slurm = clock, slurm
+        self._lock = threading.Lock()
+        self._facts = SlurmFacts()
+        state = SourceState.WAITING if settings.slurm else SourceState.OFF
+        fast, slow = settings.interval_s, max(settings.interval_s, SLOW_PERIOD_S)
+        self._sources = {
+            "nodes": Source(name="nodes", title="Slurm", state=state, period_s=fast),
+            "jobs": Source(name="jobs", title="Slurm", state=state, period_s=fast),
+            "switches": Source(name="switches", title="switch tree", state=state, period_s=slow),
+        }
+        self._next_slow = clock.monotonic()
+
+    def facts(self) -> tuple[SlurmFacts, tuple[Source, ...]]:
+        """Return what is known, and how old it is."""
+        with self._lock:
+            return self._facts, tuple(self._sources.values())
+
+    def refresh(self) -> None:
+        """Ask Slurm once for each kind that is due; where it does not answer, leave it alone until next time."""
+        if not self._ask("nodes", lambda: {"nodes": tuple(self._slurm.nodes())}):
+            self._same_for("jobs")
+            self._same_for("switches")
+            return
+        self._ask("jobs", lambda: {"jobs": tuple(self._slurm.jobs())})
+        if self._clock.monotonic() >= self._next_slow and self._ask("switches", self._slow):
+            self._next_slow = self._clock.monotonic() + self._sources["switches"].period_s
+
+    def _slow(self) -> dict[str, object]:
+        return {"switches": tuple(self._slurm.topology()), "cluster": self._slurm.cluster_name()}
+
+    def _ask(self, kind: str, question: Callable[[], dict[str, object]]) -> bool:
+        began = self._clock.monotonic()
+        try:
+            answer = question()
+        except DeepLinkError as problem:
+            source = _failed(self._sources[kind], problem)
+            answer = {}
+        else:
+            source = replace(
+                self._sources[kind], state=SourceState.OK, at_unix=self._clock.unix(), problem="", remedy=""
+            )
+        with self._lock:
+            self._facts = replace(self._facts, **answer)  # type: ignore[arg-type]
+            self._sources[kind] = source
+        count(source, self._clock.monotonic() - began)
+        return source.state is SourceState.OK
+
+    def _same_for(self, kind: str) -> None:
+        first, other = self._sources["nodes"], self._sources[kind]
+        with self._lock:
+            self._sources[kind] = replace(other, state=first.state, problem=first.problem, remedy=first.remedy)
+
+
+class JournalReader:
+    """The watchdog's journal, opened to read only; read again only when somebody wrote."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._path, self._clock = settings.journal, clock
+        self._journal: Journal | None = None
+        self._file = 0
+        self._revision = -1
+        self._facts = JournalFacts()
+        self._curves: dict[int, tuple[object, tuple[ProgressPoint, ...]]] = {}
+        self._source = Source(
+            name="journal", title="journal", state=SourceState.WAITING, period_s=settings.interval_s
+        )
+
+    def refresh(self) -> tuple[JournalFacts, Source]:
+        """Return what the journal holds now; what it last held, with its age, where it cannot be read."""
+        began = self._clock.monotonic()
+        try:
+            self._facts = self._read()
+        except DeepLinkError as problem:
+            self.close()
+            self._source = _failed(self._source, problem)
+            if isinstance(problem, JournalMissingError) and not self._source.at_unix:
+                self._source = replace(
+                    self._source, state=SourceState.WAITING
+                )  # nothing was ever watched: no fault
+        else:
+            self._source = replace(
+                self._source, state=SourceState.OK, at_unix=self._clock.unix(), problem="", remedy=""
+            )
+        count(self._source, self._clock.monotonic() - began)
+        return self._facts, self._source
+
+    def close(self) -> None:
+        """Close the file; `refresh` opens it again."""
+        if self._journal is not None:
+            self._journal.close()
+        self._journal, self._revision = None, -1
+
+    def _read(self) -> JournalFacts:
+        journal = self._opened()
+        revision = journal.revision()
+        if revision == self._revision:
+            return self._facts
+        jobs = journal.jobs(limit=MOST_WATCHED)
+        facts = JournalFacts(
+            jobs=jobs,
+            curves={record.job: self._curve(journal, record) for record in jobs[:MOST_CURVES]},
+            nodes=journal.nodes(),
+            incidents=journal.incidents(limit=MOST_INCIDENTS),
+        )
+        self._curves = {job: kept for job, kept in self._curves.items() if job in facts.curves}
+        self._revision = revision
+        return facts
+
+    def _opened(self) -> Journal:
+        try:
+            file = self._path.stat().st_ino
+        except OSError:
+            file = 0
+        if self._journal is not None and file != self._file:
+            self.close()  # moved aside, or made anew
+        if self._journal is None:
+            self._journal, self._file = Journal(self._path, read_only=True), file
+        return self._journal
+
+    def _curve(self, journal: Journal, record: JobRecord) -> tuple[ProgressPoint, ...]:
+        print_ = tuple((each.attempt, each.last_step, each.last_step_unix) for each in record.attempts)
+        known = self._curves.get(record.job)
+        if known is None or known[0] != print_:
+            known = (print_, journal.points(record.job))
+            self._curves[record.job] = known
+        return known[1]
+
+
+def _failed(source: Source, problem: DeepLinkError) -> Source:
+    said = str(problem).strip().splitlines()
+    # Slurm's commands end with what was fatal; the lines before are its way there.
+    return replace(source, state=SourceState.FAILING, problem=said[-1] if said else "", remedy=problem.remedy)
+
+
+def count(source: Source, seconds: float) -> None:
+    """Note in the metrics how a question went."""
+    good = source.state is SourceState.OK
+    CONSOLE_UP.labels(source.name).set(good)
+    CONSOLE_READ.labels(source.name).set(source.at_unix)
+    CONSOLE_QUERIES.labels(source.name, "good" if good else "bad").inc()
+    CONSOLE_QUERY_SECONDS.labels(source.name).observe(seconds)
+
+
+class Collector:
+    """All sources of one console. `readings` and `refresh_slurm` may be called from two threads, each from one."""
+
+    def __init__(self, settings: Settings, *, clock: Clock | None = None, slurm: Slurm | None = None) -> None:
+        self.settings = settings
+        self._clock = clock or SystemClock()
+        self._slurm = SlurmReader(settings, self._clock, slurm or Slurm(bounded_run))
+        self._journal = JournalReader(settings, self._clock)
+
+    def refresh_slurm(self) -> None:
+        """Ask Slurm, unless the settings forbid it."""
+        if self.settings.slurm:
+            self._slurm.refresh()
+
+    def readings(self) -> Readings:
+        """Return what is known now: the journal as it is, Slurm as it last answered."""
+        journal, journal_source = self._journal.refresh()
+        slurm, sources = self._slurm.facts()
+        return Readings(
+            unix=self._clock.unix(),
+            interval_s=self.settings.interval_s,
+            sources=(*sources, journal_source),
+            slurm=slurm,
+            journal=journal,
+        )
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()

@@ -1,0 +1,109 @@
+"""The loss curve that goes to browsers: thinned so that peaks stay, and so that it grows at its end only; pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.scheduler.watch.records import ProgressPoint
+    from deeplink.types import Attempt
+
+MOST_POINTS = 600
+_RATE_POINTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One report, reduced to the metric that is drawn."""
+
+    attempt: Attempt
+    step: int
+    unix: float
+    value: float
+
+
+CurvePoint = tuple[int, float | None, int]
+"""Step, value (None: not a number, or infinite), index of the attempt."""
+
+
+def drawn(reports: Sequence[ProgressPoint]) -> tuple[str, tuple[Point, ...]]:
+    """Return the metric that is drawn (`loss`, else the first by name), and rank 0's points of it."""
+    named = {name for report in reports for name in report.metrics}
+    metric = "loss" if "loss" in named or not named else min(named)
+    return metric, tuple(
+        Point(report.attempt, report.step, report.unix, report.metrics[metric])
+        for report in reports
+        if report.rank == 0 and metric in report.metrics
+    )
+
+
+def thin(points: Sequence[Point], order: Sequence[object]) -> tuple[CurvePoint, ...]:
+    """Return at most about `MOST_POINTS` of the points: of each stretch the least and the greatest, never an end.
+
+    The stretch is a power of two, so that more points leave what was drawn as it is until it doubles.
+
+    Args:
+        points: in order of arrival.
+        order: the attempts, oldest first; a point's attempt becomes its index there.
+    """
+    stretch = 1
+    while 2 * len(points) / stretch > MOST_POINTS and stretch < len(points):
+        stretch *= 2
+    index = {attempt: number for number, attempt in enumerate(order)}
+    kept: list[CurvePoint] = []
+    for attempt, run in groupby(points, key=lambda point: point.attempt):
+        if attempt in index:
+            kept.extend(_thin_run(list(run), stretch, index[attempt]))
+    return tuple(kept)
+
+
+def _thin_run(run: list[Point], stretch: int, attempt: int) -> list[CurvePoint]:
+    chosen: dict[int, None] = {0: None}
+    for start in range(0, len(run), stretch):
+        window = range(start, min(start + stretch, len(run)))
+        strange = [at for at in window if not math.isfinite(run[at].value)]
+        finite = [at for at in window if math.isfinite(run[at].value)]
+        if finite:
+            chosen[min(finite, key=lambda at: run[at].value)] = None
+            chosen[max(finite, key=lambda at: run[at].value)] = None
+        if strange:
+            chosen[strange[0]] = None
+    chosen[len(run) - 1] = None
+    return [(run[at].step, _finite(run[at].value), attempt) for at in sorted(chosen)]
+
+
+def _finite(value: float) -> float | None:
+    # Six digits are more than a screen shows, and half the bytes.
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def rate(points: Sequence[Point]) -> float | None:
+    """Return steps per second over the newest reports of the newest attempt; None without two of them."""
+    if not points:
+        return None
+    newest = points[-1].attempt
+    recent = [point for point in points[-_RATE_POINTS:] if point.attempt == newest]
+    seconds = recent[-1].unix - recent[0].unix
+    steps = recent[-1].step - recent[0].step
+    return steps / seconds if seconds > 0 and steps > 0 else None
+
+
+def repeated(spans: Sequence[tuple[int, int]]) -> int:
+    """Count the steps that were run again.
+
+    Args:
+        spans: first and last step of each attempt that reported, oldest first.
+
+    >>> repeated([(0, 240), (201, 300)])
+    40
+    """
+    total, reached = 0, -1
+    for first, last in spans:
+        total += max(0, min(reached, last) - first + 1)
+        reached = max(reached, last)
+    return total

@@ -1,0 +1,150 @@
+"""One collector, however many look: frames are made once per interval and handed to every browser from one shelf.
+
+What a slow browser has not taken stays on the one bounded shelf; what fell off it is replaced by the whole
+snapshot. So memory does not grow with the browsers, nor with their slowness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from deeplink.console.delta import change
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from deeplink.console.delta import Document
+
+SHELF = 32
+"""Changes kept for browsers that lag or come back; at the default interval a minute."""
+MOST_CLIENTS = 128
+HEARTBEAT_S = 10.0
+
+
+def encode(value: object) -> bytes:
+    """Return strict JSON, compact (NaN is refused: no browser reads it)."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def event(name: str, ident: str, data: bytes) -> bytes:
+    r"""Return one server-sent event; `data` holds no newline, which compact JSON never does.
+
+    >>> event("change", "x-1", b"{}")
+    b'id: x-1\nevent: change\ndata: {}\n\n'
+    """
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (ident.encode(), name.encode(), data)
+
+
+@dataclass
+class Frame:
+    """A snapshot as it goes out, and what leads to it from the one before."""
+
+    run: str
+    document: Document
+    change: bytes
+
+    @property
+    def seq(self) -> int:
+        """Number of the frame, counting from 1 since this console started."""
+        return int(self.document["seq"])
+
+    @cached_property
+    def whole(self) -> bytes:
+        """The snapshot as one event; made when first asked for."""
+        return event("snapshot", f"{self.run}-{self.seq}", self.body)
+
+    @cached_property
+    def body(self) -> bytes:
+        """The snapshot as JSON."""
+        return encode(self.document)
+
+
+class Feed:
+    """The shelf of frames and those who wait at it. Use it from one event loop only."""
+
+    def __init__(self, first: Document) -> None:
+        self._run = secrets.token_hex(4)  # a browser's Last-Event-ID of another run means nothing here
+        self._latest = Frame(self._run, {**first, "seq": 1}, b"")
+        self._shelf: deque[Frame] = deque([self._latest], maxlen=SHELF)
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._clients = 0
+
+    @property
+    def latest(self) -> Frame:
+        """The newest frame."""
+        return self._latest
+
+    @property
+    def clients(self) -> int:
+        """How many follow."""
+        return self._clients
+
+    @property
+    def full(self) -> bool:
+        """Whether no more may follow."""
+        return self._closing or self._clients >= MOST_CLIENTS
+
+    def publish(self, document: Document) -> None:
+        """Put a snapshot on the shelf and wake everyone who waits."""
+        old = self._latest
+        new = {**document, "seq": old.seq + 1}
+        delta = event("change", f"{self._run}-{new['seq']}", encode(change(old.document, new)))
+        self._latest = Frame(self._run, new, delta)
+        self._shelf.append(self._latest)
+        self._wake_all()
+
+    def close(self) -> None:
+        """End every stream, now and from now on."""
+        self._closing = True
+        self._wake_all()
+
+    async def follow(self, last_event_id: str = "") -> AsyncGenerator[bytes, None]:
+        """Yield events for ever, until `close`: the whole snapshot first, unless the shelf goes back far enough.
+
+        Never holds anything for its caller but a number; a comment keeps a silent line alive.
+        """
+        self._clients += 1
+        seen = self._resume(last_event_id)
+        try:
+            while not self._closing:
+                wake, frame = self._wake, self._after(seen)
+                if frame is not None:
+                    yield frame.change
+                    seen = frame.seq
+                elif seen != self._latest.seq:
+                    whole = self._latest
+                    yield whole.whole
+                    seen = whole.seq
+                elif not await _set_within(wake, HEARTBEAT_S):
+                    yield b": still here\n\n"
+        finally:
+            self._clients -= 1
+
+    def _resume(self, last_event_id: str) -> int:
+        run, _, number = last_event_id.partition("-")
+        known = run == self._run and number.isascii() and number.isdigit() and len(number) < 16  # noqa: PLR2004
+        return min(int(number), self._latest.seq) if known else 0
+
+    def _after(self, seen: int) -> Frame | None:
+        back = self._latest.seq - seen  # how far this browser is behind
+        return self._shelf[-back] if seen and 0 < back <= len(self._shelf) - 1 else None
+
+    def _wake_all(self) -> None:
+        wake, self._wake = self._wake, asyncio.Event()
+        wake.set()
+
+
+async def _set_within(wake: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+    except TimeoutError:
+        return False
+    return True

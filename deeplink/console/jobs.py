@@ -1,0 +1,216 @@
+"""Jobs as the page shows them: what the launcher reports, what Slurm says, and who sits where; pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.console.curve import CurvePoint, drawn, rate, repeated, thin
+from deeplink.console.nodes import Seat
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.records import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from deeplink.console.readings import Readings
+    from deeplink.scheduler.slurm.parse import JobRow
+    from deeplink.scheduler.watch.records import AttemptRecord, JobRecord
+
+FRESH_S = 15.0
+"""A launcher beats once a second; after so long without a beat its word about the phase is no longer taken."""
+MOST_JOBS = 200
+_HUES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """One attempt; `ended_unix` is 0 while it runs."""
+
+    name: str
+    began_unix: float
+    ended_unix: float
+    nodes: tuple[str, ...]
+    first_step: int | None
+    last_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job. None and the empty text mean that nobody said.
+
+    Attributes:
+        watched: whether its launcher reports to the watchdog.
+        phase: the launcher's word; empty where there is none, or none that is fresh.
+        slurm_state: Slurm's word.
+        loss: the last value of the metric; the text `NaN` or `inf` where it is no finite number.
+        rate: steps per second.
+        hue: which of the page's colours it has (0: none).
+    """
+
+    id: int
+    name: str
+    user: str
+    watched: bool
+    phase: str
+    slurm_state: str
+    pending_reason: str
+    detail: str
+    attempt: str
+    attempts: tuple[AttemptView, ...]
+    nodes: tuple[str, ...]
+    spares: tuple[str, ...]
+    world_size: int | None
+    ring: int | None
+    ring_stock: int | None
+    step: int | None
+    loss: float | str | None
+    rate: float | None
+    repeated_steps: int
+    heard_unix: float
+    hue: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurveView:
+    """What is drawn for a job."""
+
+    metric: str
+    points: tuple[CurvePoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A job and its curve (None: it reports to nobody)."""
+
+    view: JobView
+    curve: CurveView | None
+
+
+def job_views(readings: Readings) -> tuple[Drawn, ...]:
+    """Return every job on record, and those of Slurm that have not ended; the newest `MOST_JOBS`."""
+    rows = {int(row.id): row for row in readings.slurm.jobs}
+    watched = [_watched(record, rows.get(record.job), readings) for record in readings.journal.jobs]
+    have = {made.view.id for made in watched}
+    others = [Drawn(_unwatched(row), None) for row in rows.values() if row.id not in have and not row.state.final]
+    newest = sorted([*watched, *others], key=lambda made: (made.view.watched, made.view.id), reverse=True)
+    return tuple(newest[:MOST_JOBS])
+
+
+def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn:
+    newest = record.newest
+    reports = readings.journal.curves.get(record.job, ())
+    metric, points = drawn(reports)
+    spans = [
+        (each.first_step, each.last_step)
+        for each in record.attempts
+        if each.first_step is not None and each.last_step is not None
+    ]
+    over = newest.phase.ended or _lost(newest, row, readings)
+    view = JobView(
+        id=record.job,
+        name=record.name or (row.name if row else ""),
+        user=record.user or (row.user if row else ""),
+        watched=True,
+        phase="" if _lost(newest, row, readings) else newest.phase.value,
+        slurm_state=row.state.value if row else "",
+        pending_reason=row.reason if row else "",
+        detail=newest.detail,
+        attempt=str(newest.attempt),
+        attempts=tuple(_attempt(each) for each in record.attempts),
+        nodes=newest.nodes,
+        spares=newest.spares,
+        world_size=newest.world_size or None,
+        ring=newest.ring_crossings if newest.nodes else None,
+        ring_stock=newest.ring_crossings_stock if newest.nodes else None,
+        step=newest.last_step if newest.last_step is not None else _last_step(record.attempts),
+        loss=_number(points[-1].value) if points else None,
+        rate=None if over else rate(points),
+        repeated_steps=repeated(spans),
+        heard_unix=round(newest.beat_unix, 1),
+        hue=0 if newest.phase.ended else 1 + record.job % _HUES,
+    )
+    return Drawn(view, CurveView(metric, thin(points, [each.attempt for each in record.attempts])))
+
+
+def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool:
+    """Whether the launcher's last word no longer counts: it fell silent, or Slurm knows of the job's end."""
+    if newest.phase.ended:
+        return False
+    if row is not None and row.state.final:
+        return True
+    return readings.unix - newest.beat_unix > FRESH_S
+
+
+def _last_step(attempts: Sequence[AttemptRecord]) -> int | None:
+    steps = [each.last_step for each in attempts if each.last_step is not None]
+    return steps[-1] if steps else None
+
+
+def _attempt(each: AttemptRecord) -> AttemptView:
+    return AttemptView(
+        name=str(each.attempt),
+        began_unix=each.began_unix,
+        ended_unix=each.ended_unix,
+        nodes=each.nodes,
+        first_step=each.first_step,
+        last_step=each.last_step,
+    )
+
+
+def _unwatched(row: JobRow) -> JobView:
+    return JobView(
+        id=row.id,
+        name=row.name,
+        user=row.user,
+        watched=False,
+        phase="",
+        slurm_state=row.state.value,
+        pending_reason=row.reason,
+        detail="",
+        attempt="",
+        attempts=(),
+        nodes=row.nodes,
+        spares=(),
+        world_size=None,
+        ring=None,
+        ring_stock=None,
+        step=None,
+        loss=None,
+        rate=None,
+        repeated_steps=0,
+        heard_unix=0.0,
+        hue=1 + row.id % _HUES if row.state is JobState.RUNNING else 0,
+    )
+
+
+def _number(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    return float(f"{value:.6g}") if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+
+
+def seats(jobs: Iterable[Drawn]) -> dict[str, Seat]:
+    """Return what each node is used for; a job that reports its ranks goes before one that Slurm alone knows."""
+    found: dict[str, Seat] = {}
+    for job in (made.view for made in jobs):
+        if job.watched and job.phase in {Phase.STARTING.value, Phase.RUNNING.value, Phase.RECOVERING.value}:
+            for name, ranks in _ranks(job).items():
+                found[name] = Seat(job.id, ranks, watched=True)
+            for name in job.spares:
+                found.setdefault(name, Seat(job.id, spare=True, watched=True))
+        elif job.slurm_state in {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}:
+            for name in job.nodes:
+                found.setdefault(name, Seat(job.id))
+    return found
+
+
+def _ranks(job: JobView) -> dict[str, tuple[int, ...]]:
+    """Spread the ranks over the nodes in order; unknown (none) where they do not divide evenly."""
+    world, nodes = job.world_size or 0, job.nodes
+    each = world // len(nodes) if nodes and world % len(nodes) == 0 else 0
+    spread: dict[str, tuple[int, ...]] = {}
+    for place, name in enumerate(nodes):
+        spread[name] = (*spread.get(name, ()), *range(place * each, (place + 1) * each))
+    return spread

@@ -1,0 +1,223 @@
+"""Nodes and switches as the page shows them: what is known of each, and never more than that; pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.slurm.states import NodeFlag, NodeState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from deeplink.console.readings import Readings
+    from deeplink.scheduler.slurm.parse import NodeRow, SwitchRow
+    from deeplink.scheduler.watch.records import NodeRecord
+
+SILENT_S = 5.0
+"""A node of a running job whose agent has said nothing for so long is shown as not answering."""
+OUTSIDE = "?"
+"""Key of what stands for the switch of nodes that no switch is known for."""
+
+
+class Health(Enum):
+    """How a node is, in the words of the page."""
+
+    BUSY = "busy"
+    IDLE = "idle"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    SILENT = "silent"
+    DOWN = "down"
+    MAINT = "maint"
+    UNKNOWN = "unknown"
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self in {Health.BUSY, Health.IDLE, Health.MAINT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchView:
+    """A switch, or what stands for one where none is known."""
+
+    name: str
+    title: str
+    level: int
+    parent: str | None
+    order: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """A node. None and the empty text mean that nobody said."""
+
+    name: str
+    order: int
+    switch: str
+    health: Health
+    state: str
+    reason: str
+    gpus: int | None
+    job: int | None
+    ranks: tuple[int, ...]
+    spare: bool
+    shards: int | None
+    shard_bytes: int | None
+    free_bytes: int | None
+    heard_unix: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a node does in a job: the ranks it carries (none: a spare, or a job that does not say)."""
+
+    job: int
+    ranks: tuple[int, ...] = ()
+    spare: bool = False
+    watched: bool = False
+
+
+_AWAY = {
+    NodeFlag.MAINTENANCE,
+    NodeFlag.RESERVED,
+    NodeFlag.POWERED_DOWN,
+    NodeFlag.POWERING_DOWN,
+    NodeFlag.POWERING_UP,
+    NodeFlag.POWER_DOWN,
+    NodeFlag.POWER_UP,
+    NodeFlag.REBOOT_ISSUED,
+    NodeFlag.REBOOT_REQUESTED,
+}
+
+
+def slurm_health(row: NodeRow) -> Health:
+    """Return how Slurm sees a node; the worst it says counts."""
+    used = row.state in {NodeState.ALLOCATED, NodeState.MIXED} or NodeFlag.COMPLETING in row.flags
+    if row.state in {NodeState.DOWN, NodeState.ERROR, NodeState.INVALID} or row.flags & {
+        NodeFlag.INVALID_REG,
+        NodeFlag.FAIL,
+    }:
+        return Health.DOWN
+    if not row.responding:
+        return Health.SILENT
+    if row.drained:
+        return Health.DRAINING if used else Health.DRAINED
+    if used:
+        return Health.BUSY
+    if row.flags & _AWAY:
+        return Health.MAINT
+    return Health.IDLE if row.state is NodeState.IDLE else Health.UNKNOWN
+
+
+def node_views(
+    readings: Readings, seats: Mapping[str, Seat], switches: Sequence[SwitchView]
+) -> tuple[NodeView, ...]:
+    """Return every node that Slurm or the journal knows, in natural order."""
+    rows = {str(row.name): row for row in readings.slurm.nodes}
+    agents = {str(record.name): record for record in readings.journal.nodes}
+    leaf_of = _leaves(readings)
+    known = {switch.name for switch in switches}
+    names = sorted({*rows, *agents, *seats}, key=natural)
+    return tuple(
+        _view(
+            order,
+            name,
+            (rows.get(name), agents.get(name), seats.get(name)),
+            switch=leaf if (leaf := leaf_of.get(name, OUTSIDE)) in known else OUTSIDE,
+            now=readings.unix,
+        )
+        for order, name in enumerate(names)
+    )
+
+
+_Known = tuple["NodeRow | None", "NodeRecord | None", "Seat | None"]
+
+
+def _view(order: int, name: str, known: _Known, *, switch: str, now: float) -> NodeView:
+    row, agent, seat = known
+    health, reason = _health(row, agent, seat, now)
+    return NodeView(
+        name=name,
+        order=order,
+        switch=switch,
+        health=health,
+        state=_words(row) if row else "",
+        reason=reason,
+        gpus=row.gpus if row else None,
+        job=seat.job if seat else None,
+        ranks=seat.ranks if seat else (),
+        spare=seat.spare if seat else False,
+        shards=agent.shards if agent else None,
+        shard_bytes=agent.shard_bytes if agent else None,
+        free_bytes=agent.free_bytes if agent else None,
+        heard_unix=round(agent.seen_unix, 1) if agent else 0.0,
+    )
+
+
+def _health(row: NodeRow | None, agent: NodeRecord | None, seat: Seat | None, now: float) -> tuple[Health, str]:
+    health = slurm_health(row) if row else Health.UNKNOWN
+    reason = row.reason if row else ""
+    if seat is None or not seat.watched or agent is None or agent.job != seat.job:
+        return health, reason
+    quiet = now - agent.seen_unix
+    if quiet <= SILENT_S:
+        # Its own agent answers within a running job: with nobody else to ask, that is known.
+        return (Health.BUSY, reason) if row is None else (health, reason)
+    if health in {Health.BUSY, Health.UNKNOWN, Health.IDLE}:
+        return Health.SILENT, reason or "its agent does not answer the job's launcher"
+    return health, reason
+
+
+def _words(row: NodeRow) -> str:
+    return "+".join([row.state.value, *sorted(flag.value for flag in row.flags)]).lower()
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts n2 before n10.
+
+    >>> sorted(["n10", "n2"], key=natural)
+    ['n2', 'n10']
+    """
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
+
+
+def switch_views(readings: Readings) -> tuple[SwitchView, ...]:
+    """Return the switch tree: Slurm's own, else what the nodes say of where they hang, else one box for all."""
+    rows = readings.slurm.switches
+    views = list(_from_slurm(rows) if rows else _from_addresses(readings.journal.nodes))
+    leaf_of = _leaves(readings)
+    names = {view.name for view in views}
+    everyone = {*(row.name for row in readings.slurm.nodes), *(record.name for record in readings.journal.nodes)}
+    if any(leaf_of.get(name) not in names for name in everyone):
+        title = "no switch known" if views else "all nodes (no topology known)"
+        views.append(SwitchView(name=OUTSIDE, title=title, level=0, parent=None, order=len(views)))
+    return tuple(views)
+
+
+def _from_slurm(rows: Sequence[SwitchRow]) -> Iterable[SwitchView]:
+    parent = {child: row.name for row in rows for child in row.switches}
+    for order, row in enumerate(sorted(rows, key=lambda row: natural(row.name))):
+        yield SwitchView(name=row.name, title=row.name, level=row.level, parent=parent.get(row.name), order=order)
+
+
+def _from_addresses(nodes: Iterable[NodeRecord]) -> Iterable[SwitchView]:
+    """Build the tree from addresses as Slurm gives them to a node (`core.spine0.leaf1.n3`)."""
+    parents: dict[str, str | None] = {}
+    depth: dict[str, int] = {}
+    for record in nodes:
+        path = record.topology_address.split(".")[:-1]
+        for above, name in zip([None, *path], path, strict=False):
+            parents.setdefault(name, above)
+            depth[name] = max(depth.get(name, 0), len(path) - 1 - path.index(name))
+    for order, name in enumerate(sorted(parents, key=natural)):
+        yield SwitchView(name=name, title=name, level=depth[name], parent=parents[name], order=order)
+
+
+def _leaves(readings: Readings) -> dict[str, str]:
+    if readings.slurm.switches:
+        return {name: row.name for row in readings.slurm.switches if row.level == 0 for name in row.nodes}
+    return {record.name: record.leaf for record in readings.journal.nodes if record.leaf}

@@ -1,0 +1,147 @@
+"""From an address to a server: bind (loopback, or with a token), serve, leave within a second when told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import signal
+import socket
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import uvicorn
+from typing_extensions import override
+
+from deeplink.console.errors import BindFailedError, BindFormatError, BindRefusedError, PortBusyError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from starlette.types import ASGIApp
+
+    from deeplink.console.feed import Feed
+
+STUCK_MS = 20_000
+"""A peer that acknowledges nothing, or keeps its window shut, for so long is cut off by the kernel."""
+_BACKLOG = 128
+_MOST_CONNECTIONS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the console listens."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """IPv4 or IPv6."""
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+    def url(self, port: int) -> str:
+        """Return what to open in a browser."""
+        host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(self.host, self.host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def parse_address(text: str) -> Address:
+    """Read `HOST:PORT`: an IP address (`[::1]` in brackets) or localhost, and a port (0: any free one).
+
+    >>> parse_address("[::1]:8642")
+    Address(host='::1', port=8642)
+
+    Raises:
+        BindFormatError: it is something else.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") if host.startswith("[") else host
+    if not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:  # noqa: PLR2004
+        raise BindFormatError(text, f"{port!r} is no port")
+    if host != "localhost":
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise BindFormatError(text, f"{host!r} is neither an IP address nor localhost") from None
+    return Address(host, int(port))
+
+
+def listen(address: Address, *, token: str) -> socket.socket:
+    """Return a socket bound to the address.
+
+    Raises:
+        BindRefusedError: other machines could reach it and there is no token.
+        PortBusyError: something listens there.
+        BindFailedError: the system refused otherwise.
+    """
+    if not address.loopback and not token:
+        raise BindRefusedError(f"{address.host}:{address.port}")
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Inherited by each connection: what bounds a browser that never reads, also while we wait to leave.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
+        listener.bind((address.host, address.port))
+        listener.listen(_BACKLOG)
+    except OSError as problem:
+        listener.close()
+        where = f"{address.host}:{address.port}"
+        if problem.errno == errno.EADDRINUSE:
+            raise PortBusyError(where) from problem
+        raise BindFailedError(where, problem.strerror or str(problem)) from problem
+    return listener
+
+
+class Server(uvicorn.Server):
+    """A uvicorn that ends its event streams first, so that leaving takes no longer than an ordinary answer."""
+
+    def __init__(self, app: ASGIApp, feed: Feed) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="on",
+                limit_concurrency=_MOST_CONNECTIONS,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._feed = feed
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # uvicorn raises the signal again once it has left; a daemon that was told to stop and did has not failed.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.leave)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def leave(self) -> None:
+        """End the streams and stop serving; call it from the event loop."""
+        self.should_exit = True
+        self._feed.close()
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._feed.close()
+        await super().shutdown(sockets)

@@ -1,0 +1,160 @@
+"""Everything the page shows at one moment, as one frozen value made from what the sources said; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from deeplink.console.jobs import CurveView, Drawn, JobView, job_views, seats
+from deeplink.console.nodes import Health, NodeView, SwitchView, node_views, switch_views
+from deeplink.console.readings import Source, SourceState
+from deeplink.scheduler.watch.records import Incident, Outcome
+
+if TYPE_CHECKING:
+    from deeplink.console.delta import Document
+    from deeplink.console.readings import Readings
+
+
+class Mood(Enum):
+    """How much the page's first line should worry its reader."""
+
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The page in one line."""
+
+    mood: Mood
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the page shows."""
+
+    unix: float
+    interval_s: float
+    cluster: str
+    headline: Headline
+    sources: tuple[Source, ...]
+    switches: tuple[SwitchView, ...]
+    nodes: tuple[NodeView, ...]
+    jobs: tuple[JobView, ...]
+    curves: tuple[tuple[int, CurveView], ...]
+    incidents: tuple[Incident, ...]
+
+    def document(self) -> Document:
+        """Return the snapshot as JSON has it: tables keyed by name or id, so that changes can be named."""
+        return {
+            "schema": 1,
+            "unix": self.unix,
+            "interval_s": self.interval_s,
+            "cluster": self.cluster,
+            "headline": _plain(self.headline),
+            "sources": {each.name: {**_plain(each), "order": order} for order, each in enumerate(self.sources)},
+            "switches": {each.name: _plain(each) for each in self.switches},
+            "nodes": {each.name: _plain(each) for each in self.nodes},
+            "jobs": {str(each.id): _plain(each) for each in self.jobs},
+            "curves": {
+                str(job): {"metric": curve.metric, "points": [list(point) for point in curve.points]}
+                for job, curve in self.curves
+            },
+            "incidents": {each.id: _incident(each) for each in self.incidents},
+        }
+
+
+def build(readings: Readings) -> Snapshot:
+    """Return what the page shows for these readings."""
+    drawn = job_views(readings)
+    switches = switch_views(readings)
+    nodes = node_views(readings, seats(drawn), switches)
+    return Snapshot(
+        unix=round(readings.unix, 3),
+        interval_s=readings.interval_s,
+        cluster=readings.slurm.cluster,
+        headline=headline(readings, nodes, drawn),
+        sources=readings.sources,
+        switches=switches,
+        nodes=nodes,
+        jobs=tuple(made.view for made in drawn),
+        curves=tuple((made.view.id, made.curve) for made in drawn if made.curve is not None),
+        incidents=readings.journal.incidents,
+    )
+
+
+def headline(readings: Readings, nodes: tuple[NodeView, ...], drawn: tuple[Drawn, ...]) -> Headline:
+    """Say the most important things first: jobs in trouble, sources that fail, nodes that are not well."""
+    jobs = [made.view for made in drawn]
+    running = sum(job.phase == "running" or (not job.phase and job.slurm_state == "RUNNING") for job in jobs)
+    says: list[tuple[Mood, str]] = []
+    says += [(Mood.BAD, f"job {job.id} is stranded") for job in jobs if job.phase == "stranded"]
+    says += [(Mood.WARN, f"job {job.id} is recovering") for job in jobs if job.phase == "recovering"]
+    says += _failing(readings)
+    says += _unwell(nodes)
+    opened = sum(each.outcome is Outcome.OPEN for each in readings.journal.incidents)
+    if opened:
+        says.append((Mood.WARN, f"{opened} incident{'s' * (opened > 1)} open"))
+    if not says and not nodes and not jobs:
+        return Headline(Mood.UNKNOWN, "Nothing known yet")
+    mood = next((worst for worst in (Mood.BAD, Mood.WARN) if any(worst is each for each, _ in says)), Mood.GOOD)
+    work = f"{running} job{'s' * (running != 1)} running"
+    if not says:
+        says.append((Mood.GOOD, f"all {len(nodes)} nodes well" if nodes else "no nodes known"))
+    text = " · ".join([*dict.fromkeys(text for _, text in says), work])
+    return Headline(mood, text[0].upper() + text[1:])
+
+
+def _failing(readings: Readings) -> list[tuple[Mood, str]]:
+    says = []
+    failing = [each for each in readings.sources if each.state is SourceState.FAILING]
+    # Slurm is one thing that is asked several questions: one line for it is enough.
+    slurm = [each for each in failing if each.name != "journal"]
+    if slurm:
+        knew = any(each.at_unix for each in slurm)
+        says.append((Mood.BAD, "Slurm stopped answering") if knew else (Mood.WARN, "Slurm does not answer"))
+    if len(failing) > len(slurm):
+        says.append((Mood.BAD, "the watchdog's journal cannot be read"))
+    return says
+
+
+def _unwell(nodes: tuple[NodeView, ...]) -> list[tuple[Mood, str]]:
+    tally = Counter(node.health for node in nodes)
+    words = {
+        Health.DOWN: (Mood.BAD, "down"),
+        Health.SILENT: (Mood.BAD, "not answering"),
+        Health.DRAINING: (Mood.WARN, "draining"),
+        Health.DRAINED: (Mood.WARN, "drained"),
+        Health.UNKNOWN: (Mood.WARN, "in an unknown state"),
+    }
+    return [
+        (mood, f"{tally[health]} node{'s' * (tally[health] > 1)} {word}")
+        for health, (mood, word) in words.items()
+        if tally[health]
+    ]
+
+
+def _incident(each: Incident) -> dict[str, Any]:
+    plain = _plain(each)
+    attempt = each.attempt
+    return {**plain, "attempt": str(attempt) if attempt else "", "job": attempt.job if attempt else None}
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {field.name: _json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_json(each) for each in value]
+    if dataclasses.is_dataclass(value):
+        return _plain(value)
+    return value

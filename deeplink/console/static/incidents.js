@@ -1,0 +1,90 @@
+// What went wrong, newest first: one line with the seconds to detection, action and recovery; the evidence on demand.
+
+import { ago, el, keyed, moment, put, say, span, whole } from "./dom.js";
+
+const KINDS = {
+  "node-silent": "node fell silent",
+  "node-dead": "node died",
+  "rank-failed": "rank failed",
+  "ranks-hung": "ranks hung",
+  "launcher-lost": "launcher lost",
+  "job-stranded": "job stranded",
+  "requeue-held": "requeue held",
+  "switch-suspect": "switch suspected",
+  "self-in-doubt": "watchdog in doubt of itself",
+};
+
+function makeIncident() {
+  const box = el("details", "incident");
+  const bar = el("span", "i-bar", el("i", "b-detect"), el("i", "b-act"), el("i", "b-recover"));
+  bar.setAttribute("aria-hidden", "true");
+  const line = el("summary", "", el("span", "i-what"), el("span", "badge"), el("span", "i-when"), el("span", "i-times"), bar);
+  box.append(line, el("dl", "i-more"));
+  return box;
+}
+
+function since(each, unix) {
+  return unix ? span(unix - each.began_unix) : null;
+}
+
+function timesText(each, now) {
+  const parts = [];
+  parts.push(each.detected_unix ? `detected ${since(each, each.detected_unix)}` : "not yet detected");
+  if (each.acted_unix) parts.push(`acted ${since(each, each.acted_unix)}`);
+  if (each.recovered_unix) parts.push(`training again ${since(each, each.recovered_unix)}`);
+  else if (each.outcome === "open") parts.push(`open for ${span(now - each.began_unix)}`);
+  return parts.join(" · ");
+}
+
+function fillBar(bar, each, now) {
+  const end = each.recovered_unix || (each.outcome === "open" ? now : Math.max(each.acted_unix, each.detected_unix, each.began_unix));
+  const total = Math.max(0.001, end - each.began_unix);
+  const detected = each.detected_unix || end;
+  const acted = each.acted_unix || (each.detected_unix ? end : detected);
+  const shares = [detected - each.began_unix, acted - detected, end - acted].map((part) => Math.max(0, (part / total) * 100));
+  shares.forEach((share, i) => {
+    const wanted = `${share.toFixed(1)}%`;
+    if (bar.children[i].style.width !== wanted) bar.children[i].style.width = wanted;
+  });
+}
+
+function fillIncident(box, each, now) {
+  const [line, more] = box.children;
+  const [what, badge, when, times, bar] = line.children;
+  const kind = KINDS[each.kind] || each.kind;
+  box.dataset.incident = each.id;
+  put(box, "data-outcome", each.outcome);
+  say(what, `${kind}${each.node ? ` · ${each.node}` : ""}${each.job === null ? "" : ` · job ${each.job}`}`);
+  say(badge, each.outcome);
+  put(badge, "data-mood", { recovered: "good", failed: "bad", open: "warn" }[each.outcome] || "unknown");
+  say(when, ago(each.began_unix, now));
+  put(when, "title", moment(each.began_unix));
+  say(times, timesText(each, now));
+  fillBar(bar, each, now);
+  const rows = [
+    ["evidence", each.evidence || "none recorded"],
+    ["action", each.action || "none"],
+    ["attempt it ended", each.attempt || "none"],
+    ["steps repeated", whole(each.steps_repeated)],
+    ["first evidence", moment(each.began_unix)],
+    ["detected", moment(each.detected_unix)],
+    ["acted", moment(each.acted_unix)],
+    ["training again", moment(each.recovered_unix)],
+    ["id", each.id],
+  ];
+  keyed(more, rows, (row) => row[0], (row) => el("div", "row", el("dt", "", row[0]), el("dd")), (made, row) => say(made.children[1], row[1]));
+}
+
+export class Incidents {
+  constructor(root, count) {
+    Object.assign(this, { root, count });
+  }
+
+  update(state, now) {
+    const all = Object.values(state.incidents).sort((a, b) => b.began_unix - a.began_unix || (a.id < b.id ? 1 : -1));
+    keyed(this.root, all, (each) => each.id, makeIncident, (box, each) => fillIncident(box, each, now));
+    put(this.root, "data-empty", all.length ? null : "None on record. May it stay so.");
+    const open = all.filter((each) => each.outcome === "open").length;
+    say(this.count, all.length ? `${all.length}${open ? `, ${open} open` : ", none open"}` : "");
+  }
+}
