@@ -5,11 +5,54 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(sort $(wildcard proto/deeplink/v1/*.proto))
 PROTO_OUT ?= .
+SLURM := slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins iproute2 util-linux
+TEST_TOOLS := chromium chromium-driver prometheus systemd
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+say = @printf '%-9s %s\n' $(1) $(2)
 
-.PHONY: help venv demo test check lint types layers unit proto proto-check cluster-tests clean
+# What a shell happens to export must not change what is installed or imported.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
+
+.PHONY: help demo test check lint types layers unit whole format proto proto-check wheel venv venv-dev slurm test-tools clean
+.DELETE_ON_ERROR:
 
 help:  ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Debian's downloads and pip's go on side by side: -j2 whatever the caller's make was told.
+demo:  ## the whole story on this machine; DATA=folder for images of your own, KEEP=1 to keep the cluster, ARGS=
+	@$(MAKE) --no-print-directory -j2 venv slurm
+	@exec $(BIN)/deeplink demo $(if $(DATA),--data "$(DATA)") $(if $(filter-out 0 no,$(KEEP)),--keep) $(ARGS)
+
+test:  ## every check and every test, on a real Slurm when root (what .ci/run runs)
+	@$(MAKE) --no-print-directory -j2 venv-dev slurm test-tools
+	@$(MAKE) --no-print-directory lint types layers whole
+
+check: venv-dev  ## style, types, layers, stubs and the quick tests: before every commit
+	@$(MAKE) --no-print-directory lint types layers proto-check unit
+
+lint:
+	$(call say,style,"ruff check and ruff format --check")
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
+
+types:
+	$(call say,types,"mypy --strict")
+	@$(BIN)/mypy --no-error-summary
+
+layers:
+	$(call say,layers,"import-linter")
+	@mkdir -p build && $(BIN)/lint-imports --no-logo >build/layers.txt 2>&1 || { cat build/layers.txt; exit 1; }
+
+unit:
+	$(call say,tests,"quick ones (not slow, not cluster)")
+	@$(BIN)/python -m pytest -q -m 'not slow and not cluster'
+
+whole:
+	$(call say,tests,"all of them")
+	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m pytest --whole $(ARGS)
+
+format:  ## put the code into its format
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 proto:  ## generate deeplink/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) \
@@ -22,3 +65,38 @@ proto-check:  ## check that deeplink/v1 is what proto/ says
 	$(MAKE) --no-print-directory proto PROTO_OUT="$$fresh" >/dev/null && \
 	diff -r -x __init__.py -x __pycache__ "$$fresh/deeplink/v1" deeplink/v1 \
 	    || { echo 'generated stubs are stale: run `make proto`' >&2; exit 1; }
+
+wheel: venv-dev  ## build sdist and wheel into dist/
+	$(call say,wheel,"dist/")
+	@mkdir -p build && $(BIN)/python -m build --outdir dist . >build/wheel.txt 2>&1 || { tail -30 build/wheel.txt; exit 1; }
+	@ls dist
+
+venv: $(VENV)/.ready  ## .venv with all that the demo needs
+venv-dev: $(VENV)/.ready-dev  ## .venv with what the tests and checks need besides
+
+$(BIN)/python:
+	@mkdir -p build && .ci/python-venv $(PYTHON) $(VENV)
+
+# Without its constraint `torch` may be any version. Bytecode of 11,000 files, most of them never imported, costs a
+# minute: only what the training script imports is compiled, here and not by each rank anew (which runs as another user).
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(call say,venv,"installing deeplink[demo] into $(VENV) as in constraints.txt")
+	@$(PIP) install -c constraints.txt 'pip>=25.1'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[demo]'
+	@$(BIN)/python .ci/warm.py
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(call say,venv,"installing the tools of tests and checks")
+	@$(PIP) install --no-compile -c constraints.txt --group dev
+	@touch $@
+
+slurm:  ## Slurm's packages, when root on Debian or Ubuntu (needed by demo and test)
+	@.ci/debian slurm 'slurmctld slurmd sbatch munged ip unshare' $(SLURM)
+
+test-tools: | slurm
+	@.ci/debian tools 'chromium chromedriver promtool systemd-analyze' $(TEST_TOOLS)
+
+clean:  ## remove what was built (not .venv)
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

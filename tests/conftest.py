@@ -1,0 +1,72 @@
+"""What holds for every test: no setting of the developer's own, and no skip that nobody agreed to."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ALLOWED_SKIPS = Path(__file__).parent / "allowed-skips.txt"
+_NOT_ALLOWED = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("deeplink")
+    group.addoption(
+        "--whole", action="store_true", help="fail when a test is skipped that --allowed-skips does not name"
+    )
+    group.addoption("--allowed-skips", type=Path, default=ALLOWED_SKIPS, help="file of patterns and reasons")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_NOT_ALLOWED] = []
+    for name in [name for name in os.environ if name.startswith("DEEPLINK_") and name != "DEEPLINK_TEST_RUN"]:
+        del os.environ[name]
+
+
+def allowed_skips(text: str) -> list[str]:
+    """Return the patterns of an allow-list; a pattern without a reason is an error."""
+    patterns = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        pattern, gap, reason = line.partition("  ")
+        if not gap or not reason.strip():
+            raise pytest.UsageError(
+                f"allowed-skips, line {number}: a pattern, two spaces, and the reason: {line!r}"
+            )
+        patterns.append(pattern)
+    return patterns
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if not config.getoption("--whole") or terminal is None:
+        return
+    patterns = allowed_skips(config.getoption("--allowed-skips").read_text(encoding="utf-8"))
+    config.stash[_NOT_ALLOWED] = [
+        f"{report.nodeid}: {_reason(report)}"
+        for report in terminal.stats.get("skipped", [])
+        if not any(fnmatchcase(report.nodeid, pattern) for pattern in patterns)
+    ]
+    if config.stash[_NOT_ALLOWED] and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    refused = config.stash[_NOT_ALLOWED]
+    if refused:
+        terminalreporter.section("skipped, and not allowed to be", red=True)
+        for line in refused:
+            terminalreporter.line(line)
+        terminalreporter.line(
+            f"The run fails. {config.getoption('--allowed-skips')} names the skips that are agreed."
+        )

@@ -1,0 +1,102 @@
+"""What `make test` adds to pytest: unagreed skips and things left behind fail the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+def run(*argv: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # three times as quick
+    return subprocess.run(
+        [sys.executable, *map(str, argv)],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """A test suite of its own with our conftest, one test that passes and one that is skipped."""
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "allowed-skips.txt").write_text("# nothing\n")
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\ndef test_passes(): pass\n"
+        "@pytest.mark.skip(reason='no cluster here')\ndef test_skipped(): pass\n"
+    )
+    return tmp_path
+
+
+def pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run("-m", "pytest", "-p", "no:cacheprovider", "--rootdir", folder, *options, folder, cwd=folder)
+
+
+def test_an_unagreed_skip_fails_the_whole_run_and_is_named(suite: Path) -> None:
+    done = pytest_in(suite, "--whole")
+    assert done.returncode == 1, done.stdout
+    assert "test_it.py::test_skipped: Skipped: no cluster here" in done.stdout
+    assert "1 passed, 1 skipped" in done.stdout.splitlines()[-1]
+
+
+def test_an_agreed_skip_passes(suite: Path) -> None:
+    (suite / "allowed-skips.txt").write_text("test_it.py::test_skip*  needs a machine nobody has\n")
+    done = pytest_in(suite, "--whole")
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_skipped_module_counts_too(suite: Path) -> None:
+    (suite / "test_it.py").write_text("def test_passes(): pass\n")
+    (suite / "test_more.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
+    done = pytest_in(suite, "--whole")
+    assert done.returncode == 1, done.stdout
+    assert "no_such_module" in done.stdout
+
+
+def test_a_part_of_the_suite_may_skip(suite: Path) -> None:
+    assert pytest_in(suite).returncode == 0
+
+
+def test_a_pattern_without_a_reason_is_refused(suite: Path) -> None:
+    (suite / "allowed-skips.txt").write_text("test_it.py::*\n")
+    done = pytest_in(suite, "--whole")
+    assert done.returncode != 0
+    assert "the reason" in done.stdout + done.stderr
+
+
+def test_the_developers_own_settings_do_not_reach_the_tests(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPLINK_STORE", "/somewhere")
+    (suite / "test_it.py").write_text("import os\ndef test_it(): assert 'DEEPLINK_STORE' not in os.environ\n")
+    assert pytest_in(suite).returncode == 0
+
+
+def test_a_command_that_leaves_nothing_keeps_its_exit_code(tmp_path: Path) -> None:
+    for code in (0, 5):
+        done = run(TESTS / "nothing_left.py", sys.executable, "-c", f"raise SystemExit({code})", cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_left_behind_fails_the_run_and_is_ended(tmp_path: Path) -> None:
+    leaves = (
+        "import subprocess; p = subprocess.Popen(['sleep', '120'], start_new_session=True,"
+        " stdin=-3, stdout=-3, stderr=-3); p.returncode = 0; print(p.pid)"
+    )
+    done = run(TESTS / "nothing_left.py", sys.executable, "-c", leaves, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "sleep 120" in done.stderr
+    pid = int(done.stdout)
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        state = "gone"
+    assert state in {"gone", "Z"}, f"process {pid} of {os.getpid()} still runs"
