@@ -1,0 +1,79 @@
+"""The command's frame: its table of verbs is true, and it exits as it says."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import deeplink.cli
+from deeplink.cli import VERBS, cli
+from deeplink.errors import DeepLinkError
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_says_in_its_module_what_the_table_says(verb: str) -> None:
+    command = importlib.import_module(f"deeplink.cli.{verb}").command
+    assert isinstance(command, click.Command)
+    assert command.help
+    # The module may say more before the line ends ("..., until SIGTERM."), not something else.
+    assert command.help.strip().splitlines()[0].startswith(VERBS[verb].partition(" (")[0].rstrip("."))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_has_help(verb: str) -> None:
+    done = CliRunner().invoke(cli, [verb, "--help"])
+    assert done.exit_code == 0, done.output
+    assert "Usage:" in done.output
+
+
+def test_every_module_is_a_verb_or_the_part_of_one() -> None:
+    for found in pkgutil.iter_modules(deeplink.cli.__path__):
+        assert found.name in VERBS or found.name.partition("_")[0] in VERBS
+
+
+def test_help_lists_every_verb() -> None:
+    said = CliRunner().invoke(cli, ["--help"]).output
+    for verb in VERBS:
+        assert f"\n  {verb} " in said
+
+
+def test_an_unknown_verb_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["deeplink", "train"])
+    with pytest.raises(SystemExit) as ended:
+        deeplink.cli.main()
+    assert ended.value.code == 2
+    assert "No such command 'train'" in capsys.readouterr().err
+
+
+class _FullError(DeepLinkError):
+    exit_code = 9
+
+
+def test_our_errors_are_one_line_and_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(**_options: object) -> None:
+        raise _FullError("the SSD is full", remedy="Make room.")
+
+    monkeypatch.setattr(cli, "main", fails)
+    with pytest.raises(SystemExit) as ended:
+        deeplink.cli.main()
+    assert ended.value.code == 9
+    assert capsys.readouterr().err == "deeplink: the SSD is full\n  Make room.\n"
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(**_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        deeplink.cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
