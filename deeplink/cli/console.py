@@ -72,9 +72,7 @@ def command(
     from deeplink.scheduler.watch.journal import default_journal
 
     config = load_config()
-    settings = Settings(
-        journal=journal or default_journal(config.state), interval_s=interval, slurm=not no_slurm
-    )
+    settings = Settings(journal=journal or default_journal(config.state), interval_s=interval, slurm=not no_slurm)
     if as_json:
         click.echo(snapshot_json(Collector(settings)))
         return

@@ -7,7 +7,6 @@ own name to 127.0.0.1 (DNS rebinding) and read us. So the Host header must name 
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import ipaddress
 import json
@@ -99,7 +98,7 @@ class Access:
         elif scheme.lower() == "basic":
             try:
                 given = base64.b64decode(value.strip(), validate=True).partition(b":")[2]
-            except binascii.Error:
+            except ValueError:  # no base64, or not even ASCII
                 return False
         return hmac.compare_digest(given, self.token.encode())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import NodeRecord
 
 SILENT_S = 5.0
-"""A node of a running job whose agent has said nothing for so long is shown as not answering."""
+"""A node of a running job whose agent has been silent for so long, by its launcher, is shown as not answering."""
 OUTSIDE = "?"
 """Key of what stands for the switch of nodes that no switch is known for."""
 
@@ -128,7 +128,6 @@ def node_views(
             name,
             (rows.get(name), agents.get(name), seats.get(name)),
             switch=leaf if (leaf := leaf_of.get(name, OUTSIDE)) in known else OUTSIDE,
-            now=readings.unix,
         )
         for order, name in enumerate(names)
     )
@@ -137,9 +136,9 @@ def node_views(
 _Known = tuple["NodeRow | None", "NodeRecord | None", "Seat | None"]
 
 
-def _view(order: int, name: str, known: _Known, *, switch: str, now: float) -> NodeView:
+def _view(order: int, name: str, known: _Known, *, switch: str) -> NodeView:
     row, agent, seat = known
-    health, reason = _health(row, agent, seat, now)
+    health, reason = _health(row, agent, seat)
     return NodeView(
         name=name,
         order=order,
@@ -158,17 +157,16 @@ def _view(order: int, name: str, known: _Known, *, switch: str, now: float) -> N
     )
 
 
-def _health(row: NodeRow | None, agent: NodeRecord | None, seat: Seat | None, now: float) -> tuple[Health, str]:
+def _health(row: NodeRow | None, agent: NodeRecord | None, seat: Seat | None) -> tuple[Health, str]:
     health = slurm_health(row) if row else Health.UNKNOWN
     reason = row.reason if row else ""
     if seat is None or not seat.watched or agent is None or agent.job != seat.job:
         return health, reason
-    quiet = now - agent.seen_unix
-    if quiet <= SILENT_S:
-        # Its own agent answers within a running job: with nobody else to ask, that is known.
+    # By its launcher's word, not by our clock: a launcher or a watchdog that fell silent says nothing of the node.
+    if agent.silent_s <= SILENT_S:
         return (Health.BUSY, reason) if row is None else (health, reason)
     if health in {Health.BUSY, Health.UNKNOWN, Health.IDLE}:
-        return Health.SILENT, reason or "its agent does not answer the job's launcher"
+        return Health.SILENT, reason or f"agent silent for {agent.silent_s:.0f} s"
     return health, reason
 
 

@@ -1,6 +1,6 @@
 // The page: one stream of events in, one state, drawn at each event and once a second for the ages.
 
-import { ago, el, keyed, put, say, setGlyph } from "./dom.js";
+import { ago, el, keyed, old, put, say, setGlyph } from "./dom.js";
 import { Fabric } from "./fabric.js";
 import { Incidents } from "./incidents.js";
 import { Jobs } from "./jobs.js";
@@ -46,6 +46,11 @@ function stateOf(each, at) {
   return each.state === "ok" && at - each.at_unix > 3 * each.period_s + 2 ? "stale" : each.state;
 }
 
+function ageText(chip, at) {
+  if (chip.state === "off" || (chip.state === "waiting" && !chip.since)) return "";
+  return chip.state === "failing" ? `last ${old(chip.since, at)}` : ago(chip.since, at);
+}
+
 /** Sources with one title are one chip: the worst state, the greatest age. */
 function drawSources(at) {
   const chips = new Map();
@@ -61,7 +66,7 @@ function drawSources(at) {
   keyed($("sources"), chips.values(), (each) => each.title, () => el("li", "source", el("span", "dot"), el("span"), el("span", "source-age")), (made, chip) => {
     put(made, "data-state", chip.state);
     say(made.children[1], [chip.title, SOURCE_WORDS[chip.state]].filter(Boolean).join(": "));
-    say(made.children[2], chip.state === "off" ? "" : ago(chip.since, at));
+    say(made.children[2], ageText(chip, at));
     put(made, "title", chip.says.join("; ") || null);
   });
 }
@@ -75,7 +80,7 @@ function drawAges(at) {
     const state = stateOf(each, at);
     put($(id), "data-old", state === "stale" || state === "failing" ? "yes" : null);
     if (each.state === "off") say($(id), "not asked");
-    else if (each.state === "failing") say($(id), each.at_unix ? `as of ${ago(each.at_unix, at)} – no answer since` : "no answer yet");
+    else if (each.state === "failing") say($(id), each.at_unix ? `as of ${old(each.at_unix, at)} – no answer since` : "no answer yet");
     else say($(id), each.at_unix ? `as of ${ago(each.at_unix, at)}` : "");
   }
 }
@@ -97,10 +102,10 @@ function drawNotice(at) {
   const problems = page.state ? Object.values(page.state.sources).filter((each) => each.state === "failing") : [];
   let text = "";
   if (page.lostAt && Date.now() / 1000 - page.lostAt > 1.5) {
-    text = `Lost the console; trying again. ${page.state ? `What you see was true ${ago(page.state.unix, at)}.` : ""}`;
+    text = `Lost the console; trying again. ${page.state ? `What you see was true ${old(page.state.unix, at)}.` : ""}`;
   } else if (problems.length) {
     const { title, problem, remedy, at_unix: since } = problems[0];
-    text = `${title}: ${problem}. ${since ? `Showing what was known ${ago(since, at)}.` : "Nothing known yet."} ${remedy || ""}`;
+    text = `${title}: ${problem}. ${since ? `Showing what was known ${old(since, at)}.` : "Nothing known yet."} ${remedy || ""}`;
   }
   // Ages tick in the text; only another cause is announced anew.
   put(notice, "role", text && notice.dataset.cause === (page.lostAt ? "lost" : problems[0]?.name) ? null : "alert");

@@ -113,6 +113,11 @@ export function ago(unix, now) {
   return s < 1.5 ? "now" : `${span(Math.max(1, s)).replace(/\.\d/, "")} ago`;
 }
 
+/** The same for a fact that is no longer refreshed: always a length of time, never "now". */
+export function old(unix, now) {
+  return unix ? `${span(Math.max(1, now - unix)).replace(/\.\d/, "")} ago` : "never";
+}
+
 export function moment(unix) {
   if (!unix) return "–";
   return new Date(unix * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC");

@@ -27,13 +27,12 @@ function since(each, unix) {
   return unix ? span(unix - each.began_unix) : null;
 }
 
-function timesText(each, now) {
-  const parts = [];
-  parts.push(each.detected_unix ? `detected ${since(each, each.detected_unix)}` : "not yet detected");
-  if (each.acted_unix) parts.push(`acted ${since(each, each.acted_unix)}`);
-  if (each.recovered_unix) parts.push(`training again ${since(each, each.recovered_unix)}`);
-  else if (each.outcome === "open") parts.push(`open for ${span(now - each.began_unix)}`);
-  return parts.join(" · ");
+function times(each, now) {
+  const parts = [["b-detect", each.detected_unix ? `detected ${since(each, each.detected_unix)}` : "not yet detected"]];
+  if (each.acted_unix) parts.push(["b-act", `acted ${since(each, each.acted_unix)}`]);
+  if (each.recovered_unix) parts.push(["b-recover", `training again ${since(each, each.recovered_unix)}`]);
+  else if (each.outcome === "open") parts.push(["open", `open for ${span(now - each.began_unix)}`]);
+  return parts;
 }
 
 function fillBar(bar, each, now) {
@@ -50,7 +49,7 @@ function fillBar(bar, each, now) {
 
 function fillIncident(box, each, now) {
   const [line, more] = box.children;
-  const [what, badge, when, times, bar] = line.children;
+  const [what, badge, when, seconds, bar] = line.children;
   const kind = KINDS[each.kind] || each.kind;
   box.dataset.incident = each.id;
   put(box, "data-outcome", each.outcome);
@@ -59,7 +58,7 @@ function fillIncident(box, each, now) {
   put(badge, "data-mood", { recovered: "good", failed: "bad", open: "warn" }[each.outcome] || "unknown");
   say(when, ago(each.began_unix, now));
   put(when, "title", moment(each.began_unix));
-  say(times, timesText(each, now));
+  keyed(seconds, times(each, now), ([name]) => name, ([name]) => el("span", name), (made, [, text]) => say(made, text));
   fillBar(bar, each, now);
   const rows = [
     ["evidence", each.evidence || "none recorded"],

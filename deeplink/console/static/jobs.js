@@ -34,30 +34,42 @@ const TITLES = {
   repeated: "steps run again because the attempt before ended after its last checkpoint",
 };
 
-function makeJob() {
-  const card = el("article", "job");
-  const head = el("header", "job-head", el("span", "job-id"), el("h3", "job-name"), el("span", "job-user"), el("span", "badge"), el("span", "job-attempt"));
+const OVER = new Set(["succeeded", "failed"]);
+
+/** Whether a job has ended: it is shown as one line until someone opens it. */
+function over(job) {
+  return OVER.has(job.phase) || ["done", "bad"].includes(condition(job)[1]) && job.phase !== "stranded";
+}
+
+function makeJob(job) {
+  const card = el("details", "job");
+  card.open = !over(job);
+  const head = el("summary", "", el("span", "job-id"), el("h3", "job-name"), el("span", "job-user"), el("span", "badge"), el("span", "job-attempt"));
   const facts = el("dl", "facts");
   for (const name of FACTS) {
     const made = fact(name);
     if (TITLES[name]) made.title = TITLES[name];
     facts.append(made);
   }
-  const plot = el("div", "plot");
-  const way = el("p", "way");
-  const detail = el("p", "job-detail");
   const tries = el("details", "tries", el("summary"), el("ol"));
-  card.append(head, facts, plot, way, detail, tries);
+  card.append(head, el("div", "job-body", facts, el("div", "plot"), el("p", "way"), el("p", "job-detail"), tries));
   return card;
 }
 
+/** The right end of a job's line: which attempt it is, or how an ended one ended. */
+function tailText(job, now) {
+  if (!job.watched) return job.slurm_state === "PENDING" ? job.pending_reason : "not watched";
+  const attempt = job.attempts.length > 1 ? `attempt ${job.attempts.length} · ${job.attempt}` : job.attempt;
+  return over(job) ? `step ${whole(job.step)} · ${attempt} · ${ago(job.heard_unix, now)}` : attempt;
+}
+
 function valuesOf(job, now) {
-  const crossings = job.ring === null ? "unknown" : job.ring_stock === null ? `${job.ring}` : `${job.ring}, stock ${job.ring_stock}`;
+  const crossings = job.ring === null ? "unknown" : `${job.ring}, in Slurm's order ${job.ring_stock}`;
   return {
     step: whole(job.step),
-    rate: job.rate === null ? "unknown" : `${figure(job.rate)} steps/s`,
+    rate: job.rate === null ? (over(job) ? "ended" : "unknown") : `${figure(job.rate)} steps/s`,
     loss: job.loss === null ? "unknown" : typeof job.loss === "string" ? job.loss : figure(job.loss),
-    ranks: job.world_size === null ? "unknown" : `${job.world_size} on ${job.nodes.length} nodes`,
+    ranks: job.world_size === null ? "unknown" : `${job.world_size} on ${job.nodes.length} node${job.nodes.length === 1 ? "" : "s"}`,
     crossings,
     repeated: whole(job.repeated_steps),
     spares: job.watched ? names(job.spares) || "none" : "unknown",
@@ -66,13 +78,14 @@ function valuesOf(job, now) {
 }
 
 function fillJob(card, job, state, now) {
-  const [head, facts, plot, way, detail, tries] = card.children;
+  const [head, body] = card.children;
+  const [facts, plot, way, detail, tries] = body.children;
   const [word, mood] = condition(job);
   put(card, "data-mood", mood);
   put(card, "data-hue", job.hue);
+  put(card, "data-bare", job.watched ? null : "yes");
   card.dataset.job = job.id;
-  const texts = [job.id, job.name || "unnamed", job.user || "", word, job.attempts.length > 1 || job.attempt ? `attempt ${job.attempts.length || 1} · ${job.attempt || ""}` : ""];
-  texts.forEach((text, i) => say(head.children[i], text));
+  [job.id, job.name || "unnamed", job.user, word, tailText(job, now)].forEach((text, i) => say(head.children[i], text));
   put(head.children[3], "data-mood", mood);
   facts.hidden = !job.watched;
   plot.hidden = !job.watched;
@@ -86,7 +99,7 @@ function fillJob(card, job, state, now) {
     curves.get(card).update(job, state.curves[job.id] || { metric: "loss", points: [], version: 0 });
   }
   fillWay(way, job, state);
-  say(detail, job.detail || job.pending_reason || "");
+  say(detail, job.detail);
   detail.hidden = !detail.textContent;
   fillTries(tries, job, now);
 }
@@ -123,8 +136,9 @@ export class Jobs {
   }
 
   update(state, now) {
-    const order = { bad: 0, warn: 1, good: 2, calm: 3, unknown: 4, done: 5 };
-    const jobs = Object.values(state.jobs).sort((a, b) => order[condition(a)[1]] - order[condition(b)[1]] || b.id - a.id);
+    const order = { bad: 0, warn: 1, good: 2, unknown: 3, calm: 4 };
+    const rank = (job) => (over(job) ? 9 : order[condition(job)[1]]);
+    const jobs = Object.values(state.jobs).sort((a, b) => rank(a) - rank(b) || b.id - a.id);
     keyed(this.root, jobs, (job) => job.id, makeJob, (card, job) => fillJob(card, job, state, now));
     put(this.root, "data-empty", jobs.length ? null : "No jobs on record. `deeplink sbatch train.sh` submits one that is watched.");
     const watched = jobs.filter((job) => job.watched).length;

@@ -50,6 +50,6 @@ export class Shards {
     });
     const sum = nodes.reduce((total, node) => total + node.shard_bytes, 0);
     const shards = nodes.reduce((total, node) => total + node.shards, 0);
-    say(this.count, `${whole(shards)} held on ${nodes.length} nodes, ${bytes(sum)} with copies`);
+    say(this.count, `${whole(shards)} on ${nodes.length} nodes, ${bytes(sum)}`);
   }
 }

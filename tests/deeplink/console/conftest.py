@@ -1,10 +1,27 @@
-"""Fills a journal, through its own API, with a day a cluster may have had: what the page's tests look at."""
+"""A journal filled through its own API with a day a cluster may have had, a recorded Slurm, a served console."""
 
 from __future__ import annotations
 
+import asyncio
+import http.client
+import json
 import math
-from typing import TYPE_CHECKING
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from deeplink.console.app import build_app
+from deeplink.console.collect import Collector, Settings
+from deeplink.console.guard import Access
+from deeplink.console.run import Console
+from deeplink.console.serve import Server, listen, parse_address
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import (
     Action,
     Beat,
@@ -19,12 +36,11 @@ from deeplink.scheduler.watch.records import (
 from deeplink.types import Attempt, NodeName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from deeplink.scheduler.watch.journal import Journal
-
+RECORDED = Path(__file__).parents[2] / "data" / "slurm" / "22.05.8"
 MIB = 1 << 20
-LOST = NodeName("n3")
+LOST = NodeName("n1")
 """The node that died in job 17's first attempt."""
 
 
@@ -68,7 +84,7 @@ def reports(attempt: Attempt, steps: Sequence[int], began: float, per_step_s: fl
 
 
 def digits(journal: Journal, now: float) -> None:
-    """Job 17: lost n3 at step 412, went on from step 380 on a spare, and runs."""
+    """Job 17: lost n1 at step 412, went on from step 380 on a spare, and runs."""
     first, second = Attempt(17, 0, 0), Attempt(17, 0, 1)
     died = now - 260
     before = names(0, 1, 2, 3)
@@ -95,14 +111,14 @@ def digits(journal: Journal, now: float) -> None:
             attempt=first,
             node=LOST,
             action=Action.RELAUNCH,
-            evidence="agent silent for 3.0 s at 10.77.0.13:4000; TCP connect timed out; 3 of 4 other agents answer; "
-            "leaf1's other node answers",
+            evidence="agent silent for 3.0 s at 10.77.0.11:4000; connecting timed out; 3 of 4 others answer; "
+            "leaf0's other node answers",
             began_unix=died,
             detected_unix=died + 3.1,
             acted_unix=died + 3.4,
         )
     )
-    after = names(0, 1, 2, 6)
+    after = names(0, 2, 3, 6)
     for moment in (died + 4, now - 0.3):
         journal.record_beat(
             Beat(
@@ -127,7 +143,7 @@ def digits(journal: Journal, now: float) -> None:
 
 def imagenet(journal: Journal, now: float) -> None:
     """Job 21: a plain good run, started a little while ago."""
-    attempt, nodes = Attempt(21, 0, 0), names(4, 5)
+    attempt, nodes = Attempt(21, 0, 0), names(5)
     journal.record_beat(
         Beat(
             attempt=attempt,
@@ -135,9 +151,9 @@ def imagenet(journal: Journal, now: float) -> None:
             user="bo",
             job_name="resnet50-warmup",
             nodes=nodes,
-            world_size=4,
+            world_size=2,
             node_beats=tuple(node(name, 21, now) for name in nodes),
-            progress=reports(attempt, range(0, 90), now - 90 * 0.7, 0.7),
+            progress=reports(attempt, range(90), now - 90 * 0.7, 0.7),
             ring_crossings=0,
             ring_crossings_stock=0,
         ),
@@ -196,3 +212,111 @@ def fill(journal: Journal, now: float) -> None:
     older(journal, now)
     digits(journal, now)
     imagenet(journal, now)
+
+
+@dataclass
+class RecordedSlurm:
+    """Answers as a real Slurm once did; refuses while `dead`. Counts what it is asked."""
+
+    moment: str = "3-nodes-down"
+    dead: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        kind = " ".join(argv[:3]) if argv[0] == "scontrol" else argv[0]
+        self.asked.append(kind)
+        if self.dead:
+            raise CommandError(argv, 1, "slurm_load_nodes: Unable to contact slurm controller (connect failure)")
+        if kind == "scontrol show config":
+            return "ClusterName             = recorded\n"
+        if kind == "squeue":
+            return ""
+        file = {
+            "scontrol show node": "scontrol-show-node-o.txt",
+            "scontrol show topology": "scontrol-show-topology.txt",
+        }
+        return (RECORDED / self.moment / file[kind]).read_text()
+
+
+@dataclass
+class Served:
+    """A console that answers on a free port of loopback."""
+
+    port: int
+    console: Console
+    server: Server
+
+    def connection(self, timeout_s: float = 10.0) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        asker = self.connection()
+        asker.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = asker.getresponse()
+        body = answer.read()
+        asker.close()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, body
+
+    def json(self, path: str) -> Any:
+        status, _, body = self.get(path)
+        assert status == 200, body
+        return json.loads(body)
+
+
+@pytest.fixture
+def slurm() -> RecordedSlurm:
+    return RecordedSlurm()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "watch.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture
+def filled(journal: Journal) -> Journal:
+    fill(journal, time.time())
+    return journal
+
+
+@pytest.fixture
+def collector(journal: Journal, slurm: RecordedSlurm) -> Collector:
+    return Collector(Settings(journal=journal.path, interval_s=0.2), slurm=Slurm(slurm))
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Serves a collector's console until the test is over."""
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def start(collector: Collector, access: Access | None = None) -> Served:
+        console = Console(collector)
+        listener = listen(parse_address("127.0.0.1:0"), token="")
+        app = build_app(console.feed, access or Access(), background=console.collecting)
+        server = Server(app, console.feed)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        running.append((server, thread))
+        return Served(listener.getsockname()[1], console, server)
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def eventually(question: Callable[[], Any], bound_s: float = 15.0) -> Any:
+    """Return the first true answer; fail when there was none within the bound."""
+    until = time.monotonic() + bound_s
+    while time.monotonic() < until:
+        if answer := question():
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"not within {bound_s:g} s: {question}")
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Any]:
+    return eventually

@@ -1,0 +1,121 @@
+"""`deeplink console` as a process: it starts, refuses, prints, and leaves when told."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "deeplink", "console"]
+
+
+def ran(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "HOME": str(tmp_path), "DEEPLINK_STATE": str(tmp_path)}
+    return subprocess.run([*COMMAND, *arguments], env=env, capture_output=True, text=True, timeout=50, check=False)
+
+
+@contextmanager
+def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    env = {**os.environ, "HOME": str(tmp_path), "DEEPLINK_STATE": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    command = [*COMMAND, "--bind", "127.0.0.1:0", "--interval", "0.2", *arguments]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = process.stdout.readline()
+            assert "http://127.0.0.1:" in said, process.stderr.read() if process.stderr else said
+            yield process, int(said.split("127.0.0.1:")[1].split("/")[0])
+        finally:
+            process.kill()
+
+
+def opened(port: int, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    until = time.monotonic() + 20
+    while True:
+        asker = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            asker.request("GET", path)
+            return asker, asker.getresponse()
+        except OSError:
+            asker.close()
+            if time.monotonic() > until:
+                raise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_leaves_when_told_with_pages_open(tmp_path: Path, number: signal.Signals) -> None:
+    with running(tmp_path, "--no-slurm") as (process, port):
+        pages = [opened(port, "/api/v1/events") for _ in range(3)]
+        for _, answer in pages:
+            assert answer.readline().startswith(b"id: ")
+        began = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(10) == 0
+        took = time.monotonic() - began
+        for asker, _ in pages:
+            asker.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    print(f"left {took:.2f} s after {number.name}")  # noqa: T201 - a figure for people; no test asserts a time
+
+
+@pytest.mark.slow
+def test_a_hanging_slurm_delays_neither_the_page_nor_the_end(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("scontrol", "squeue"):
+        (programs / name).write_text("#!/bin/sh\nexec sleep 30\n")
+        (programs / name).chmod(0o755)
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{programs}:{before}"
+    try:
+        with running(tmp_path) as (process, port):
+            asker, answer = opened(port, "/api/v1/snapshot")
+            document = json.loads(answer.read())
+            asker.close()
+            assert document["sources"]["nodes"]["state"] in {"waiting", "failing"}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(4) == 0, "well before the hanging command's own bound"
+    finally:
+        os.environ["PATH"] = before
+
+
+@pytest.mark.slow
+def test_one_snapshot_as_json(tmp_path: Path) -> None:
+    done = ran(tmp_path, "--json", "--no-slurm")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["headline"] == {"mood": "unknown", "text": "Nothing known yet"}
+    assert document["sources"]["journal"]["state"] == "waiting"
+
+
+@pytest.mark.slow
+def test_a_busy_port_and_a_wide_address_are_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = ran(tmp_path, "--no-slurm", "--bind", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.returncode == 1
+    assert "is in use" in done.stderr
+    assert "--bind 127.0.0.1:0" in done.stderr
+    done = ran(tmp_path, "--no-slurm", "--bind", "0.0.0.0:0")
+    assert done.returncode == 2
+    assert "--token-file" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("sesame-sesame-sesame")
+    token.chmod(0o644)
+    done = ran(tmp_path, "--no-slurm", "--bind", "0.0.0.0:0", "--token-file", str(token))
+    assert done.returncode == 1
+    assert "0600" in done.stderr

@@ -1,0 +1,233 @@
+"""The HTTP face, asked over a real socket of a real server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deeplink.console import app as apps
+from deeplink.console.collect import Collector
+from deeplink.console.delta import apply
+from deeplink.console.errors import BindFailedError, BindFormatError, BindRefusedError, PortBusyError
+from deeplink.console.guard import Access
+from deeplink.console.serve import listen, parse_address
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Incident
+
+
+def events(answer: http.client.HTTPResponse) -> tuple[str, str, Any]:
+    """Read the next event, past comments."""
+    fields: dict[str, str] = {}
+    while True:
+        line = answer.readline().decode().rstrip("\n")
+        if not line and "data" in fields:
+            return fields["id"], fields["event"], json.loads(fields["data"])
+        name, _, value = line.partition(": ")
+        fields[name] = value
+
+
+def test_the_page_and_its_parts_come_with_a_strict_policy(collector: Collector, serve: Callable[..., Any]) -> None:
+    served = serve(collector)
+    for path, kind in [
+        ("/", "text/html"),
+        ("/static/console.js", "text/javascript"),
+        ("/static/console.css", "text/css"),
+        ("/static/icon.svg", "image/svg+xml"),
+    ]:
+        status, headers, body = served.get(path)
+        assert status == 200
+        assert headers["content-type"].startswith(kind)
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert b"http://" not in body.replace(b"http://www.w3.org/", b""), "no assets from elsewhere"
+        assert b"https://" not in body
+        assert served.get(path, if_none_match=headers["etag"])[0] == 304
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../app.py", "/static/%2e%2e%2fapp.py", "/static/", "/nothing", "/api/v1"]
+)
+def test_other_paths_are_not_found(path: str, collector: Collector, serve: Callable[..., Any]) -> None:
+    assert serve(collector).get(path)[0] == 404
+
+
+def test_the_api_tells_what_the_page_shows(
+    filled: Journal, collector: Collector, serve: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    eventually(lambda: len(served.json("/api/v1/nodes")["nodes"]) == 8)
+    assert served.json("/api/v1/snapshot")["cluster"] == "recorded"
+    assert {job["id"] for job in served.json("/api/v1/jobs")["jobs"]} == {9, 12, 17, 21}
+    one = served.json("/api/v1/jobs/17")
+    assert one["job"]["repeated_steps"] == 32
+    assert len(one["curve"]["points"]) > 100
+    assert [each["kind"] for each in one["incidents"]] == ["node-silent"]
+    assert len(served.json("/api/v1/incidents")["incidents"]) == 3
+    assert served.json("/healthz")["sources"]["nodes"] == "ok"
+    status, _, body = served.get("/api/v1/jobs/4711")
+    assert status == 404
+    assert "4711" in json.loads(body)["error"]
+
+
+def test_only_reading_and_only_by_our_own_name(collector: Collector, serve: Callable[..., Any]) -> None:
+    served = serve(collector)
+    for path in ("/", "/api/v1/snapshot", "/api/v1/events", "/metrics"):
+        assert served.get(path, method="POST")[0] == 405
+        assert served.get(path, host="evil.example")[0] == 421
+
+
+def test_with_a_token_every_path_wants_it(collector: Collector, serve: Callable[..., Any]) -> None:
+    served = serve(collector, Access("sesame-sesame"))
+    for path in ("/", "/static/console.js", "/api/v1/snapshot", "/api/v1/events", "/metrics", "/healthz", "/no"):
+        assert served.get(path)[0] == 401
+    assert served.get("/healthz", authorization="Bearer sesame-sesame")[0] == 200
+
+
+def test_events_follow_the_journal_and_resume(
+    filled: Journal, collector: Collector, serve: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    asker = served.connection()
+    asker.request("GET", "/api/v1/events")
+    answer = asker.getresponse()
+    assert answer.getheader("content-type") == "text/event-stream"
+    ident, name, state = events(answer)
+    assert name == "snapshot"
+    filled.record_incident(Incident(id="new-1", kind="node-dead", began_unix=5.0, detected_unix=6.0))
+    while "new-1" not in state["incidents"]:
+        ident, name, delta = events(answer)
+        assert name == "change"
+        state = apply(state, delta)
+    asker.close()
+    again = served.connection()
+    again.request("GET", "/api/v1/events", headers={"Last-Event-ID": ident})
+    _, name, delta = events(again.getresponse())
+    assert name == "change"
+    assert delta["after"] == state["seq"]
+    again.close()
+
+
+def test_an_idle_tick_is_small(filled: Journal, collector: Collector, serve: Callable[..., Any]) -> None:
+    asker = serve(collector).connection()
+    asker.request("GET", "/api/v1/events")
+    answer = asker.getresponse()
+    seen = [events(answer)[2] for _ in range(12)]
+    asker.close()
+    assert len(json.dumps(seen[-1])) < 1000
+
+
+def test_slurm_is_asked_no_more_often_for_many_pages(
+    collector: Collector, slurm: Any, serve: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    askers = [served.connection() for _ in range(20)]
+    for asker in askers:
+        asker.request("GET", "/api/v1/events")
+        events(asker.getresponse())
+    eventually(lambda: served.console.feed.clients == 20)
+    before, frames = slurm.asked.count("squeue"), served.console.feed.latest.seq
+    eventually(lambda: served.console.feed.latest.seq >= frames + 6)
+    rounds = served.console.feed.latest.seq - frames
+    assert slurm.asked.count("squeue") - before <= rounds + 1
+    for asker in askers:
+        asker.close()
+    eventually(lambda: served.console.feed.clients == 0)
+
+
+def test_a_page_that_reads_nothing_is_let_go_and_holds_nobody_up(
+    filled: Journal,
+    collector: Collector,
+    serve: Callable[..., Any],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apps, "SLOW_S", 0.3)
+    served = serve(collector)
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    slow.connect(("127.0.0.1", served.port))
+    slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    eventually(lambda: served.console.feed.clients == 1)
+    # Fill what lies between: the system's buffers first, then the server's own.
+    number = 0
+
+    def pushed_out() -> bool:
+        nonlocal number
+        for _ in range(20):
+            number += 1
+            filled.record_incident(
+                Incident(
+                    id=f"big-{number}", kind="node-dead", began_unix=1, detected_unix=2, evidence="x" * 100_000
+                )
+            )
+        return bool(served.console.feed.clients == 0)
+
+    eventually(pushed_out, 30)
+    assert served.json("/healthz")["ok"]
+    slow.close()
+
+
+def test_too_many_pages_are_told_so(
+    collector: Collector, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deeplink.console import feed
+
+    monkeypatch.setattr(feed, "MOST_CLIENTS", 1)
+    served = serve(collector)
+    first = served.connection()
+    first.request("GET", "/api/v1/events")
+    events(first.getresponse())
+    status, headers, _ = served.get("/api/v1/events")
+    assert status == 503
+    assert headers["retry-after"]
+    first.close()
+
+
+def test_metrics_name_every_source(
+    filled: Journal, collector: Collector, serve: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+
+    def text() -> str:
+        body: bytes = served.get("/metrics")[2]
+        return body.decode()
+
+    eventually(lambda: 'deeplink_console_nodes{health="down"} 2.0' in text())
+    for source in ("nodes", "jobs", "switches", "journal"):
+        assert f'deeplink_console_source_up{{source="{source}"}} 1.0' in text()
+
+
+def test_a_busy_port_is_said_with_what_to_do() -> None:
+    with listen(parse_address("127.0.0.1:0"), token="") as taken, pytest.raises(PortBusyError) as caught:
+        listen(parse_address(f"127.0.0.1:{taken.getsockname()[1]}"), token="")
+    assert "--bind" in caught.value.remedy
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0", "10.0.0.1:80"])
+def test_beyond_loopback_needs_a_token(bind: str) -> None:
+    with pytest.raises(BindRefusedError) as caught:
+        listen(parse_address(bind), token="")
+    assert "--token-file" in caught.value.remedy
+
+
+def test_beyond_loopback_with_a_token() -> None:
+    listen(parse_address("0.0.0.0:0"), token="sesame").close()  # noqa: S106
+
+
+def test_an_address_of_another_machine_is_refused_by_the_system() -> None:
+    with pytest.raises(BindFailedError):
+        listen(parse_address("203.0.113.1:8642"), token="sesame")  # noqa: S106
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8642", "localhost", "head.example:80", "127.0.0.1:", "127.0.0.1:99999", "1.2.3:4", ":1"]
+)
+def test_no_address(text: str) -> None:
+    with pytest.raises(BindFormatError):
+        parse_address(text)

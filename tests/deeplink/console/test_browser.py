@@ -1,0 +1,186 @@
+"""The page in a real browser: what is on it, what comes live, and that it says what it does not know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from deeplink.console.collect import Collector
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Incident, Outcome
+from deeplink.types import Attempt, NodeName
+
+BUILD = Path(__file__).parents[3] / "build"
+DRIVER, BROWSER = Path("/usr/bin/chromedriver"), Path("/usr/bin/chromium")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        not (DRIVER.exists() and BROWSER.exists()), reason="needs Debian's chromium and chromium-driver"
+    ),
+]
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(BROWSER)
+    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1100"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    driver.set_page_load_timeout(60)
+    yield driver
+    said = complaints(driver)
+    driver.quit()
+    assert said == []
+
+
+def complaints(browser: Any) -> list[dict[str, Any]]:
+    """Return what the browser logged since it was last asked."""
+    found: list[dict[str, Any]] = browser.get_log("browser")
+    return found
+
+
+def picture(browser: webdriver.Chrome, name: str, scheme: str = "light", width: int = 1280) -> None:
+    """Photograph the whole page into build/."""
+    BUILD.mkdir(exist_ok=True)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    height = browser.execute_script("return document.documentElement.scrollHeight")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "height": height})
+    script = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
+    browser.execute_async_script(script)  # two frames: the charts follow their new size in the first
+    assert browser.save_screenshot(str(BUILD / name))
+
+
+def texts(browser: webdriver.Chrome, selector: str) -> list[str]:
+    found: list[str] = browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector
+    )
+    return found
+
+
+def test_the_page_shows_the_cluster_and_follows_it(
+    filled: Journal,
+    collector: Collector,
+    serve: Callable[..., Any],
+    browser: webdriver.Chrome,
+    eventually: Callable[..., Any],
+) -> None:
+    browser.get(f"http://127.0.0.1:{serve(collector).port}/")
+    eventually(lambda: len(texts(browser, ".tile")) == 8, 60)
+    assert texts(browser, ".tile .t-name") == [f"n{number}" for number in range(8)]
+    assert texts(browser, ".switch-name") == [
+        "core", "spine0", "leaf0", "leaf1", "spine1", "leaf2", "leaf3",
+    ]  # fmt: skip
+    assert "17 · ranks 4\N{EN DASH}5" in texts(browser, ".tile[data-node=n3] .t-job")
+    assert texts(browser, ".tile[data-node=n1] .t-state") == ["down \N{EN DASH} Not responding"]
+    assert texts(browser, ".job-name") == ["resnet50-warmup", "digits-ddp", "gpt-small", "hyperband-3"]
+    curve = browser.find_element(By.CSS_SELECTOR, ".job[data-job='17'] .curve")
+    assert len(curve.find_elements(By.CSS_SELECTOR, ".c-line")) == 2
+    assert "32 repeated" in curve.text
+    assert len(curve.find_element(By.CSS_SELECTOR, ".c-line").get_attribute("d") or "") > 500
+    assert len(texts(browser, ".incident")) == 3
+    assert len(texts(browser, "#shards tbody tr")) == 6
+    assert "2 nodes down" in texts(browser, "#headline")[0]
+    picture(browser, "console.png")
+    picture(browser, "console-dark.png", "dark")
+    picture(browser, "console-800.png", "light", 800)
+    sideways = browser.execute_script("return document.documentElement.scrollWidth")
+    assert sideways == 800, "nothing sticks out to the side"
+    picture(browser, "console-dark-800.png", "dark", 800)
+
+    browser.execute_script("document.querySelector('.tile').dataset.witness = 'kept'")
+    now = time.time()
+    filled.record_incident(
+        Incident(
+            id="21.0.0-node-dead-n5",
+            kind="node-dead",
+            attempt=Attempt(21, 0, 0),
+            node=NodeName("n5"),
+            began_unix=now,
+            detected_unix=now + 1.5,
+            evidence="<img src=x onerror=alert(1)>",
+            outcome=Outcome.OPEN,
+        )
+    )
+    eventually(lambda: len(texts(browser, ".incident")) == 4)
+    newest = browser.find_element(By.CSS_SELECTOR, ".incident")
+    assert "node died · n5 · job 21" in newest.text
+    assert "detected 1.5 s" in newest.text
+    newest.find_element(By.CSS_SELECTOR, "summary").send_keys(Keys.ENTER)
+    eventually(lambda: "<img src=x onerror=alert(1)>" in newest.text)  # shown as text, not as a page
+    assert "1 incident open" in texts(browser, "#headline")[0]
+    assert texts(browser, ".tile[data-witness=kept]"), "tiles are updated in place, not made anew"
+
+
+def test_keys_reach_nodes_and_curves(
+    filled: Journal,
+    collector: Collector,
+    serve: Callable[..., Any],
+    browser: webdriver.Chrome,
+    eventually: Callable[..., Any],
+) -> None:
+    browser.get(f"http://127.0.0.1:{serve(collector).port}/")
+    eventually(lambda: len(texts(browser, ".tile")) == 8, 60)
+    body = browser.find_element(By.TAG_NAME, "body")
+    body.send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to the fabric"
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert browser.switch_to.active_element.get_attribute("data-node") == "n1"
+    eventually(lambda: "reason: Not responding" in texts(browser, "#inspector")[0])
+    browser.execute_script("document.querySelector('.job[data-job=\"17\"] .curve').focus()")
+    browser.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
+    eventually(lambda: "step 639" in texts(browser, ".job[data-job='17'] .curve-read")[0])
+    unnamed = browser.execute_script(
+        "return [...document.querySelectorAll('button, svg[role=img], section, table')].filter((each) => "
+        "!each.getAttribute('aria-label') && !each.getAttribute('aria-labelledby') "
+        "&& !each.querySelector('caption'))"
+        ".map((each) => each.outerHTML.slice(0, 80))"
+    )
+    assert unnamed == []
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_dead_controller_and_a_lost_console_are_said(
+    collector: Collector,
+    slurm: Any,
+    serve: Callable[..., Any],
+    browser: webdriver.Chrome,
+    eventually: Callable[..., Any],
+) -> None:
+    served = serve(collector)
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    eventually(lambda: len(texts(browser, ".tile")) == 8, 60)
+    slurm.dead = True
+    eventually(lambda: "Slurm stopped answering" in texts(browser, "#headline")[0])
+    eventually(lambda: "Unable to contact slurm controller" in texts(browser, "#notice")[0])
+    eventually(lambda: "no answer since" in texts(browser, "#a-fabric")[0])
+    assert len(texts(browser, ".tile")) == 8, "the last known nodes stay"
+    picture(browser, "console-slurm-dead.png")
+    slurm.dead = False
+    eventually(lambda: "2 nodes down" in texts(browser, "#headline")[0])
+    served.server.should_exit = True
+    eventually(lambda: "Lost the console" in texts(browser, "#notice")[0])
+    assert len(texts(browser, ".tile")) == 8
+    log = complaints(browser)  # the browser itself notes each failed attempt to come back
+    assert all("ERR_CONNECTION_REFUSED" in line["message"] or "ERR_INCOMPLETE" in line["message"] for line in log)
+    browser.get("about:blank")
+    complaints(browser)

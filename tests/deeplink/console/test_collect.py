@@ -1,0 +1,95 @@
+"""The sources: asked once per interval, never waited for, each with its age."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from deeplink.clock import ManualClock
+from deeplink.console.collect import SLOW_PERIOD_S, Collector, Settings, bounded_run
+from deeplink.console.readings import SourceState
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Incident
+
+
+def journal_source(collector: Collector) -> Any:
+    return collector.readings().source("journal")
+
+
+def test_each_kind_is_asked_once_per_round_and_the_tree_seldom(tmp_path: Path, slurm: Any) -> None:
+    clock = ManualClock()
+    collector = Collector(Settings(journal=tmp_path / "none"), clock=clock, slurm=Slurm(slurm))
+    for _ in range(3):
+        collector.refresh_slurm()
+        for _ in range(50):
+            collector.readings()
+    assert sorted(set(slurm.asked)) == [
+        "scontrol show config",
+        "scontrol show node",
+        "scontrol show topology",
+        "squeue",
+    ]
+    assert slurm.asked.count("scontrol show node") == slurm.asked.count("squeue") == 3
+    assert slurm.asked.count("scontrol show topology") == 1
+    clock.sleep(SLOW_PERIOD_S)
+    collector.refresh_slurm()
+    assert slurm.asked.count("scontrol show topology") == 2
+
+
+def test_a_dead_controller_is_asked_one_question_only(tmp_path: Path, slurm: Any) -> None:
+    slurm.dead = True
+    collector = Collector(Settings(journal=tmp_path / "none"), slurm=Slurm(slurm))
+    collector.refresh_slurm()
+    assert slurm.asked == ["scontrol show node"]
+    states = {source.name: source.state for source in collector.readings().sources}
+    assert states["nodes"] is states["jobs"] is states["switches"] is SourceState.FAILING
+
+
+def test_slurm_that_is_not_installed_is_said(tmp_path: Path) -> None:
+    def missing(_argv: Any, /, *, timeout_s: float = 1.0) -> str:
+        return bounded_run(["deeplink-no-such-program"], timeout_s=timeout_s)
+
+    collector = Collector(Settings(journal=tmp_path / "none"), slurm=Slurm(missing))
+    collector.refresh_slurm()
+    source = collector.readings().source("nodes")
+    assert "not on PATH" in source.problem
+    assert source.remedy
+
+
+def test_no_journal_yet_is_no_fault_but_a_lost_one_is(tmp_path: Path) -> None:
+    path = tmp_path / "watch.sqlite"
+    collector = Collector(Settings(journal=path, slurm=False))
+    assert journal_source(collector).state is SourceState.WAITING
+    with Journal(path) as journal:
+        journal.record_incident(Incident(id="x-1", kind="node-dead", began_unix=1.0, detected_unix=2.0))
+        assert journal_source(collector).state is SourceState.OK
+        assert [each.id for each in collector.readings().journal.incidents] == ["x-1"]
+        assert [each.id for each in collector.readings().journal.incidents] == ["x-1"], "read from memory"
+    for file in tmp_path.iterdir():
+        file.unlink()
+    readings = collector.readings()
+    assert readings.source("journal").state is SourceState.FAILING
+    assert [each.id for each in readings.journal.incidents] == ["x-1"], "old facts stay, with their age"
+
+
+def test_a_journal_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "watch.sqlite"
+    collector = Collector(Settings(journal=path, slurm=False))
+    for name in ("first-1", "second-2"):
+        made = tmp_path / name
+        with Journal(made) as journal:
+            journal.record_incident(Incident(id=name, kind="node-dead", began_unix=1.0, detected_unix=2.0))
+        for old in tmp_path.glob("watch.sqlite-*"):
+            old.unlink()
+        os.replace(made, path)  # noqa: PTH105 - over a file that is there
+        assert [each.id for each in collector.readings().journal.incidents] == [name]
+
+
+def test_a_file_that_is_no_journal_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "watch.sqlite"
+    path.write_bytes(b"no database at all, but long enough to be one" * 100)
+    source = journal_source(Collector(Settings(journal=path, slurm=False)))
+    assert source.state is SourceState.FAILING
+    assert source.remedy
