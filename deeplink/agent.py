@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 import deeplink
 from deeplink import metrics
 from deeplink.address import primary_address
+from deeplink.cache.server import CacheServicer
+from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch import node as node_service
@@ -41,6 +43,9 @@ TOKEN_WAIT_S = 20.0
 LONGEST_TOKEN = 1024
 STOP_GRACE_S = 0.5
 """How long calls in flight may still run once the agent is told to end."""
+VERIFY_BYTES_PER_S = 200e6
+"""Shards are verified in the background no faster than this, so that training has the SSD to itself."""
+VERIFY_EVERY_S = 30.0
 STATUS_KEPT_S = 0.5
 """The store is looked at no more often than this, however often the agent is asked."""
 
@@ -154,10 +159,10 @@ def is_loopback(host: str) -> bool:
 class Agent:
     """Serves a node's shards, progress and heartbeat from `start` to `stop`.
 
-    Raises (from `start`):
-        AgentBindError: it cannot listen there.
-        MetricsBindError: the metrics cannot be served there.
-        OSError: the store's folder cannot be made.
+    Raises:
+        AgentBindError: `start` cannot listen there.
+        MetricsBindError: `start` cannot serve the metrics there.
+        StoreError: the store's folder cannot be made.
     """
 
     def __init__(self, settings: AgentSettings, clock: Clock | None = None) -> None:
@@ -167,11 +172,14 @@ class Agent:
         self._stop_metrics: Callable[[], None] = lambda: None
         self._seen: tuple[float, node_pb2.StoreStatus] | None = None
         self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._store = Store(settings.store)
+        self._cache = CacheServicer(self._store, settings.node)
+        self._verifier = threading.Thread(target=self._verify, name="deeplink-verify", daemon=True)
 
     def start(self, token_file: Path) -> Announcement:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
         host, _ = split_bind(self.settings.bind)
-        self.settings.store.mkdir(parents=True, exist_ok=True)
         try:
             self._server = bound_server(self.settings.bind, self.settings.token, self._register)
         except RuntimeError as problem:
@@ -180,6 +188,7 @@ class Agent:
             self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
         self._feed_metrics()
         self._server.server.start()
+        self._verifier.start()
         address, interface = _reached_at(host, self._server.port)
         return Announcement(
             node=self.settings.node,
@@ -193,6 +202,7 @@ class Agent:
 
     def stop(self) -> None:
         """Return once nothing is served any more; calls in flight get `STOP_GRACE_S`."""
+        self._ending.set()
         if self._server is not None:
             self._server.health.enter_graceful_shutdown()
             self._server.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
@@ -202,15 +212,42 @@ class Agent:
         servicer = node_service.NodeServicer(
             self.settings.node, self.settings.topology_address, self.store_status, clock=self._clock
         )
-        return [node_service.add_to(server, servicer)]
+        return [node_service.add_to(server, servicer), *self._cache.register(server)]
 
     def store_status(self) -> node_pb2.StoreStatus:
-        """Return what the store holds, as it was at most `STATUS_KEPT_S` ago."""
+        """Return what the store holds, as it was at most `STATUS_KEPT_S` ago, and what was served so far."""
         with self._lock:
             now = self._clock.monotonic()
             if self._seen is None or now - self._seen[0] > STATUS_KEPT_S:
-                self._seen = (now, node_pb2.StoreStatus(free_bytes=shutil.disk_usage(self.settings.store).free))
+                held = self._store.status()
+                served = self._cache.totals()
+                status = node_pb2.StoreStatus(
+                    shards=held.shards,
+                    bytes=held.bytes,
+                    free_bytes=held.free_bytes,
+                    served_samples=served.samples,
+                    served_bytes=served.bytes,
+                    shard_ids=held.ids,
+                )
+                self._seen = (now, status)
             return self._seen[1]
+
+    def _verify(self) -> None:
+        """Verify the shards that are not yet, at a bounded rate, as long as the agent runs."""
+        while not self._ending.is_set():
+            for shard in self._store.ids():
+                try:
+                    if self._store.is_verified(shard):
+                        continue
+                    began, size = self._clock.monotonic(), self._store.path(shard).stat().st_size
+                    self._store.verify(shard)
+                except OSError as problem:
+                    log.warning("shard %s cannot be verified now: %s", shard, problem)
+                    continue
+                took = self._clock.monotonic() - began
+                if self._ending.wait(max(0.0, size / VERIFY_BYTES_PER_S - took)):
+                    return
+            self._ending.wait(VERIFY_EVERY_S)
 
     def _feed_metrics(self) -> None:
         metrics.NODE_INFO.info({"node": self.settings.node, "version": deeplink.__version__})

@@ -107,7 +107,7 @@ def _standing_token(bind: str, token_file: Path | None, state: Path) -> tuple[st
 
 
 def _end_on_signals() -> None:
-    """Make SIGTERM and SIGINT unwind the main thread from wherever it is, once, so that everything is tidied up."""
+    """Make SIGTERM and SIGINT unwind the main thread from wherever it is, so that everything is tidied up."""
     import signal
 
     def end(_number: int, _frame: object) -> None:
