@@ -114,12 +114,14 @@ def headline(readings: Readings, nodes: tuple[NodeView, ...], drawn: tuple[Drawn
 def _failing(readings: Readings) -> list[tuple[Mood, str]]:
     says = []
     failing = [each for each in readings.sources if each.state is SourceState.FAILING]
+    names = {each.name for each in failing}
     # Slurm is one thing that is asked several questions: one line for it is enough.
-    slurm = [each for each in failing if each.name != "journal"]
-    if slurm:
-        knew = any(each.at_unix for each in slurm)
+    if names & {"nodes", "jobs"}:
+        knew = any(each.at_unix for each in failing if each.name in {"nodes", "jobs"})
         says.append((Mood.BAD, "Slurm stopped answering") if knew else (Mood.WARN, "Slurm does not answer"))
-    if len(failing) > len(slurm):
+    elif "switches" in names:
+        says.append((Mood.WARN, "Slurm's switch tree cannot be read"))
+    if "journal" in names:
         says.append((Mood.BAD, "the watchdog's journal cannot be read"))
     return says
 

@@ -2,7 +2,8 @@
 
 import { ago, bytes, el, glyph, keyed, names, put, say, setGlyph, whole } from "./dom.js";
 
-const DENSE_FROM = 65; // nodes; beyond it a tile is a glyph and a name
+const DENSE_FROM = 65; // nodes; from here on a tile is a glyph and a name
+const TINY_FROM = 257; // and from here on the glyph alone: names are a key press or a pointer away
 
 const WORDS = {
   busy: "running",
@@ -176,7 +177,7 @@ export class Fabric {
   update(state, now) {
     Object.assign(this, { state, now });
     const nodes = Object.values(state.nodes);
-    put(this.root, "data-dense", nodes.length >= DENSE_FROM ? "yes" : null);
+    put(this.root, "data-dense", nodes.length >= TINY_FROM ? "tiny" : nodes.length >= DENSE_FROM ? "yes" : null);
     keyed(this.root, childrenOf(state, null), (each) => each.name, makeSwitch, (box, each) => fillSwitch(box, each, state, now));
     const tally = new Map();
     for (const node of nodes) tally.set(node.health, (tally.get(node.health) || 0) + 1);
