@@ -154,6 +154,20 @@ class Slurm:
         """Cancel a job; one that has ended already is no error."""
         self.run(["scancel", "--quiet", str(job)])
 
+    def steps(self, job: int) -> dict[str, int]:
+        """Return a running job's steps by name; of several with one name the newest."""
+        separator = f"\x1f{secrets.token_hex(4)}\x1f"
+        said = self.run(["squeue", "-h", "--steps", "-j", str(job), "-o", f"%i{separator}%j{separator}"])
+        fields = said.split(separator)[:-1]
+        numbers = [
+            (identity.strip().partition(".")[2], name) for identity, name in zip(*[iter(fields)] * 2, strict=False)
+        ]
+        return {
+            name: int(number)
+            for number, name in sorted(numbers, key=lambda one: one[0].zfill(9))
+            if number.isdigit()
+        }
+
     def cancel_step(self, job: int, step: int, *, signal: str = "") -> None:
         """End one step of a job, or send it a signal (`TERM`, `USR1`)."""
         self.run(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), f"{job}.{step}"])

@@ -1,0 +1,181 @@
+"""`deeplink run`: start and supervise a job's ranks, in place of srun or torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from deeplink.config import Config
+    from deeplink.scheduler.launch.backend import Backend
+    from deeplink.scheduler.launch.order import Order
+
+_EPILOG = """
+Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
+fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. The exit code is the first failed rank's,
+128 + n where a signal ended it, and 75 where nodes were lost and nobody could help.
+
+\b
+Examples:
+  deeplink run -- python train.py --epochs 90                  in a batch script: all nodes, one rank per GPU
+  deeplink run --spares 1 --nproc-per-node 4 -- python train.py
+  deeplink run --dry-run -- python train.py                    which rank would run where
+  deeplink run --local 2 -- python train.py                    without Slurm: two "nodes" on this machine
+"""
+
+
+def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
+    """Read `auto` as None."""
+    if value == "auto":
+        return None
+    if not value.isdigit() or int(value) < 1:
+        raise click.BadParameter(f"{value!r} is neither a positive whole number nor auto")
+    return int(value)
+
+
+@click.command("run", epilog=_EPILOG)
+@click.option(
+    "--spares",
+    type=click.IntRange(min=0),
+    envvar="DEEPLINK_SPARES",
+    help="Nodes that rest until another one is lost. [default: those beyond --nnodes, else none]",
+)
+@click.option(
+    "--nproc-per-node",
+    callback=_per_node,
+    default="auto",
+    metavar="K|auto",
+    help="Ranks on each node; auto: its GPUs, else --ntasks-per-node of the job, else 1.",
+)
+@click.option("--nnodes", type=click.IntRange(min=1), help="Nodes that run ranks. [default: all but the spares]")
+@click.option(
+    "--step-timeout",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Start the ranks again when no newer step was reported for so long (after the first); 0: never.",
+)
+@click.option(
+    "--strand-timeout",
+    type=click.FloatRange(min=0),
+    default=900.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a rescue when too few nodes are left.",
+)
+@click.option(
+    "--srun-option",
+    "srun_options",
+    multiple=True,
+    metavar="OPTION",
+    help="Hand an option to the ranks' srun; repeatable.",
+)
+@click.option("--local", type=click.IntRange(min=1), metavar="N", help="Without Slurm: N nodes on this machine.")
+@click.option("--dry-run", is_flag=True, help="Print which rank would run where, and the command; start nothing.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Say what happens as JSON lines (on standard error), or the dry run."
+)
+@click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def command(
+    *,
+    spares: int | None,
+    nproc_per_node: int | None,
+    nnodes: int | None,
+    step_timeout: float,
+    strand_timeout: float,
+    srun_options: tuple[str, ...],
+    local: int | None,
+    dry_run: bool,
+    as_json: bool,
+    command_line: tuple[str, ...],
+) -> int:
+    """Start COMMAND once per rank inside the allocation, ordered along the fabric, and supervise it.
+
+    When a node goes silent the ranks start again on the nodes that are left and a spare, under the same job id.
+    """
+    from deeplink.config import load_config
+    from deeplink.scheduler.launch.job import passed_on, run_job
+    from deeplink.scheduler.launch.order import Order
+
+    config = load_config()
+    backend = _backend(config, local, srun_options)
+    order = Order(
+        command=command_line,
+        per_node=nproc_per_node or _auto_per_node(),
+        count=_count(len(backend.nodes), nnodes, spares),
+        step_timeout_s=step_timeout,
+        strand_timeout_s=strand_timeout,
+        passed_on=passed_on(config),
+    )
+    if dry_run:
+        _print_plan(backend, order, as_json=as_json)
+        return 0
+    return run_job(backend, order, config, as_json=as_json)
+
+
+def _backend(config: Config, local: int | None, srun_options: tuple[str, ...]) -> Backend:
+    if local is not None:
+        from deeplink.scheduler.launch.local import LocalBackend
+
+        if srun_options:
+            raise click.UsageError("--srun-option means nothing with --local")
+        return LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
+    from deeplink.scheduler.launch.slurm import SlurmBackend
+
+    return SlurmBackend.from_environment(os.environ, config.state, srun_options)
+
+
+def _auto_per_node() -> int:
+    for variable in ("SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE"):
+        value = os.environ.get(variable, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return 1
+
+
+def _count(nodes: int, nnodes: int | None, spares: int | None) -> int:
+    from deeplink.scheduler.topology.order import TooFewNodesError
+
+    count = nnodes if nnodes is not None else nodes - (spares or 0)
+    if count < 1 or count + (spares or 0) > nodes:
+        raise TooFewNodesError(max(count, 1) + (spares or 0), nodes)
+    return count
+
+
+def _print_plan(backend: Backend, order: Order, *, as_json: bool) -> None:
+    from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.order import lay_out
+    from deeplink.types import Attempt
+
+    # No agent has said anything yet: Slurm's word on the fabric, and names for addresses.
+    facts = {node: NodeFacts(node=node, address=f"{node}:0") for node in backend.nodes}
+    attempt = Attempt(backend.job, backend.restart, 0)
+    layout = lay_out(order, attempt, facts, port=backend.port_for(attempt), fabric=backend.fabric())
+    argv = backend.rank_command(layout.launch, order.command)
+    if as_json:
+        plan = {
+            "backend": backend.name,
+            "attempt": str(attempt),
+            "nodes": layout.active,
+            "spares": layout.resting,
+            "per_node": order.per_node,
+            "world_size": layout.launch.world_size,
+            "ring_crossings": layout.crossings,
+            "ring_crossings_stock": layout.crossings_stock,
+            "argv": argv,
+        }
+        click.echo(json.dumps(plan))
+        return
+    for group, node in enumerate(layout.active):
+        first = group * order.per_node
+        last = first + order.per_node - 1
+        click.echo(f"{node}: rank {first}" if first == last else f"{node}: ranks {first}-{last}")
+    if layout.resting:
+        click.echo(f"resting: {', '.join(layout.resting)}")
+    click.echo(f"ring crossings: {layout.crossings} (in Slurm's own order {layout.crossings_stock})")
+    import shlex
+
+    click.echo(shlex.join(argv))

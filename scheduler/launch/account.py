@@ -1,0 +1,132 @@
+"""The running account of a job: its phase, its attempt, its open incident, told as beats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.watch.records import (
+    Action,
+    Beat,
+    Incident,
+    NodeRecord,
+    Outcome,
+    Phase,
+    ProgressPoint,
+    incident_id,
+)
+from deeplink.types import Attempt, NodeName
+from deeplink.wire import attempt_from_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.launch.backend import Backend
+    from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.watch.records import Kind
+    from deeplink.v1 import common_pb2
+
+BEAT_S = 1.0
+
+
+def points_of(reports: Iterable[common_pb2.Progress]) -> list[ProgressPoint]:
+    """Return agents' progress reports as values."""
+    return [
+        ProgressPoint(
+            attempt=attempt_from_wire(report.attempt),
+            step=report.step,
+            unix=report.unix,
+            rank=report.rank,
+            metrics=dict(report.metrics),
+        )
+        for report in reports
+    ]
+
+
+class Account:
+    """Keeps what is to be told of a job, and tells it: about once a second, and at once when something happened.
+
+    Attributes:
+        incident: the one that is being recovered from; None most of the time.
+    """
+
+    def __init__(self, backend: Backend, fleet: Fleet, chronicle: Chronicle, clock: Clock) -> None:
+        self.incident: Incident | None = None
+        self._fleet, self._chronicle, self._clock = fleet, chronicle, clock
+        attempt = Attempt(backend.job, backend.restart, 0)
+        self._beat = Beat(attempt=attempt, phase=Phase.STARTING, user=backend.user, job_name=backend.job_name)
+        self._points: list[ProgressPoint] = []
+        self._told = clock.monotonic()
+
+    def describe(self, **facts: object) -> None:
+        """Take note of facts of the newest attempt (fields of `Beat`); they are told with the next beat."""
+        self._beat = replace(self._beat, **facts)  # type: ignore[arg-type] # the fields are Beat's own
+
+    def note(self, points: Iterable[ProgressPoint]) -> None:
+        """Take rank 0's reports over, to be told with the next beat; other ranks' are not told."""
+        self._points.extend(point for point in points if point.rank == 0)
+
+    def tick(self) -> None:
+        """Tell how things are, if it is time to."""
+        if self._clock.monotonic() - self._told >= BEAT_S:
+            self._tell([])
+
+    def enter(self, phase: Phase, detail: str = "") -> None:
+        """Tell at once that a new phase began."""
+        self._beat = replace(self._beat, phase=phase, detail=detail)
+        self._tell([self.incident] if self.incident else [], now=True)
+
+    def open(self, kind: Kind, node: NodeName | None, quiet_s: float, because: str, action: Action) -> None:
+        """Begin an incident whose first evidence is `quiet_s` old; it is told with the next phase."""
+        now = self._clock.unix()
+        self.incident = Incident(
+            id=incident_id(self._beat.attempt, kind, node or ""),
+            kind=kind,
+            node=node,
+            attempt=self._beat.attempt,
+            action=action,
+            evidence=because,
+            began_unix=now - quiet_s,
+            detected_unix=now,
+        )
+
+    def acted(self) -> None:
+        """The open incident's action is done."""
+        if self.incident is not None:
+            self.incident = replace(self.incident, acted_unix=self._clock.unix())
+
+    def settle(self, outcome: Outcome, *, steps_repeated: int = 0) -> None:
+        """End the open incident, if there is one, and tell at once."""
+        if self.incident is None:
+            return
+        recovered = self._clock.unix() if outcome is Outcome.RECOVERED else 0.0
+        ended = replace(self.incident, outcome=outcome, recovered_unix=recovered, steps_repeated=steps_repeated)
+        self.incident = None
+        self._tell([ended], now=True)
+
+    def _tell(self, incidents: list[Incident], *, now: bool = False) -> None:
+        self._told = self._clock.monotonic()
+        points, self._points = self._points, []
+        beat = replace(self._beat, node_beats=self._node_beats())
+        self._chronicle.beat(beat, points=points, incidents=incidents, now=now)
+
+    def _node_beats(self) -> tuple[NodeRecord, ...]:
+        now = self._clock.unix()
+        records = []
+        for node, silence in self._fleet.silence().items():
+            store = self._fleet.store_of(node)
+            records.append(
+                NodeRecord(
+                    name=node,
+                    topology_address=self._fleet.facts[node].topology_address,
+                    seen_unix=now - silence.answer_s,
+                    silent_s=silence.answer_s,
+                    shards=store.shards,
+                    shard_bytes=store.bytes,
+                    free_bytes=store.free_bytes,
+                    job=self._beat.attempt.job,
+                )
+            )
+        return tuple(records)

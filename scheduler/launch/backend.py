@@ -1,0 +1,119 @@
+"""What supervision needs of an allocation, whoever gave it: Slurm (`slurm.py`) or this machine (`local.py`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+    from signal import Signals
+
+    from deeplink.scheduler.launch.environment import Launch, NodeFacts
+    from deeplink.scheduler.topology.graph import Fabric
+    from deeplink.types import Attempt, NodeName
+
+
+class NoAllocationError(DeepLinkError):
+    """`deeplink run` was called where there are no nodes to run on."""
+
+    exit_code = 2
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            problem,
+            remedy="Call it in a batch script (`deeplink sbatch job.sh`) or under salloc; "
+            "or try it without Slurm: `deeplink run --local 2 -- COMMAND`.",
+        )
+        self.problem = problem
+
+
+class AgentStep(Protocol):
+    """The agents of all nodes, one per node."""
+
+    def announced(self) -> list[NodeFacts]:
+        """Return the agents that became ready since the last call; does not wait."""
+        ...
+
+    def ended(self) -> int | None:
+        """Return the exit code once no agent runs any more; None before."""
+        ...
+
+    def stop(self) -> None:
+        """End the agents; returns in bounded time, whatever has become of their nodes."""
+        ...
+
+
+class RankStep(Protocol):
+    """The ranks of one attempt."""
+
+    def exit_code(self) -> int | None:
+        """Return how the step ended (128 + n for signal n; of failed ranks the first one's code); None before."""
+        ...
+
+    def failure(self) -> str:
+        """Return what is known of the first rank that failed, for people; empty if none did."""
+        ...
+
+    def send(self, number: Signals) -> None:
+        """Pass a signal on to every rank; does not wait."""
+        ...
+
+    def kill(self) -> None:
+        """End every rank that can be reached; returns in bounded time and never waits for a dead node."""
+        ...
+
+
+class Backend(Protocol):
+    """An allocation: the nodes of one run of one job.
+
+    Attributes:
+        name: `slurm` or `local`.
+        job: the job's id.
+        restart: how often the job was started again before this run.
+        user: whose job it is.
+        job_name: what people call it.
+        nodes: the allocated nodes.
+        here: the node we run on ourselves; None where it is none of them.
+        folder: the job's state folder.
+        can_requeue: whether there is anybody who could start the job again elsewhere.
+    """
+
+    name: str
+    can_requeue: bool
+    job: int
+    restart: int
+    user: str
+    job_name: str
+    nodes: tuple[NodeName, ...]
+    here: NodeName | None
+    folder: Path
+
+    def start_agents(self, token: str) -> AgentStep:
+        """Start one agent on every node."""
+        ...
+
+    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+        """Start the ranks of an attempt in the launch's order."""
+        ...
+
+    def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
+        """Return what `start_ranks` would execute, for people."""
+        ...
+
+    def port_for(self, attempt: Attempt) -> int:
+        """Return a port for rank 0 to listen on, another one for each attempt."""
+        ...
+
+    def fabric(self) -> Fabric:
+        """Return where the nodes hang, as far as can be told without agents."""
+        ...
+
+    def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
+        """Ask for the job to be started again elsewhere, if these nodes have been given up; True once asked.
+
+        May take seconds; what goes wrong is logged.
+        """
+        ...

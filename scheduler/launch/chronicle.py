@@ -1,0 +1,182 @@
+"""What a run leaves behind: events for machines, lines for people, beats for the watchdog, a journal of its own.
+
+None of it can hold up supervision: beats and journal are written by threads of their own, with bounded queues, and
+what they cannot deliver they keep for the next time, or drop, oldest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import threading
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.messages import beat_to_wire
+from deeplink.v1 import watch_pb2_grpc
+from deeplink.wire import open_channel, read_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from deeplink.clock import Clock
+    from deeplink.config import Config
+    from deeplink.scheduler.watch.records import Beat, Incident, ProgressPoint
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+CALL_S = 2.0
+LAST_BEAT_S = 3.0
+"""How long the end of a run waits for its last beat to be delivered."""
+MOST_POINTS = 2_048
+
+
+class Courier:
+    """Delivers the newest beat about once a second from a thread, and at once when something happened.
+
+    Args:
+        deliver: takes one beat, in bounded time; raises what it likes when it cannot.
+        name: for the thread and the log.
+    """
+
+    def __init__(self, deliver: Callable[[Beat], None], name: str) -> None:
+        self._deliver, self._name = deliver, name
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._beat: Beat | None = None
+        self._points: deque[ProgressPoint] = deque(maxlen=MOST_POINTS)
+        self._incidents: dict[str, Incident] = {}
+        self._refused = False
+        self._thread = threading.Thread(target=self._run, name=f"deeplink-{name}", daemon=True)
+        self._thread.start()
+
+    def give(
+        self, beat: Beat, points: Iterable[ProgressPoint], incidents: Iterable[Incident], *, now: bool
+    ) -> None:
+        """Take over what is to be told; does not wait."""
+        with self._lock:
+            self._beat = beat
+            self._points.extend(points)
+            self._incidents.update((incident.id, incident) for incident in incidents)
+        if now:
+            self._news.set()
+
+    def close(self) -> None:
+        """Deliver what is left, if that goes quickly."""
+        self._closing.set()
+        self._news.set()
+        self._thread.join(LAST_BEAT_S)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            self._news.wait(BEAT_S)
+            self._news.clear()
+            closing = self._closing.is_set()
+            with self._lock:
+                if self._beat is None:
+                    continue
+                points, incidents = list(self._points), list(self._incidents.values())
+                beat = replace(self._beat, progress=tuple(points), incidents=tuple(incidents))
+            try:
+                self._deliver(beat)
+            except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, the job goes on
+                if not self._refused:
+                    log.warning("%s: %s", self._name, problem)
+                self._refused = True
+                continue
+            self._refused = False
+            with self._lock:
+                for _ in range(min(len(points), len(self._points))):
+                    self._points.popleft()
+                for incident in incidents:
+                    if self._incidents.get(incident.id) == incident:
+                        del self._incidents[incident.id]
+
+
+def to_watchdog(config: Config) -> Callable[[Beat], None] | None:
+    """Return what sends beats to the site's watchdog; None where there is none or its token cannot be read."""
+    if not config.watch:
+        return None
+    if config.watch_token_file is None:
+        log.warning(
+            "DEEPLINK_WATCH is set and DEEPLINK_WATCH_TOKEN_FILE is not: the watchdog is not told of this job"
+        )
+        return None
+    try:
+        stub = watch_pb2_grpc.WatchStub(open_channel(config.watch, read_token(config.watch_token_file)))
+    except DeepLinkError as problem:
+        log.warning("the watchdog is not told of this job: %s", problem)
+        return None
+
+    def deliver(beat: Beat) -> None:
+        stub.Beat(beat_to_wire(beat), timeout=CALL_S)
+
+    return deliver
+
+
+def to_journal(path: Path, clock: Clock) -> Callable[[Beat], None]:
+    """Return what writes beats to the job's own journal, which is opened when first needed."""
+    opened: list[Journal] = []
+
+    def deliver(beat: Beat) -> None:
+        if not opened:
+            opened.append(Journal(path, shared_file_system=True))
+        opened[0].record_beat(beat, clock.unix())
+
+    return deliver
+
+
+class Chronicle:
+    """Events of one run, told to everybody concerned.
+
+    Args:
+        folder: the job's state folder.
+        clock: where the times come from.
+        couriers: who gets beats.
+        as_json: tell people JSON lines instead of sentences.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, couriers: Iterable[Courier], *, as_json: bool = False) -> None:
+        self._path = folder / "events.jsonl"
+        self._clock, self._couriers, self._as_json = clock, list(couriers), as_json
+
+    def event(self, name: str, sentence: str = "", **facts: object) -> None:
+        """Write an event down; say the sentence, if there is one, on standard error."""
+        record = {"event": name, "unix": self._clock.unix(), "monotonic": self._clock.monotonic(), **facts}
+        line = json.dumps(record, separators=(",", ":"))
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except OSError as problem:
+            log.warning("%s: %s", self._path, problem)
+        said = line if self._as_json else f"deeplink: {sentence}"
+        if self._as_json or sentence:
+            with contextlib.suppress(OSError):  # nobody reads our standard error: the ranks still matter
+                sys.stderr.write(f"{said}\n")
+                sys.stderr.flush()
+
+    def beat(
+        self,
+        beat: Beat,
+        *,
+        points: Iterable[ProgressPoint] = (),
+        incidents: Iterable[Incident] = (),
+        now: bool = False,
+    ) -> None:
+        """Hand the newest beat to the couriers."""
+        for courier in self._couriers:
+            courier.give(beat, points, incidents, now=now)
+
+    def close(self) -> None:
+        """Let the couriers deliver the last of it."""
+        for courier in self._couriers:
+            courier.close()

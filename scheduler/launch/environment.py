@@ -1,0 +1,241 @@
+"""What a rank finds in its environment: pure. Imported by every rank, so it imports next to nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.types import Attempt, Member, NodeName, format_members
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LAUNCH_VARIABLE = "DEEPLINK_LAUNCH"
+"""Carries the launch from `deeplink run` to `deeplink.scheduler.launch.rank`; the command does not see it."""
+
+
+class NotLaunchedError(DeepLinkError):
+    """The rank starter was called by something else than `deeplink run`."""
+
+    exit_code = 2
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"this is no rank of `deeplink run`: {problem}",
+            remedy="Start ranks with `deeplink run -- COMMAND`, not with this module.",
+        )
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """One node of a launch, as its agent announced it.
+
+    Attributes:
+        address: `host:port` of the agent.
+        topology_address: SLURM_TOPOLOGY_ADDR on the node; empty where nobody knows.
+        token_file: node-local file with the job's token.
+        store: node-local folder of shards.
+        interface: network interface that carries `address`.
+        pid: process id of the agent on its node.
+    """
+
+    node: str
+    address: str
+    topology_address: str = ""
+    token_file: str = ""
+    store: str = ""
+    interface: str = ""
+    pid: int = 0
+
+    @property
+    def name(self) -> NodeName:
+        """The node's name, typed."""
+        return NodeName(self.node)
+
+    @property
+    def host(self) -> str:
+        """The address without its port."""
+        return self.address.rpartition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One attempt as every rank of it must know it.
+
+    Attributes:
+        nodes: the nodes that run ranks, in rank order; the first ranks run on the first node.
+        spares: the nodes whose agents serve shards but that run no ranks.
+        per_node: ranks on each node.
+        master_port: where rank 0 listens for the others.
+        passed_on: DEEPLINK_* settings that are the same on all nodes (catalog, watchdog).
+    """
+
+    attempt: Attempt
+    nodes: tuple[NodeFacts, ...]
+    spares: tuple[NodeFacts, ...]
+    per_node: int
+    master_port: int
+    passed_on: Mapping[str, str]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return len(self.nodes) * self.per_node
+
+    @property
+    def master_address(self) -> str:
+        """Where rank 0 runs."""
+        return self.nodes[0].host
+
+    def packed(self) -> str:
+        """Return a text for one environment variable (which Linux bounds to 128 KiB: some thousands of nodes)."""
+        return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()
+
+    @classmethod
+    def unpacked(cls, text: str) -> Launch:
+        """Read what `packed` wrote.
+
+        Raises:
+            NotLaunchedError: the text is something else.
+        """
+        try:
+            fields = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            return cls(
+                attempt=Attempt(**fields.pop("attempt")),
+                nodes=tuple(NodeFacts(**facts) for facts in fields.pop("nodes")),
+                spares=tuple(NodeFacts(**facts) for facts in fields.pop("spares")),
+                **fields,
+            )
+        except (ValueError, TypeError, KeyError, zlib.error) as problem:
+            raise NotLaunchedError(f"{LAUNCH_VARIABLE} does not hold a launch ({problem})") from problem
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Which rank a process is: `rank` of all, the `local_rank`-th on `node`."""
+
+    rank: int
+    local_rank: int
+    node: str
+
+
+def slurm_task(env: Mapping[str, str]) -> Task:
+    """Return which rank Slurm started this process as.
+
+    Raises:
+        NotLaunchedError: Slurm did not start it.
+    """
+    try:
+        return Task(int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), env["SLURMD_NODENAME"])
+    except (KeyError, ValueError) as problem:
+        raise NotLaunchedError(f"Slurm did not start it ({problem})") from problem
+
+
+def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment a rank's command gets: `env` and all that DeepLink and torch.distributed read.
+
+    The node's own `SLURM_NODEID` is not used: it follows the node list, not the order of the ranks.
+
+    Raises:
+        NotLaunchedError: the launch does not place this task here.
+    """
+    group = task.rank // launch.per_node
+    if group >= len(launch.nodes) or launch.nodes[group].node != task.node:
+        raise NotLaunchedError(f"rank {task.rank} is not meant for {task.node}")
+    here = launch.nodes[group]
+    everyone = tuple(Member(NodeName(facts.node), facts.address) for facts in (*launch.nodes, *launch.spares))
+    settings = {
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_RANK": str(task.local_rank),
+        "LOCAL_WORLD_SIZE": str(launch.per_node),
+        "GROUP_RANK": str(group),
+        "GROUP_WORLD_SIZE": str(len(launch.nodes)),
+        "MASTER_ADDR": launch.master_address,
+        "MASTER_PORT": str(launch.master_port),
+        "DEEPLINK_ATTEMPT": str(launch.attempt),
+        "DEEPLINK_MEMBERS": format_members(everyone),
+        "DEEPLINK_NODE": here.node,
+        "DEEPLINK_AGENT": here.address,
+        "DEEPLINK_TOKEN_FILE": here.token_file,
+        "DEEPLINK_STORE": here.store,
+        **launch.passed_on,
+    }
+    # The user's own choice of interface stands; ours is the one the agents reach each other by.
+    defaults = {
+        "GLOO_SOCKET_IFNAME": here.interface,
+        "NCCL_SOCKET_IFNAME": here.interface,
+        # Slurm passes whole lines on; srun --unbuffered would cut them up and give the ranks a terminal.
+        "PYTHONUNBUFFERED": "1",
+    }
+    wanted = {name: value for name, value in defaults.items() if value and not env.get(name)}
+    inherited = {name: value for name, value in env.items() if name != LAUNCH_VARIABLE}
+    return {**inherited, **wanted, **settings}
+
+
+# What Slurm puts into a batch script's environment and srun reads back as options (srun(1), INPUT ENVIRONMENT
+# VARIABLES): they describe the script's own job or the user's other steps, and would bend the shape of ours.
+_SHAPING = (
+    "SLURM_HOSTFILE",
+    "SLURM_DISTRIBUTION",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_NTASKS_PER_CORE",
+    "SLURM_NTASKS_PER_SOCKET",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_NNODES",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_KILL_BAD_EXIT",
+    "SLURM_NO_KILL",
+    "SLURM_EXCLUSIVE",
+    "SLURM_EXACT",
+    "SLURM_OVERLAP",
+    "SLURM_OVERCOMMIT",
+    "SLURM_LABELIO",
+    "SLURM_STDOUTMODE",
+    "SLURM_STDERRMODE",
+    "SLURM_STDINMODE",
+    "SLURM_UNBUFFEREDIO",
+    "SLURM_WAIT",
+    "SLURM_EXPORT_ENV",
+    "SLURM_MULTI_PROG",
+)
+_RESOURCES = (
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_GRES",
+    "SLURM_GPU_BIND",
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_CPUS_PER_TASK",
+    "SRUN_CPUS_PER_TASK",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_MEM_PER_CPU",
+    "SLURM_MEM_PER_GPU",
+    "SLURM_MEM_PER_NODE",
+    "SLURM_CPU_BIND",
+    "SLURM_CPU_BIND_LIST",
+    "SLURM_CPU_BIND_TYPE",
+    "SLURM_CPU_BIND_VERBOSE",
+    "SLURM_MEM_BIND",
+    "SLURM_THREADS_PER_CORE",
+    "SLURM_CORE_SPEC",
+)
+
+
+def step_environment(env: Mapping[str, str], *, resources: bool) -> dict[str, str]:
+    """Return `env` without what would bend a step of ours.
+
+    Args:
+        env: the batch script's environment.
+        resources: keep what asks for GPUs, memory and binding (for ranks); agents take nothing of it.
+    """
+    dropped = set(_SHAPING) if resources else {*_SHAPING, *_RESOURCES}
+    return {name: value for name, value in env.items() if name not in dropped}

@@ -1,0 +1,232 @@
+"""The agents of a job, and what we hear of them: an answer to Status is a node's heartbeat."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.types import NodeName
+from deeplink.v1 import node_pb2, node_pb2_grpc
+from deeplink.wire import attempt_to_wire, open_channel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+    import grpc
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.launch.backend import AgentStep
+    from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.types import Attempt
+    from deeplink.v1 import common_pb2
+
+log = logging.getLogger(__name__)
+
+START_S = 120.0
+"""How long the agents that are needed may take to come up (Python on a cold shared file system is slow)."""
+GRACE_S = 10.0
+"""How long the others may take then."""
+POLL_S = 0.5
+"""Each agent is asked this often, whether or not it has answered the question before."""
+ANSWER_S = 3.0
+"""How long an answer may take. Longer than the poll: a starved node that answers late is alive."""
+MOST_IN_FLIGHT = 6
+STALL_S = 1.0
+"""If we ourselves did nothing for longer than this, the time does not count against anybody."""
+
+
+class AgentsFailedError(DeepLinkError):
+    """Too few node agents came up to run the ranks."""
+
+    def __init__(self, missing: Collection[NodeName], waited_s: float, logs: str) -> None:
+        names = ", ".join(sorted(missing)[:8]) + (", ..." if len(missing) > 8 else "")  # noqa: PLR2004
+        super().__init__(
+            f"no node agent came up on {names} within {waited_s:.0f} s",
+            remedy=f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node.",
+        )
+        self.missing, self.waited_s = tuple(missing), waited_s
+
+
+@dataclass(slots=True)
+class _Watched:
+    facts: NodeFacts
+    channel: grpc.Channel
+    stub: Any
+    heard: float  # when something last came back
+    asked_and_answered: float  # when the newest question that was answered had been asked
+    asked: float = 0.0
+    reached: float = 0.0  # when its kernel last accepted a connection
+    knock: socket.socket | None = None
+    after_report: int = 0
+    store: node_pb2.StoreStatus = field(default_factory=node_pb2.StoreStatus)
+    pending: list[tuple[float, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long nothing was heard of a node, in seconds.
+
+    Attributes:
+        answer_s: since its agent last answered.
+        contact_s: since its agent answered or at least its machine accepted a connection for it.
+        question_s: since we asked the newest question that was answered: what it knew before does not count.
+    """
+
+    answer_s: float
+    contact_s: float
+    question_s: float
+
+
+class Fleet:
+    """The agents of one run. Not thread-safe: the supervising thread alone uses it.
+
+    Args:
+        step: the running agents.
+        token: what every call carries.
+        clock: for all durations.
+    """
+
+    def __init__(self, step: AgentStep, token: str, clock: Clock) -> None:
+        self._step, self._token, self._clock = step, token, clock
+        self._nodes: dict[NodeName, _Watched] = {}
+        self._ticked = clock.monotonic()
+
+    @property
+    def facts(self) -> dict[NodeName, NodeFacts]:
+        """Every node whose agent came up."""
+        return {name: watched.facts for name, watched in self._nodes.items()}
+
+    def store_of(self, node: NodeName) -> node_pb2.StoreStatus:
+        """Return what the node last said of its store."""
+        return self._nodes[node].store
+
+    def gather(
+        self, nodes: Collection[NodeName], need: int, *, logs: str, told_to_end: Callable[[], bool]
+    ) -> bool:
+        """Wait until an agent of every node is up; go on without the late ones once `need` are.
+
+        Args:
+            nodes: all nodes of the allocation.
+            need: how many are needed at least.
+            logs: where the agents log, for the error.
+            told_to_end: asked all the while; once true, the waiting ends and False is returned.
+
+        Raises:
+            AgentsFailedError: fewer than `need` came up.
+        """
+        began = self._clock.monotonic()
+        enough: float | None = None
+        while not told_to_end():
+            for facts in self._step.announced():
+                if facts.node in nodes:
+                    self._admit(facts)
+            now = self._clock.monotonic()
+            if len(self._nodes) == len(nodes):
+                return True
+            if enough is None and len(self._nodes) >= need:
+                enough = now
+            if enough is not None and now - enough > GRACE_S:
+                log.warning("going on without agents on %s", ", ".join(set(nodes) - set(self._nodes)))
+                return True
+            if enough is None and (now - began > START_S or self._step.ended() is not None):
+                raise AgentsFailedError(set(nodes) - set(self._nodes), now - began, logs)
+            self._clock.sleep(0.02)
+        return False
+
+    def _admit(self, facts: NodeFacts) -> None:
+        channel = open_channel(facts.address, self._token)
+        now = self._clock.monotonic()
+        stub = node_pb2_grpc.NodeStub(channel)
+        self._nodes[NodeName(facts.node)] = _Watched(
+            facts, channel, stub, heard=now, asked_and_answered=now, reached=now
+        )
+
+    def tick(self, attempt: Attempt) -> list[common_pb2.Progress]:
+        """Take in what has come back, ask again where it is time; does not wait. Returns new progress reports."""
+        now = self._clock.monotonic()
+        stall = now - self._ticked
+        self._ticked = now
+        reports: list[common_pb2.Progress] = []
+        for watched in self._nodes.values():
+            if stall > STALL_S:
+                self._forgive(watched, stall)
+            self._harvest(watched, now, reports)
+            self._knock(watched, now)
+            if now - watched.asked >= POLL_S and len(watched.pending) < MOST_IN_FLIGHT:
+                watched.asked = now
+                request = node_pb2.StatusRequest(
+                    attempt=attempt_to_wire(attempt), after_report=watched.after_report
+                )
+                watched.pending.append((now, watched.stub.Status.future(request, timeout=ANSWER_S)))
+        return reports
+
+    @staticmethod
+    def _forgive(watched: _Watched, stall: float) -> None:
+        watched.heard += stall
+        watched.reached += stall
+        watched.asked_and_answered += stall
+
+    @staticmethod
+    def _harvest(watched: _Watched, now: float, reports: list[common_pb2.Progress]) -> None:
+        waiting = []
+        for asked, call in watched.pending:
+            if not call.done():
+                waiting.append((asked, call))
+                continue
+            if call.cancelled() or call.exception() is not None:
+                continue
+            reply = call.result()
+            watched.heard = now
+            watched.asked_and_answered = max(watched.asked_and_answered, asked)
+            watched.store = reply.store
+            if reply.last_report < watched.after_report:
+                watched.after_report = 0  # the agent began anew
+            # Two questions in flight may bring the same records: take those beyond what is known.
+            fresh = reply.last_report - watched.after_report
+            if fresh > 0:
+                reports.extend(reply.progress[-fresh:])
+                watched.after_report = reply.last_report
+        watched.pending = waiting
+
+    @staticmethod
+    def _knock(watched: _Watched, now: float) -> None:
+        # An agent may be too starved to answer while its node is well (few cores, many ranks starting): then its
+        # kernel still accepts connections for it. That of a dead or cut-off node does not.
+        if watched.knock is not None:
+            ready = select.select([], [watched.knock], [], 0)[1]
+            if not ready:
+                return
+            if watched.knock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                watched.reached = now
+            watched.knock.close()
+            watched.knock = None
+        elif now - max(watched.heard, watched.reached) > 2 * POLL_S:
+            host, _, port = watched.facts.address.rpartition(":")
+            knock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            knock.settimeout(0.0)
+            with contextlib.suppress(BlockingIOError):
+                if knock.connect_ex((host.strip("[]"), int(port))) == 0:
+                    watched.reached = now
+            watched.knock = knock
+
+    def silence(self) -> dict[NodeName, Silence]:
+        """Return how long each node has been silent."""
+        now = self._clock.monotonic()
+        return {
+            name: Silence(now - one.heard, now - max(one.heard, one.reached), now - one.asked_and_answered)
+            for name, one in self._nodes.items()
+        }
+
+    def close(self) -> None:
+        """End the agents and let go of every connection; returns in bounded time."""
+        for watched in self._nodes.values():
+            if watched.knock is not None:
+                watched.knock.close()
+            watched.channel.close()
+        self._step.stop()

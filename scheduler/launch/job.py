@@ -1,0 +1,102 @@
+"""One run of a job, from its agents' start to their end."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from deeplink.clock import Clock, SystemClock
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
+from deeplink.scheduler.launch.fleet import Fleet
+from deeplink.scheduler.launch.supervise import FORWARDED, Supervisor
+from deeplink.wire import new_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from deeplink.config import Config
+    from deeplink.scheduler.launch.backend import Backend
+    from deeplink.scheduler.launch.order import Order
+    from deeplink.scheduler.launch.verdict import Policy
+
+
+class StateFolderError(DeepLinkError):
+    """The folder for what a job leaves behind cannot be made."""
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        super().__init__(
+            f"{folder}: {problem}", remedy="Set DEEPLINK_STATE to a folder that can be written from all nodes."
+        )
+        self.folder, self.problem = folder, problem
+
+
+def passed_on(config: Config) -> dict[str, str]:
+    """Return the settings that every rank finds in its environment, whatever its own configuration files say."""
+    settings = {"DEEPLINK_CATALOG": str(config.catalog)}
+    if config.watch:
+        settings["DEEPLINK_WATCH"] = config.watch
+    if config.watch_token_file is not None:
+        settings["DEEPLINK_WATCH_TOKEN_FILE"] = str(config.watch_token_file)
+    return settings
+
+
+def run_job(
+    backend: Backend,
+    order: Order,
+    config: Config,
+    *,
+    clock: Clock | None = None,
+    policy: Policy | None = None,
+    as_json: bool = False,
+) -> int:
+    """Run the order on the allocation and return the exit code. Must be called from the main thread.
+
+    Raises:
+        AgentsFailedError: too few agents came up.
+        StateFolderError: the job's state folder cannot be made.
+    """
+    clock = clock or SystemClock()
+    try:
+        backend.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise StateFolderError(backend.folder, str(problem)) from problem
+    token = new_token()
+    with ExitStack() as stack:
+        couriers = [Courier(to_journal(backend.folder / "journal.sqlite", clock), "journal")]
+        deliver = to_watchdog(config)
+        if deliver is not None:
+            couriers.append(Courier(deliver, "beat"))
+        chronicle = Chronicle(backend.folder, clock, couriers, as_json=as_json)
+        stack.callback(chronicle.close)
+        chronicle.event(
+            "job-started", job=backend.job, restart=backend.restart, nodes=backend.nodes, backend=backend.name
+        )
+        fleet = Fleet(backend.start_agents(token), token, clock)
+        stack.callback(fleet.close)
+        supervisor = Supervisor(backend, fleet, order, chronicle, clock=clock, policy=policy)
+        stack.enter_context(_forwarding(supervisor.note_signal))
+        logs = str(backend.folder / "agents.log")
+        if not fleet.gather(
+            backend.nodes, order.count, logs=logs, told_to_end=lambda: supervisor.ending is not None
+        ):
+            ended = supervisor.ending or signal.SIGTERM
+            chronicle.event(
+                "ended", f"told to end by {ended.name} before the ranks were started", code=128 + ended
+            )
+            return 128 + ended
+        agents = {node: {"address": facts.address, "pid": facts.pid} for node, facts in fleet.facts.items()}
+        chronicle.event("agents-ready", agents=agents)
+        return supervisor.run()
+
+
+@contextmanager
+def _forwarding(note: Callable[[int, object], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, note) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

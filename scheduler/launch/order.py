@@ -1,0 +1,100 @@
+"""What is to be run, and how it is laid out over the nodes; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.launch.environment import Launch, NodeFacts
+from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses
+from deeplink.scheduler.topology.order import choose_active, ring_crossings, stock_order
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from deeplink.types import Attempt, NodeName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be run.
+
+    Attributes:
+        command: each rank's command.
+        per_node: ranks on each node.
+        count: nodes that run ranks.
+        step_timeout_s: without a newer step for so long the ranks are started again; 0: never.
+        strand_timeout_s: how long to wait for a rescue when too few nodes are left.
+        passed_on: settings every rank gets in its environment.
+    """
+
+    command: tuple[str, ...]
+    per_node: int
+    count: int
+    step_timeout_s: float = 0.0
+    strand_timeout_s: float = 900.0
+    passed_on: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A launch, and what its order of nodes is worth.
+
+    Attributes:
+        crossings: leaf-to-leaf hops of the ring over the ranks.
+        crossings_stock: the same on the same nodes in the order Slurm would have used.
+    """
+
+    launch: Launch
+    crossings: int
+    crossings_stock: int
+
+    @property
+    def active(self) -> tuple[NodeName, ...]:
+        """Nodes of the ranks, in rank order."""
+        return tuple(facts.name for facts in self.launch.nodes)
+
+    @property
+    def resting(self) -> tuple[NodeName, ...]:
+        """Nodes that run no ranks."""
+        return tuple(facts.name for facts in self.launch.spares)
+
+
+def lay_out(
+    order: Order,
+    attempt: Attempt,
+    facts: Mapping[NodeName, NodeFacts],
+    *,
+    port: int,
+    before: Collection[NodeName] = (),
+    fabric: Fabric | None = None,
+) -> Layout:
+    """Choose the nodes of an attempt and put its ranks in order.
+
+    Args:
+        order: what to run.
+        attempt: which attempt it is.
+        facts: the nodes that can be used.
+        port: for rank 0.
+        before: the nodes of the attempt before, to be preferred among equals: they hold data already.
+        fabric: where the nodes hang; what their agents said when not given.
+
+    Raises:
+        TooFewNodesError: there are fewer nodes than the order wants.
+    """
+    if fabric is None:
+        fabric = fabric_from_addresses({node: one.topology_address for node, one in facts.items()})
+    choice = choose_active(list(facts), order.count, fabric, before)
+    launch = Launch(
+        attempt=attempt,
+        nodes=tuple(facts[node] for node in choice.active),
+        spares=tuple(facts[node] for node in choice.spares),
+        per_node=order.per_node,
+        master_port=port,
+        passed_on=order.passed_on,
+    )
+    return Layout(
+        launch=launch,
+        crossings=ring_crossings(choice.active, fabric.leaf),
+        crossings_stock=ring_crossings(stock_order(choice.active), fabric.leaf),
+    )

@@ -1,0 +1,51 @@
+"""Starting our own modules on nodes, and ending processes in bounded time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.slurm import command as processes
+
+if TYPE_CHECKING:
+    from deeplink.scheduler.launch.environment import NodeFacts
+
+log = logging.getLogger(__name__)
+
+TERM_WAIT_S = 0.5
+KILL_WAIT_S = 2.0
+"""srun, told to end, kills the ranks of living nodes within 0.1 s (measured), then waits 5 s for the dead one."""
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs one of our modules on a node, safe from files in the user's working folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def drained(said: queue.Queue[NodeFacts]) -> list[NodeFacts]:
+    """Take everything out of a queue without waiting."""
+    found = []
+    while True:
+        try:
+            found.append(said.get_nowait())
+        except queue.Empty:
+            return found
+
+
+def end_process(process: processes.Process[bytes]) -> None:
+    """End a process group: ask, wait a moment, insist; returns in bounded time whatever the kernel does."""
+    for number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
+        if process.poll() is not None:
+            return
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(wait_s)
+        except processes.TimeoutExpired:
+            log.info("pid %d is still there %.1f s after %s", process.pid, wait_s, number.name)

@@ -1,0 +1,90 @@
+"""Started once per rank, on its node: sets the rank's environment and becomes the user's command.
+
+`python -m deeplink.scheduler.launch.rank [--task RANK LOCAL_RANK NODE] -- COMMAND...`; Slurm says which rank
+it is where --task does not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.environment import (
+    LAUNCH_VARIABLE,
+    Launch,
+    NotLaunchedError,
+    Task,
+    rank_environment,
+    slurm_task,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PREDECESSOR_WAIT_S = 30.0
+"""How long a rank waits for the one it replaces to be gone; Slurm kills it long before."""
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def main(argv: Sequence[str]) -> int:
+    """Become the command; returns an exit code only where that fails."""
+    try:
+        task, command = _arguments(list(argv))
+        if LAUNCH_VARIABLE not in os.environ:
+            raise NotLaunchedError(f"{LAUNCH_VARIABLE} is not set")
+        launch = Launch.unpacked(os.environ[LAUNCH_VARIABLE])
+        env = rank_environment(launch, task or slurm_task(os.environ), os.environ)
+        _outwait_predecessor(Path(env["DEEPLINK_TOKEN_FILE"]).parent, env["LOCAL_RANK"])
+    except DeepLinkError as problem:
+        sys.stderr.write(f"deeplink rank: {problem}\n  {problem.remedy}\n")
+        return problem.exit_code
+    try:
+        os.execvpe(command[0], command, env)  # noqa: S606 - the user's own command, as an argument list
+    except FileNotFoundError:
+        sys.stderr.write(f"deeplink rank: {command[0]}: no such command on {env['DEEPLINK_NODE']}\n")
+        return _NOT_FOUND
+    except OSError as problem:
+        sys.stderr.write(f"deeplink rank: {command[0]}: {problem.strerror} on {env['DEEPLINK_NODE']}\n")
+        return _NOT_EXECUTABLE
+
+
+def _arguments(argv: list[str]) -> tuple[Task | None, list[str]]:
+    task = None
+    if argv[:1] == ["--task"] and len(argv) > 4:  # noqa: PLR2004 - three values and the double dash
+        task = Task(int(argv[1]), int(argv[2]), argv[3])
+        argv = argv[4:]
+    if argv[:1] != ["--"] or len(argv) == 1:
+        raise NotLaunchedError("no command is given")
+    return task, argv[1:]
+
+
+def _outwait_predecessor(folder: Path, local_rank: str) -> None:
+    # The attempt before may still be dying here, with its GPU memory and its ports. Its ranks hold this lock until
+    # the last of their processes is gone; the kernel lets go of it for them.
+    try:
+        held = os.open(folder / f"rank-{local_rank}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return  # no agent's folder, no predecessor to know of
+    os.set_inheritable(held, True)  # noqa: FBT003 - its only form
+    deadline = time.monotonic() + PREDECESSOR_WAIT_S
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                sys.stderr.write(
+                    f"deeplink rank: an earlier rank still runs here after {PREDECESSOR_WAIT_S:g} s\n"
+                )
+                return
+            time.sleep(0.05)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""Passes srun's standard error through, and overhears which rank failed first.
+
+With --kill-on-bad-exit srun ends the other ranks and then exits with the greatest code of all: 143 of those it
+ended hides the 5 of the one that failed (measured, 22.05.8). Its messages tell them apart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from typing import IO
+
+_EXITED = re.compile(rb"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.*)")
+_WITH_CODE = re.compile(r"Exited with exit code (\d+)")
+_SIGNALS = {(signal.strsignal(number) or "").lower(): number for number in signal.valid_signals()}
+_LONGEST_LINE = 64 << 10
+FINISH_WAIT_S = 2.0
+
+
+def exit_code_of(how: str) -> int | None:
+    """Return the exit code behind srun's words; None if they say nothing of the kind.
+
+    >>> exit_code_of("Exited with exit code 5"), exit_code_of("Segmentation fault (core dumped)")
+    (5, 139)
+    """
+    found = _WITH_CODE.fullmatch(how)
+    if found:
+        return int(found[1])
+    number = _SIGNALS.get(how.removesuffix(" (core dumped)").strip().lower())
+    return None if number is None else 128 + number
+
+
+class FailureWatcher:
+    """Copies `source` to standard error from a thread until it ends.
+
+    Attributes:
+        code: exit code of the first rank that failed; None while none is known.
+        said: srun's words about it; empty while none is known.
+    """
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self.code: int | None = None
+        self.said = ""
+        self._source = source
+        self._rest = b""
+        self._thread = threading.Thread(target=self._copy, name="deeplink-stderr", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait, not long, until all that was written has been passed on."""
+        self._thread.join(FINISH_WAIT_S)
+
+    def _copy(self) -> None:
+        passing = True
+        while chunk := os.read(self._source.fileno(), 1 << 16):
+            if passing:
+                try:
+                    _write_all(2, chunk)
+                except OSError:
+                    passing = False  # our own standard error is gone; srun must not block for it
+            self._overhear(chunk)
+
+    def _overhear(self, chunk: bytes) -> None:
+        if self.code is not None:
+            return
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._rest = self._rest[-_LONGEST_LINE:]
+        for line in lines:
+            found = _EXITED.match(line)
+            if not found:
+                continue
+            how = found["how"].decode(errors="replace").strip()
+            code = exit_code_of(how)
+            if code:
+                self.code = code
+                self.said = f"rank {found['tasks'].decode()} on {found['node'].decode()}: {how}"
+                return
+
+
+def _write_all(descriptor: int, chunk: bytes) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]

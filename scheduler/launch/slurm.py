@@ -1,0 +1,159 @@
+"""A Slurm allocation: agents and ranks are steps of the job we run in. Needs no right but the job owner's."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.backend import Backend, NoAllocationError
+from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, step_environment
+from deeplink.scheduler.launch.process import python_command
+from deeplink.scheduler.launch.srun import SlurmAgents, SlurmRanks
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.topology.graph import Fabric, fabric_from_switches
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from deeplink.scheduler.launch.backend import AgentStep, RankStep
+    from deeplink.types import Attempt, NodeName
+
+log = logging.getLogger(__name__)
+
+_PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
+
+
+# Beside the ranks and taking nothing from them; one node's death must not end the agents of the others.
+_AGENT_OPTIONS = tuple(
+    ["--overlap", "--gres=none", "--mem=0", "--cpus-per-task=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmBackend(Backend):
+    """The allocation this process runs in.
+
+    Args:
+        folder: the job's state folder; agents log there.
+        srun_options: options of the user's for the rank step.
+    """
+
+    job: int
+    restart: int
+    user: str
+    job_name: str
+    nodes: tuple[NodeName, ...]
+    env: Mapping[str, str]
+    folder: Path
+    here: NodeName | None = None
+    srun_options: tuple[str, ...] = ()
+    slurm: Slurm = field(default_factory=Slurm)
+    name: str = "slurm"
+    can_requeue: bool = True
+
+    @classmethod
+    def from_environment(
+        cls, env: Mapping[str, str], state: Path, srun_options: Sequence[str] = ()
+    ) -> SlurmBackend:
+        """Read what Slurm says about the job we are in.
+
+        Raises:
+            NoAllocationError: we are in none, or are ourselves one of several tasks of a step.
+        """
+        job, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
+        if not (job.isdigit() and listed):
+            raise NoAllocationError("this is not inside a Slurm job")
+        if "SLURM_STEP_ID" in env and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            raise NoAllocationError(
+                "this is one task of an srun step; the launcher must be started once, without srun"
+            )
+        return cls(
+            job=int(job),
+            restart=int(env.get("SLURM_RESTART_COUNT", "0")),  # unset, not 0, on the first run
+            user=env.get("SLURM_JOB_USER") or getpass.getuser(),
+            job_name=env.get("SLURM_JOB_NAME", ""),
+            nodes=unfold(listed),
+            env=env,
+            folder=state / "jobs" / job,
+            here=next((node for node in unfold(listed) if node == env.get("SLURMD_NODENAME")), None),
+            srun_options=tuple(srun_options),
+        )
+
+    @override
+    def start_agents(self, token: str) -> AgentStep:
+        count = len(self.nodes)
+        names = ",".join(self.nodes)
+        argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={names}"]
+        argv += [*_AGENT_OPTIONS, "--export=ALL", "--quiet", "--job-name=deeplink-agents"]
+        argv += python_command("deeplink", "node", "--job", "--bind", "0.0.0.0:0")
+        env = step_environment(self.env, resources=False)
+        return SlurmAgents(argv, env, token=token, logfile=self.folder / "agents.log", count=count)
+
+    @override
+    def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
+        argv = [
+            "srun",
+            f"--nodes={len(launch.nodes)}",
+            f"--ntasks={launch.world_size}",
+            "--distribution=arbitrary",
+        ]
+        argv += [
+            "--overlap",
+            "--no-kill",
+            "--kill-on-bad-exit=1",
+            "--export=ALL",
+            f"--job-name={_step_name(launch)}",
+        ]
+        if launch.per_node > _least_cpus(self.env.get("SLURM_JOB_CPUS_PER_NODE", "1")):
+            argv.append("--overcommit")  # else srun refuses more ranks than CPUs
+        return [*argv, *self.srun_options, *python_command("deeplink.scheduler.launch.rank", "--", *command)]
+
+    @override
+    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+        hosts = self.folder / f"hosts.{launch.attempt}"
+        hosts.write_text("".join(f"{facts.node}\n" * launch.per_node for facts in launch.nodes), encoding="utf-8")
+        env = step_environment(self.env, resources=True)
+        # For this step alone: left in the environment, the file would bend every other srun of the user's script.
+        env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: launch.packed()}
+        return SlurmRanks(self.rank_command(launch, command), env, self.slurm, (self.job, _step_name(launch)))
+
+    @override
+    def port_for(self, attempt: Attempt) -> int:
+        spread = attempt.job * 7919 + attempt.restart * 101 + attempt.relaunch
+        return _PORTS[spread % len(_PORTS)]
+
+    @override
+    def fabric(self) -> Fabric:
+        return fabric_from_switches(self.slurm.topology())
+
+    @override
+    def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
+        try:
+            # A requeue while an allocated node is unreachable and not down restarts the job without its GPUs.
+            if not all(row.down for row in self.slurm.nodes(nodes)):
+                return False
+            self.slurm.requeue(self.job)
+        except DeepLinkError as problem:
+            log.warning("asking Slurm about %s: %s", ", ".join(nodes), problem)
+            return False
+        return True
+
+
+def _step_name(launch: Launch) -> str:
+    return f"deeplink-{launch.attempt}"
+
+
+def _least_cpus(text: str) -> int:
+    """Return the smallest number in SLURM_JOB_CPUS_PER_NODE.
+
+    >>> _least_cpus("8(x3),2")
+    2
+    """
+    return min(int(part.partition("(")[0]) for part in text.split(","))

@@ -1,0 +1,132 @@
+"""Agents and ranks as srun steps of our own job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.backend import AgentStep, RankStep
+from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.launch.process import drained, end_process
+from deeplink.scheduler.launch.relay import FailureWatcher
+from deeplink.scheduler.slurm import command as processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from deeplink.scheduler.slurm.client import Slurm
+
+log = logging.getLogger(__name__)
+
+
+class SlurmAgents(AgentStep):
+    """One srun step with an agent per node; the token goes in by standard input, the announcements come out.
+
+    Args:
+        argv: the srun command.
+        env: its environment.
+        token: what the agents are told.
+        logfile: where they and srun log.
+        count: how many agents there will be.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], *, token: str, logfile: Path, count: int
+    ) -> None:
+        self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=count)  # each says one line
+        with logfile.open("ab") as errors:
+            self._process = processes.spawn(
+                argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=errors
+            )
+        self._reader = threading.Thread(target=self._read, name="deeplink-announcements", daemon=True)
+        self._reader.start()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # srun failed at once; `ended` will tell
+                self._process.stdin.write(f"{token}\n".encode())
+                self._process.stdin.flush()
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            try:
+                self._said.put_nowait(NodeFacts(**json.loads(line)))
+            except (ValueError, TypeError, queue.Full):
+                log.warning("not an announcement: %.200r", line)
+
+    @override
+    def announced(self) -> list[NodeFacts]:
+        return drained(self._said)
+
+    @override
+    def ended(self) -> int | None:
+        return self._process.poll()
+
+    @override
+    def stop(self) -> None:
+        end_process(self._process)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class SlurmRanks(RankStep):
+    """The rank step: srun in the foreground of the job's output, its failures overheard."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], slurm: Slurm, step: tuple[int, str]) -> None:
+        self._slurm = slurm
+        self._job, self._name = step
+        self._process = processes.spawn(argv, env=env, stderr=processes.PIPE)
+        if self._process.stderr is None:
+            raise AssertionError("a pipe was asked for")
+        self._watcher = FailureWatcher(self._process.stderr)
+
+    @override
+    def exit_code(self) -> int | None:
+        code = self._process.poll()
+        if code is None:
+            return None
+        self._watcher.finish()
+        if code and self._watcher.code is not None:
+            # srun's own code is the greatest of all ranks': those it ended for the first one's sake hide its code.
+            return self._watcher.code
+        return 128 - code if code < 0 else code
+
+    @override
+    def failure(self) -> str:
+        return self._watcher.said
+
+    @override
+    def send(self, number: signal.Signals) -> None:
+        if number in {signal.SIGUSR1, signal.SIGUSR2}:
+            os.kill(self._process.pid, number)  # srun passes these on; others it takes as meant for itself
+        else:
+            threading.Thread(target=self._signal_step, args=(number,), name="deeplink-signal", daemon=True).start()
+
+    def _signal_step(self, number: signal.Signals | None) -> None:
+        try:
+            step = self._slurm.steps(self._job).get(self._name)
+            if step is None:
+                log.warning("step %s of job %d is not known to Slurm", self._name, self._job)
+            else:
+                self._slurm.cancel_step(self._job, step, signal=number.name.removeprefix("SIG") if number else "")
+        except DeepLinkError as problem:
+            log.info("scancel of step %s: %s", self._name, problem)  # also said where the step ended meanwhile
+
+    @override
+    def kill(self) -> None:
+        if self._process.poll() is not None:
+            return
+        # In the background, for what srun cannot do: a node that comes back finds that its step was cancelled.
+        threading.Thread(target=self._signal_step, args=(None,), name="deeplink-scancel", daemon=True).start()
+        end_process(self._process)
+        self._watcher.finish()

@@ -1,0 +1,323 @@
+"""Runs a job's ranks inside its allocation, and runs them again without the nodes that were lost.
+
+The first rung of the recovery ladder: it needs no right but the job owner's, and is done before Slurm has noticed.
+The loop gathers evidence and carries out verdicts; what they are is decided in `verdict.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.launch.account import Account, points_of
+from deeplink.scheduler.launch.order import Layout, Order, lay_out
+from deeplink.scheduler.launch.progress import Progress
+from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide
+from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
+from deeplink.types import Attempt, NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.launch.backend import Backend, RankStep
+    from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.fleet import Fleet
+
+TICK_S = 0.1
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+STRANDED_CODE = 75
+"""EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
+ASK_SLURM_S = 5.0
+BACK_S = 3.0
+"""A lost node is trusted again, when there is no other, after it has answered for so long."""
+
+
+@dataclass(slots=True)
+class _Running:
+    layout: Layout
+    step: RankStep
+    exited_at: float | None = None
+
+
+class Supervisor:
+    """Runs an order on a fleet of agents to its end, in one thread; `note_signal` may be called from anywhere.
+
+    Args:
+        backend: the allocation.
+        fleet: its agents, those that came up.
+        order: what to run.
+        chronicle: who is told.
+        clock: for every duration.
+        policy: the thresholds of verdicts.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        fleet: Fleet,
+        order: Order,
+        chronicle: Chronicle,
+        *,
+        clock: Clock,
+        policy: Policy | None = None,
+    ) -> None:
+        self._backend, self._fleet, self._order = backend, fleet, order
+        self._chronicle, self._clock, self._policy = chronicle, clock, policy or Policy()
+        self._here = backend.here
+        self._account = Account(backend, fleet, chronicle, clock)
+        self._progress = Progress()
+        self._attempt = Attempt(backend.job, backend.restart, 0)
+        self._usable: list[NodeName] = []
+        self._signals: deque[signal.Signals] = deque(maxlen=64)
+        self._ending: signal.Signals | None = None
+        self._said = ""
+
+    @property
+    def ending(self) -> signal.Signals | None:
+        """The signal that told us to end, if one did before the ranks were started."""
+        return next((number for number in self._signals if number in ENDING), self._ending)
+
+    def note_signal(self, number: int, _frame: object = None) -> None:
+        """Take a signal that is meant for the ranks."""
+        self._signals.append(signal.Signals(number))
+
+    def run(self) -> int:
+        """Return the exit code of the whole run, once it has ended."""
+        self._usable = list(self._fleet.facts)
+        running = self._start(self._usable)
+        while True:
+            verdict = self._watch(running)
+            if verdict.move is Move.RELAUNCH:
+                running = self._relaunch(running, verdict)
+            elif verdict.move is Move.STRANDED:
+                self._strand(running, verdict)
+                if not self._await_rescue(verdict.lost):
+                    return self._end(Verdict(move=Move.FAILED, because=verdict.because, code=STRANDED_CODE))
+                self._usable += verdict.lost
+                running = self._start_next(self._usable, running)
+            else:
+                return self._finish(running, verdict)
+
+    def _start(self, candidates: Collection[NodeName], before: Collection[NodeName] = ()) -> _Running:
+        facts = {node: one for node, one in self._fleet.facts.items() if node in set(candidates)}
+        port = self._backend.port_for(self._attempt)
+        layout = lay_out(self._order, self._attempt, facts, port=port, before=before)
+        self._progress.begin(self._clock.monotonic(), relaunch=self._attempt.relaunch > 0)
+        self._said = ""
+        self._account.describe(
+            attempt=self._attempt,
+            nodes=layout.active,
+            spares=layout.resting,
+            world_size=layout.launch.world_size,
+            ring_crossings=layout.crossings,
+            ring_crossings_stock=layout.crossings_stock,
+            step_timeout_s=self._order.step_timeout_s,
+        )
+        resting = f"; resting: {', '.join(layout.resting)}" if layout.resting else ""
+        self._chronicle.event(
+            "attempt-started",
+            f"attempt {self._attempt}: {layout.launch.world_size} ranks on {', '.join(layout.active)}{resting}; "
+            f"the ring crosses leaves {layout.crossings} times (in Slurm's own order {layout.crossings_stock})",
+            attempt=str(self._attempt),
+            nodes=layout.active,
+            spares=layout.resting,
+            world_size=layout.launch.world_size,
+            ring_crossings=layout.crossings,
+            ring_crossings_stock=layout.crossings_stock,
+            master=f"{layout.launch.master_address}:{port}",
+        )
+        running = _Running(layout, self._backend.start_ranks(layout.launch, self._order.command))
+        self._account.acted()
+        self._account.enter(Phase.RUNNING)
+        return running
+
+    def _start_next(self, candidates: Collection[NodeName], last: _Running) -> _Running:
+        self._attempt = replace(self._attempt, relaunch=self._attempt.relaunch + 1)
+        return self._start(candidates, last.layout.active)
+
+    def _watch(self, running: _Running) -> Verdict:
+        """Return the first verdict that ends this attempt."""
+        while True:
+            self._listen()
+            self._pass_signals(running)
+            verdict = self._decided(running)
+            if verdict.move is Move.REST:
+                self._lose_spares(running, verdict)
+            elif verdict.move is Move.WAIT:
+                self._say_once(verdict.because)
+            elif verdict.move is not Move.CARRY_ON:
+                return verdict
+            self._clock.sleep(TICK_S)
+
+    def _listen(self) -> None:
+        now = self._clock.monotonic()
+        points = points_of(self._fleet.tick(self._attempt))
+        self._account.note(points)
+        if self._progress.take(points, self._attempt, now):
+            step, repeated = self._progress.first, self._progress.repeated
+            again = f" ({repeated} steps done again)" if repeated else ""
+            self._chronicle.event(
+                "first-step",
+                f"attempt {self._attempt} reports step {step}{again}",
+                attempt=str(self._attempt),
+                step=step,
+                steps_repeated=repeated,
+            )
+            self._account.settle(Outcome.RECOVERED, steps_repeated=repeated)
+        self._account.tick()
+
+    def _decided(self, running: _Running) -> Verdict:
+        now = self._clock.monotonic()
+        code = running.step.exit_code()
+        if code is not None and running.exited_at is None:
+            running.exited_at = now
+        if code is not None and self._ending is not None:
+            because = f"ended after {self._ending.name}"
+            return Verdict(move=Move.FAILED if code else Move.SUCCEEDED, because=because, code=code)
+        active = running.layout.active
+        silence = self._fleet.silence()
+        spares = tuple(node for node in self._usable if node not in active)
+        seen = Evidence(
+            active=active,
+            spares=spares,
+            silence={node: silence[node] for node in (*active, *spares)},
+            here=self._here,
+            exit_code=code,
+            exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
+            failure=running.step.failure(),
+            without_progress_s=self._progress.stuck_s(now),
+            step_timeout_s=self._order.step_timeout_s,
+            fruitless=self._progress.fruitless,
+        )
+        verdict = decide(seen, self._policy)
+        if verdict.move in {Move.RELAUNCH, Move.STRANDED} and self._ending is not None:
+            return Verdict(move=Move.FAILED, because=verdict.because, code=128 + self._ending)
+        return verdict
+
+    def _pass_signals(self, running: _Running) -> None:
+        while self._signals:
+            number = self._signals.popleft()
+            if number in ENDING:
+                self._ending = number
+            self._chronicle.event("signal", f"passing {number.name} on to the ranks", signal=number.name)
+            running.step.send(number)
+
+    def _lose_spares(self, running: _Running, verdict: Verdict) -> None:
+        self._open(Kind.NODE_SILENT, verdict, Action.NONE)
+        self._forget(verdict.lost)
+        active = running.layout.active
+        self._account.describe(spares=tuple(node for node in self._usable if node not in active))
+        self._chronicle.event("spare-lost", f"{verdict.because}: no spare any more", nodes=verdict.lost)
+        self._account.settle(Outcome.RECOVERED)
+
+    def _forget(self, lost: Collection[NodeName]) -> None:
+        self._usable = [node for node in self._usable if node not in lost]
+
+    def _relaunch(self, running: _Running, verdict: Verdict) -> _Running:
+        self._open(Kind.NODE_SILENT if verdict.lost else Kind.RANKS_HUNG, verdict, Action.RELAUNCH)
+        self._forget(verdict.lost)
+        self._chronicle.event(
+            "relaunch", f"{verdict.because}: starting the ranks again", lost=verdict.lost, because=verdict.because
+        )
+        self._account.enter(Phase.RECOVERING, verdict.because)
+        self._while_listening(running.step.kill)
+        silence = self._fleet.silence()
+        doubt_s = self._policy.doubt_s
+        fit = [node for node in self._usable if node == self._here or silence[node].answer_s < doubt_s]
+        # Who fell silent just now is seen by the next attempt; too few to start on would be worse than a doubt.
+        return self._start_next(fit if len(fit) >= self._order.count else self._usable, running)
+
+    def _strand(self, running: _Running, verdict: Verdict) -> None:
+        self._open(Kind.JOB_STRANDED, verdict, Action.NONE)
+        self._forget(verdict.lost)
+        self._chronicle.event(
+            "stranded", f"{verdict.because}: waiting for a rescue", lost=verdict.lost, because=verdict.because
+        )
+        self._account.enter(Phase.STRANDED, verdict.because)
+        self._while_listening(running.step.kill)
+
+    def _await_rescue(self, lost: Collection[NodeName]) -> bool:
+        """Wait until lost nodes are back (True), or until the time is up or somebody ends us (False).
+
+        Meanwhile the watchdog, if there is one, takes the lost nodes from Slurm, which then starts the job again
+        elsewhere. Without one Slurm does the first half by itself after its own timeout; the second half is ours,
+        and only then: asking for it while a node is unreachable and not down would lose the job its GPUs.
+        """
+        deadline = self._clock.monotonic() + self._order.strand_timeout_s
+        back_since: float | None = None
+        asking: threading.Thread | None = None
+        asked = self._clock.monotonic()
+        while self._backend.can_requeue and self._clock.monotonic() < deadline:
+            self._listen()
+            if self.ending is not None:
+                return False
+            now = self._clock.monotonic()
+            silence = self._fleet.silence()
+            if all(silence[node].answer_s < self._policy.doubt_s for node in lost):
+                back_since = now if back_since is None else back_since
+                if now - back_since >= BACK_S:
+                    self._chronicle.event("back", "the lost nodes answer again", nodes=tuple(lost))
+                    return True
+            else:
+                back_since = None
+            if now - asked >= ASK_SLURM_S and (asking is None or not asking.is_alive()):
+                asked = now
+                asking = threading.Thread(target=self._requeue_if_down, args=(tuple(lost),), daemon=True)
+                asking.start()
+            self._clock.sleep(TICK_S)
+        return False
+
+    def _requeue_if_down(self, lost: Collection[NodeName]) -> None:
+        if self._backend.requeue_if_down(lost):
+            self._chronicle.event("requeue", "Slurm has given the lost nodes up: asked it to start the job again")
+
+    def _while_listening(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="deeplink-kill", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            self._listen()
+            thread.join(TICK_S)
+
+    def _open(self, kind: Kind, verdict: Verdict, action: Action) -> None:
+        silence = self._fleet.silence()
+        stuck_s = self._progress.stuck_s(self._clock.monotonic()) or 0.0
+        quiet_s = max((silence[node].contact_s for node in verdict.lost), default=stuck_s)
+        if verdict.lost:
+            self._chronicle.event("node-silent", nodes=verdict.lost, silent_s=quiet_s, attempt=str(self._attempt))
+        self._account.open(kind, verdict.lost[0] if verdict.lost else None, quiet_s, verdict.because, action)
+
+    def _say_once(self, because: str) -> None:
+        kind = because.rpartition(":")[2]
+        if kind != self._said:
+            self._said = kind
+            self._chronicle.event("waiting", because, because=because)
+
+    def _finish(self, running: _Running, verdict: Verdict) -> int:
+        self._while_listening(running.step.kill)
+        if verdict.move in {Move.FAILED, Move.GIVE_UP} and self._ending is None:
+            kind = Kind.RANK_FAILED if verdict.move is Move.FAILED else Kind.RANKS_HUNG
+            if self._account.incident is None or verdict.move is Move.FAILED:
+                self._account.settle(Outcome.FAILED)
+                self._open(kind, verdict, Action.NONE)
+        return self._end(verdict)
+
+    def _end(self, verdict: Verdict) -> int:
+        good = verdict.move is Move.SUCCEEDED
+        phase = Phase.SUCCEEDED if good else Phase.FAILED
+        # Ranks that never report a step have recovered, as far as anybody can tell, when they end well.
+        self._account.settle(Outcome.RECOVERED if good else Outcome.FAILED)
+        self._account.enter(phase, verdict.because)
+        self._chronicle.event(
+            "ended",
+            "" if good else f"ended with exit code {verdict.code}: {verdict.because}",
+            code=verdict.code,
+            phase=phase.value,
+            because=verdict.because,
+            attempts=self._attempt.relaunch + 1,
+        )
+        return verdict.code

@@ -1,0 +1,169 @@
+"""From what is seen of an attempt to what to do about it; pure.
+
+The rules, in their order of precedence:
+
+- Many nodes silent at once is us, a switch or a controller, not many bad nodes: touch nothing, for a while.
+- A node that nothing was heard of for `silence_s` is lost; ranks on it: relaunch without it, or be stranded.
+- Ranks that failed while every node answers questions asked after that: the application's own failure.
+- Ranks that make no progress while every node answers: relaunch in place.
+- Relaunching again and again from one point helps nobody: give up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deeplink.scheduler.launch.fleet import Silence
+    from deeplink.types import NodeName
+
+
+class Move(Enum):
+    """What to do now."""
+
+    CARRY_ON = "carry on"
+    WAIT = "wait"
+    REST = "rest"
+    RELAUNCH = "relaunch"
+    STRANDED = "stranded"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The thresholds, in seconds.
+
+    Attributes:
+        silence_s: a node out of contact for so long is lost.
+        starved_s: a node whose machine is in contact but whose agent does not answer for so long is lost.
+        doubt_s: from here on a node is in doubt: no ranks are put on it.
+        settle_s: after ranks failed, every node must answer a question asked this much later.
+        partition_s: how long to touch nothing while most nodes are silent.
+        most_fruitless: relaunches from one point without a newer step.
+    """
+
+    silence_s: float = 3.0
+    starved_s: float = 30.0
+    doubt_s: float = 1.5
+    settle_s: float = 0.5
+    partition_s: float = 60.0
+    most_fruitless: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is seen of an attempt at one moment.
+
+    Attributes:
+        active: nodes that run ranks.
+        spares: nodes that could, besides.
+        silence: of these nodes, and of no others.
+        here: the node we run on ourselves: since we do, it lives, whatever its agent does.
+        exit_code: of the rank step; None while it runs.
+        exited_for_s: since it ended.
+        failure: what is known of the first failed rank.
+        without_progress_s: since the last report of a step; None before the first one and where nobody asked.
+        step_timeout_s: for how long that may be; 0: for ever.
+        fruitless: relaunches since the newest step was reported.
+    """
+
+    active: tuple[NodeName, ...]
+    spares: tuple[NodeName, ...]
+    silence: Mapping[NodeName, Silence]
+    here: NodeName | None = None
+    exit_code: int | None = None
+    exited_for_s: float = 0.0
+    failure: str = ""
+    without_progress_s: float | None = None
+    step_timeout_s: float = 0.0
+    fruitless: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to do, to whom, and why.
+
+    Attributes:
+        lost: nodes nothing more is to be put on.
+        code: exit code of the whole run, where it ends.
+    """
+
+    move: Move
+    because: str = ""
+    lost: tuple[NodeName, ...] = ()
+    code: int = 0
+
+
+def decide(seen: Evidence, policy: Policy) -> Verdict:
+    """Return what to do."""
+    if seen.exit_code == 0:
+        return Verdict(move=Move.SUCCEEDED)
+    lost = tuple(
+        node for node in (*seen.active, *seen.spares) if node != seen.here and _lost(seen.silence[node], policy)
+    )
+    if lost:
+        return _about_lost(seen, policy, lost)
+    if seen.exit_code is not None:
+        return _about_failed(seen, policy)
+    stuck = seen.without_progress_s
+    if seen.step_timeout_s and stuck is not None and stuck > seen.step_timeout_s:
+        if _doubtful(seen, policy):
+            return Verdict(move=Move.WAIT, because="no progress, and a node is in doubt")
+        because = f"no progress for {stuck:.0f} s while every node answers"
+        return _unless_fruitless(seen, policy, Verdict(move=Move.RELAUNCH, because=because))
+    return Verdict(move=Move.CARRY_ON)
+
+
+def _lost(silence: Silence, policy: Policy) -> bool:
+    return silence.contact_s >= policy.silence_s or silence.answer_s >= policy.starved_s
+
+
+def _doubtful(seen: Evidence, policy: Policy) -> set[NodeName]:
+    return {
+        node for node, silence in seen.silence.items() if node != seen.here and silence.answer_s >= policy.doubt_s
+    }
+
+
+def _about_lost(seen: Evidence, policy: Policy, lost: tuple[NodeName, ...]) -> Verdict:
+    doubtful = _doubtful(seen, policy)
+    together = len(seen.active) + len(seen.spares)
+    longest = max(seen.silence[node].answer_s for node in lost)
+    names = ", ".join(lost)
+    if 2 * len(doubtful) > together > 1 and longest < policy.partition_s:
+        because = f"{len(doubtful)} of {together} nodes are silent at once: a switch, or us; touching nothing"
+        return Verdict(move=Move.WAIT, because=because)
+    because = f"nothing heard of {names} for {longest:.1f} s"
+    if not set(lost) & set(seen.active):
+        return Verdict(move=Move.REST, because=because, lost=lost)
+    left = [node for node in (*seen.active, *seen.spares) if node not in doubtful]
+    if len(left) >= len(seen.active):
+        return _unless_fruitless(seen, policy, Verdict(move=Move.RELAUNCH, because=because, lost=lost))
+    if len(left) + len(doubtful - set(lost)) >= len(seen.active):
+        return Verdict(move=Move.WAIT, because=f"{because}; others are in doubt")
+    short = len(seen.active) - len(left)
+    return Verdict(move=Move.STRANDED, because=f"{because}; {short} more than there are spares", lost=lost)
+
+
+def _about_failed(seen: Evidence, policy: Policy) -> Verdict:
+    # A rank fails on a peer's death before that peer's node has been silent for long. What counts is an answer to
+    # a question that was asked after the failure.
+    unproved = [
+        node for node in seen.active if seen.silence[node].question_s > seen.exited_for_s - policy.settle_s
+    ]
+    if unproved and max(seen.silence[node].answer_s for node in unproved) < policy.starved_s:
+        return Verdict(move=Move.WAIT, because="ranks failed; asking whether a node did")
+    because = seen.failure or f"the rank step exited {seen.exit_code}"
+    return Verdict(move=Move.FAILED, because=because, code=seen.exit_code or 1)
+
+
+def _unless_fruitless(seen: Evidence, policy: Policy, verdict: Verdict) -> Verdict:
+    if seen.fruitless < policy.most_fruitless:
+        return verdict
+    because = f"{verdict.because}; {seen.fruitless} relaunches since the newest step, giving up"
+    return Verdict(move=Move.GIVE_UP, because=because, lost=verdict.lost, code=1)
