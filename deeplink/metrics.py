@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter, Gauge, Histogram, Info, start_http_server
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Info, start_http_server
 
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from prometheus_client import CollectorRegistry
 
 # The node agent.
 NODE_INFO = Info("deeplink_node", "This node agent: its member name and version.")
@@ -24,15 +26,62 @@ STORE_SHARDS = Gauge("deeplink_store_shards", "Sealed shards in this node's stor
 STORE_BYTES = Gauge("deeplink_store_bytes", "Bytes of the sealed shards in this node's store.")
 STORE_FREE_BYTES = Gauge("deeplink_store_free_bytes", "Free bytes of the file system the store is on.")
 
+# Reads over the wire and what became of shards.
+CACHE_SERVED_SAMPLES = Counter("deeplink_cache_served_samples", "Samples sent to other nodes.")
+CACHE_SERVED_BYTES = Counter("deeplink_cache_served_bytes", "Bytes of samples sent to other nodes.")
+CACHE_REFUSED_SAMPLES = Counter("deeplink_cache_refused_samples", "Samples asked for that could not be sent.")
+CACHE_DAMAGED_SHARDS = Counter("deeplink_cache_damaged_shards", "Shards found damaged and put into quarantine.")
+CACHE_READ_SECONDS = Histogram("deeplink_cache_read_seconds", "Time to answer a batch of samples.")
+
 # The operator console.
 CONSOLE_STREAMS = Gauge("deeplink_console_streams", "Event streams that are open.")
-CONSOLE_DROPPED = Counter("deeplink_console_streams_dropped", "Event streams ended because the browser did not read.")
+CONSOLE_DROPPED = Counter(
+    "deeplink_console_streams_dropped", "Event streams ended because the browser did not read."
+)
 CONSOLE_UP = Gauge("deeplink_console_source_up", "1 if the last question to this source was answered.", ["source"])
-CONSOLE_READ = Gauge("deeplink_console_source_read_time_seconds", "When the source last answered, Unix time.", ["source"])
+CONSOLE_READ = Gauge(
+    "deeplink_console_source_read_time_seconds", "When the source last answered, Unix time.", ["source"]
+)
 CONSOLE_QUERIES = Counter("deeplink_console_queries", "Questions asked of a source.", ["source", "answer"])
 CONSOLE_QUERY_SECONDS = Histogram("deeplink_console_query_seconds", "Time a source took to answer.", ["source"])
 CONSOLE_NODES = Gauge("deeplink_console_nodes", "Nodes by health, as the console shows them.", ["health"])
 CONSOLE_INCIDENTS = Gauge("deeplink_console_incidents", "Incidents on the page, by outcome.", ["outcome"])
+
+
+class WatchMetrics:
+    """The watchdog's metrics, in a registry of their own.
+
+    Not made at import like the others: a node agent must not show a watchdog's dead-man's switch standing at 0.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.loop_time = Gauge(
+            "deeplink_watch_loop_time_seconds",
+            "When the watchdog's loop last came round, Unix time: a dead man's switch.",
+            registry=registry,
+        )
+        self.loop_seconds = Histogram(
+            "deeplink_watch_loop_seconds", "Time one round of the watchdog's loop took.", registry=registry
+        )
+        self.leading = Gauge("deeplink_watch_leading", "1 while this watchdog leads.", registry=registry)
+        self.acting = Gauge("deeplink_watch_acting", "1 if it may act, 0 if it only observes.", registry=registry)
+        self.in_doubt = Gauge(
+            "deeplink_watch_in_doubt",
+            "1 while the watchdog distrusts its own eyes and touches nothing.",
+            registry=registry,
+        )
+        self.jobs = Gauge("deeplink_watch_jobs", "Jobs that beat, by phase.", ["phase"], registry=registry)
+        self.beats = Counter("deeplink_watch_beats", "Beats of launchers.", ["answer"], registry=registry)
+        self.probes = Counter("deeplink_watch_probes", "Probes of slurmd.", ["answer"], registry=registry)
+        self.slurm_failures = Counter(
+            "deeplink_watch_slurm_failures", "Times Slurm did not answer a question.", registry=registry
+        )
+        self.verdicts = Counter("deeplink_watch_verdicts", "Verdicts reached.", ["kind"], registry=registry)
+        self.actions = Counter("deeplink_watch_actions", "Actions ended.", ["remedy", "result"], registry=registry)
+        self.incidents_open = Gauge(
+            "deeplink_watch_incidents_open", "Incidents without an end.", registry=registry
+        )
 
 
 class MetricsBindError(DeepLinkError):
@@ -46,8 +95,8 @@ class MetricsBindError(DeepLinkError):
         self.bind, self.problem = bind, problem
 
 
-def serve_metrics(bind: str) -> Callable[[], None]:
-    """Serve the metrics over HTTP at `bind` (`host:port`) from a thread; return what stops it.
+def serve_metrics(bind: str, registry: CollectorRegistry = REGISTRY) -> Callable[[], None]:
+    """Serve the metrics of a registry over HTTP at `bind` (`host:port`) from a thread; return what stops it.
 
     Raises:
         MetricsBindError: the address is malformed or cannot be bound.
@@ -56,7 +105,7 @@ def serve_metrics(bind: str) -> Callable[[], None]:
     if not host or not port.isdigit():
         raise MetricsBindError(bind, "not HOST:PORT")
     try:
-        server, thread = start_http_server(int(port), host.strip("[]"))
+        server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except (OSError, OverflowError) as problem:
         raise MetricsBindError(bind, str(problem)) from problem
 

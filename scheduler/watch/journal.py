@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch import rows
-from deeplink.scheduler.watch.records import Incident, Outcome, merged
+from deeplink.scheduler.watch.records import NODE_LOST, Incident, Outcome, merged
 from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.types import NodeName
 
@@ -127,7 +127,10 @@ class Journal:
             _settle(db, attempt, now_unix)
 
     def record_incident(self, incident: Incident) -> Incident:
-        """Keep an incident, or add to what is known of it; return what is now on record, with its number."""
+        """Keep an incident, or add to what is known of it; return what is now on record, with its number.
+
+        A node that one attempt lost is one incident: a second record of it, under another id, joins the first.
+        """
         with self._transaction(durable=True) as db:
             return _put_incident(db, incident)
 
@@ -203,11 +206,22 @@ class Journal:
             row = db.execute("SELECT * FROM incidents WHERE number = ? OR id = ?", (number, name)).fetchone()
         return rows.to_incident(row) if row else None
 
+    def action(self, key: str) -> ActionRecord | None:
+        """Return the action of this key, or None."""
+        with self._reading() as db:
+            row = db.execute("SELECT * FROM actions WHERE key = ?", (key,)).fetchone()
+        return rows.to_action(row) if row else None
+
     def actions(self, *, only_open: bool = False, incident: str | None = None) -> tuple[ActionRecord, ...]:
         """Return what the watchdog did or is doing, the oldest first."""
         with self._reading() as db:
             found = db.execute(rows.ACTIONS, {"open": only_open, "incident": incident})
             return tuple(rows.to_action(row) for row in found)
+
+    def drained(self) -> dict[NodeName, float]:
+        """Return the nodes we ever set out to drain, and when last."""
+        with self._reading() as db:
+            return {NodeName(row["node"]): row["unix"] for row in db.execute(rows.DRAINED)}
 
     def revision(self) -> int:
         """Return a number that changes when another process has written: cheap to ask often."""
@@ -283,9 +297,12 @@ def _put_points(db: sqlite3.Connection, points: Iterable[ProgressPoint]) -> None
 
 def _put_incident(db: sqlite3.Connection, incident: Incident) -> Incident:
     known = db.execute(INCIDENT_BY_ID, (incident.id,)).fetchone()
+    if known is None and incident.node and incident.attempt and incident.kind in NODE_LOST:
+        # Launcher and watchdog each name what they see; one node lost by one attempt is one incident.
+        known = db.execute(rows.SAME_NODE, rows.of_incident(incident)).fetchone()
     whole = merged(rows.to_incident(known), incident) if known else incident
     db.execute(rows.PUT_INCIDENT, rows.of_incident(whole))
-    return rows.to_incident(db.execute(INCIDENT_BY_ID, (incident.id,)).fetchone())
+    return rows.to_incident(db.execute(INCIDENT_BY_ID, (whole.id,)).fetchone())
 
 
 def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> None:

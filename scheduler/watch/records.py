@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from deeplink.types import Attempt, NodeName
 
+LONGEST_EVIDENCE = 2_048
+
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
@@ -65,6 +67,11 @@ class Kind(StrEnum):
     REQUEUE_HELD = "requeue-held"
     SWITCH_SUSPECT = "switch-suspect"
     SELF_IN_DOUBT = "self-in-doubt"
+    NODE_BACK = "node-back"
+
+
+NODE_LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.JOB_STRANDED})
+"""Kinds that, with one attempt and one node, are one thing seen by different eyes."""
 
 
 class Action(StrEnum):
@@ -76,6 +83,9 @@ class Action(StrEnum):
     DRAIN_DOWN = "drain-down"
     REQUEUE_EXCLUDE = "requeue-exclude"
     RELEASE = "release"
+
+
+_WEIGHTS: dict[str, int] = {Action.NONE: 0, Action.DRAIN: 1, Action.DRAIN_DOWN: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,14 +151,15 @@ def merged(old: Incident, new: Incident) -> Incident:
     ended = old if old.outcome is not Outcome.OPEN else new
     return dataclasses.replace(
         new,
+        id=old.id,
         number=old.number or new.number,
         attempt=old.attempt or new.attempt,
         node=old.node or new.node,
         kind=old.kind,
-        action=new.action if old.action == Action.NONE else old.action,
+        action=max(old.action, new.action, key=_weight),
         evidence=_joined(old.evidence, new.evidence),
-        began_unix=min(old.began_unix, new.began_unix),
-        detected_unix=min(old.detected_unix, new.detected_unix),
+        began_unix=_earlier(old.began_unix, new.began_unix),
+        detected_unix=_earlier(old.detected_unix, new.detected_unix),
         acted_unix=old.acted_unix or new.acted_unix,
         recovered_unix=old.recovered_unix or new.recovered_unix,
         outcome=ended.outcome,
@@ -156,10 +167,19 @@ def merged(old: Incident, new: Incident) -> Incident:
     )
 
 
+def _weight(action: str) -> int:
+    """The rung that brought the job back tells more than what was done to the node beside it."""
+    return _WEIGHTS.get(action, 2)
+
+
+def _earlier(old: float, new: float) -> float:
+    return min(old, new) if old and new else old or new
+
+
 def _joined(old: str, new: str) -> str:
     if new in old:
         return old
-    return new if old in new else f"{old}; {new}"
+    return new if old in new else f"{old}; {new}"[:LONGEST_EVIDENCE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,8 @@ SELECT max(last_step) FROM attempts WHERE job = :job AND (restart, relaunch) < (
 SETTLE = """
 UPDATE incidents SET outcome = 'recovered', recovered_unix = max(:unix, detected_unix),
   steps_repeated = max(steps_repeated, :again)
-WHERE job = :job AND outcome = 'open' AND (restart, relaunch) < (:restart, :relaunch)
+WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)
+  AND (outcome = 'open' OR outcome = 'failed' AND kind != 'rank-failed' AND recovered_unix = 0)
 """
 PUT_INCIDENT = """
 INSERT INTO incidents (id, kind, node, job, restart, relaunch, action, evidence, began_unix, detected_unix,
@@ -99,6 +100,10 @@ ON CONFLICT (id) DO UPDATE SET
   began_unix = excluded.began_unix, detected_unix = excluded.detected_unix, acted_unix = excluded.acted_unix,
   recovered_unix = excluded.recovered_unix, outcome = excluded.outcome, steps_repeated = excluded.steps_repeated
 """
+SAME_NODE = f"""
+SELECT * FROM incidents WHERE {_THIS} AND node = :node AND kind IN ('node-silent', 'node-dead', 'job-stranded')
+ORDER BY number LIMIT 1
+"""  # noqa: S608 - a constant of ours
 PUT_ACTION = """
 INSERT INTO actions (key, incident, remedy, job, restart, relaunch, node, exclude, reason, began_unix)
 VALUES (:key, :incident, :remedy, :job, :restart, :relaunch, :node, :exclude, :reason, :began_unix)
@@ -121,6 +126,10 @@ ORDER BY number DESC LIMIT :limit
 ACTIONS = """
 SELECT * FROM actions WHERE (NOT :open OR done_unix = 0) AND (:incident IS NULL OR incident = :incident)
 ORDER BY began_unix, key
+"""
+DRAINED = """
+SELECT node, max(began_unix) AS unix FROM actions
+WHERE node IS NOT NULL AND remedy IN ('drain', 'drain-down') GROUP BY node
 """
 
 

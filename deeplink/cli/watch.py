@@ -1,0 +1,177 @@
+"""`deeplink watch`: watch jobs from outside, and restart those that lost a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from deeplink.scheduler.watch.daemon import Daemon
+    from deeplink.scheduler.watch.service import WatchSettings
+
+DEFAULT_BIND = "127.0.0.1:7412"
+ONCE_S = 6.0
+"""How long --once looks: as long as the slowest proof of a dead node takes, and a little."""
+ONCE_BUSY_S = 120.0
+
+_EPILOG = """
+It acts only with --act: drains and downs nodes proved dead (needs an operator's rights in Slurm), requeues jobs
+with the bad nodes excluded. Without it says what it would do. It touches only jobs that beat to it (`deeplink run`
+does, when DEEPLINK_WATCH and DEEPLINK_WATCH_TOKEN_FILE are set). It may be killed at any moment: started again, it
+finishes what it began. Of two with one journal, one leads and the other waits.
+
+\b
+Examples:
+  deeplink watch                                          observe, on loopback
+  deeplink watch --act --bind 0.0.0.0:7412 --token-file /etc/deeplink/watch.token
+  deeplink watch --act --resume --metrics-bind 127.0.0.1:9412
+  deeplink watch --once                                   look once, report, end
+"""
+
+
+@click.command("watch", epilog=_EPILOG)
+@click.option("--bind", metavar="HOST:PORT", default=DEFAULT_BIND, show_default=True, help="Where beats come in.")
+@click.option(
+    "--journal",
+    "journal_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What is remembered. [default: watch.sqlite below config state]",
+)
+@click.option(
+    "--act/--observe", "act", default=False, help="Act, or only say what would be done. [default: observe]"
+)
+@click.option("--dry-run", is_flag=True, help="The same as --observe.")
+@click.option(
+    "--resume", is_flag=True, help="Take nodes that we drained back into service once they answer again."
+)
+@click.option(
+    "--act-on-switch", is_flag=True, help="Also give up the nodes of jobs on a leaf that is wholly silent."
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60.0),
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks in calm.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="0600 file with the token every beat must carry; made when it is not there. Needed beyond loopback.",
+)
+@click.option("--metrics-bind", metavar="HOST:PORT", default="", help="Serve Prometheus metrics over HTTP there.")
+@click.option("--once", is_flag=True, help="Look for some seconds, do what is to be done, end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line instead of sentences.")
+def command(  # noqa: PLR0913 - one parameter for each option
+    *,
+    bind: str,
+    journal_file: Path | None,
+    act: bool,
+    dry_run: bool,
+    resume: bool,
+    act_on_switch: bool,
+    interval: float,
+    token_file: Path | None,
+    metrics_bind: str,
+    once: bool,
+    as_json: bool,
+) -> None:
+    """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
+    from deeplink.config import load_config
+    from deeplink.scheduler.watch.evidence import Policy
+    from deeplink.scheduler.watch.journal import default_journal
+    from deeplink.scheduler.watch.service import WatchSettings
+
+    config = load_config()
+    settings = WatchSettings(
+        journal=(journal_file or default_journal(config.state)).absolute(),
+        bind=bind,
+        token=_token(bind, token_file or config.watch_token_file, config.state),
+        act=act and not dry_run,
+        policy=Policy(resume=resume, act_on_switch=act_on_switch),
+        interval_s=interval,
+        metrics_bind=metrics_bind,
+    )
+    _lead(settings, _speaker(as_json=as_json), _stop_on_signals(), once=once)
+
+
+def _token(bind: str, path: Path | None, state: Path) -> str:
+    from deeplink.agent import is_loopback, split_bind, standing_token
+
+    if path is None and not is_loopback(split_bind(bind)[0]):
+        raise click.UsageError(f"others can reach {bind}: give --token-file FILE, and the same token to every job")
+    return standing_token((path or state / "watch.token").absolute())
+
+
+def _speaker(*, as_json: bool) -> Callable[[str], None]:
+    import json
+    import time
+
+    def say(line: str) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        click.echo(json.dumps({"time": now, "said": line}) if as_json else f"{now} {line}")
+
+    return say
+
+
+def _stop_on_signals() -> threading.Event:
+    import signal
+    import threading
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _lead(settings: WatchSettings, say: Callable[[str], None], stop: threading.Event, *, once: bool) -> None:
+    """Watch as soon as no other watchdog leads with this journal."""
+    from deeplink.scheduler.watch.daemon import LeaderError
+
+    told = False
+    while not stop.is_set():
+        try:
+            _watch(settings, say, stop, once=once)
+        except LeaderError as taken:
+            if once:
+                raise
+            if not told:
+                say(f"waiting: {taken}")
+            told = True
+            stop.wait(1.0)
+        else:
+            return
+
+
+def _watch(settings: WatchSettings, say: Callable[[str], None], stop: threading.Event, *, once: bool) -> None:
+    from deeplink.agent import notify_systemd
+    from deeplink.scheduler.watch.service import watching
+
+    with watching(settings, say) as (daemon, port):
+        host = settings.bind.rpartition(":")[0]
+        mode = "acting" if settings.act else "observing only (--act to act)"
+        say(f"watching: beats at {host}:{port}, journal {settings.journal}, {mode}")
+        notify_systemd("READY=1")
+        daemon.run(_until(daemon, stop, once=once))
+        notify_systemd("STOPPING=1")
+    say("stopped")
+
+
+def _until(daemon: Daemon, stop: threading.Event, *, once: bool) -> Callable[[float], bool]:
+    began = daemon.clock.monotonic()
+
+    def pause(seconds: float) -> bool:
+        if stop.wait(seconds):
+            return True
+        looked = daemon.clock.monotonic() - began
+        return once and (looked >= ONCE_BUSY_S or (looked >= ONCE_S and not daemon.busy))
+
+    return pause

@@ -1,0 +1,226 @@
+"""From verdict to deed: intents written before the first command, commands one at a time, ends written after.
+
+What the next command is, `ladder` says; here it is only carried out. Every method returns soon: waiting is done by
+coming back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder
+from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.evidence import TAG
+from deeplink.scheduler.watch.ladder import Facts, Step, next_step
+from deeplink.scheduler.watch.records import Action, ActionRecord
+from deeplink.scheduler.watch.verdict import Remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.clock import Clock
+    from deeplink.metrics import WatchMetrics
+    from deeplink.scheduler.slurm.client import Slurm
+    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+    from deeplink.scheduler.watch.journal import Journal
+    from deeplink.scheduler.watch.observer import Observer
+    from deeplink.scheduler.watch.records import Incident
+    from deeplink.scheduler.watch.verdict import Verdict
+    from deeplink.types import NodeName
+
+log = logging.getLogger(__name__)
+
+MOST_TRIES = 3
+"""An action that was given up is begun anew at most so often for one verdict of one attempt."""
+MOST_STEPS = 6
+"""Commands for one action before the loop looks at the world again."""
+GAVE_UP = "gave up"
+
+_DONE = frozenset({Step.DONE, Step.GIVE_UP})
+_WORDS = {
+    Remedy.NOTHING: Action.NONE,
+    Remedy.DRAIN: Action.DRAIN,
+    Remedy.DRAIN_DOWN: Action.DRAIN_DOWN,
+    Remedy.RESTART: Action.REQUEUE_EXCLUDE,
+    Remedy.RESUME: Action.NONE,
+}
+_NO_RIGHTS = ("denied", "invalid user", "disabled", "not permitted")
+
+
+def action_word(remedy: Remedy) -> Action:
+    """Return the word for a remedy in an incident's record."""
+    return _WORDS[remedy]
+
+
+@dataclass(slots=True, kw_only=True)
+class Actor:
+    """The watchdog's hands. One thread only.
+
+    Args:
+        say: told one line for each command and each end.
+    """
+
+    slurm: Slurm
+    journal: Journal
+    observer: Observer
+    clock: Clock
+    metrics: WatchMetrics
+    say: Callable[[str], None]
+    _sent: dict[str, dict[Step, float]] = field(default_factory=dict)
+    _refused: dict[str, set[Step]] = field(default_factory=dict)
+
+    def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
+        """Write down what is to be done about a verdict; False if that is under way, or done, already."""
+        key = self._free_key(verdict)
+        if key is None:
+            return False
+        named = incident.id if incident else verdict.incident
+        action = ActionRecord(
+            key=key,
+            incident=named,
+            remedy=verdict.remedy,
+            attempt=verdict.attempt,
+            node=verdict.node,
+            exclude=verdict.exclude,
+            reason=f"{TAG}{named}",
+            began_unix=self.clock.unix(),
+        )
+        return self.journal.begin_action(action)
+
+    def _free_key(self, verdict: Verdict) -> str | None:
+        base = verdict.key
+        if verdict.remedy is Remedy.RESUME and verdict.node:
+            base += f"@{self.journal.drained().get(verdict.node, 0.0):.0f}"
+        for tries in range(MOST_TRIES):
+            key = f"{base}#{tries + 1}" if tries else base
+            known = self.journal.action(key)
+            if known is None:
+                return key
+            if not known.done_unix or not known.result.startswith(GAVE_UP):
+                return None
+        return None
+
+    def work(self) -> bool:
+        """Take every open action as far as it goes now; return whether any is left."""
+        for action in self.journal.actions(only_open=True):
+            try:
+                self._advance(action)
+            except DeepLinkError as problem:
+                log.warning("action %s: %s", action.key, problem)
+        return bool(self.journal.actions(only_open=True))
+
+    def _advance(self, action: ActionRecord) -> None:
+        for _ in range(MOST_STEPS):
+            facts = self._facts(action)
+            step = next_step(action, facts)
+            log.debug("action %s: %s %s", action.key, step.step, step.why)
+            if step.step in _DONE:
+                self._end(action, step.step, step.why)
+                return
+            if step.step is Step.WAIT:
+                return
+            self._send(action, step.step, facts)
+
+    def _facts(self, action: ActionRecord) -> Facts:
+        job = self._job(action) if action.remedy == Remedy.RESTART and action.attempt else None
+        return Facts(
+            job=job,
+            node=self._node(action.node) if action.remedy != Remedy.RESTART and action.node else None,
+            answers=self._reach(action.node) if action.remedy != Remedy.RESTART and action.node else None,
+            unreachable=self._unreachable(job) if job and job.state is JobState.RUNNING else (),
+            age_s=self.clock.unix() - action.began_unix,
+            sent={step: self.clock.monotonic() - at for step, at in self._sent.get(action.key, {}).items()},
+            refused=frozenset(self._refused.get(action.key, set())),
+        )
+
+    def _job(self, action: ActionRecord) -> JobRow | None:
+        try:
+            return self.slurm.job(action.attempt.job) if action.attempt else None
+        except JobVanishedError:
+            return None
+
+    def _node(self, name: NodeName) -> NodeRow | None:
+        found = self.slurm.nodes([name])
+        return found[0] if found else None
+
+    def _reach(self, name: NodeName) -> bool | None:
+        if self.observer.reach(name) is None:
+            self.observer.probe_now((name,))
+        return self.observer.reach(name)
+
+    def _unreachable(self, job: JobRow) -> tuple[NodeName, ...]:
+        up = tuple(row.name for row in self.slurm.nodes(job.nodes) if not row.down)
+        self.observer.probe_now(up)
+        return tuple(name for name in up if not self.observer.reach(name))
+
+    def _send(self, action: ActionRecord, step: Step, facts: Facts) -> None:
+        try:
+            self._command(action, step, facts)
+        except CommandError as refused:
+            self.say(f"{action.incident}: {step.value} refused: {refused.stderr.strip()}")
+            if any(word in refused.stderr.lower() for word in _NO_RIGHTS):
+                self._refused.setdefault(action.key, set()).add(step)
+        else:
+            self.say(f"{action.incident}: {step.value} {self._object(action, step)}")
+        self._sent.setdefault(action.key, {})[step] = self.clock.monotonic()
+
+    @staticmethod
+    def _object(action: ActionRecord, step: Step) -> str:
+        if step in {Step.DRAIN, Step.DOWN, Step.RESUME}:
+            return f"node {action.node}"
+        without = f" without {fold(action.exclude)}" if step is Step.RELEASE and action.exclude else ""
+        return f"job {action.attempt.job if action.attempt else '-'}{without}"
+
+    def _command(self, action: ActionRecord, step: Step, facts: Facts) -> None:
+        node = action.node or ""
+        match step:
+            case Step.DRAIN:
+                self.slurm.update_node(node, NodeOrder.DRAIN, action.reason)
+            case Step.DOWN:
+                # An operator's own reason, if he drained the node before us, stays.
+                kept = facts.node.reason if facts.node and facts.node.drained else ""
+                self.slurm.update_node(node, NodeOrder.DOWN, kept or action.reason)
+            case Step.RESUME:
+                self.slurm.update_node(node, NodeOrder.RESUME)
+            case Step.REQUEUE if action.attempt:
+                self.slurm.requeue(action.attempt.job)
+            case Step.RELEASE if action.attempt:
+                self._release(action.attempt.job, action.exclude)
+            case Step.RELAX if action.attempt:
+                self._release(action.attempt.job, ())
+            case _:
+                raise ValueError(f"{step} is no command for {action.key}")
+
+    def _release(self, job: int, exclude: tuple[NodeName, ...]) -> None:
+        """Clear the hold of a waiting job; its own exclusions stay, ours of an earlier action are replaced."""
+        now = set(self.slurm.excluded_nodes(job))
+        users = now - set(self.journal.excluded(job))
+        known = {name for name in exclude if name in self.observer.cluster.nodes}
+        wanted = users | known
+        # Written first: killed in between, we take away at most what we never added.
+        self.journal.set_excluded(job, known - users)
+        if wanted != now:
+            excluded = fold(sorted(wanted)) if wanted else ""
+            self.slurm.update_job(job, ExcNodeList=excluded, StartTime="now")
+        else:
+            self.slurm.update_job(job, StartTime="now")
+
+    def _end(self, action: ActionRecord, step: Step, why: str) -> None:
+        done = step is Step.DONE
+        now = self.clock.unix()
+        self.journal.end_action(action.key, why if done else f"{GAVE_UP}: {why}", now)
+        self._sent.pop(action.key, None)
+        self._refused.pop(action.key, None)
+        self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
+        incident = self.journal.incident(action.incident)
+        if done and incident:
+            word = action_word(Remedy(action.remedy))
+            self.journal.record_incident(dataclasses.replace(incident, action=word, acted_unix=now))
+        took = f" ({now - action.began_unix:.1f} s after the verdict)" if done else ""
+        self.say(f"{action.incident}: {action.remedy} {'done' if done else GAVE_UP}: {why}{took}")

@@ -1,0 +1,162 @@
+"""The next command of an action, from what Slurm says now. Pure.
+
+An action is not a script with a place in it: after each command, and after a restart of the watchdog, what comes
+next follows from what is true. So a watchdog killed between two commands finishes on return, and none is sent
+twice once Slurm shows that it has worked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.verdict import Remedy
+
+if TYPE_CHECKING:
+    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+    from deeplink.scheduler.watch.records import ActionRecord
+    from deeplink.types import NodeName
+
+SETTLE_S = 10.0
+"""A command that shows no effect for so long is sent again (it was lost, or its sender was killed)."""
+RELAX_S = 15.0
+"""A job that waits in the queue for so long after its release may use the nodes we excluded again."""
+LONGEST_S = 600.0
+"""An action that has not ended after so long is given up; the next verdict may begin another."""
+
+
+class Step(Enum):
+    """One command, or none."""
+
+    DRAIN = "drain"
+    DOWN = "down"
+    RESUME = "resume"
+    REQUEUE = "requeue"
+    RELEASE = "release"
+    RELAX = "relax"
+    WAIT = "wait"
+    DONE = "done"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is true about an action's job or node now.
+
+    Attributes:
+        node: the node as Slurm tells it; None when the action is about none, or Slurm does not know it.
+        job: the job; None when the action is about none, or Slurm does not know it any more.
+        answers: whether the node's slurmd answers our probe; None when unknown.
+        unreachable: allocated nodes that neither answer nor are down by Slurm's word.
+        age_s: since the intent was written.
+        sent: commands sent, and for how long they have had time to work.
+        refused: commands that Slurm refused for lack of rights.
+    """
+
+    node: NodeRow | None = None
+    job: JobRow | None = None
+    answers: bool | None = None
+    unreachable: tuple[NodeName, ...] = ()
+    age_s: float = 0.0
+    sent: dict[Step, float]
+    refused: frozenset[Step] = frozenset()
+
+    def lately(self, step: Step) -> bool:
+        """Whether a command was sent and may still be working."""
+        return self.sent.get(step, SETTLE_S) < SETTLE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What to do next, and why."""
+
+    step: Step
+    why: str = ""
+
+
+def next_step(action: ActionRecord, facts: Facts) -> Next:
+    """Return the next step of an action; WAIT when only time can help."""
+    if facts.age_s > LONGEST_S:
+        return Next(Step.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
+    match Remedy(action.remedy):
+        case Remedy.DRAIN | Remedy.DRAIN_DOWN as remedy:
+            return _node_step(facts, down=remedy is Remedy.DRAIN_DOWN)
+        case Remedy.RESUME:
+            return _resume_step(facts)
+        case Remedy.RESTART:
+            return _job_step(action, facts)
+        case Remedy.NOTHING:
+            return Next(Step.DONE, "nothing to do")
+
+
+def _node_step(facts: Facts, *, down: bool) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
+    node = facts.node
+    if node is None:
+        return Next(Step.GIVE_UP, "Slurm does not know the node")
+    if facts.answers:
+        return Next(Step.GIVE_UP, "the node answers again")
+    if node.down:
+        return Next(Step.DONE, "down")
+    if not node.drained and Step.DRAIN not in facts.refused:
+        if facts.answers is None:
+            return Next(Step.WAIT, "not probed yet")
+        return Next(Step.WAIT if facts.lately(Step.DRAIN) else Step.DRAIN)
+    if not down and node.drained:
+        return Next(Step.DONE, "drained")
+    if Step.DRAIN in facts.refused or Step.DOWN in facts.refused:
+        return Next(Step.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
+    if facts.answers is None:
+        return Next(Step.WAIT, "not probed yet")
+    return Next(Step.WAIT if facts.lately(Step.DOWN) else Step.DOWN)
+
+
+def _resume_step(facts: Facts) -> Next:
+    if facts.node is None:
+        return Next(Step.GIVE_UP, "Slurm does not know the node")
+    if not facts.node.drained and not facts.node.down:
+        return Next(Step.DONE, "in service")
+    if Step.RESUME in facts.refused:
+        return Next(Step.GIVE_UP, "Slurm refused")
+    return Next(Step.WAIT if facts.lately(Step.RESUME) else Step.RESUME)
+
+
+_COMING = frozenset({JobState.CONFIGURING, JobState.RUNNING})
+
+
+def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
+    job, attempt = facts.job, action.attempt
+    if job is None or attempt is None:
+        return Next(Step.DONE, "Slurm does not know the job any more")
+    if job.state.final:
+        return Next(Step.DONE, f"the job ended: {job.state.value}")
+    if job.state is JobState.PENDING:
+        return _waiting_step(action, facts, job)
+    if job.state is JobState.REQUEUE_HOLD:
+        return Next(Step.GIVE_UP, "Slurm holds the job; `scontrol release` lets it go")
+    if job.restarts > attempt.restart:
+        return Next(Step.DONE, "running again") if job.state in _COMING else Next(Step.WAIT)
+    if job.state is not JobState.RUNNING:
+        return Next(Step.WAIT, job.state.value.lower())
+    if Step.REQUEUE in facts.refused:
+        return Next(Step.GIVE_UP, "Slurm refused to requeue the job")
+    if facts.unreachable:
+        # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
+        return Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
+    return Next(Step.WAIT if facts.lately(Step.REQUEUE) else Step.REQUEUE)
+
+
+def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:
+    if Step.RELEASE in facts.refused:
+        return Next(Step.GIVE_UP, "Slurm refused to clear the hold")
+    released = facts.sent.get(Step.RELEASE)
+    if released is None or (job.reason == "BeginTime" and released >= SETTLE_S):
+        return Next(Step.RELEASE)
+    if Step.RELAX in facts.sent:
+        return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
+    if released >= RELAX_S:
+        if action.exclude:
+            return Next(Step.RELAX, "no other nodes are free")
+        return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
+    return Next(Step.WAIT, "released")

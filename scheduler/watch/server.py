@@ -1,0 +1,77 @@
+"""The watchdog's ear: launchers' beats over gRPC, kept in the journal before they are answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+from typing_extensions import override
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.watch.journal import JournalError
+from deeplink.scheduler.watch.messages import beat_from_wire
+from deeplink.scheduler.watch.records import RecordError
+from deeplink.v1 import watch_pb2, watch_pb2_grpc
+from deeplink.wire import bound_server
+
+if TYPE_CHECKING:
+    from deeplink.clock import Clock
+    from deeplink.metrics import WatchMetrics
+    from deeplink.scheduler.watch.book import BeatBook
+    from deeplink.scheduler.watch.journal import Journal
+    from deeplink.wire import BoundServer
+
+SERVICE = watch_pb2.DESCRIPTOR.services_by_name["Watch"].full_name
+
+
+class WatchBindError(DeepLinkError):
+    """The address for beats cannot be used."""
+
+    def __init__(self, bind: str, problem: str) -> None:
+        super().__init__(
+            f"cannot listen on {bind}: {problem}",
+            remedy="Another watchdog may listen there; give a free HOST:PORT with --bind.",
+        )
+        self.bind, self.problem = bind, problem
+
+
+class WatchServicer(watch_pb2_grpc.WatchServicer):
+    """Takes beats: into the journal first, then into the book that the loop reads. Thread-safe."""
+
+    def __init__(self, journal: Journal, book: BeatBook, clock: Clock, metrics: WatchMetrics) -> None:
+        self._journal, self._book, self._clock, self._metrics = journal, book, clock, metrics
+
+    @override
+    def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
+        """Keep a beat; INVALID_ARGUMENT where it cannot be kept, UNAVAILABLE where the journal fails."""
+        now_unix = self._clock.unix()
+        try:
+            beat = beat_from_wire(request, now_unix)
+            self._journal.record_beat(beat, now_unix)
+        except RecordError as problem:
+            self._metrics.beats.labels("refused").inc()
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+        except JournalError as problem:
+            # Not answered, so the launcher sends its reports and incidents again.
+            self._metrics.beats.labels("failed").inc()
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
+        current = self._book.hear(beat, self._clock.monotonic())
+        self._metrics.beats.labels("kept" if current else "late").inc()
+        return watch_pb2.BeatReply(known=True)
+
+
+def watch_server(bind: str, token: str, servicer: WatchServicer) -> BoundServer:
+    """Return a server bound to `bind`, not yet serving; every call needs the token.
+
+    Raises:
+        WatchBindError: the address cannot be bound.
+    """
+
+    def register(server: grpc.Server) -> tuple[str, ...]:
+        watch_pb2_grpc.add_WatchServicer_to_server(servicer, server)
+        return (SERVICE,)
+
+    try:
+        return bound_server(bind, token, register)
+    except RuntimeError as problem:
+        raise WatchBindError(bind, str(problem)) from problem

@@ -1,0 +1,106 @@
+"""The watchdog put together: leader's lock, journal, server, metrics, loop."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from deeplink.clock import Clock, SystemClock
+from deeplink.metrics import WatchMetrics, serve_metrics
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import run
+from deeplink.scheduler.watch.act import Actor
+from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.daemon import Daemon, leading
+from deeplink.scheduler.watch.evidence import Policy
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.observer import COMMAND_S, Observer
+from deeplink.scheduler.watch.probe import TcpProber
+from deeplink.scheduler.watch.server import WatchServicer, watch_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+STOP_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """What one watchdog is told.
+
+    Attributes:
+        journal: its file.
+        bind: `host:port` where beats come in; port 0 for a free one.
+        token: what every beat must carry.
+        act: act, or observe only.
+        policy: when evidence is enough.
+        interval_s: seconds between two looks in calm.
+        metrics_bind: `host:port` for Prometheus; empty for none.
+    """
+
+    journal: Path
+    bind: str
+    token: str
+    act: bool = False
+    policy: Policy = field(default_factory=Policy)
+    interval_s: float = 1.0
+    metrics_bind: str = ""
+
+
+@contextmanager
+def watching(
+    settings: WatchSettings, say: Callable[[str], None], clock: Clock | None = None
+) -> Iterator[tuple[Daemon, int]]:
+    """Give the loop, to be run, and the port where beats are taken, already, until the end of the block.
+
+    Raises:
+        LeaderError: another watchdog leads with this journal.
+        JournalError: the journal cannot be used.
+        WatchBindError: `bind` cannot be listened on.
+        MetricsBindError: `metrics_bind` cannot.
+    """
+    clock = clock or SystemClock()
+    with ExitStack() as stack:
+        stack.enter_context(leading(settings.journal))
+        journal = stack.enter_context(Journal(settings.journal))
+        metrics = WatchMetrics(CollectorRegistry())
+        daemon = _daemon(settings, journal, metrics, say, clock)
+        servicer = WatchServicer(journal, daemon.observer.book, clock, metrics)
+        bound = watch_server(settings.bind, settings.token, servicer)
+        if settings.metrics_bind:
+            stack.callback(serve_metrics(settings.metrics_bind, metrics.registry))
+        bound.server.start()
+        stack.callback(lambda: bound.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S))
+        metrics.leading.set(1)
+        metrics.acting.set(settings.act)
+        yield daemon, bound.port
+
+
+def _daemon(
+    settings: WatchSettings, journal: Journal, metrics: WatchMetrics, say: Callable[[str], None], clock: Clock
+) -> Daemon:
+    slurm = Slurm(run=partial(run, timeout_s=COMMAND_S))
+    observer = Observer(
+        slurm=slurm,
+        prober=TcpProber(clock),
+        book=BeatBook(),
+        journal=journal,
+        clock=clock,
+        policy=settings.policy,
+    )
+    actor = Actor(slurm=slurm, journal=journal, observer=observer, clock=clock, metrics=metrics, say=say)
+    return Daemon(
+        observer=observer,
+        actor=actor if settings.act else None,
+        journal=journal,
+        policy=settings.policy,
+        clock=clock,
+        metrics=metrics,
+        say=say,
+        interval_s=settings.interval_s,
+    )
