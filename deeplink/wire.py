@@ -91,6 +91,36 @@ def attempt_from_wire(message: common_pb2.Attempt) -> Attempt:
     return Attempt(job=message.job, restart=message.restart, relaunch=message.relaunch)
 
 
+class ForkedError(DeepLinkError):
+    """gRPC was used by the process this one was forked from; a call from here would hang."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this process was forked from one that had used gRPC, and gRPC would hang in it",
+            remedy="Give the DataLoader multiprocessing_context='forkserver' (or 'spawn'), or read nothing from other "
+            "nodes before its workers start.",
+        )
+
+
+class _GrpcUse:
+    """Whether this process, or the one it was forked from, has used gRPC."""
+
+    here = inherited = False
+
+    @classmethod
+    def begin(cls) -> None:
+        if cls.inherited:
+            raise ForkedError
+        cls.here = True
+
+    @classmethod
+    def forked(cls) -> None:
+        cls.inherited = cls.inherited or cls.here
+
+
+os.register_at_fork(after_in_child=_GrpcUse.forked)
+
+
 class _RequireToken(grpc.ServerInterceptor):
     """Refuses every call that does not carry the token."""
 
@@ -188,8 +218,10 @@ def bound_server(
         workers: calls served at once; more than four times as many waiting are refused (RESOURCE_EXHAUSTED).
 
     Raises:
+        ForkedError: see there.
         RuntimeError: the address cannot be bound (gRPC's own error, with the reason).
     """
+    _GrpcUse.begin()
     server = grpc.server(
         ThreadPoolExecutor(workers, thread_name_prefix="deeplink-rpc"),
         interceptors=[_RequireToken(token)],
@@ -216,7 +248,11 @@ def open_channel(address: str, token: str) -> grpc.Channel:
 
     A silent peer is noticed by keepalive pings (2 s apart, 2 s to answer) also while a call waits; each call has
     its own deadline besides. Reconnects wait 0.1 to 1 s, so that a peer that came back is used again soon.
+
+    Raises:
+        ForkedError: this process was forked from one that had used gRPC; a call from here would hang.
     """
+    _GrpcUse.begin()
     channel = grpc.insecure_channel(
         address,
         options=[

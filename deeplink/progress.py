@@ -1,0 +1,236 @@
+"""`deeplink.report`: the training loop says how far it is, in microseconds, whatever becomes of the agent."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.clock import Clock, SystemClock
+from deeplink.errors import DeepLinkError
+from deeplink.plainrpc import PlainCallError, PlainChannel
+from deeplink.types import Attempt, FencedError
+from deeplink.v1 import common_pb2, node_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+SEND_EVERY_S = 0.2
+"""Reports are sent no more often; the newest wins. 0.5 ms of this process's time each."""
+CALL_TIMEOUT_S = 2.0
+RETRY_AFTER_S = 1.0
+FLUSH_S = 1.0
+"""How long the end of the process may wait for the last report to leave."""
+_METHOD = "/deeplink.v1.Node/Report"
+_TOKEN_HEADER = "deeplink-token"  # noqa: S105 - the header's name; deeplink.wire has it too, and imports grpcio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where reports go, and as whom.
+
+    Attributes:
+        agent: `host:port` of this node's agent.
+        token_file: file with the token the agent wants.
+        attempt: the attempt this process belongs to.
+        rank: this process's rank.
+    """
+
+    agent: str
+    token_file: Path
+    attempt: Attempt
+    rank: int
+
+
+def destination(env: Mapping[str, str]) -> Destination | None:
+    """Return where the environment says reports go; None outside of a job.
+
+    Raises:
+        AttemptFormatError: DEEPLINK_ATTEMPT is malformed.
+        ValueError: RANK is no number.
+    """
+    if not env.get("DEEPLINK_AGENT") or not env.get("DEEPLINK_TOKEN_FILE"):
+        return None
+    return Destination(
+        agent=env["DEEPLINK_AGENT"],
+        token_file=Path(env["DEEPLINK_TOKEN_FILE"]),
+        attempt=Attempt.parse(env.get("DEEPLINK_ATTEMPT") or "0.0.0"),
+        rank=int(env.get("RANK") or env.get("SLURM_PROCID") or 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    step: int
+    unix: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Sends the newest report to the agent from a thread of its own, which the first report starts.
+
+    `tell` never waits and never fails but for a fence. A report that finds its predecessor unsent replaces it.
+    """
+
+    to: Destination
+    clock: Clock = field(default_factory=SystemClock)
+    _waiting: _Said | None = None
+    _fenced_by: Attempt | None = None
+    _sending: bool = False
+    _closing: bool = False
+    _thread: threading.Thread | None = None
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _odd: set[str] = field(default_factory=set)
+    _silent: bool = False
+
+    def tell(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Hand over a report; microseconds.
+
+        Raises:
+            FencedError: the agent has said that a newer attempt of this job has begun.
+        """
+        if self._fenced_by is not None:
+            raise FencedError(self.to.attempt, self._fenced_by, f"job {self.to.attempt.job}")
+        said = _Said(int(step), self.clock.unix(), self._numbers(metrics))
+        with self._changed:
+            self._waiting = said
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="deeplink-report", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _numbers(self, metrics: Mapping[str, object]) -> dict[str, float]:
+        numbers = {}
+        for name, value in metrics.items():
+            try:
+                numbers[name] = float(value)  # type: ignore[arg-type] # whatever knows how to be a number: tensors too
+            except (TypeError, ValueError, RuntimeError) as problem:
+                if name not in self._odd:
+                    self._odd.add(name)
+                    log.warning("metric %r is not reported: %s", name, problem)
+        return numbers
+
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Send what waits, without the pause between reports; tell whether it left in time. Ends the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            if self._thread is None or not self._thread.is_alive():
+                return self._waiting is None
+            return self._changed.wait_for(lambda: self._waiting is None and not self._sending, timeout_s)
+
+    def _run(self) -> None:
+        channel: PlainChannel | None = None
+        while (said := self._next()) is not None:
+            try:
+                if channel is None:
+                    token = self.to.token_file.read_text(encoding="ascii").strip()
+                    channel = PlainChannel(self.to.agent, ((_TOKEN_HEADER, token),), CALL_TIMEOUT_S)
+                self._take(channel.call(_METHOD, self._message(said)))
+                pause = SEND_EVERY_S
+            except (PlainCallError, OSError, UnicodeError) as problem:
+                if channel is not None:
+                    channel.close()
+                channel, pause = None, RETRY_AFTER_S
+                self._complain(problem)
+            self._rest(pause)
+        if channel is not None:
+            channel.close()
+
+    def _next(self) -> _Said | None:
+        """Wait for a report and take it; None when there will be no more."""
+        with self._changed:
+            while self._waiting is None and not self._closing:
+                self._changed.wait()
+            said, self._waiting = self._waiting, None
+            self._sending = said is not None
+            return said
+
+    def _rest(self, pause_s: float) -> None:
+        with self._changed:
+            self._sending = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closing, pause_s)
+
+    def _message(self, said: _Said) -> bytes:
+        attempt = self.to.attempt
+        progress = common_pb2.Progress(
+            rank=self.to.rank,
+            attempt=common_pb2.Attempt(job=attempt.job, restart=attempt.restart, relaunch=attempt.relaunch),
+            step=said.step,
+            unix=said.unix,
+            metrics=said.metrics,
+        )
+        return node_pb2.ReportRequest(progress=progress).SerializeToString()
+
+    def _take(self, reply: bytes) -> None:
+        answer = node_pb2.ReportReply.FromString(reply)
+        if answer.fenced:
+            newest = answer.newest
+            self._fenced_by = Attempt(job=newest.job, restart=newest.restart, relaunch=newest.relaunch)
+            log.error("fenced: attempt %s has begun, this is %s", self._fenced_by, self.to.attempt)
+        if self._silent:
+            self._silent = False
+            log.warning("agent %s answers again", self.to.agent)
+
+    def _complain(self, problem: Exception) -> None:
+        if not self._silent:  # once per silence, not once per report
+            self._silent = True
+            log.warning("progress cannot be reported, training goes on: %s", problem)
+
+
+class _Process:
+    """The one reporter of this process, made at the first report; a forked child starts without one."""
+
+    def __init__(self) -> None:
+        self.made = False
+        self.reporter: Reporter | None = None
+
+    def forget(self) -> None:
+        self.made, self.reporter = False, None
+
+    def get(self) -> Reporter | None:
+        if not self.made:
+            self.made = True
+            try:
+                to = destination(os.environ)
+            except (DeepLinkError, ValueError) as problem:
+                log.warning("progress is not reported: %s", problem)
+            else:
+                self.reporter = Reporter(to) if to else None
+        return self.reporter
+
+    def flush(self) -> None:
+        if self.reporter is not None and not self.reporter.flush():
+            log.warning("the last report did not reach the agent within %g s", FLUSH_S)
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.forget)
+atexit.register(_process.flush)
+
+
+def report(*, step: int, **metrics: float) -> None:
+    """Tell this node's agent how far training is, and numbers worth a curve; microseconds, never waits.
+
+    Call it after each step. The newest report is sent a few times a second from a thread; those in between are
+    dropped. Outside of a job, or when the agent cannot be reached, nothing happens but one warning in the log.
+    A metric is what `float()` takes; that fetches a GPU tensor from the GPU and waits for it: hand over numbers.
+
+    Args:
+        step: number of optimizer steps done since training began, across restarts.
+        metrics: loss, learning rate, samples ...
+
+    Raises:
+        FencedError: a newer attempt of this job has begun; let it end this process.
+    """
+    reporter = _process.get()
+    if reporter is not None:
+        reporter.tell(step, metrics)
