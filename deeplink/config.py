@@ -46,6 +46,7 @@ class Config:
         agent_bind: `host:port` a node agent listens on; port 0 picks a free one.
         members: agents of a standing cache (`NAME=HOST:PORT,...`); inside a job `deeplink run` sets it.
         node: this node's member name; the host name when empty.
+        read_deadline_ms: how long a member may take to answer a batch of reads, besides the transfer.
         token_file: 0600 file with the token that calls carry.
         watch: `host:port` of the site's watchdog; empty where there is none.
         watch_token_file: file with the watchdog's token.
@@ -60,6 +61,7 @@ class Config:
     agent_bind: str = "127.0.0.1:0"
     members: str = ""
     node: str = ""
+    read_deadline_ms: int = 2000
     token_file: Path | None = None
     watch: str = ""
     watch_token_file: Path | None = None

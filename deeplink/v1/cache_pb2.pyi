@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,31 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ReadStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReadStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReadStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    READ_STATUS_OK: _ReadStatus.ValueType  # 0
+    READ_STATUS_NO_SHARD: _ReadStatus.ValueType  # 1
+    """not held here"""
+    READ_STATUS_BAD_EXTENT: _ReadStatus.ValueType  # 2
+    """no such place in that shard"""
+    READ_STATUS_DAMAGED: _ReadStatus.ValueType  # 3
+    """the shard's file here is cut short or cannot be read"""
+
+class ReadStatus(_ReadStatus, metaclass=_ReadStatusEnumTypeWrapper): ...
+
+READ_STATUS_OK: ReadStatus.ValueType  # 0
+READ_STATUS_NO_SHARD: ReadStatus.ValueType  # 1
+"""not held here"""
+READ_STATUS_BAD_EXTENT: ReadStatus.ValueType  # 2
+"""no such place in that shard"""
+READ_STATUS_DAMAGED: ReadStatus.ValueType  # 3
+"""the shard's file here is cut short or cannot be read"""
+Global___ReadStatus: _TypeAlias = ReadStatus  # noqa: Y015
 
 @_typing.final
 class StatRequest(_message.Message):
@@ -68,8 +94,9 @@ class ShardStat(_message.Message):
     VERIFIED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     bytes: _builtins.int
+    """size of the sealed file"""
     verified: _builtins.bool
-    """every sample's checksum was checked on this mount"""
+    """all of it was read and found to be what its name says, on this mount"""
     def __init__(
         self,
         *,
@@ -87,19 +114,19 @@ Global___ShardStat: _TypeAlias = ShardStat  # noqa: Y015
 
 @_typing.final
 class ReadRequest(_message.Message):
+    """Per extent 16 bytes, four little-endian u32: position in `shards`, number of the block, offset in the block's
+    payload, length. At most 65,536 extents, each at most 32 MiB.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     EXTENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """echoed in the reply"""
     extents: _builtins.bytes
-    """per sample, little endian: shard index u32, block u32, offset in the block u32 is enough for 4 GiB, length u32... see frames"""
     @_builtins.property
-    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """the shards this batch reads from"""
-
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -117,6 +144,8 @@ Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
 
 @_typing.final
 class ReadReply(_message.Message):
+    """Per item of `head` 8 bytes, two little-endian u32: a ReadStatus, and the bytes it has in `body` (0 unless OK)."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -124,9 +153,8 @@ class ReadReply(_message.Message):
     BODY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     head: _builtins.bytes
-    """per sample, little endian: status u32, length u32"""
     body: _builtins.bytes
-    """the samples' bytes, one after another"""
+    """the items' bytes, one after another"""
     def __init__(
         self,
         *,

@@ -36,8 +36,10 @@ class CacheStub:
     Stat: _grpc.UnaryUnaryMultiCallable[_cache_pb2.StatRequest, _cache_pb2.StatReply]
     """What this member holds."""
     Read: _grpc.StreamStreamMultiCallable[_cache_pb2.ReadRequest, _cache_pb2.ReadReply]
-    """Ordered batches of samples. Both ends send and parse these messages as raw bytes (deeplink.cache.frames), so
-    that the body is copied once; the layout is the protobuf encoding below, so any gRPC client can call it.
+    """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
+    request's extents in order; requests are answered in the order they came. Both ends may send and parse these
+    messages as raw bytes (deeplink.cache.frames), so that the body is copied once; the layout is the protobuf
+    encoding below, so any gRPC client can call it.
     """
     Put: _grpc.StreamUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutReply]
     """A whole sealed shard, in order; published on this member when the last byte has been verified."""
@@ -52,8 +54,10 @@ class CacheAsyncStub(CacheStub):
     Stat: _aio.UnaryUnaryMultiCallable[_cache_pb2.StatRequest, _cache_pb2.StatReply]  # type: ignore[assignment]
     """What this member holds."""
     Read: _aio.StreamStreamMultiCallable[_cache_pb2.ReadRequest, _cache_pb2.ReadReply]  # type: ignore[assignment]
-    """Ordered batches of samples. Both ends send and parse these messages as raw bytes (deeplink.cache.frames), so
-    that the body is copied once; the layout is the protobuf encoding below, so any gRPC client can call it.
+    """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
+    request's extents in order; requests are answered in the order they came. Both ends may send and parse these
+    messages as raw bytes (deeplink.cache.frames), so that the body is copied once; the layout is the protobuf
+    encoding below, so any gRPC client can call it.
     """
     Put: _aio.StreamUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutReply]  # type: ignore[assignment]
     """A whole sealed shard, in order; published on this member when the last byte has been verified."""
@@ -77,8 +81,10 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_cache_pb2.ReadRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cache_pb2.ReadReply], _abc.AsyncIterator[_cache_pb2.ReadReply]]:
-        """Ordered batches of samples. Both ends send and parse these messages as raw bytes (deeplink.cache.frames), so
-        that the body is copied once; the layout is the protobuf encoding below, so any gRPC client can call it.
+        """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
+        request's extents in order; requests are answered in the order they came. Both ends may send and parse these
+        messages as raw bytes (deeplink.cache.frames), so that the body is copied once; the layout is the protobuf
+        encoding below, so any gRPC client can call it.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,86 @@
+"""Brings a damaged shard back from a member that holds a whole copy, while its samples are read from elsewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from deeplink.cache import ownership
+from deeplink.cache.client import MemberClient
+from deeplink.cache.errors import MemberError, ShardCorruptError, StoreError, StoreFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from deeplink.cache.index import ShardEntry
+    from deeplink.cache.store import Store
+    from deeplink.types import Member
+
+log = logging.getLogger(__name__)
+
+
+class Healer:
+    """Fetches shards in one background thread, each once at a time over all processes that share the store.
+
+    Args:
+        store: where they belong.
+        members: who may hold copies; this node is not among them.
+        token: what calls carry.
+    """
+
+    def __init__(self, store: Store, members: Sequence[Member], token: str) -> None:
+        self._store, self._token = store, token
+        self._members = {member.name: member for member in members}
+        self._lock = threading.Lock()
+        self._busy: set[str] = set()
+
+    def heal(self, shard: ShardEntry, healed: Callable[[], None]) -> None:
+        """Begin to fetch a shard unless that is under way; `healed` is called when it has come."""
+        with self._lock:
+            if not self._members or shard.id in self._busy:
+                return
+            self._busy.add(shard.id)
+        threading.Thread(target=self._run, args=(shard, healed), name="deeplink-heal", daemon=True).start()
+
+    def _run(self, shard: ShardEntry, healed: Callable[[], None]) -> None:
+        try:
+            if self.fetch(shard):
+                healed()
+        except OSError as problem:
+            log.warning("shard %s cannot be brought back: %s", shard.id, problem)
+        finally:
+            with self._lock:
+                self._busy.discard(shard.id)
+
+    def fetch(self, shard: ShardEntry) -> bool:
+        """Fetch a shard now. False: nobody had a whole copy, or another process is at it.
+
+        Raises:
+            OSError: the store's folder cannot be used.
+        """
+        lock = os.open(self._store.root / f".fetching-{shard.id}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return self._fetch(shard)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(lock)
+
+    def _fetch(self, shard: ShardEntry) -> bool:
+        for name in ownership.ranked(shard.id, self._members):
+            try:
+                with MemberClient(self._members[name], self._token) as client:
+                    self._store.add(shard.id, client.get(shard.id, shard.bytes), shard.bytes)
+            except (MemberError, ShardCorruptError) as problem:
+                log.info("shard %s not from %s: %s", shard.id, name, problem)
+            except (StoreFullError, StoreError) as problem:
+                log.warning("shard %s cannot be brought back: %s", shard.id, problem)
+                return False
+            else:
+                log.warning("shard %s was brought back from member %s", shard.id, name)
+                return True
+        return False

@@ -1,0 +1,141 @@
+"""Brings shards to the members they belong on, or into this node's own store where there are no members."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Self
+
+from deeplink.cache import ownership
+from deeplink.cache.client import MemberClient
+from deeplink.cache.errors import MemberError, PlacementError, ShardCorruptError, StoreError, StoreFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from deeplink.cache.store import Store
+    from deeplink.types import Member, NodeName, ShardId
+
+log = logging.getLogger(__name__)
+
+
+class Placer:
+    """Knows who holds what, and makes it so. Use `with`; asks each member once when it is entered.
+
+    Args:
+        store: this node's own store.
+        node: this node's name; a member of that name is reached through `store`, not through the network.
+        members: who may hold shards; none: `store` alone.
+        token: what calls to members carry.
+        replicas: copies wanted of each shard.
+
+    Attributes:
+        wanted: copies wanted of each shard, no more than there are members.
+    """
+
+    def __init__(
+        self, store: Store, node: NodeName, members: Sequence[Member], token: str, *, replicas: int
+    ) -> None:
+        self._store, self._node = store, node
+        self._names = [member.name for member in members] or [node]
+        self.wanted = min(replicas, len(self._names))
+        self._clients = {member.name: MemberClient(member, token) for member in members if member.name != node}
+        self._held: dict[NodeName, dict[ShardId, int]] = {}
+        self._problems: dict[NodeName, str] = {}
+
+    def __enter__(self) -> Self:
+        for name, client in self._clients.items():
+            try:
+                self._held[name] = client.held()
+            except MemberError as problem:
+                self._give_up(name, problem)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def _give_up(self, name: NodeName, problem: Exception) -> None:
+        log.warning("%s", problem)
+        self._problems[name] = str(problem)
+        self._held.pop(name, None)
+
+    def _has(self, name: NodeName, shard: ShardId) -> bool:
+        return self._store.has(shard) if name == self._node else shard in self._held.get(name, ())
+
+    def holders(self, shard: ShardId) -> tuple[NodeName, ...]:
+        """Return the members that hold a shard, in the order in which they are to hold it."""
+        return tuple(name for name in ownership.ranked(shard, self._names) if self._has(name, shard))
+
+    def is_placed(self, shard: ShardId) -> bool:
+        """Tell whether a shard has all the copies that are wanted."""
+        return len(self.holders(shard)) >= self.wanted
+
+    def place(self, shard: ShardId, draft: Path) -> tuple[NodeName, ...]:
+        """Bring a shard, whose sealed file is `draft`, to its owners and return its holders; `draft` is used up.
+
+        An owner that cannot take it is replaced by the next member in order. Fewer copies than wanted are logged.
+
+        Raises:
+            PlacementError: nobody took it.
+            StoreFullError: there are no members, and this node's store has no room.
+        """
+        held, problems = list(self.holders(shard)), []
+        path = draft
+        for name in ownership.ranked(shard, self._names):
+            if len(held) >= self.wanted:
+                break
+            if name in held:
+                continue
+            if name in self._problems:
+                problems.append(self._problems[name])
+                continue
+            try:
+                path = self._bring(name, shard, path)
+                held.append(name)
+            except (MemberError, StoreFullError, StoreError) as problem:
+                problems.append(str(problem))
+                self._after_failure(name, problem)
+        draft.unlink(missing_ok=True)
+        if not held:
+            raise PlacementError(shard, problems)
+        if len(held) < self.wanted:
+            log.warning("shard %s has %d of %d copies: %s", shard, len(held), self.wanted, "; ".join(problems))
+        return tuple(held)
+
+    def _after_failure(self, name: NodeName, problem: Exception) -> None:
+        if not self._clients and isinstance(problem, (StoreFullError, StoreError)):
+            raise problem
+        self._give_up(name, problem)
+
+    def _bring(self, name: NodeName, shard: ShardId, path: Path) -> Path:
+        if name != self._node:
+            self._clients[name].put(shard, path)
+            self._held[name][shard] = path.stat().st_size
+            return path
+        self._store.adopt(path, shard)
+        return self._store.path(shard)
+
+    def fetch(self, shard: ShardId, draft: Path) -> bool:
+        """Write a copy of a shard that some member holds to `draft`. False: nobody gave one.
+
+        Raises:
+            OSError: `draft` cannot be written.
+        """
+        if self._store.has(shard):
+            draft.hardlink_to(self._store.path(shard))
+            return True
+        for name in self.holders(shard):
+            try:
+                with draft.open("wb") as file:
+                    for chunk in self._clients[name].get(shard, self._held[name][shard]):
+                        file.write(chunk)
+            except (MemberError, ShardCorruptError) as problem:
+                self._give_up(name, problem)
+                draft.unlink(missing_ok=True)
+            else:
+                return True
+        return False

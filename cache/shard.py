@@ -1,0 +1,158 @@
+"""Writing a sealed shard, and reading it as LMDB does. The only module that touches LMDB.
+
+Blocks are put in order of their number, so LMDB appends; one commit per 64 MiB bounds the memory. Map size and
+commits follow from the content alone, so the same content gives the same file. A sealed file is never written
+again: that is what makes the blocks' offsets in it last.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from deeplink.cache import block, layout
+from deeplink.cache.errors import ShardCorruptError, ShardWriteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from deeplink.cache.layout import Layout
+    from deeplink.types import ShardId
+
+LMDB_FORMAT = (0, 9)
+"""Versions 0.9 and 1.0 of LMDB cannot read each other's files: 0.9 is what shards are."""
+_COMMIT_BYTES = 64 << 20
+_NUMBER = struct.Struct(">Q")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SealedShard:
+    """A shard's file, complete and on stable storage.
+
+    Attributes:
+        id: its name.
+        bytes: size of the file.
+        layout: where its blocks lie.
+    """
+
+    id: ShardId
+    bytes: int
+    layout: Layout
+
+
+def _check_machine() -> None:
+    if lmdb.version()[:2] != LMDB_FORMAT:
+        found = ".".join(map(str, lmdb.version()))
+        raise ShardWriteError(
+            f"this is LMDB {found}, shards are LMDB {'.'.join(map(str, LMDB_FORMAT))} files",
+            "Install the py-lmdb release of constraints.txt, with its default library.",
+        )
+    page = os.sysconf("SC_PAGESIZE")
+    if page != block.PAGE:
+        raise ShardWriteError(
+            f"memory pages of {page} bytes, shards have pages of {block.PAGE}",
+            "Pack on a machine with 4 KiB pages; shards can be read on any.",
+        )
+
+
+def _map_size(payloads: Iterable[int]) -> int:
+    """Return room for the blocks and for LMDB's own pages; a function of the content, for it is in the file."""
+    pages = [block.value_pages(payload) for payload in payloads]
+    # A branch page names over a hundred leaves of over a hundred blocks each, copied at each commit.
+    own = 64 + len(pages) // 16 + 16 * (sum(pages) * block.PAGE // _COMMIT_BYTES)
+    return (sum(pages) + own) * block.PAGE
+
+
+def write_shard(path: Path, payloads: list[int], values: Iterable[bytes | bytearray]) -> SealedShard:
+    """Write a new file at `path` and return it as a sealed shard, read back and on stable storage.
+
+    Args:
+        path: where to write; must not exist. The caller renames it.
+        payloads: bytes of each record's payload, in order.
+        values: the records' values, header and payload, in order; taken one by one.
+
+    Raises:
+        ShardWriteError: this LMDB or machine cannot write shards.
+        OSError: writing failed; ENOSPC where there is no room.
+    """
+    _check_machine()
+    try:
+        with lmdb.open(
+            str(path),
+            map_size=_map_size(payloads),
+            subdir=False,
+            lock=False,
+            sync=False,
+            metasync=False,
+            readahead=False,
+            max_dbs=0,
+            mode=0o644,
+        ) as environment:
+            _put_all(environment, values)
+    except (lmdb.Error, OSError) as problem:
+        _raise_as_os_error(problem, path)
+    return _seal(path, len(payloads))
+
+
+def _put_all(environment: lmdb.Environment, values: Iterable[bytes | bytearray]) -> None:
+    transaction = environment.begin(write=True)
+    try:
+        pending = 0
+        for number, value in enumerate(values):
+            if pending >= _COMMIT_BYTES:
+                transaction.commit()
+                transaction = environment.begin(write=True)
+                pending = 0
+            transaction.put(_NUMBER.pack(number), value, append=True)
+            pending += len(value)
+        transaction.commit()
+    except BaseException:
+        transaction.abort()
+        raise
+
+
+def _raise_as_os_error(problem: Exception, path: Path) -> None:
+    """Raise what LMDB reports in a sentence as the OSError it was."""
+    if isinstance(problem, OSError):
+        raise problem
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+        if os.strerror(number) in str(problem):
+            raise OSError(number, os.strerror(number), str(path)) from problem
+    raise OSError(errno.EIO, str(problem), str(path)) from problem
+
+
+def _seal(path: Path, records: int) -> SealedShard:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        found = layout.scan(descriptor)
+        if len(found.headers) != records:
+            raise ShardCorruptError(str(path), f"{len(found.headers)} of {records} blocks found after writing")
+        return SealedShard(layout.digest(descriptor, found), os.fstat(descriptor).st_size, found)
+    finally:
+        os.close(descriptor)
+
+
+def records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number and value of each record as LMDB reads them: what any other tool would see.
+
+    For files whose digest was verified; LMDB does not survive every hostile file.
+
+    Raises:
+        ShardCorruptError: LMDB cannot read the file.
+    """
+    try:
+        with (
+            lmdb.open(str(path), subdir=False, lock=False, readonly=True, max_dbs=0) as environment,
+            environment.begin() as transaction,
+        ):
+            for key, value in transaction.cursor():
+                yield _NUMBER.unpack(key)[0], value
+    except lmdb.Error as problem:
+        raise ShardCorruptError(path.name, str(problem)) from problem

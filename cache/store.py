@@ -1,0 +1,267 @@
+"""One node's folder of sealed shards.
+
+    <root>/<shard>.mdb         a sealed shard; appears whole, never changes
+    <root>/<shard>.verified    says that this very file was read and found whole (device, inode, size, time)
+    <root>/quarantine/         shards found damaged, kept for a look
+    <root>/.draft-*            unfinished
+
+Several processes use one store at once: agent, packer, training processes. Nothing is remembered but what is in
+the folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from deeplink.cache import layout
+from deeplink.cache.errors import ShardCorruptError, StoreError, StoreFullError
+from deeplink.publish import DRAFT_PREFIX, published_file, write_text
+from deeplink.types import ShardId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from threading import Event
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = ".mdb"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DRAFT_KEPT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """What a store holds: shards, their bytes, free bytes of its file system, the shards' names sorted."""
+
+    shards: int
+    bytes: int
+    free_bytes: int
+    ids: tuple[ShardId, ...]
+
+
+class Store:
+    """The shards in one folder, which is made when it is not there."""
+
+    def __init__(self, root: Path) -> None:
+        """Use `root`.
+
+        Raises:
+            StoreError: the folder cannot be made.
+        """
+        self.root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise StoreError(root, problem.strerror or str(problem)) from problem
+
+    def path(self, shard: ShardId) -> Path:
+        """Return where a shard's file is, or would be.
+
+        Raises:
+            ShardIdError: the name is not a shard's.
+        """
+        return self.root / f"{layout.checked_shard_id(shard)}{_SUFFIX}"
+
+    def _mark(self, shard: ShardId) -> Path:
+        return self.root / f"{shard}.verified"
+
+    def has(self, shard: ShardId) -> bool:
+        """Tell whether a shard is here, damaged or not."""
+        return self.path(shard).is_file()
+
+    def inode(self, shard: ShardId) -> int:
+        """Return the inode of a shard's file, 0 where it is not here: tells whether it is still the one opened."""
+        try:
+            return self.path(shard).stat().st_ino
+        except OSError:
+            return 0
+
+    def ids(self) -> list[ShardId]:
+        """Return the names of all shards here, sorted."""
+        found = (path.stem for path in self.root.glob(f"*{_SUFFIX}"))
+        return sorted(ShardId(name) for name in found if layout.is_shard_id(name))
+
+    def status(self) -> StoreStatus:
+        """Return what is here now.
+
+        Raises:
+            StoreError: the folder cannot be looked at.
+        """
+        try:
+            ids, held = self.ids(), 0
+            for shard in ids:
+                try:
+                    held += self.path(shard).stat().st_size
+                except FileNotFoundError:  # removed since
+                    continue
+            return StoreStatus(len(ids), held, self.free_bytes(), tuple(ids))
+        except OSError as problem:
+            raise StoreError(self.root, problem.strerror or str(problem)) from problem
+
+    def free_bytes(self) -> int:
+        """Return the bytes the store's file system has left for this user."""
+        return shutil.disk_usage(self.root).free
+
+    def is_verified(self, shard: ShardId) -> bool:
+        """Tell whether the very file that is here now was read and found whole on this mount."""
+        try:
+            said = json.loads(self._mark(shard).read_text(encoding="ascii"))
+            return bool(said == _identity(self.path(shard).stat()))
+        except (OSError, ValueError):
+            return False
+
+    def verify(self, shard: ShardId) -> bool:
+        """Read all of a shard; mark it verified if it is whole. False: it was not, and is in quarantine now.
+
+        Raises:
+            FileNotFoundError: it is not here.
+        """
+        descriptor = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            before = _identity(os.fstat(descriptor))
+            layout.verify(descriptor, shard)
+        except (ShardCorruptError, OSError) as problem:
+            self.quarantine(shard, str(problem))
+            return False
+        finally:
+            os.close(descriptor)
+        self._write_mark(shard, before)
+        return True
+
+    def verify_all(self, stop: Event) -> None:
+        """Verify the shards that are not, one after another, until none is left or `stop` is set."""
+        for shard in self.ids():
+            if stop.is_set():
+                return
+            if not self.is_verified(shard):
+                try:
+                    self.verify(shard)
+                except FileNotFoundError:  # removed since
+                    continue
+
+    def _write_mark(self, shard: ShardId, identity: dict[str, int]) -> None:
+        try:
+            write_text(self._mark(shard), json.dumps(identity))
+        except OSError as problem:
+            # Only speed is lost: an unmarked shard is read with system calls.
+            log.warning("shard %s cannot be marked as verified: %s", shard, problem)
+
+    def add(self, shard: ShardId, chunks: Iterable[bytes], total: int) -> bool:
+        """Take a shard's file in `chunks` of `total` bytes; it appears once it was verified. False: it was here.
+
+        Raises:
+            ShardCorruptError: what came is not `shard`, or not of that many bytes.
+            StoreFullError: there is no room for it.
+            StoreError: it cannot be written for another reason.
+        """
+        if self.has(shard):
+            return False
+        if self.free_bytes() < total:
+            raise StoreFullError(self.root, total, self.free_bytes())
+        try:
+            with published_file(self.path(shard), mode=0o644) as draft:
+                _write_chunks(draft, shard, chunks, total)
+                identity = _verified_identity(draft, shard)
+        except OSError as problem:
+            self.raise_as_store_error(problem, total)
+        self._write_mark(shard, identity)
+        return True
+
+    def adopt(self, draft: Path, shard: ShardId) -> bool:
+        """Move a sealed file of this file system, just written and read back, into the store. False: it was here.
+
+        Raises:
+            StoreError: it cannot be moved.
+        """
+        if self.has(shard):
+            draft.unlink()
+            return False
+        try:
+            identity = _identity(draft.stat())
+            draft.rename(self.path(shard))
+        except OSError as problem:
+            raise StoreError(self.root, problem.strerror or str(problem)) from problem
+        self._write_mark(shard, identity)
+        return True
+
+    def raise_as_store_error(self, problem: OSError, needed: int) -> NoReturn:
+        """Raise what writing below the store met as StoreFullError or StoreError."""
+        if problem.errno in _NO_ROOM:
+            raise StoreFullError(self.root, needed, self.free_bytes()) from problem
+        raise StoreError(self.root, problem.strerror or str(problem)) from problem
+
+    def remove(self, shard: ShardId) -> bool:
+        """Remove a shard; who has it open reads on. False: it was not here."""
+        self._mark(shard).unlink(missing_ok=True)
+        try:
+            self.path(shard).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def quarantine(self, shard: ShardId, why: str, *, inode: int | None = None) -> bool:
+        """Take a damaged shard out of service, keeping the file. False: it was no longer here.
+
+        Args:
+            shard: which.
+            why: what is wrong with it, for the log.
+            inode: of the file that was found damaged; if another has taken its place, that one stays.
+        """
+        folder = self.root / "quarantine"
+        try:
+            if inode is not None and self.path(shard).stat().st_ino != inode:
+                return False
+            folder.mkdir(exist_ok=True)
+            self.path(shard).rename(folder / f"{shard}-{time.time_ns()}{_SUFFIX}")
+            self._mark(shard).unlink(missing_ok=True)
+        except OSError:  # another process was first, or the disk takes no writes: readers skip it by themselves
+            return False
+        log.error("shard %s is damaged and was put into %s: %s", shard, folder, why)
+        return True
+
+    def sweep(self, now: float) -> int:
+        """Remove drafts that nobody has written to for an hour; return how many."""
+        stale = [path for path in self.root.glob(f"{DRAFT_PREFIX}*{_SUFFIX}-*") if _age(path, now) > _DRAFT_KEPT_S]
+        for path in stale:
+            path.unlink(missing_ok=True)
+        return len(stale)
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _identity(facts: os.stat_result) -> dict[str, int]:
+    return {"dev": facts.st_dev, "ino": facts.st_ino, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+
+
+def _write_chunks(draft: Path, shard: ShardId, chunks: Iterable[bytes], total: int) -> None:
+    written = 0
+    with draft.open("wb") as file:
+        for chunk in chunks:
+            written += len(chunk)
+            if written > total:
+                raise ShardCorruptError(shard, f"more than the {total:,} bytes announced")
+            file.write(chunk)
+    if written != total:
+        raise ShardCorruptError(shard, f"{written:,} of {total:,} bytes came")
+
+
+def _verified_identity(draft: Path, shard: ShardId) -> dict[str, int]:
+    descriptor = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        layout.verify(descriptor, shard)
+        return _identity(os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
