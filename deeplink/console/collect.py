@@ -68,10 +68,12 @@ class SlurmReader:
         """Ask Slurm once for each kind that is due; where it does not answer, leave it alone until next time."""
         if not self._ask("nodes", lambda: {"nodes": tuple(self._slurm.nodes())}):
             self._same_for("jobs")
-            self._same_for("switches")
+            if not self._sources["switches"].at_unix:
+                self._same_for("switches")  # else what is known of it is as old as it was to be
             return
         self._ask("jobs", lambda: {"jobs": tuple(self._slurm.jobs())})
-        if self._clock.monotonic() >= self._next_slow and self._ask("switches", self._slow):
+        due = self._clock.monotonic() >= self._next_slow or self._sources["switches"].state is not SourceState.OK
+        if due and self._ask("switches", self._slow):
             self._next_slow = self._clock.monotonic() + self._sources["switches"].period_s
 
     def _slow(self) -> dict[str, object]:

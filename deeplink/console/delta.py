@@ -7,7 +7,7 @@ from typing import Any
 Document = dict[str, Any]
 
 TABLES = ("switches", "nodes", "jobs", "incidents", "sources")
-META = ("unix", "cluster", "interval_s", "headline")
+META = ("unix", "cluster", "interval_s", "headline", "jobs_known")
 
 
 def change(old: Document, new: Document) -> Document:

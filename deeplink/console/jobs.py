@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FRESH_S = 15.0
 """A launcher beats once a second; after so long without a beat its word about the phase is no longer taken."""
 MOST_JOBS = 200
+"""Jobs on the page; what the others do on which node is shown all the same."""
 _HUES = 6
 
 
@@ -89,13 +90,16 @@ class Drawn:
 
 
 def job_views(readings: Readings) -> tuple[Drawn, ...]:
-    """Return every job on record, and those of Slurm that have not ended; the newest `MOST_JOBS`."""
+    """Return every job on record, and those of Slurm that have not ended: the most telling first."""
     rows = {int(row.id): row for row in readings.slurm.jobs}
     watched = [_watched(record, rows.get(record.job), readings) for record in readings.journal.jobs]
     have = {made.view.id for made in watched}
     others = [Drawn(_unwatched(row), None) for row in rows.values() if row.id not in have and not row.state.final]
-    newest = sorted([*watched, *others], key=lambda made: (made.view.watched, made.view.id), reverse=True)
-    return tuple(newest[:MOST_JOBS])
+    return tuple(sorted([*watched, *others], key=lambda made: _weight(made.view), reverse=True))
+
+
+def _weight(job: JobView) -> tuple[bool, bool, int]:
+    return job.watched, job.slurm_state == JobState.RUNNING.value, job.id
 
 
 def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from deeplink.console.jobs import CurveView, Drawn, JobView, job_views, seats
+from deeplink.console.jobs import MOST_JOBS, CurveView, Drawn, JobView, job_views, seats
 from deeplink.console.nodes import Health, NodeView, SwitchView, node_views, switch_views
 from deeplink.console.readings import Source, SourceState
 from deeplink.scheduler.watch.records import Incident, Outcome
@@ -37,7 +37,7 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the page shows."""
+    """What the page shows. `jobs_known` counts also the jobs that are too many to be shown."""
 
     unix: float
     interval_s: float
@@ -47,6 +47,7 @@ class Snapshot:
     switches: tuple[SwitchView, ...]
     nodes: tuple[NodeView, ...]
     jobs: tuple[JobView, ...]
+    jobs_known: int
     curves: tuple[tuple[int, CurveView], ...]
     incidents: tuple[Incident, ...]
 
@@ -57,6 +58,7 @@ class Snapshot:
             "unix": self.unix,
             "interval_s": self.interval_s,
             "cluster": self.cluster,
+            "jobs_known": self.jobs_known,
             "headline": _plain(self.headline),
             "sources": {each.name: {**_plain(each), "order": order} for order, each in enumerate(self.sources)},
             "switches": {each.name: _plain(each) for each in self.switches},
@@ -83,8 +85,9 @@ def build(readings: Readings) -> Snapshot:
         sources=readings.sources,
         switches=switches,
         nodes=nodes,
-        jobs=tuple(made.view for made in drawn),
-        curves=tuple((made.view.id, made.curve) for made in drawn if made.curve is not None),
+        jobs=tuple(made.view for made in drawn[:MOST_JOBS]),
+        jobs_known=len(drawn),
+        curves=tuple((made.view.id, made.curve) for made in drawn[:MOST_JOBS] if made.curve is not None),
         incidents=readings.journal.incidents,
     )
 

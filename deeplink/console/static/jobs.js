@@ -142,6 +142,7 @@ export class Jobs {
     keyed(this.root, jobs, (job) => job.id, makeJob, (card, job) => fillJob(card, job, state, now));
     put(this.root, "data-empty", jobs.length ? null : "No jobs on record. `deeplink sbatch train.sh` submits one that is watched.");
     const watched = jobs.filter((job) => job.watched).length;
-    say(this.count, jobs.length ? `${jobs.length}, ${watched} watched` : "");
+    const many = state.jobs_known > jobs.length ? `${jobs.length} of ${whole(state.jobs_known)}` : jobs.length;
+    say(this.count, jobs.length ? `${many}, ${watched} watched` : "");
   }
 }

@@ -47,6 +47,22 @@ def test_a_dead_controller_is_asked_one_question_only(tmp_path: Path, slurm: Any
     assert states["nodes"] is states["jobs"] is states["switches"] is SourceState.FAILING
 
 
+def test_a_controller_that_came_back_is_whole_again_at_once(tmp_path: Path, slurm: Any) -> None:
+    def states() -> dict[str, SourceState]:
+        collector.refresh_slurm()
+        return {source.name: source.state for source in collector.readings().sources if source.name != "journal"}
+
+    collector = Collector(Settings(journal=tmp_path / "none"), slurm=Slurm(slurm))
+    slurm.dead = True
+    assert set(states().values()) == {SourceState.FAILING}
+    slurm.dead = False
+    assert set(states().values()) == {SourceState.OK}
+    slurm.dead = True
+    assert states()["switches"] is SourceState.OK, "it was read within its own period"
+    slurm.dead = False
+    assert set(states().values()) == {SourceState.OK}
+
+
 def test_slurm_that_is_not_installed_is_said(tmp_path: Path) -> None:
     def missing(_argv: Any, /, *, timeout_s: float = 1.0) -> str:
         return bounded_run(["deeplink-no-such-program"], timeout_s=timeout_s)

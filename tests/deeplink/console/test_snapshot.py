@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deeplink.console.collect import Collector, Settings
+from deeplink.console.jobs import MOST_JOBS
 from deeplink.console.nodes import Health, slurm_health
 from deeplink.console.readings import JournalFacts, Readings, Source, SourceState
 from deeplink.console.snapshot import Mood, Snapshot, build
@@ -103,6 +104,53 @@ def test_an_agent_that_does_not_answer_its_fresh_launcher_is_silent(journal: Jou
     assert snapshot.nodes[0].health is Health.SILENT
     assert "job 5 is recovering" in snapshot.headline.text.lower()
     assert snapshot.headline.mood is Mood.BAD
+
+
+def test_jobs_that_slurm_alone_knows(collector: Collector, slurm: Any) -> None:
+    slurm.jobs = (
+        ("41", "41", "RUNNING", "None", "0", "1", "dora", "n[2-3]", "n2", "someone's own"),
+        ("42", "42", "PENDING", "Resources", "0", "1", "dora", "", "", "waits"),
+        ("40", "40", "COMPLETED", "None", "0", "1", "dora", "n6", "n6", "over"),
+    )
+    snapshot = shown(collector)
+    assert [(job.id, job.slurm_state, job.watched) for job in snapshot.jobs] == [
+        (42, "PENDING", False),
+        (41, "RUNNING", False),
+    ]
+    assert snapshot.jobs[0].pending_reason == "Resources"
+    assert {node.name for node in snapshot.nodes if node.job == 41} == {"n2", "n3"}
+    assert snapshot.jobs[1].step is None
+
+
+def test_more_jobs_than_a_page_can_hold(filled: Journal, collector: Collector, slurm: Any) -> None:
+    waiting = [(str(i), str(i), "PENDING", "Priority", "0", "1", "dora", "", "", "many") for i in range(100, 900)]
+    slurm.jobs = (("50", "50", "RUNNING", "None", "0", "1", "dora", "n2", "n2", "old but running"), *waiting)
+    snapshot = shown(collector)
+    assert (len(snapshot.jobs), snapshot.jobs_known) == (MOST_JOBS, 805)
+    assert {17, 21, 50} <= {job.id for job in snapshot.jobs}, "those that run are never left out"
+
+
+def test_what_slurm_knows_of_the_end_goes_before_a_launchers_last_word(
+    filled: Journal, collector: Collector, slurm: Any
+) -> None:
+    slurm.jobs = (("17", "17", "CANCELLED", "None", "0", "1", "alice", "n0", "n0", "digits-ddp"),)
+    job = next(job for job in shown(collector).jobs if job.id == 17)
+    assert (job.phase, job.slurm_state, job.rate) == ("", "CANCELLED", None)
+    assert all(node.job != 17 for node in shown(collector).nodes)
+
+
+def test_a_spare_is_called_one(journal: Journal, collector: Collector) -> None:
+    beat = Beat(
+        attempt=Attempt(5, 0, 0),
+        phase=Phase.RUNNING,
+        nodes=(NodeName("n3"), NodeName("n2")),
+        spares=(NodeName("n6"),),
+        world_size=4,
+    )
+    journal.record_beat(beat, time.time())
+    nodes = {node.name: node for node in shown(collector).nodes}
+    assert (nodes["n6"].spare, nodes["n6"].ranks, nodes["n6"].job) == (True, (), 5)
+    assert (nodes["n3"].ranks, nodes["n2"].ranks) == ((0, 1), (2, 3)), "in ring order, not by name"
 
 
 def test_ranks_that_do_not_divide_are_not_guessed(journal: Journal) -> None:
