@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from deeplink.console.collect import Collector
 
 
 @click.command(
@@ -67,15 +71,19 @@ def command(
     """
     from deeplink.config import load_config
     from deeplink.console.collect import Collector, Settings
+    from deeplink.console.errors import ExtraMissingError
     from deeplink.console.guard import Access
-    from deeplink.console.run import run, snapshot_json
     from deeplink.scheduler.watch.journal import default_journal
 
     config = load_config()
     settings = Settings(journal=journal or default_journal(config.state), interval_s=interval, slurm=not no_slurm)
     if as_json:
-        click.echo(snapshot_json(Collector(settings)))
+        click.echo(_snapshot(Collector(settings)))
         return
+    try:
+        from deeplink.console.run import run
+    except ModuleNotFoundError as missing:
+        raise ExtraMissingError(missing.name or "") from missing
     token = _token(token_file)
 
     def started(url: str) -> None:
@@ -89,6 +97,17 @@ def command(
         Access(token, frozenset(name.lower() for name in allow_host)),
         started,
     )
+
+
+def _snapshot(collector: Collector) -> str:
+    import json
+    from contextlib import closing
+
+    from deeplink.console.snapshot import build
+
+    with closing(collector):
+        collector.refresh_slurm()
+        return json.dumps(build(collector.readings()).document(), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _token(path: Path | None) -> str:

@@ -5,6 +5,17 @@ from __future__ import annotations
 from deeplink.errors import DeepLinkError
 
 
+class ExtraMissingError(DeepLinkError):
+    """What serves the page is not installed."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            f"the console needs the package {module}, which is not installed",
+            remedy="pip install 'deeplink[console]'; `deeplink console --json` works without it.",
+        )
+        self.module = module
+
+
 class BindRefusedError(DeepLinkError):
     """The console was to listen beyond this machine without a token."""
 

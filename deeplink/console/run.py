@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
 
     from deeplink.console.collect import Collector
     from deeplink.console.guard import Access
-
-
-def snapshot_json(collector: Collector) -> str:
-    """Ask every source once and return the snapshot as JSON text."""
-    collector.refresh_slurm()
-    with contextlib.closing(collector):
-        return json.dumps(build(collector.readings()).document(), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 class Console:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 STUCK_MS = 20_000
 """A peer that acknowledges nothing, or keeps its window shut, for so long is cut off by the kernel."""
+GRACE_S = 0.4
+"""How long a connection may take to end once we leave."""
 _BACKLOG = 128
 _MOST_CONNECTIONS = 512
 
@@ -141,7 +143,15 @@ class Server(uvicorn.Server):
         self.should_exit = True
         self._feed.close()
 
+    def _cut(self) -> None:
+        # Who has not read its end by now is not reading: uvicorn would wait, and keep what it did not take.
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
+
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._feed.close()
+        asyncio.get_running_loop().call_later(GRACE_S, self._cut)
         await super().shutdown(sockets)

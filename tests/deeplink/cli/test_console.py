@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Incident
+
 COMMAND = [sys.executable, "-m", "deeplink", "console"]
 
 
@@ -67,6 +70,40 @@ def test_it_leaves_when_told_with_pages_open(tmp_path: Path, number: signal.Sign
         assert process.stderr is not None
         assert process.stderr.read() == ""
     print(f"left {took:.2f} s after {number.name}")  # noqa: T201 - a figure for people; no test asserts a time
+
+
+@pytest.mark.slow
+def test_a_page_that_reads_nothing_does_not_hold_it_up(tmp_path: Path) -> None:
+    with Journal(tmp_path / "watch.sqlite") as journal:
+        for number in range(100):
+            journal.record_incident(
+                Incident(
+                    id=f"big-{number}", kind="node-dead", began_unix=1, detected_unix=2, evidence="x" * 100_000
+                )
+            )
+    with running(tmp_path, "--no-slurm") as (process, port), socket.socket() as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        stuck.connect(("127.0.0.1", port))
+        stuck.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert stuck.recv(1, socket.MSG_PEEK) == b"H"
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        print(f"left {time.monotonic() - began:.2f} s after SIGTERM")  # noqa: T201 - a figure for people
+
+
+@pytest.mark.slow
+def test_without_its_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['starlette'] = None; from deeplink.cli import main; main()"
+    env = {**os.environ, "HOME": str(tmp_path), "DEEPLINK_STATE": str(tmp_path)}
+    command = [sys.executable, "-c", program, "console"]
+    done = subprocess.run(
+        [*command, "--no-slurm"], env=env, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 1
+    assert "deeplink[console]" in done.stderr
+    one = [*command, "--no-slurm", "--json"]
+    assert subprocess.run(one, env=env, capture_output=True, timeout=50, check=False).returncode == 0
 
 
 @pytest.mark.slow

@@ -114,12 +114,12 @@ def test_jobs_that_slurm_alone_knows(collector: Collector, slurm: Any) -> None:
     )
     snapshot = shown(collector)
     assert [(job.id, job.slurm_state, job.watched) for job in snapshot.jobs] == [
-        (42, "PENDING", False),
         (41, "RUNNING", False),
+        (42, "PENDING", False),
     ]
-    assert snapshot.jobs[0].pending_reason == "Resources"
+    assert snapshot.jobs[1].pending_reason == "Resources"
     assert {node.name for node in snapshot.nodes if node.job == 41} == {"n2", "n3"}
-    assert snapshot.jobs[1].step is None
+    assert snapshot.jobs[0].step is None
 
 
 def test_more_jobs_than_a_page_can_hold(filled: Journal, collector: Collector, slurm: Any) -> None:
