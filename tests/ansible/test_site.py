@@ -1,0 +1,243 @@
+"""The Ansible roles: clean, runnable in check mode, and really applied into folders of their own."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from deeplink.config import load_config
+
+ROOT = Path(__file__).parents[2]
+ANSIBLE = ROOT / "ansible"
+ROLES = ("package", "node", "watch", "console")
+DAEMONS = ("node", "watch", "console")
+BIN = Path(sys.executable).parent
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def run(*argv: str | Path, cwd: Path = ANSIBLE) -> subprocess.CompletedProcess[str]:
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE", "PYTHON"))},
+        "PATH": f"{BIN}:{os.environ['PATH']}:/usr/sbin:/sbin",
+        "NO_COLOR": "1",
+        "ANSIBLE_HOME": str(Path(os.environ.get("TMPDIR", "/tmp")) / f"ansible-{os.getpid()}"),
+    }
+    done = subprocess.run(
+        list(map(str, argv)), cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    shutil.rmtree(env["ANSIBLE_HOME"], ignore_errors=True)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the roles put things instead of the machine's own folders."""
+
+    root: Path
+    wheel: Path
+    inventory: Path
+
+    def variables(self) -> dict[str, Any]:
+        me = os.environ.get("USER") or "root"
+        return {
+            "deeplink_become": False,
+            "package_wheel": str(self.wheel),
+            "package_prefix": str(self.root / "opt"),
+            "package_config_folder": str(self.root / "etc"),
+            "package_unit_folder": str(self.root / "units"),
+            "package_python": sys.executable,
+            "package_pip_arguments": "--no-deps --no-index",
+            "package_system_packages": [],
+            "package_make_user": False,
+            "package_start_services": False,
+            "package_user": me,
+            "watch_user": me,
+            "console_user": me,
+            "node_bind": "127.0.0.1:0",
+            "node_metrics_bind": "",
+            "node_store": str(self.root / "ssd"),
+            "console_token": "a-token-for-the-console",
+        }
+
+    def play(self, *options: str, more: Mapping[str, Any] | None = None) -> dict[str, dict[str, int]]:
+        """Apply site.yml and return its recap: host -> what -> how many."""
+        extra = json.dumps({**self.variables(), **(more or {})})
+        done = run("ansible-playbook", "-i", self.inventory, "site.yml", "-e", extra, *options)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+        recap = done.stdout.partition("PLAY RECAP")[2].splitlines()[1:]
+        return {
+            line.split()[0]: {word.partition("=")[0]: int(word.partition("=")[2]) for word in line.split()[2:]}
+            for line in recap
+            if ":" in line
+        }
+
+    def unit(self, daemon: str) -> configparser.ConfigParser:
+        unit = configparser.ConfigParser(strict=False, interpolation=None)
+        unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
+        unit.read(self.root / "units" / f"deeplink-{daemon}.service")
+        return unit
+
+    def command_line(self, daemon: str) -> list[str]:
+        return shlex.split(self.unit(daemon)["Service"]["ExecStart"])
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = Path(shutil.copytree(ROOT, folder / "tree", symlinks=True, ignore=LEFT_OUT))
+    done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, cwd=tree)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def new_site(root: Path, wheel: Path) -> Site:
+    (root / "units").mkdir()
+    inventory = Path(shutil.copytree(ANSIBLE / "inventory.example", root / "inventory"))
+    return Site(root, wheel, inventory)
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """A site with everything applied once."""
+    site = new_site(tmp_path_factory.mktemp("site"), wheel)
+    recap = site.play()
+    assert all(host["changed"] > 0 and host["failed"] == 0 for host in recap.values())
+    # Its dependencies are those of this environment, not downloaded again.
+    (packages,) = (site.root / "opt").glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return site
+
+
+def test_ansible_lint_has_nothing_to_say() -> None:
+    done = run("ansible-lint", "--offline", "--profile", "production", "--strict")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_check_mode_runs_on_the_example_and_changes_nothing(wheel: Path, tmp_path: Path) -> None:
+    site = new_site(tmp_path, wheel)
+    recap = site.play("--check")
+    assert set(recap) == {"node0", "head"}
+    assert all(host["failed"] == 0 for host in recap.values())
+    assert not (tmp_path / "opt").exists()
+    assert not any((tmp_path / "units").iterdir())
+
+
+def test_a_second_run_changes_nothing(site: Site) -> None:
+    assert {host: done["changed"] for host, done in site.play().items()} == {"node0": 0, "head": 0}
+
+
+def test_the_configuration_is_one_that_deeplink_reads(site: Site) -> None:
+    path = site.root / "etc" / "config.toml"
+    config = load_config({"DEEPLINK_CONFIG": str(path)})
+    written = tomllib.loads(path.read_text())
+    assert written
+    for key, value in written.items():
+        assert str(getattr(config, key)) == str(value)
+
+
+def test_a_key_deeplink_does_not_know_is_refused_and_the_old_file_stays(site: Site) -> None:
+    path = site.root / "etc" / "config.toml"
+    before = path.read_text()
+    with pytest.raises(AssertionError, match="unknown key"):
+        site.play("--limit", "node0", more={"package_config": {"storre": "/x"}})
+    assert path.read_text() == before
+
+
+def test_tokens_are_for_one_user_alone_and_one_for_all_members(site: Site) -> None:
+    for daemon in DAEMONS:
+        path = site.root / "etc" / f"{daemon}.token"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    made = (site.inventory / ".tokens" / "node").read_text().split()[0]
+    assert (site.root / "etc" / "node.token").read_text().strip() == made
+    assert len(made) == 43
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_a_unit_is_one_that_systemd_understands(site: Site, daemon: str) -> None:
+    done = run("systemd-analyze", "verify", "--man=no", site.root / "units" / f"deeplink-{daemon}.service")
+    about_ours = [line for line in (done.stdout + done.stderr).splitlines() if f"deeplink-{daemon}" in line]
+    assert not about_ours
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_a_unit_is_hardened(site: Site, daemon: str) -> None:
+    done = run(
+        "systemd-analyze", "security", "--offline=true", "--threshold=30", "--no-pager",
+        site.root / "units" / f"deeplink-{daemon}.service",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-800:] + done.stderr
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_a_unit_starts_a_command_with_options_it_has(site: Site, daemon: str) -> None:
+    program, verb, *options = site.command_line(daemon)
+    assert program == str(site.root / "opt" / "bin" / "deeplink")
+    command: click.Command = importlib.import_module(f"deeplink.cli.{verb}").command
+    command.make_context(verb, options)  # raises UsageError on an option that is not there
+
+
+def test_the_node_agent_starts_as_its_unit_says_and_ends_when_told(site: Site) -> None:
+    env = {
+        "PATH": os.environ["PATH"],
+        "DEEPLINK_CONFIG": str(site.root / "etc" / "config.toml"),
+        "HOME": "/nonexistent",
+    }
+    env["DEEPLINK_STATE"] = str(site.root / "state")
+    with subprocess.Popen(site.command_line("node"), env=env, stdout=subprocess.PIPE, text=True, cwd="/") as agent:
+        try:
+            assert agent.stdout is not None
+            announced = json.loads(agent.stdout.readline())
+            assert announced["node"] == "node0"
+            assert announced["token_file"] == str(site.root / "etc" / "node.token")
+        finally:
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(20) == 0
+
+
+def test_a_new_configuration_makes_a_new_unit(site: Site) -> None:
+    before = (site.root / "units" / "deeplink-node.service").read_text()
+    config = {**tomllib.loads((site.root / "etc" / "config.toml").read_text()), "replicas": 3}
+    try:
+        done = site.play("--limit", "node0", more={"package_config": config})
+        assert done["node0"]["changed"] == 2  # the configuration and the unit, which is what a restart hangs on
+        assert (site.root / "units" / "deeplink-node.service").read_text() != before
+    finally:
+        site.play("--limit", "node0")  # as it was, for the other tests
+    assert (site.root / "units" / "deeplink-node.service").read_text() == before
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_names_its_variables_in_defaults_specification_and_readme(role: str) -> None:
+    import yaml
+
+    folder = ANSIBLE / "roles" / role
+    defaults = yaml.safe_load((folder / "defaults" / "main.yml").read_text())
+    options = yaml.safe_load((folder / "meta" / "argument_specs.yml").read_text())["argument_specs"]["main"][
+        "options"
+    ]
+    assert set(defaults) == set(options)
+    readme = (folder / "README.md").read_text()
+    for name in options:
+        assert f"`{name}`" in readme
