@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, NoReturn, Protocol
 
 from deeplink.errors import DeepLinkError
 
@@ -151,6 +151,18 @@ def spawn(
             stderr=stderr,
             start_new_session=new_session,
         )
+    except FileNotFoundError as missing:
+        raise CommandMissingError(argv[0]) from missing
+
+
+def become(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> NoReturn:
+    """Turn this process into a command: terminal, signals and exit code are the command's own from here on.
+
+    Raises:
+        CommandMissingError: no such program.
+    """
+    try:
+        os.execvpe(argv[0], list(argv), dict(os.environ if env is None else env))  # noqa: S606 - what it is for
     except FileNotFoundError as missing:
         raise CommandMissingError(argv[0]) from missing
 

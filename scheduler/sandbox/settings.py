@@ -1,0 +1,219 @@
+"""Configuration files as text: pure functions of what the cluster is to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.slurm.nodeset import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.types import NodeName
+
+SSD = Path("/local/ssd")
+"""Where every node of a sandbox with namespaces sees its own SSD."""
+CONTROL_PORT = 6817
+NODE_PORT = 6818
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who jobs run as."""
+
+    name: str
+    uid: int
+    gid: int
+    home: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """One setting that differs from Slurm's default, and why."""
+
+    key: str
+    value: str
+    default: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the daemons live: what differs between a cluster of namespaces and one on loopback.
+
+    Attributes:
+        control: SlurmctldHost.
+        port: SlurmctldPort.
+        owner: SlurmUser and SlurmdUser.
+        own: folder of a machine's own files; may hold `%n`.
+        address: `NodeHostname= NodeAddr= Port=` of a node.
+        more: further lines.
+    """
+
+    control: str
+    port: int
+    owner: str
+    own: str
+    address: Callable[[NodeName], str]
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `up` was asked for.
+
+    Attributes:
+        slurmd_timeout: SlurmdTimeout, s: how long a node may be silent until Slurm calls it down.
+        return_to_service: ReturnToService: 2: a down node that registers is used again.
+        extra: further lines of slurm.conf, last, so that they win.
+    """
+
+    shape: Shape
+    user: User
+    slurmd_timeout: int = 10
+    return_to_service: int = 2
+    extra: tuple[str, ...] = ()
+
+    @property
+    def tuned(self) -> tuple[Tuned, ...]:
+        """Where the sandbox's Slurm behaves otherwise than one with Slurm's defaults."""
+        quick = "a sandbox is for seeing failures now"
+        return (
+            Tuned(
+                "SlurmdTimeout", str(self.slurmd_timeout), "300", "a silent node is down this many seconds later"
+            ),
+            Tuned("MessageTimeout", "5", "10", "commands give up sooner when the controller is away"),
+            Tuned("TCPTimeout", "2", "2", "the other bound on that"),
+            Tuned("KillWait", "3", "30", quick),
+            Tuned("ReturnToService", str(self.return_to_service), "0", "a node that boots again is used again"),
+            Tuned("SelectType", "select/cons_tres", "select/cons_tres", "GPUs are counted"),
+            Tuned("SelectTypeParameters", "CR_CPU", "CR_CORE_MEMORY", "jobs without --exclusive share nodes"),
+            Tuned(
+                "SchedulerParameters",
+                "bf_interval=2,sched_interval=5,sched_min_interval=100000,batch_sched_delay=1",
+                "bf_interval=30,sched_interval=60,batch_sched_delay=3",
+                quick,
+            ),
+            Tuned("SlurmdParameters", "config_overrides", "(none)", "CPUs are what is configured here"),
+            Tuned("ProctrackType", "proctrack/linuxproc", "proctrack/cgroup", "works without cgroups"),
+            Tuned("TaskPlugin", "task/none", "task/affinity", "nodes share the machine's CPUs"),
+        )
+
+    @property
+    def differing(self) -> tuple[Tuned, ...]:
+        """Of `tuned`, what is not Slurm's default."""
+        return tuple(tuned for tuned in self.tuned if tuned.value != tuned.default)
+
+
+def slurm_conf(settings: Settings, layout: Layout, place: Place) -> str:
+    """Return slurm.conf. `cred_expire` is left at Slurm's default: it decides how long a requeued job is held."""
+    shape = settings.shape
+    gres = f" Gres=gpu:{shape.gpus}" if shape.gpus else ""
+    lines = [
+        f"ClusterName={layout.name}",
+        f"SlurmctldHost={place.control}",
+        f"SlurmctldPort={place.port}",
+        f"SlurmUser={place.owner}",
+        f"SlurmdUser={place.owner}",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={layout.munge_socket}",
+        f"StateSaveLocation={layout.state}",
+        f"SlurmctldPidFile={layout.state}/slurmctld.pid",
+        f"SlurmctldLogFile={layout.log}/slurmctld.log",
+        "SlurmctldDebug=verbose",
+        f"SlurmdSpoolDir={place.own}/spool",
+        f"SlurmdPidFile={place.own}/slurmd.pid",
+        f"SlurmdLogFile={layout.log}/slurmd-%n.log",
+        "SlurmdDebug=verbose",
+        "MpiDefault=none",
+        "SchedulerType=sched/backfill",
+        "TopologyPlugin=topology/tree",
+        *(["GresTypes=gpu"] if shape.gpus else []),
+        "AccountingStorageType=accounting_storage/none",
+        "JobCompType=jobcomp/filetxt",
+        f"JobCompLoc={layout.log}/jobcomp.log",
+        *(f"{tuned.key}={tuned.value}" for tuned in settings.tuned),
+        *place.more,
+        *(
+            f"NodeName={node} {place.address(node)} CPUs={shape.cpus} RealMemory=4000{gres}"
+            for node in shape.nodes
+        ),
+        f"PartitionName=main Nodes={fold(shape.nodes)} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO",
+        *settings.extra,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def topology_conf(shape: Shape) -> str:
+    """Return topology.conf: leaves name their nodes, spines their leaves, the core the spines."""
+    lines = []
+    for switch in reversed(shape.switches):
+        below = f"Switches={fold(switch.switches)}" if switch.switches else f"Nodes={fold(switch.nodes)}"
+        lines.append(f"SwitchName={switch.name} {below}")
+    return "\n".join(lines) + "\n"
+
+
+def gres_conf(shape: Shape, layout: Layout) -> str:
+    """Return gres.conf. A count without files would be reported as none, and the nodes called invalid."""
+    if not shape.gpus:
+        return ""
+    return f"NodeName={fold(shape.nodes)} Name=gpu File={layout.etc}/dev/nvidia[0-{shape.gpus - 1}]\n"
+
+
+CGROUP_CONF = (
+    "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\nConstrainDevices=no\n"
+)
+"""Named though not used: by default slurmd looks for a cgroup file system and dies where it finds none."""
+
+NSSWITCH_CONF = "passwd: files\ngroup: files\nshadow: files\nhosts: files\n"
+"""Names are known from files alone: a question to a name server that cannot be reached would hang for seconds."""
+
+
+def hosts(shape: Shape) -> str:
+    """Return /etc/hosts, the same on every machine."""
+    lines = ["127.0.0.1 localhost", *(f"{shape.address(machine)} {machine}" for machine in shape.machines)]
+    return "\n".join(lines) + "\n"
+
+
+def passwd(text: str, user: User) -> str:
+    """Return /etc/passwd of the host with the sandbox's user in place of any of the same name or number."""
+    return _with(
+        text, user, f"{user.name}:x:{user.uid}:{user.gid}:DeepLink sandbox:{user.home}:/bin/bash", user.uid
+    )
+
+
+def group(text: str, user: User) -> str:
+    """Return /etc/group of the host with the sandbox's user's group."""
+    return _with(text, user, f"{user.name}:x:{user.gid}:", user.gid)
+
+
+def _with(text: str, user: User, line: str, number: int) -> str:
+    others = [
+        old for old in text.splitlines() if old.split(":")[0] != user.name and old.split(":")[2:3] != [str(number)]
+    ]
+    return "\n".join([*others, line]) + "\n"
+
+
+def namespaces(shape: Shape, layout: Layout) -> Place:
+    """Return the place of a cluster of namespaces: every machine has its own address and the usual ports."""
+    return Place(
+        control=f"{CTL}({shape.address(CTL)})",
+        port=CONTROL_PORT,
+        owner="root",
+        own=str(layout.own),
+        address=lambda node: f"NodeHostname={node} NodeAddr={shape.address(node)} Port={NODE_PORT}",
+    )
+
+
+def files(settings: Settings, layout: Layout, place: Place) -> dict[Path, str]:
+    """Return every configuration file of Slurm: path -> text."""
+    return {
+        layout.slurm_conf: slurm_conf(settings, layout, place),
+        layout.etc / "topology.conf": topology_conf(settings.shape),
+        layout.etc / "gres.conf": gres_conf(settings.shape, layout),
+        layout.etc / "cgroup.conf": CGROUP_CONF,
+    }

@@ -1,0 +1,145 @@
+"""A sandbox's folder: made, locked, recorded, removed."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deeplink.publish import write_text
+from deeplink.scheduler.sandbox.errors import BusyError, NotUpError
+from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.sandbox.settings import Settings, User
+from deeplink.scheduler.sandbox.shape import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.sandbox.layout import Layout
+
+LOCK_WAIT_S = 60.0
+_LOCK_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a sandbox that is up was made of.
+
+    Attributes:
+        settings: what was asked for.
+        keeper: the process that everything else ends with; None where every machine has one of its own.
+        path: PATH of commands and jobs.
+        ports: of the daemons, by machine, where they share one address; empty where each has its own.
+        env: what Slurm's programs need in their environment besides SLURM_CONF.
+    """
+
+    settings: Settings
+    keeper: ProcessId | None
+    path: str
+    ports: dict[str, int] = dataclasses.field(default_factory=dict)
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def write(self, layout: Layout) -> None:
+        """Keep it in the sandbox's folder."""
+        write_text(layout.record, json.dumps(dataclasses.asdict(self), default=str, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, layout: Layout) -> Record | None:
+        """Return what is kept; None where nothing is."""
+        try:
+            raw: dict[str, Any] = json.loads(layout.record.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+            return None
+        settings = raw["settings"]
+        user = User(**{**settings["user"], "home": Path(settings["user"]["home"])})
+        return cls(
+            settings=Settings(
+                **{
+                    **settings,
+                    "shape": Shape(**settings["shape"]),
+                    "user": user,
+                    "extra": tuple(settings["extra"]),
+                }
+            ),
+            keeper=ProcessId(**raw["keeper"]) if raw["keeper"] else None,
+            path=raw["path"],
+            ports=raw["ports"],
+            env=raw["env"],
+        )
+
+
+@contextmanager
+def locked(layout: Layout, clock: Clock, *, make: bool = False) -> Iterator[None]:
+    """Let nobody else change the sandbox meanwhile. The lock is on its folder, so that no lock file outlives it.
+
+    Raises:
+        NotUpError: there is no folder, and none is to be made.
+        BusyError: somebody else did not let go in time.
+    """
+    deadline = clock.monotonic() + LOCK_WAIT_S
+    while True:
+        if make:
+            layout.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(layout.folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            if make:
+                continue
+            raise NotUpError(layout.name, names(layout.folder.parent)) from None
+        try:
+            if _take(handle) and _same(handle, layout.folder):
+                yield
+                return
+        finally:
+            os.close(handle)
+        if clock.monotonic() > deadline:
+            raise BusyError(layout.name, LOCK_WAIT_S)
+        clock.sleep(_LOCK_PAUSE_S)
+
+
+def _take(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _same(handle: int, folder: Path) -> bool:
+    """Whether the folder is still the one that is locked: whoever had it before may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
+
+
+def names(root: Path) -> list[str]:
+    """Return the names of all sandboxes that have a record."""
+    return sorted(path.parent.name for path in root.glob("*/sandbox.json"))
+
+
+def empty(layout: Layout) -> None:
+    """Remove what an earlier sandbox left; the folder itself stays, because it is what is locked."""
+    for entry in layout.folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def remove(layout: Layout) -> None:
+    """Remove the folder, and the folder of all sandboxes when it was the last."""
+    # The record first: what is left of a removal that is broken off is not taken for a sandbox.
+    layout.record.unlink(missing_ok=True)
+    shutil.rmtree(layout.folder)
+    try:
+        layout.folder.parent.rmdir()
+    except OSError:
+        return  # others are up

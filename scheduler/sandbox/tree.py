@@ -1,0 +1,247 @@
+"""The file tree that machines of a sandbox see: the host's, with doors opened and rooms of their own. Pure.
+
+A machine's root is a small tmpfs with the host's top folders bound in. So `/local` can be there though the host
+has none, nothing is ever made or mounted on the host, and a folder that others may not enter (a 0700 /root that
+holds the interpreter, a clone in a 0700 temporary folder) can be replaced by one that they may, with only what was
+exposed in it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from typing_extensions import override
+
+from deeplink.scheduler.sandbox.errors import ExposeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Step = tuple[str, ...]
+"""One command of a plan."""
+
+OWN = frozenset({"tmp", "run", "local"})
+"""Top folders that every machine has its own of."""
+_MOUNTED_LATER = frozenset({"proc", "sys"})
+_LEFT_OUT = frozenset({"lost+found"})
+_MOST_LINKS = 40
+
+
+class Host(Protocol):
+    """What planning asks about the host's file tree."""
+
+    def children(self, folder: Path) -> list[str]:
+        """Return the names in a folder, sorted."""
+        ...
+
+    def is_folder(self, path: Path) -> bool:
+        """Tell whether there is a folder, links not followed."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Tell whether there is anything, links not followed."""
+        ...
+
+    def link(self, path: Path) -> str | None:
+        """Return what a symbolic link points to; None where there is no link."""
+        ...
+
+    def closed(self, path: Path) -> bool:
+        """Tell whether others may not enter (a folder) or read (a file)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ThisHost(Host):
+    """The machine we run on."""
+
+    @override
+    def children(self, folder: Path) -> list[str]:
+        return sorted(entry.name for entry in folder.iterdir())
+
+    @override
+    def is_folder(self, path: Path) -> bool:
+        return path.is_dir() and not path.is_symlink()
+
+    @override
+    def exists(self, path: Path) -> bool:
+        return os.path.lexists(path)
+
+    @override
+    def link(self, path: Path) -> str | None:
+        return str(path.readlink()) if path.is_symlink() else None
+
+    @override
+    def closed(self, path: Path) -> bool:
+        mode = path.lstat().st_mode
+        wanted = stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
+        return not mode & wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Commands that put the tree together.
+
+    Attributes:
+        shared: once, before anything else, for all machines.
+        own: on each machine, once it has its own /tmp and /run: what was exposed in there.
+    """
+
+    shared: tuple[Step, ...]
+    own: tuple[Step, ...]
+
+
+def follow(host: Host, path: Path) -> tuple[list[tuple[Path, str]], Path]:
+    """Return the symbolic links met on the way to a path, and where it really is.
+
+    Raises:
+        ExposeError: there is nothing, or the links go in circles.
+    """
+    done = Path("/")
+    links: list[tuple[Path, str]] = []
+    todo = list(path.parts[1:])
+    while todo:
+        part = todo.pop(0)
+        if part == "..":
+            done = done.parent
+            continue
+        target = host.link(done / part)
+        if target is None:
+            done /= part
+            continue
+        links.append((done / part, target))
+        if len(links) > _MOST_LINKS:
+            raise ExposeError(path, "its links go in circles")
+        if target.startswith("/"):
+            done = Path("/")
+        todo = [word for word in Path(target).parts if word != "/"] + todo
+    if not host.exists(done):
+        raise ExposeError(path, "it does not exist")
+    if len(done.parts) < 2:  # noqa: PLR2004
+        raise ExposeError(path, "that is everything")
+    return links, done
+
+
+def _below(path: Path, folder: Path) -> bool:
+    return folder in path.parents
+
+
+def cover_of(host: Host, real: Path, around: Path) -> Path | None:
+    """Return the folder to replace so that others reach `real`, seen below `around`; None where they do."""
+    top = Path("/", real.parts[1])
+    if around == Path("/") and top.name in OWN:
+        return top
+    way = [folder for folder in reversed(real.parents) if _below(folder, around)]
+    return next((folder for folder in way if host.closed(folder)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One thing to show: a path to bind, or a link to make again (then `target` is set)."""
+
+    path: Path
+    target: str | None = None
+
+
+def _items(host: Host, path: Path) -> list[_Item]:
+    """Return what to show so that others reach all of `path` as it is spelled.
+
+    The mode of a folder comes along when it is bound: a closed one is made anew, and what it holds is shown.
+    """
+    links, real = follow(host, path)
+    items = [_Item(link, target) for link, target in links]
+    if not host.closed(real):
+        return [*items, _Item(real)]
+    if not host.is_folder(real):
+        raise ExposeError(path, "others may not read it")
+    inside = [_Item(real / name, host.link(real / name)) for name in host.children(real)]
+    return [*items, *(item for item in inside if item.target is not None or not host.closed(item.path))]
+
+
+def _point(host: Host, source: Path, place: str) -> list[Step]:
+    """Make what `source` can be mounted on."""
+    if host.is_folder(source):
+        return [("mkdir", "-p", place)]
+    return [("mkdir", "-p", str(Path(place).parent)), ("touch", place)]
+
+
+def _bind(host: Host, source: Path, place: str) -> list[Step]:
+    return [
+        *_point(host, source, place),
+        ("mount", "--rbind", str(source), place),
+        ("mount", "-o", "remount,bind,ro", place),
+    ]
+
+
+def _make_link(item: _Item, place: str) -> list[Step]:
+    return [("mkdir", "-p", str(Path(place).parent)), ("ln", "-sfn", str(item.target), place)]
+
+
+def _cover(new: Path, folder: Path) -> Step:
+    return ("mount", "-t", "tmpfs", "-o", "mode=755", "cover", f"{new}{folder}")
+
+
+def _top(host: Host, new: Path) -> list[Step]:
+    """Bind the host's top folders; those that differ between machines, or are closed, are made empty."""
+    steps: list[Step] = []
+    names = {name for name in host.children(Path("/")) if name not in _LEFT_OUT}
+    # The folder that holds `new` comes first, when there is nothing in `new` that would be bound along with it.
+    for name in sorted({*names, *OWN, *_MOUNTED_LATER}, key=lambda name: (name != new.parts[1], name)):
+        path, target = Path("/", name), host.link(Path("/", name))
+        if target is not None:
+            steps.append(("ln", "-s", target, f"{new}{path}"))
+        elif name in OWN or name in _MOUNTED_LATER or (host.is_folder(path) and host.closed(path)):
+            steps.append(("mkdir", f"{new}{path}"))
+        elif host.is_folder(path):
+            steps += [("mkdir", f"{new}{path}"), ("mount", "--rbind", str(path), f"{new}{path}")]
+    if new.parts[1] not in OWN and not host.closed(Path("/", new.parts[1])):
+        steps.append(("umount", f"{new}{new}"))
+    return steps
+
+
+def plan(host: Host, new: Path, stage: Path, kept: Path, exposed: Iterable[Path]) -> Plan:
+    """Return how to put the machines' tree together below `new`.
+
+    Args:
+        host: the machine's own tree.
+        new: an empty folder.
+        stage: a folder below `kept`, for exposed paths inside of `OWN`.
+        kept: the sandbox's own folder: seen by all, writable, alone in its parent folder.
+        exposed: absolute paths that others are to reach, read-only.
+
+    Raises:
+        ExposeError: a path does not exist, or is a file that others may not read.
+    """
+    shared: list[Step] = [("mount", "-t", "tmpfs", "-o", "mode=755", "root", str(new)), *_top(host, new)]
+    hidden = cover_of(host, kept, Path("/")) or kept.parent
+    shared += [
+        _cover(new, hidden),
+        ("mkdir", "-p", f"{new}{kept}"),
+        ("mount", "--bind", str(kept), f"{new}{kept}"),
+    ]
+    own: list[Step] = []
+    bound, covered = [kept], {hidden}
+    for item in (item for path in sorted(exposed, key=lambda p: len(p.parts)) for item in _items(host, path)):
+        around = max((b for b in bound if _below(item.path, b)), key=lambda b: len(b.parts), default=Path("/"))
+        cover = cover_of(host, item.path, around)
+        if cover is None or item.path in bound:
+            continue
+        if cover.name in OWN:
+            staged = stage / str(len(bound))
+            if item.target is None:
+                shared += _bind(host, item.path, f"{new}{staged}")
+                place = str(item.path)
+                own += [*_point(host, item.path, place), ("mount", "--rbind", str(staged), place)]
+            else:
+                own += _make_link(item, str(item.path))
+        else:
+            shared += [] if cover in covered else [_cover(new, cover)]
+            covered.add(cover)
+            place = f"{new}{item.path}"
+            shared += _bind(host, item.path, place) if item.target is None else _make_link(item, place)
+        bound.append(item.path)
+    return Plan(tuple(shared), tuple(own))
