@@ -104,7 +104,7 @@ def _list(incidents: tuple[Incident, ...]) -> None:
     for incident in incidents:
         table.add_row(
             str(incident.number),
-            _time(incident.began_unix),
+            _time(incident.began_unix)[5:],
             str(incident.attempt or "-"),
             incident.kind,
             incident.node or "-",
@@ -112,7 +112,10 @@ def _list(incidents: tuple[Incident, ...]) -> None:
             _since(incident, incident.recovered_unix) or "-",
             incident.outcome.value,
         )
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)  # into a pipe or a file: nothing cut off
+    console.print(table)
 
 
 def _show(incident: Incident, actions: tuple[ActionRecord, ...]) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     from deeplink.scheduler.watch.daemon import Daemon
@@ -18,6 +17,7 @@ DEFAULT_BIND = "127.0.0.1:7412"
 ONCE_S = 6.0
 """How long --once looks: as long as the slowest proof of a dead node takes, and a little."""
 ONCE_BUSY_S = 120.0
+SLICE_S = 0.25
 
 _EPILOG = """
 It acts only with --act: drains and downs nodes proved dead (needs an operator's rights in Slurm), requeues jobs
@@ -100,7 +100,8 @@ def command(  # noqa: PLR0913 - one parameter for each option
         interval_s=interval,
         metrics_bind=metrics_bind,
     )
-    _lead(settings, _speaker(as_json=as_json), _stop_on_signals(), once=once)
+    stop = _Stop()
+    _lead(settings, _speaker(as_json=as_json), stop, once=once)
 
 
 def _token(bind: str, path: Path | None, state: Path) -> str:
@@ -122,22 +123,36 @@ def _speaker(*, as_json: bool) -> Callable[[str], None]:
     return say
 
 
-def _stop_on_signals() -> threading.Event:
-    import signal
-    import threading
+class _Stop:
+    """Becomes true at SIGTERM or SIGINT; `alarm`, set when a beat is news, wakes whoever waits."""
 
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
+    def __init__(self) -> None:
+        import signal
+        import threading
+
+        self.alarm = threading.Event()
+        self.told = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._tell)
+
+    def _tell(self, *_: object) -> None:
+        self.told = True  # and nothing more: setting an Event here could wait for ourselves
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, or until there is news; return whether it is time to stop."""
+        left = seconds
+        while left > 0 and not self.told and not self.alarm.wait(min(left, SLICE_S)):
+            left -= SLICE_S
+        self.alarm.clear()
+        return self.told
 
 
-def _lead(settings: WatchSettings, say: Callable[[str], None], stop: threading.Event, *, once: bool) -> None:
+def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
     """Watch as soon as no other watchdog leads with this journal."""
     from deeplink.scheduler.watch.daemon import LeaderError
 
     told = False
-    while not stop.is_set():
+    while not stop.told:
         try:
             _watch(settings, say, stop, once=once)
         except LeaderError as taken:
@@ -151,11 +166,11 @@ def _lead(settings: WatchSettings, say: Callable[[str], None], stop: threading.E
             return
 
 
-def _watch(settings: WatchSettings, say: Callable[[str], None], stop: threading.Event, *, once: bool) -> None:
+def _watch(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
     from deeplink.agent import notify_systemd
     from deeplink.scheduler.watch.service import watching
 
-    with watching(settings, say) as (daemon, port):
+    with watching(settings, say, stop.alarm) as (daemon, port):
         host = settings.bind.rpartition(":")[0]
         mode = "acting" if settings.act else "observing only (--act to act)"
         say(f"watching: beats at {host}:{port}, journal {settings.journal}, {mode}")
@@ -165,7 +180,7 @@ def _watch(settings: WatchSettings, say: Callable[[str], None], stop: threading.
     say("stopped")
 
 
-def _until(daemon: Daemon, stop: threading.Event, *, once: bool) -> Callable[[float], bool]:
+def _until(daemon: Daemon, stop: _Stop, *, once: bool) -> Callable[[float], bool]:
     began = daemon.clock.monotonic()
 
     def pause(seconds: float) -> bool:

@@ -78,7 +78,7 @@ class Actor:
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
         """Write down what is to be done about a verdict; False if that is under way, or done, already."""
         key = self._free_key(verdict)
-        if key is None:
+        if key is None or self.restarting(verdict):
             return False
         named = incident.id if incident else verdict.incident
         action = ActionRecord(
@@ -92,6 +92,13 @@ class Actor:
             began_unix=self.clock.unix(),
         )
         return self.journal.begin_action(action)
+
+    def restarting(self, verdict: Verdict) -> bool:
+        """Whether the verdict asks for a restart of a job that is being restarted already."""
+        return verdict.remedy is Remedy.RESTART and any(
+            action.remedy == Remedy.RESTART and action.attempt == verdict.attempt
+            for action in self.journal.actions(only_open=True)
+        )
 
     def _free_key(self, verdict: Verdict) -> str | None:
         base = verdict.key
@@ -108,12 +115,16 @@ class Actor:
 
     def work(self) -> bool:
         """Take every open action as far as it goes now; return whether any is left."""
-        for action in self.journal.actions(only_open=True):
+        before = self.journal.actions(only_open=True)
+        for action in before:
             try:
                 self._advance(action)
             except DeepLinkError as problem:
                 log.warning("action %s: %s", action.key, problem)
-        return bool(self.journal.actions(only_open=True))
+        left = self.journal.actions(only_open=True) if before else ()
+        if len(left) < len(before):
+            self.observer.ask()  # what was true before the action would be judged again
+        return bool(left)
 
     def _advance(self, action: ActionRecord) -> None:
         for _ in range(MOST_STEPS):

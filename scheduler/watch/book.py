@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import AttemptRecord, JobRecord
 
 MOST_JOBS = 10_000
+ALARM_S = 0.6
+"""An agent silent for so long is reason to look at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +35,14 @@ class Heard:
 
 
 class BeatBook:
-    """The newest beat of each job. Thread-safe, bounded: beyond 10,000 jobs the one heard longest ago goes."""
+    """The newest beat of each job. Thread-safe, bounded: beyond 10,000 jobs the one heard longest ago goes.
 
-    def __init__(self) -> None:
+    Attributes:
+        alarm: set when a beat gives reason to look at once; whoever looks clears it.
+    """
+
+    def __init__(self, alarm: threading.Event | None = None) -> None:
+        self.alarm = alarm or threading.Event()
         self._lock = threading.Lock()
         self._heard: dict[int, Heard] = {}
 
@@ -56,7 +63,10 @@ class BeatBook:
             self._heard[job] = Heard(beat=beat, heard_at=now, step=step, progressed_at=progressed_at)
             if len(self._heard) > MOST_JOBS:
                 del self._heard[next(iter(self._heard))]
-            return True
+        news = before is None or before.beat.phase is not beat.phase
+        if news or any(node.silent_s >= ALARM_S for node in beat.node_beats):
+            self.alarm.set()
+        return True
 
     def restore(self, jobs: Iterable[JobRecord], now: float) -> None:
         """Begin with the jobs of the journal, as if each had just been heard: silence counts from our return."""

@@ -108,10 +108,12 @@ class Daemon:
         if self._ticked is not None and began - self._ticked > STALL_S:
             self.say(f"away for {began - self._ticked:.0f} s: every silence counts anew")
             self.observer.forgive()
-        if not self._busy or began - self._looked >= TENSE_S:
+        if self._busy and self.actor:
+            self._busy = self.actor.work()  # first: a look may take half a second
+        if not self._busy or began - self._looked >= self.interval_s:
             self._look(began)
-        if self.actor:
-            self._busy = self.actor.work()
+            if self.actor:
+                self._busy = self.actor.work()
         self._ticked = self.clock.monotonic()
         self.metrics.loop_time.set(self.clock.unix())
         self.metrics.loop_seconds.observe(self._ticked - began)
@@ -135,6 +137,8 @@ class Daemon:
         self._measure(sight, verdicts)
 
     def _handle(self, verdict: Verdict) -> None:
+        if self.actor and self.actor.restarting(verdict):
+            return
         incident = None if verdict.remedy is Remedy.RESUME else self._record(verdict)
         begun = (
             self.actor.begin(verdict, incident) if self.actor and verdict.remedy is not Remedy.NOTHING else False
@@ -149,8 +153,10 @@ class Daemon:
         self._told[verdict.key] = self.clock.monotonic()
 
     def _record(self, verdict: Verdict) -> Incident:
-        known = self.journal.incident(verdict.incident)
-        if known and (verdict.key in self._told or known.outcome is not Outcome.OPEN):
+        known = self._known(verdict)
+        if known and (
+            verdict.key in self._told or known.outcome is Outcome.RECOVERED or verdict.kind is Kind.REQUEUE_HELD
+        ):
             return known
         now = self.clock.unix()
         would = "" if self.actor else f"; observed only, would {verdict.remedy}"
@@ -166,6 +172,13 @@ class Daemon:
                 detected_unix=now,
             )
         )
+
+    def _known(self, verdict: Verdict) -> Incident | None:
+        if verdict.kind is Kind.REQUEUE_HELD and verdict.attempt:
+            # What made Slurm requeue it is on record; being held is a part of that.
+            recent = self.journal.incidents(job=verdict.attempt.job, limit=16)
+            return next((hit for hit in recent if hit.attempt == verdict.attempt), None)
+        return self.journal.incident(verdict.incident)
 
     def _hear_doubt(self, verdicts: tuple[Verdict, ...]) -> None:
         doubt = next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)

@@ -41,9 +41,11 @@ class Policy:
     """When evidence is enough. Every figure may be changed; the defaults err on the side of waiting.
 
     Attributes:
-        away_probes: so many probes in a row without an answer ...
-        away_s: ... over so long, before a node can be called dead.
-        witness_s: for so long a second witness (launcher, stopped beats) must have missed the node.
+        away_probes: so many probes of ours in a row without an answer ...
+        away_s: ... over so long, and ...
+        silence_s: ... a second witness (its launcher, or the launcher's beats) missing the node for so long, or
+            the probes failing for so long where Slurm is the witness, before a node is called dead.
+        witness_s: an agent missed for less than this is heard, and heard is not dead.
         tense_agent_s: an agent silent for so long makes us probe.
         tense_beat_s: a launcher silent for so long makes us probe.
         launcher_lost_s: a launcher silent for so long, though all its nodes answer, is lost.
@@ -55,9 +57,10 @@ class Policy:
         resume_s: see `resume`.
     """
 
-    away_probes: int = 4
-    away_s: float = 3.0
-    witness_s: float = 2.0
+    away_probes: int = 3
+    away_s: float = 1.5
+    silence_s: float = 3.0
+    witness_s: float = 1.5
     tense_agent_s: float = 0.6
     tense_beat_s: float = 2.2
     launcher_lost_s: float = 20.0

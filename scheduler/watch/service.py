@@ -23,6 +23,7 @@ from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -54,9 +55,15 @@ class WatchSettings:
 
 @contextmanager
 def watching(
-    settings: WatchSettings, say: Callable[[str], None], clock: Clock | None = None
+    settings: WatchSettings, say: Callable[[str], None], alarm: threading.Event, clock: Clock | None = None
 ) -> Iterator[tuple[Daemon, int]]:
     """Give the loop, to be run, and the port where beats are taken, already, until the end of the block.
+
+    Args:
+        settings: what this watchdog is told.
+        say: told one line for each decision.
+        alarm: set when there is reason not to wait for the next round.
+        clock: time; the machine's own when not given.
 
     Raises:
         LeaderError: another watchdog leads with this journal.
@@ -69,7 +76,7 @@ def watching(
         stack.enter_context(leading(settings.journal))
         journal = stack.enter_context(Journal(settings.journal))
         metrics = WatchMetrics(CollectorRegistry())
-        daemon = _daemon(settings, journal, metrics, say, clock)
+        daemon = _daemon(settings, journal, metrics, say, clock=clock, book=BeatBook(alarm))
         servicer = WatchServicer(journal, daemon.observer.book, clock, metrics)
         bound = watch_server(settings.bind, settings.token, servicer)
         if settings.metrics_bind:
@@ -82,13 +89,19 @@ def watching(
 
 
 def _daemon(
-    settings: WatchSettings, journal: Journal, metrics: WatchMetrics, say: Callable[[str], None], clock: Clock
+    settings: WatchSettings,
+    journal: Journal,
+    metrics: WatchMetrics,
+    say: Callable[[str], None],
+    *,
+    clock: Clock,
+    book: BeatBook,
 ) -> Daemon:
     slurm = Slurm(run=partial(run, timeout_s=COMMAND_S))
     observer = Observer(
         slurm=slurm,
         prober=TcpProber(clock),
-        book=BeatBook(),
+        book=book,
         journal=journal,
         clock=clock,
         policy=settings.policy,

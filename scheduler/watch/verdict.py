@@ -131,7 +131,7 @@ def _silent_leaves(nodes: Mapping[NodeName, NodeSight]) -> dict[str, tuple[NodeS
 def _switch(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves: int) -> list[Verdict]:
     names = [node.name for node in leaf]
     hit = [job for job in sight.jobs if _live(job) and set(names) & set(job.nodes)]
-    if not hit or not all(_long_away(node, policy) for node in leaf):
+    if not hit or not all(_long_away(node, policy) and node.away_s >= policy.silence_s for node in leaf):
         return []
     name = leaf[0].leaf
     why = f"all {len(names)} nodes of {name} ({', '.join(names)}) are silent for {leaf[0].away_s:.1f} s"
@@ -200,11 +200,11 @@ def _witnesses(node: NodeSight, sight: Sight, policy: Policy) -> tuple[str, ...]
         heard = job.beat_age_s < policy.tense_beat_s
         if silent is not None and heard and silent < policy.witness_s:
             return ()
-        if silent is not None and heard:
+        if silent is not None and heard and silent >= policy.silence_s:
             said.append(f"the launcher of job {job.attempt.job} misses its agent for {silent:.1f} s")
-        if job.batch_host == node.name and not heard:
+        if job.batch_host == node.name and job.beat_age_s >= policy.silence_s:
             said.append(f"it is the batch host of job {job.attempt.job}, not heard for {job.beat_age_s:.1f} s")
-    if jobs and not node.responding and _silent(node):
+    if jobs and not node.responding and _silent(node) and node.away_s >= policy.silence_s:
         said.append("slurmctld misses it too")
     return tuple(said)
 
@@ -213,7 +213,7 @@ def _lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[Nod
     """Whether the launcher is gone: its host is given up, or it is silent for long though its host answers."""
     host = job.batch_host
     gone = host in given_up or host not in job.nodes or (host in sight.nodes and sight.nodes[host].down)
-    return job.beat_age_s >= (policy.tense_beat_s if gone else policy.launcher_lost_s)
+    return job.beat_age_s >= (policy.silence_s if gone else policy.launcher_lost_s)
 
 
 def _node_remedy(name: NodeName, sight: Sight, policy: Policy) -> Remedy:
