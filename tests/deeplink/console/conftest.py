@@ -9,7 +9,7 @@ import math
 import re
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,47 +119,45 @@ def digits(journal: Journal, now: float) -> None:
             acted_unix=died + 3.4,
         )
     )
-    after = names(0, 2, 3, 6)
-    for moment in (died + 4, now - 0.3):
-        journal.record_beat(
-            Beat(
-                attempt=second,
-                phase=Phase.RUNNING,
-                user="alice",
-                job_name="digits-ddp",
-                nodes=after,
-                world_size=8,
-                node_beats=(
-                    *(node(name, 17, moment) for name in after),
-                    node(LOST, 17, moment, silent_s=moment - died),
-                ),
-                progress=reports(second, range(381, 640, 2), died + 8.2, 1.9) if moment > died + 4 else (),
-                ring_crossings=2,
-                ring_crossings_stock=4,
-                detail="relaunched on spare n6 from checkpoint step 380",
-            ),
-            moment,
-        )
+    progress = reports(second, range(381, 640, 2), died + 8.2, 1.9)
+    journal.record_beat(replace(digits_beat(died + 4, died), node_beats=()), died + 4)
+    journal.record_beat(replace(digits_beat(now, died), progress=progress), now)
 
 
-def imagenet(journal: Journal, now: float) -> None:
-    """Job 21: a plain good run, started a little while ago."""
-    attempt, nodes = Attempt(21, 0, 0), names(5)
-    journal.record_beat(
-        Beat(
-            attempt=attempt,
-            phase=Phase.RUNNING,
-            user="bo",
-            job_name="resnet50-warmup",
-            nodes=nodes,
-            world_size=2,
-            node_beats=tuple(node(name, 21, now) for name in nodes),
-            progress=reports(attempt, range(90), now - 90 * 0.7, 0.7),
-            ring_crossings=0,
-            ring_crossings_stock=0,
-        ),
-        now - 0.5,
+def digits_beat(now: float, died: float) -> Beat:
+    nodes = names(0, 2, 3, 6)
+    lost = node(LOST, 17, now, silent_s=now - died)
+    return Beat(
+        attempt=Attempt(17, 0, 1),
+        phase=Phase.RUNNING,
+        user="alice",
+        job_name="digits-ddp",
+        nodes=nodes,
+        world_size=8,
+        node_beats=(*(node(name, 17, now) for name in nodes), lost),
+        ring_crossings=2,
+        ring_crossings_stock=4,
+        detail="relaunched on spare n6 from checkpoint step 380",
     )
+
+
+def warmup_beat(now: float) -> Beat:
+    nodes = names(5)
+    return Beat(
+        attempt=Attempt(21, 0, 0),
+        phase=Phase.RUNNING,
+        user="bo",
+        job_name="resnet50-warmup",
+        nodes=nodes,
+        world_size=2,
+        node_beats=tuple(node(name, 21, now) for name in nodes),
+    )
+
+
+def warmup(journal: Journal, now: float) -> None:
+    """Job 21: a plain good run, started a little while ago."""
+    progress = reports(Attempt(21, 0, 0), range(90), now - 90 * 0.7, 0.7)
+    journal.record_beat(replace(warmup_beat(now), progress=progress), now)
 
 
 def older(journal: Journal, now: float) -> None:
@@ -212,7 +210,7 @@ def older(journal: Journal, now: float) -> None:
 def fill(journal: Journal, now: float) -> None:
     older(journal, now)
     digits(journal, now)
-    imagenet(journal, now)
+    warmup(journal, now)
 
 
 @dataclass
@@ -281,6 +279,25 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def filled(journal: Journal) -> Journal:
     fill(journal, time.time())
     return journal
+
+
+@pytest.fixture
+def living(filled: Journal) -> Iterator[Journal]:
+    """The filled journal, while the launchers of its two jobs go on beating."""
+    died = time.time() - 260
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.5):
+            now = time.time()
+            filled.record_beat(digits_beat(now, died), now)
+            filled.record_beat(warmup_beat(now), now)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield filled
+    over.set()
+    thread.join()
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def texts(browser: webdriver.Chrome, selector: str) -> list[str]:
 
 
 def test_the_page_shows_the_cluster_and_follows_it(
-    filled: Journal,
+    living: Journal,
     collector: Collector,
     serve: Callable[..., Any],
     browser: webdriver.Chrome,
@@ -108,7 +108,7 @@ def test_the_page_shows_the_cluster_and_follows_it(
 
     browser.execute_script("document.querySelector('.tile').dataset.witness = 'kept'")
     now = time.time()
-    filled.record_incident(
+    living.record_incident(
         Incident(
             id="21.0.0-node-dead-n5",
             kind="node-dead",
@@ -131,7 +131,7 @@ def test_the_page_shows_the_cluster_and_follows_it(
 
 
 def test_keys_reach_nodes_and_curves(
-    filled: Journal,
+    living: Journal,
     collector: Collector,
     serve: Callable[..., Any],
     browser: webdriver.Chrome,
@@ -158,7 +158,7 @@ def test_keys_reach_nodes_and_curves(
     assert unnamed == []
 
 
-@pytest.mark.usefixtures("filled")
+@pytest.mark.usefixtures("living")
 def test_a_dead_controller_and_a_lost_console_are_said(
     collector: Collector,
     slurm: Any,
