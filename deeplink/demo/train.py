@@ -1,7 +1,7 @@
 """Train a small convolutional network on packed images: the script a user would write, nothing of it for show.
 
-Plain PyTorch DDP. What DeepLink adds is marked: where the samples come from, where training stands, and a line that
-says how far it is. Start it with `deeplink run -- python -m deeplink.demo.train ...`.
+Plain PyTorch DDP. What DeepLink adds is marked: where the samples come from, where training stands, and a line
+that says how far it is. Start it with `deeplink run -- python -m deeplink.demo.train ...`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import nn
 from torch import distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
@@ -32,6 +33,7 @@ class Decode:
         self.size = size
 
     def __call__(self, data: bytes) -> torch.Tensor:
+        """Return the tensor of one image file."""
         image = Image.open(io.BytesIO(data)).convert("L")
         if image.size != (self.size, self.size):
             image = image.resize((self.size, self.size))
@@ -81,11 +83,66 @@ def options() -> argparse.Namespace:
     parser.add_argument("--test-root", default="test")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--size", type=int, default=28, help="pixels along an edge")
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--checkpoint-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--result", type=Path, help="JSON file for accuracy and digests")
     return parser.parse_args()
+
+
+@dataclass
+class Training:
+    """All that moves while training, and how it is saved and found again."""
+
+    model: DistributedDataParallel
+    optimizer: torch.optim.Optimizer
+    sampler: ResumableSampler
+    digest: DeliveryDigest  # the audit of what finished steps were fed
+    epochs: int
+    step: int = 0
+
+    def restore(self, found: deeplink.Checkpoint) -> None:
+        """Go on where a checkpoint stands."""
+        state: dict[str, Any] = torch.load(found.path / "state.pt", weights_only=True)
+        self.model.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sampler.load_state_dict(found.meta["sampler"])
+        self.step = found.step
+        if dist.get_rank() == 0:  # the checkpoint holds the sum over ranks: one of them carries it on
+            self.digest.load_state_dict(found.meta["digest"])
+            say(f"resumed at step {self.step}, epoch {self.sampler.epoch}, from {found.path.name}")
+
+    def save(self, checkpoints: deeplink.Checkpoints) -> None:
+        """Save from rank 0; every rank must call it."""
+        total = merged(self.digest, self.epochs)
+        if dist.get_rank() == 0:
+            meta = {"sampler": self.sampler.state_dict(), "digest": total.state_dict()}
+            with checkpoints.save(step=self.step, meta=meta) as draft:
+                state = {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+                torch.save(state, draft / "state.pt")
+
+    def run_epoch(self, loader: DataLoader[Any], checkpoints: deeplink.Checkpoints, every: int) -> None:
+        """Train on what is left of the sampler's epoch."""
+        self.model.train()
+        epoch = self.sampler.epoch
+        for images, labels, receipts in loader:
+            loss = nn.functional.cross_entropy(self.model(images), labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.step += 1
+            self.digest.add(epoch, receipts.tolist())
+            self.sampler.finished()
+            deeplink.report(step=self.step, loss=loss.item(), epoch=epoch, samples=len(labels))  # DeepLink
+            if self.step % every == 0:
+                self.save(checkpoints)
+
+
+def say(line: str) -> None:
+    """Write one line to the job's output at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -94,65 +151,29 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
 
-    dataset = deeplink.Dataset(args.dataset, root=args.train_root, transform=Decode(args.size), receipts=True)  # DeepLink
-    sampler = ResumableSampler(dataset, batch_size=args.batch_size, seed=0)  # DeepLink: exactly once, resumable
+    # DeepLink: samples come from the cache, each exactly once an epoch at any number of ranks.
+    dataset = deeplink.Dataset(args.dataset, root=args.train_root, transform=Decode(args.size), receipts=True)
+    sampler = ResumableSampler(dataset, batch_size=args.batch_size, seed=0)
     loader = DataLoader(dataset, batch_sampler=sampler)
-    digest = DeliveryDigest()  # DeepLink: the audit of what finished steps were fed
 
     model = DistributedDataParallel(network(len(dataset.classes)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    step = 0
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    training = Training(model, optimizer, sampler, DeliveryDigest(), args.epochs)
 
     checkpoints = deeplink.Checkpoints(args.checkpoints)  # DeepLink: whole or not at all, fenced by attempt
-    found = checkpoints.latest()
-    if found is not None:
-        state: dict[str, Any] = torch.load(found.path / "state.pt", weights_only=True)
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        sampler.load_state_dict(found.meta["sampler"])
-        step = found.step
-        if rank == 0:  # the checkpoint holds the sum over ranks: one of them carries it on
-            digest.load_state_dict(found.meta["digest"])
-            print(f"resumed at step {step}, epoch {sampler.epoch}, from {found.path.name}", flush=True)
-
-    def save() -> None:
-        total = merged(digest, args.epochs)
-        if rank == 0:
-            meta = {"sampler": sampler.state_dict(), "digest": total.state_dict()}
-            with checkpoints.save(step=step, meta=meta) as draft:
-                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(state, draft / "state.pt")
-
+    if (found := checkpoints.latest()) is not None:
+        training.restore(found)
     while sampler.epoch < args.epochs:
-        model.train()
-        epoch = sampler.epoch
-        for images, labels, receipts in loader:
-            loss = nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step += 1
-            digest.add(epoch, receipts.tolist())
-            sampler.finished()
-            deeplink.report(step=step, loss=loss.item(), epoch=epoch, samples=len(labels))  # DeepLink
-            if step % args.checkpoint_every == 0:
-                save()
-    save()
+        training.run_epoch(loader, checkpoints, args.checkpoint_every)
+    training.save(checkpoints)
 
-    total = merged(digest, args.epochs)
+    total = merged(training.digest, args.epochs)
     test = deeplink.Dataset(args.dataset, root=args.test_root, transform=Decode(args.size))
     right = accuracy(model.module, test, 256)
-    if rank == 0 and args.result:
-        result = {
-            "accuracy": right,
-            "steps": step,
-            "epochs": args.epochs,
-            "attempt": os.environ.get("DEEPLINK_ATTEMPT", ""),
-            "digest": total.state_dict(),
-        }
-        write_text(args.result, json.dumps(result))
+    if dist.get_rank() == 0 and args.result:
+        facts = {"accuracy": right, "steps": training.step, "epochs": args.epochs, "digest": total.state_dict()}
+        write_text(args.result, json.dumps(facts))
     dist.destroy_process_group()
 
 

@@ -1,0 +1,216 @@
+"""Where the story is played: a Slurm cluster on this machine, or, where none can be had, this machine alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from typing_extensions import override
+
+from deeplink.demo.errors import DemoError
+from deeplink.publish import write_text
+from deeplink.scheduler.launch.process import end_process
+from deeplink.scheduler.sandbox.cluster import Options, Sandbox
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.slurm import command as processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PACK_NODES = 4
+RANKS = 4
+SPARES = 1
+SHAPE = Shape(spines=1, leaves=2, nodes_per_leaf=3, interleave=True, gpus=1)
+PACK_TIMEOUT_S = 600.0
+SUBMIT_TIMEOUT_S = 30.0
+LIVE_STATES = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"}
+
+
+class Stage(Protocol):
+    """A place with nodes, where a job can be run and a node be killed.
+
+    Attributes:
+        backend: what plays the cluster, for the facts.
+        says: what it is and what it lacks, for people.
+        home: the user's home, where the job runs; every node sees it.
+        catalog: the user's catalog of datasets.
+        job_folder: what the launcher of the job writes; known once it was submitted.
+    """
+
+    backend: str
+    says: str
+    home: Path
+    catalog: Path
+    job_folder: Path
+
+    def pack(self, source: Path, name: str, *options: str) -> dict[str, Any]:
+        """Pack a folder onto the SSDs of four nodes and return what `deeplink pack --json` says."""
+        ...
+
+    def submit(self, command: Sequence[str]) -> str:
+        """Start the job: the ranks of `command` on four nodes, and one to spare. Returns how it is called."""
+        ...
+
+    def ended(self) -> bool:
+        """Tell whether the job has ended."""
+        ...
+
+    def output(self) -> str:
+        """Return what the job wrote."""
+        ...
+
+    def kill(self, node: str) -> str:
+        """Take a node away at once; returns how, for people."""
+        ...
+
+    def close(self) -> None:
+        """Take everything down."""
+        ...
+
+
+def _packed(argv: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    # Its progress bar is for people: standard error stays the terminal's.
+    process = processes.spawn(argv, env=env, stdout=processes.PIPE)
+    try:
+        said, _ = process.communicate(timeout=PACK_TIMEOUT_S)
+    finally:
+        end_process(process)
+    if process.returncode:
+        raise DemoError(f"packing exited {process.returncode}", said.decode(errors="replace"))
+    facts = json.loads(said)
+    if not isinstance(facts, dict):
+        raise DemoError("packing said something else than its facts", said.decode(errors="replace"))
+    return facts
+
+
+class SandboxStage(Stage):
+    """A real Slurm cluster in network namespaces (root), or of several slurmd on loopback."""
+
+    def __init__(self, name: str, data: Path) -> None:
+        self._sandbox = Sandbox.up(name, SHAPE, Options(expose=(data,)))
+        self.backend = "slurm" if os.geteuid() == 0 else "slurm-loopback"
+        self.says = f"a real Slurm cluster of {len(self._sandbox.nodes)} nodes on two leaf switches"
+        if self.backend == "slurm-loopback":
+            self.says += " (on loopback, without root: nodes share this machine's network, no link can be cut)"
+        self.home = self._sandbox.home
+        self.job_folder = Path()
+        self._job = ""
+        self.catalog = self.home / ".local" / "share" / "deeplink" / "catalog"
+        self._sandbox.run(CTL, ["mkdir", "-p", ".config/deeplink"])
+        self._sandbox.run(CTL, ["tee", ".config/deeplink/config.toml"], stdin='store = "/local/ssd/deeplink"\n')
+
+    @override
+    def pack(self, source: Path, name: str, *options: str) -> dict[str, Any]:
+        argv = ["salloc", "--quiet", f"--nodes={PACK_NODES}", "--exclusive"]
+        argv += ["deeplink", "pack", str(source), name, "--json", *options]
+        return _packed(self._sandbox.inside(CTL, argv))
+
+    @override
+    def submit(self, command: Sequence[str]) -> str:
+        script = ["#!/bin/bash", f"#SBATCH --nodes={RANKS + SPARES}", "#SBATCH --exclusive"]
+        script += ["#SBATCH --job-name=demo", "#SBATCH --output=demo.log"]
+        script += [f"exec deeplink run --spares {SPARES} -- {' '.join(command)}", ""]
+        self._sandbox.run(CTL, ["tee", str(self.home / "train.sh")], stdin="\n".join(script))
+        done = self._sandbox.run(CTL, ["deeplink", "sbatch", "--parsable", "train.sh"], timeout_s=SUBMIT_TIMEOUT_S)
+        if done.code:
+            raise DemoError("sbatch refused the job", done.stderr)
+        self._job = done.stdout.strip().partition(";")[0]
+        self.job_folder = self.home / ".local" / "state" / "deeplink" / "jobs" / self._job
+        return f"Slurm job {self._job}"
+
+    @override
+    def ended(self) -> bool:
+        state = self._sandbox.run(CTL, ["squeue", "-h", "--states=all", "-o", "%T", "-j", self._job])
+        return state.code == 0 and state.stdout.strip() not in LIVE_STATES
+
+    @override
+    def output(self) -> str:
+        try:
+            return (self.home / "demo.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    @override
+    def kill(self, node: str) -> str:
+        self._sandbox.crash(node)
+        if self.backend == "slurm":
+            return "its link was cut, then everything on it died at once, as in a power loss"
+        return "everything on it was killed at once (no link to cut here)"
+
+    @override
+    def close(self) -> None:
+        self._sandbox.down()
+
+
+class LocalStage(Stage):
+    """This machine alone: the same job under `deeplink run --local`, for where no Slurm can be had."""
+
+    def __init__(self, because: str) -> None:
+        self.backend = "local"
+        self.says = (
+            "the same job under a local launcher, for want of Slurm "
+            f"({because}). Missing here: Slurm, its queue, a fabric, and links to cut"
+        )
+        self._folder = tempfile.TemporaryDirectory(prefix="deeplink-demo-", ignore_cleanup_errors=True)
+        self.home = Path(self._folder.name)
+        self.catalog = self.home / "catalog"
+        self.job_folder = Path()
+        self._process: processes.Process[bytes] | None = None
+        self._env = {
+            **os.environ,
+            "DEEPLINK_STORE": str(self.home / "ssd"),
+            "DEEPLINK_CATALOG": str(self.catalog),
+            "DEEPLINK_STATE": str(self.home / "state"),
+        }
+
+    @override
+    def pack(self, source: Path, name: str, *options: str) -> dict[str, Any]:
+        argv = [sys.executable, "-m", "deeplink", "pack", str(source), name, "--json", "--local", str(PACK_NODES)]
+        argv += options
+        return _packed(argv, self._env)
+
+    @override
+    def submit(self, command: Sequence[str]) -> str:
+        argv = [sys.executable, "-m", "deeplink", "run", "--local", str(RANKS + SPARES), "--spares", str(SPARES)]
+        write_text(self.home / "train.sh", " ".join([*argv, "--", *command]) + "\n")
+        with (self.home / "demo.log").open("wb") as log:
+            self._process = processes.spawn(
+                [*argv, "--", *command], env=self._env, cwd=self.home, stdout=log, stderr=log
+            )
+        return "the local job"
+
+    @override
+    def ended(self) -> bool:
+        if self.job_folder == Path():
+            # Its folder is named by its id, which is the time it started.
+            for folder in sorted((self.home / "state" / "jobs").glob("*/events.jsonl")):
+                self.job_folder = folder.parent
+        return self._process is not None and self._process.poll() is not None
+
+    @override
+    def output(self) -> str:
+        return (self.home / "demo.log").read_text(errors="replace")
+
+    @override
+    def kill(self, node: str) -> str:
+        # Ranks and agents know which node they play: everything that does is this node.
+        marks = {f"DEEPLINK_NODE={node}".encode()}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                agent = b"node" in words and node.encode() in words
+                if agent or marks & set((entry / "environ").read_bytes().split(b"\0")):
+                    os.kill(int(entry.name), signal.SIGKILL)
+        return "its agent and its ranks were killed at once"
+
+    @override
+    def close(self) -> None:
+        if self._process is not None:
+            end_process(self._process)
+        self._folder.cleanup()
