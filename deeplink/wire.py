@@ -97,8 +97,8 @@ class ForkedError(DeepLinkError):
     def __init__(self) -> None:
         super().__init__(
             "this process was forked from one that had used gRPC, and gRPC would hang in it",
-            remedy="Give the DataLoader multiprocessing_context='forkserver' (or 'spawn'), or read nothing from other "
-            "nodes before its workers start.",
+            remedy="Give the DataLoader multiprocessing_context='forkserver' (or 'spawn'), or read nothing from "
+            "other nodes before its workers start.",
         )
 
 

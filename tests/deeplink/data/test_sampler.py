@@ -1,0 +1,237 @@
+"""The resumable batch sampler: exactly once, whatever happens to the ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from deeplink.data import ResumableSampler, SamplerMisuseError, SamplerStateError, TooFewSamplesError
+
+
+def ranks(length: int, world: int, batch_size: int, **more: Any) -> list[ResumableSampler]:
+    return [
+        ResumableSampler(length, batch_size=batch_size, rank=r, world_size=world, **more) for r in range(world)
+    ]
+
+
+def train(samplers: list[ResumableSampler], steps: int, ahead: int = 0) -> list[list[list[int]]]:
+    """Do at most `steps` steps of one epoch on all ranks together, fetching `ahead` batches more; return them."""
+    epoch = samplers[0].epoch
+    passes = [iter(sampler) for sampler in samplers]
+    fetched: list[list[list[int]]] = [[] for _ in samplers]
+    done = []
+    while len(done) < steps and samplers[0].epoch == epoch:
+        for own, batches in zip(passes, fetched, strict=True):
+            while len(batches) <= len(done) + ahead:
+                batch = next(own, None)
+                if batch is None:
+                    break
+                batches.append(batch)
+        done.append([batches[len(done)] for batches in fetched])
+        for sampler in samplers:
+            sampler.finished()
+    return done
+
+
+def seen(steps: list[list[list[int]]]) -> Counter[int]:
+    return Counter(row for step in steps for batch in step for row in batch)
+
+
+@given(length=st.integers(2, 400), world=st.integers(1, 7), batch_size=st.integers(2, 9), shuffle=st.booleans())
+def test_an_epoch_gives_every_sample_exactly_once(length: int, world: int, batch_size: int, shuffle: bool) -> None:
+    assume(length >= world)
+    samplers = ranks(length, world, batch_size, shuffle=shuffle)
+    planned = len(samplers[0])
+    steps = train(samplers, length)
+    assert seen(steps) == Counter(range(length))
+    assert len(steps) == planned == -(-length // (world * batch_size))
+    sizes = [sum(map(len, step)) for step in steps]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(1 <= len(batch) <= batch_size for step in steps for batch in step)
+    assert (samplers[0].epoch, samplers[0].position) == (1, 0)
+
+
+@given(
+    length=st.integers(8, 500),
+    attempts=st.lists(
+        st.tuples(st.integers(1, 8), st.integers(2, 9), st.integers(1, 12), st.integers(0, 4)), max_size=6
+    ),
+)
+def test_interrupted_attempts_together_give_every_sample_exactly_once(
+    length: int, attempts: list[tuple[int, int, int, int]]
+) -> None:
+    state: dict[str, Any] | None = None
+    total: Counter[int] = Counter()
+    for world, batch_size, steps, ahead in [*attempts, (1, 16, length, 3)]:
+        samplers = ranks(length, world, batch_size, version="v", seed=5)
+        for sampler in samplers:
+            if state:
+                sampler.load_state_dict(json.loads(json.dumps(state)))
+        if samplers[0].epoch or length - samplers[0].position < world:
+            continue
+        total += seen(train(samplers, steps, ahead))
+        state = samplers[0].state_dict()
+        assert all(sampler.state_dict() == state for sampler in samplers)
+    assert total == Counter(range(length))
+    assert state is not None
+    assert (state["epoch"], state["position"]) == (1, 0)
+
+
+@given(length=st.integers(4, 300), world=st.integers(1, 4), batch_size=st.integers(2, 6), cut=st.integers(1, 40))
+def test_resumed_at_the_same_size_the_batches_are_those_of_an_uninterrupted_run(
+    length: int, world: int, batch_size: int, cut: int
+) -> None:
+    whole = train(ranks(length, world, batch_size), length)
+    before = ranks(length, world, batch_size)
+    first = train(before, min(cut, len(whole) - 1))
+    after = ranks(length, world, batch_size)
+    for sampler in after:
+        sampler.load_state_dict(before[0].state_dict())
+    assert first + train(after, length) == whole or len(whole) == 1
+
+
+def test_the_order_does_not_depend_on_world_size_or_batch_size() -> None:
+    def order(world: int, batch_size: int) -> list[int]:
+        return [row for step in train(ranks(100, world, batch_size), 100) for batch in step for row in batch]
+
+    assert order(1, 100) == order(4, 5) == order(3, 2)
+
+
+def test_what_workers_fetched_ahead_does_not_move_the_state() -> None:
+    sampler = ResumableSampler(100, batch_size=10)
+    batches = list(sampler)
+    assert sampler.position == 0
+    sampler.finished(3)
+    assert sampler.position == 30
+    assert len(sampler) == 7
+    again = ResumableSampler(100, batch_size=10)
+    again.load_state_dict(sampler.state_dict())
+    assert list(again) == batches[3:]
+
+
+def test_rank_and_world_size_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert list(ResumableSampler(30, batch_size=5)) == list(
+        ResumableSampler(30, batch_size=5, rank=2, world_size=3)
+    )
+
+
+def test_forgetting_finished_is_noticed_when_the_next_pass_begins() -> None:
+    sampler = ResumableSampler(20, batch_size=5)
+    list(sampler)
+    with pytest.raises(SamplerMisuseError, match=r"gave 4 batches.*called for 0"):
+        iter(sampler)
+    with pytest.raises(SamplerMisuseError, match="never called"):
+        sampler.set_epoch(1)
+
+
+def test_calling_finished_once_per_two_batches_is_noticed() -> None:
+    sampler = ResumableSampler(20, batch_size=5)
+    for number, _ in enumerate(sampler):
+        if number % 2:
+            sampler.finished()
+    with pytest.raises(SamplerMisuseError, match="called for 2"):
+        iter(sampler)
+
+
+def test_finished_without_a_batch_is_refused() -> None:
+    sampler = ResumableSampler(20, batch_size=5)
+    with pytest.raises(SamplerMisuseError, match="gave 0"):
+        sampler.finished()
+    next(iter(sampler))
+    sampler.finished()
+    with pytest.raises(SamplerMisuseError, match="2 steps"):
+        sampler.finished()
+
+
+def test_a_pass_left_on_purpose_goes_on_at_the_position_reached() -> None:
+    sampler = ResumableSampler(20, batch_size=5, shuffle=False)
+    first, *_ = list(sampler)  # all of it is fetched ahead
+    assert first == [0, 1, 2, 3, 4]
+    sampler.finished()
+    sampler.set_epoch(0)
+    assert next(iter(sampler)) == [5, 6, 7, 8, 9]
+
+
+def test_set_epoch_of_the_epoch_under_way_keeps_the_position_and_another_starts_afresh() -> None:
+    sampler = ResumableSampler(20, batch_size=5)
+    next(iter(sampler))
+    sampler.finished()
+    sampler.set_epoch(0)
+    assert sampler.position == 5
+    sampler.set_epoch(3)
+    assert (sampler.epoch, sampler.position) == (3, 0)
+
+
+def test_an_earlier_pass_cannot_go_on_beside_a_newer_one() -> None:
+    sampler = ResumableSampler(20, batch_size=5)
+    old = iter(sampler)
+    next(old)
+    next(iter(sampler))
+    with pytest.raises(SamplerMisuseError, match="earlier pass"):
+        next(old)
+
+
+@pytest.mark.parametrize(("length", "world", "batch_size"), [(3, 4, 2), (10, 4, 1)])
+def test_samples_that_cannot_be_shared_out_are_an_error_and_no_empty_batch(
+    length: int, world: int, batch_size: int
+) -> None:
+    with pytest.raises(TooFewSamplesError) as refused:
+        list(ResumableSampler(length, batch_size=batch_size, rank=0, world_size=world))
+    assert (refused.value.left, refused.value.world_size) == (length, world)
+
+
+def test_batches_of_one_work_where_the_samples_divide_evenly() -> None:
+    assert seen(train(ranks(12, 4, 1), 12)) == Counter(range(12))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"version": "other"}, "version"),
+        ({"length": 99}, "length"),
+        ({"seed": 1}, "seed"),
+        ({"order": "sequential"}, "order"),
+        ({"format": "deeplink-sampler-2"}, "format"),
+        ({"position": 100}, "position"),
+        ({"position": -1}, "position"),
+        ({"position": "7"}, "position"),
+        ({"epoch": -1}, "epoch"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_state_of_another_run_is_refused_by_name(change: dict[str, object], key: str) -> None:
+    sampler = ResumableSampler(100, batch_size=10, version="v")
+    with pytest.raises(SamplerStateError) as refused:
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+    assert refused.value.key == key
+    assert sampler.position == 0
+
+
+def test_a_state_that_lacks_a_key_is_refused_by_name() -> None:
+    sampler = ResumableSampler(100, batch_size=10)
+    state = sampler.state_dict()
+    del state["epoch"]
+    with pytest.raises(SamplerStateError, match="epoch is None"):
+        sampler.load_state_dict(state)
+
+
+def test_the_state_is_small() -> None:
+    assert len(json.dumps(ResumableSampler(10**9, batch_size=256, version="a" * 64).state_dict())) < 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"batch_size": 0}, {"batch_size": 1, "rank": 2, "world_size": 2}, {"batch_size": 1, "rank": -1}],
+)
+def test_impossible_arguments_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        ResumableSampler(10, **arguments)
+    with pytest.raises(ValueError, match="nothing to sample"):
+        ResumableSampler(0, batch_size=1)
