@@ -1,0 +1,82 @@
+"""The console beside a real Slurm: what it shows is so, and a dead controller is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from deeplink.console.collect import QUERY_S, Collector, Settings
+from deeplink.console.nodes import Health
+from deeplink.console.readings import SourceState
+from deeplink.console.snapshot import Mood, Snapshot, build
+from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.slurm.client import NodeOrder, Slurm
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+def shown(collector: Collector) -> Snapshot:
+    collector.refresh_slurm()
+    return build(collector.readings())
+
+
+def until(collector: Collector, question: Callable[[Snapshot], bool], bound_s: float = 60.0) -> Snapshot:
+    end = time.monotonic() + bound_s
+    while True:
+        snapshot = shown(collector)
+        if question(snapshot):
+            return snapshot
+        assert time.monotonic() < end, snapshot.headline
+        time.sleep(0.2)
+
+
+def test_nodes_jobs_and_the_death_of_a_node_and_of_the_controller(
+    fresh_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    cluster = fresh_sandbox(Shape(spines=2, leaves=1, nodes_per_leaf=2))
+    asked = cluster.runner()
+
+    def bounded(argv: Sequence[str], /, *, timeout_s: float = QUERY_S) -> str:
+        return asked(argv, timeout_s=timeout_s)
+
+    names = list(cluster.nodes)
+    collector = Collector(Settings(journal=tmp_path / "none", interval_s=0.2), slurm=Slurm(bounded))
+    first = shown(collector)
+    assert first.cluster
+    assert [node.name for node in first.nodes] == names
+    assert {node.health for node in first.nodes} == {Health.IDLE}
+    assert {node.gpus for node in first.nodes} == {cluster.shape.gpus}
+    assert first.headline.mood is Mood.GOOD
+    levels = {switch.name: switch.level for switch in first.switches}
+    assert {levels[node.switch] for node in first.nodes} == {0}
+    assert len({node.switch for node in first.nodes}) == 2
+
+    admin = Slurm(cluster.runner(root=True))
+    job = Slurm(cluster.runner()).submit(["-N2", "--wrap", "sleep 600"])
+    busy = until(collector, lambda now: sum(node.job == job for node in now.nodes) == 2)
+    assert [each.slurm_state for each in busy.jobs] == ["RUNNING"]
+    idle = next(node.name for node in busy.nodes if node.job is None)
+    admin.update_node(idle, NodeOrder.DRAIN, "ECC errors | GPU 0")
+    drained = until(collector, lambda now: any(node.health is Health.DRAINED for node in now.nodes))
+    assert next(node.reason for node in drained.nodes if node.name == idle) == "ECC errors | GPU 0"
+
+    victim = next(node.name for node in busy.nodes if node.job == job)
+    cluster.crash(victim)
+    gone = until(collector, lambda now: any(node.health in {Health.SILENT, Health.DOWN} for node in now.nodes))
+    assert gone.headline.mood is Mood.BAD
+
+    controller = next(machine.daemon for machine in cluster.status() if machine.name == CTL)
+    assert controller is not None
+    os.kill(controller, signal.SIGKILL)
+    dead = until(collector, lambda now: now.headline.text.startswith("Slurm stopped answering"))
+    assert [node.name for node in dead.nodes] == names, "what was known stays"
+    source = next(source for source in dead.sources if source.name == "nodes")
+    assert source.state is SourceState.FAILING
+    assert source.problem
+    assert 0 < source.at_unix < dead.unix
