@@ -167,13 +167,8 @@ def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict
         **launch.passed_on,
     }
     # The user's own choice of interface stands; ours is the one the agents reach each other by.
-    defaults = {
-        "GLOO_SOCKET_IFNAME": here.interface,
-        "NCCL_SOCKET_IFNAME": here.interface,
-        # Slurm passes whole lines on; srun --unbuffered would cut them up and give the ranks a terminal.
-        "PYTHONUNBUFFERED": "1",
-    }
-    wanted = {name: value for name, value in defaults.items() if value and not env.get(name)}
+    interfaces = {"GLOO_SOCKET_IFNAME": here.interface, "NCCL_SOCKET_IFNAME": here.interface}
+    wanted = {name: value for name, value in interfaces.items() if value and not env.get(name)}
     inherited = {name: value for name, value in env.items() if name != LAUNCH_VARIABLE}
     return {**inherited, **wanted, **settings}
 

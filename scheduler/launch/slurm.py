@@ -16,6 +16,7 @@ from deeplink.scheduler.launch.process import python_command
 from deeplink.scheduler.launch.srun import SlurmAgents, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.programs import real_program
 from deeplink.scheduler.topology.graph import Fabric, fabric_from_switches
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ _PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
 
 
 # Beside the ranks and taking nothing from them; one node's death must not end the agents of the others.
-_AGENT_OPTIONS = tuple(
-    ["--overlap", "--gres=none", "--mem=0", "--cpus-per-task=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+_AGENT_OPTIONS = (
+    *("--overlap", "--gres=none", "--mem=0", "--cpus-per-task=1"),
+    *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
 )
 
 
@@ -90,7 +92,13 @@ class SlurmBackend(Backend):
     def start_agents(self, token: str) -> AgentStep:
         count = len(self.nodes)
         names = ",".join(self.nodes)
-        argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={names}"]
+        argv = [
+            self._srun(),
+            f"--nodes={count}",
+            f"--ntasks={count}",
+            "--ntasks-per-node=1",
+            f"--nodelist={names}",
+        ]
         argv += [*_AGENT_OPTIONS, "--export=ALL", "--quiet", "--job-name=deeplink-agents"]
         argv += python_command("deeplink", "node", "--job", "--bind", "0.0.0.0:0")
         env = step_environment(self.env, resources=False)
@@ -128,6 +136,10 @@ class SlurmBackend(Backend):
     def port_for(self, attempt: Attempt) -> int:
         spread = attempt.job * 7919 + attempt.restart * 101 + attempt.relaunch
         return _PORTS[spread % len(_PORTS)]
+
+    def _srun(self) -> str:
+        # Not a stand-in of ours, which would start us again.
+        return real_program("srun", self.env.get("PATH", "")) or "srun"
 
     @override
     def fabric(self) -> Fabric:

@@ -1,0 +1,112 @@
+"""`deeplink sbatch`: sbatch, with what recovery needs. Nothing heavy is imported: it must feel like sbatch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import click
+from typing_extensions import override
+
+from deeplink.scheduler.slurm.submission import Submission, SubmissionError, submission, understood
+
+MOST_SCRIPT = 16 << 20  # bytes; Slurm's own bound (max_script_size) is 4 MiB by default
+
+_EPILOG = """
+Everything is sbatch's own: options, #SBATCH lines, the line it prints, its exit code. Added, unless you say
+otherwise (on the command line, in the environment or in the script): --requeue --no-kill --open-mode=append.
+
+\b
+Options of ours, before the script:
+  --deeplink-spares N    nodes of the job that rest until another is lost; the default of `deeplink run --spares`
+  --deeplink-shim        srun and torchrun of the script become `deeplink run`: for scripts that stay as they are
+  --deeplink-dry-run     print the command instead of executing it (also --dry-run)
+
+\b
+Examples:
+  deeplink sbatch -N 9 --gres=gpu:8 --deeplink-spares 1 train.sh --epochs 90
+  deeplink sbatch --deeplink-shim -N 8 old-script-with-srun.sh
+  deeplink sbatch -N 2 --wrap 'deeplink run -- python train.py'
+"""
+
+
+class _PassThrough(click.Command):
+    """Takes every word as it is; only a lone --help is its own."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args == ["--help"]:
+            return super().parse_args(ctx, args)
+        ctx.params = {"words": tuple(args)}
+        return []
+
+
+@click.command("sbatch", cls=_PassThrough, epilog=_EPILOG, options_metavar="[SBATCH OPTIONS]")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
+def command(words: tuple[str, ...]) -> None:
+    """Submit a batch script: sbatch, watched and restartable."""
+    wish = understood(words)
+    script = _script_text(wish.script)
+    if wish.from_stdin and not sys.stdin.isatty():
+        script = _keep_stdin()
+    folder = _shim_folder(dry_run=wish.dry_run) if wish.shim else ""
+    made = submission(wish, script, os.environ, folder)
+    if wish.dry_run:
+        click.echo(_shown(made))
+        return
+    _become(made)
+
+
+def _script_text(name: str | None) -> str:
+    """Return a script's text; empty where there is none to read, about which sbatch itself will have words."""
+    if name is None:
+        return ""
+    found = name if Path(name).is_file() else shutil.which(name)
+    try:
+        with Path(found or name).open("rb") as file:
+            return file.read(MOST_SCRIPT).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _keep_stdin() -> str:
+    """Read the script from standard input, and leave sbatch a standard input that holds it again."""
+    script = sys.stdin.buffer.read(MOST_SCRIPT + 1)
+    if len(script) > MOST_SCRIPT:
+        raise SubmissionError(
+            f"the script on standard input has over {MOST_SCRIPT} bytes", "Is it a script at all?"
+        )
+    kept = os.memfd_create("deeplink-script")
+    with os.fdopen(os.dup(kept), "wb") as file:
+        file.write(script)
+    os.lseek(kept, 0, os.SEEK_SET)
+    os.dup2(kept, 0)
+    return script.decode(errors="replace")
+
+
+def _shim_folder(*, dry_run: bool) -> str:
+    from deeplink.config import load_config
+    from deeplink.scheduler.slurm.programs import make_stand_ins
+
+    folder = load_config().state / "shim"
+    if not dry_run:
+        make_stand_ins(folder)
+    return str(folder)
+
+
+def _shown(made: Submission) -> str:
+    changes = [f"{name}={shlex.quote(value)}" for name, value in made.changes.items()]
+    return " ".join([*changes, shlex.join(made.argv)])
+
+
+def _become(made: Submission) -> None:
+    from deeplink.scheduler.slurm.command import CommandMissingError
+
+    sys.stdout.flush()
+    try:
+        os.execvpe(made.argv[0], made.argv, {**os.environ, **made.changes})  # noqa: S606 - an argument list
+    except FileNotFoundError as missing:
+        raise CommandMissingError(made.argv[0]) from missing

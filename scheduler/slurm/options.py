@@ -1,0 +1,189 @@
+"""The grammar of sbatch's and srun's command lines: which options take values, and where the command begins; pure.
+
+Nothing here decides what an option means; whatever is not known is said to be unknown. Imports next to nothing:
+`deeplink sbatch` waits for it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as given.
+
+    Attributes:
+        name: its long name without dashes; for an unknown one, as it was written.
+        value: what was given with it; None where nothing was.
+        words: the arguments it was written as.
+        at: the place of the first of them on the command line.
+        known: whether the grammar has it.
+    """
+
+    name: str
+    value: str | None
+    words: tuple[str, ...]
+    at: int
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """Options, and what follows them: a script or a command with its own arguments."""
+
+    options: tuple[Option, ...]
+    rest: tuple[str, ...]
+
+    def last(self, name: str) -> Option | None:
+        """Return the option that counts where it is given several times; None if it is not given."""
+        return next((option for option in reversed(self.options) if option.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Which options a command has.
+
+    Attributes:
+        valued: long names of options with a value of their own (`--name value` and `--name=value`).
+        flags: long names of options without, or with an optional value (`--name=value` alone).
+        short: one letter to the long name it stands for.
+    """
+
+    valued: frozenset[str]
+    flags: frozenset[str]
+    short: Mapping[str, str]
+
+    def parse(self, words: Sequence[str]) -> CommandLine:
+        """Split a command line as GNU getopt_long does that stops at the first non-option (`+`).
+
+        >>> SBATCH.parse(["-N4", "--no-k", "--time", "5", "job.sh", "-x"]).rest
+        ('job.sh', '-x')
+        """
+        options: list[Option] = []
+        place = 0
+        while place < len(words) and words[place].startswith("-") and words[place] != "-":
+            if words[place] == "--":
+                place += 1
+                break
+            found, used = self._long(words, place) if words[place].startswith("--") else self._short(words, place)
+            options.extend(found)
+            place += used
+        return CommandLine(tuple(options), tuple(words[place:]))
+
+    def _long(self, words: Sequence[str], place: int) -> tuple[list[Option], int]:
+        written, equals, value = words[place][2:].partition("=")
+        name = self._completed(written)
+        if name in self.valued and not equals:
+            separate, used = self._following(words, place)
+            return [Option(name, separate, tuple(words[place : place + used]), place)], used
+        known = name in self.valued or name in self.flags
+        return [Option(name, value if equals else None, (words[place],), place, known)], 1
+
+    def _completed(self, written: str) -> str:
+        everything = self.valued | self.flags
+        if written in everything:
+            return written
+        candidates = [name for name in everything if name.startswith(written)]
+        return candidates[0] if len(candidates) == 1 else written
+
+    def _short(self, words: Sequence[str], place: int) -> tuple[list[Option], int]:
+        letters = words[place][1:]
+        found = []
+        for at, letter in enumerate(letters):
+            name = self.short.get(letter)
+            if name is None:
+                found.append(Option(letter, None, (words[place],), place, known=False))
+            elif name in self.valued:
+                if letters[at + 1 :]:
+                    return [*found, Option(name, letters[at + 1 :], (f"-{letters[at:]}",), place)], 1
+                value, used = self._following(words, place)
+                written = (f"-{letter}", *words[place + 1 : place + used])
+                return [*found, Option(name, value, written, place)], used
+            else:
+                found.append(Option(name, None, (f"-{letter}",), place))
+        return found, 1
+
+    @staticmethod
+    def _following(words: Sequence[str], place: int) -> tuple[str | None, int]:
+        """Return the value behind an option, and how many words both take."""
+        return (words[place + 1], 2) if place + 1 < len(words) else (None, 1)
+
+
+def directives(script: str) -> Iterator[str]:
+    r"""Yield the words of a script's `#SBATCH` lines as sbatch reads them, up to the first line with a command.
+
+    >>> list(directives("#!/bin/sh\n#SBATCH -N2 --comment='a b' # why\n\necho\n#SBATCH -N9\n"))
+    ['-N2', '--comment=a b']
+    """
+    for line in script.splitlines():
+        if line.startswith("#SBATCH"):
+            words = line.removeprefix("#SBATCH")
+            try:
+                yield from shlex.split(words, comments=True)
+            except ValueError:  # an open quote: sbatch itself will say so
+                yield from words.split()
+        elif line.strip() and not line.startswith("#"):
+            return
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the set of words in a text."""
+    return frozenset(text.split())
+
+
+def _letters(text: str) -> dict[str, str]:
+    return dict(pair.split(":") for pair in text.split())
+
+
+_VALUED = """
+account acctg-freq bb bbf begin chdir cluster-constraint clusters comment constraint container
+core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
+distribution error exclude export extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
+gpus-per-socket gpus-per-task gres gres-flags hint input job-name licenses mail-type mail-user
+mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist nodes ntasks
+ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power
+prefer priority profile qos reservation signal sockets-per-node switches thread-spec
+threads-per-core time time-min tmp tres-per-task uid wckey
+"""
+_FLAGS = """
+contiguous exclusive help hold nice no-kill overcommit oversubscribe propagate quiet reboot
+spread-job test-only usage use-min-nodes verbose version
+"""
+_SHORT = """
+A:account B:extra-node-info b:begin C:constraint c:cpus-per-task D:chdir d:dependency e:error
+F:nodefile G:gpus H:hold h:help i:input J:job-name k:no-kill L:licenses M:clusters m:distribution
+N:nodes n:ntasks O:overcommit o:output p:partition Q:quiet q:qos S:core-spec s:oversubscribe t:time
+V:version v:verbose w:nodelist x:exclude
+"""
+
+SBATCH = Grammar(
+    valued=names(_VALUED + "array batch export-file kill-on-invalid-dep wait-all-nodes wrap"),
+    flags=names(_FLAGS + "get-user-env ignore-pbs no-requeue parsable requeue wait"),
+    short=_letters(_SHORT + "a:array W:wait"),
+)
+"""sbatch(1) of 22.05, and tres-per-task of later versions."""
+
+_SRUN_VALUED = """
+accel-bind bcast-exclude cpu-bind epilog het-group jobid mpi msg-timeout prolog relative
+slurmd-debug task-epilog task-prolog threads wait
+"""
+_SRUN_FLAGS = """
+bcast compress disable-status exact immediate kill-on-bad-exit label multi-prog no-allocate overlap
+preserve-env pty quit-on-interrupt resv-ports send-libs unbuffered x11
+"""
+
+SRUN = Grammar(
+    valued=names(_VALUED + _SRUN_VALUED),
+    flags=names(_FLAGS + _SRUN_FLAGS),
+    short=_letters(
+        _SHORT + "E:preserve-env I:immediate K:kill-on-bad-exit l:label r:relative T:threads u:unbuffered "
+        "W:wait X:disable-status Z:no-allocate"
+    ),
+)
+"""srun(1) of 22.05, and tres-per-task of later versions."""
