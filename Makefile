@@ -7,7 +7,8 @@ PROTOS := $(sort $(wildcard proto/deeplink/v1/*.proto))
 PROTO_OUT ?= .
 SLURM := slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins iproute2 util-linux
 TEST_TOOLS := chromium chromium-driver prometheus systemd
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# setuptools warns of its own editable installs; nobody here can do anything about it.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 say = @printf '%-9s %s\n' $(1) $(2)
 
 # What a shell happens to export must not change what is installed or imported.
