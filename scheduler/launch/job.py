@@ -65,11 +65,7 @@ def run_job(
         raise StateFolderError(backend.folder, str(problem)) from problem
     token = new_token()
     with ExitStack() as stack:
-        couriers = [Courier(to_journal(backend.folder / "journal.sqlite", clock), "journal")]
-        deliver = to_watchdog(config)
-        if deliver is not None:
-            couriers.append(Courier(deliver, "beat"))
-        chronicle = Chronicle(backend.folder, clock, couriers, as_json=as_json)
+        chronicle = Chronicle(backend.folder, clock, _couriers(backend, config, clock), as_json=as_json)
         stack.callback(chronicle.close)
         chronicle.event(
             "job-started", job=backend.job, restart=backend.restart, nodes=backend.nodes, backend=backend.name
@@ -82,14 +78,20 @@ def run_job(
         if not fleet.gather(
             backend.nodes, order.count, logs=logs, told_to_end=lambda: supervisor.ending is not None
         ):
-            ended = supervisor.ending or signal.SIGTERM
-            chronicle.event(
-                "ended", f"told to end by {ended.name} before the ranks were started", code=128 + ended
-            )
-            return 128 + ended
+            code = 128 + (supervisor.ending or signal.SIGTERM)
+            chronicle.event("ended", "told to end before the ranks were started", code=code)
+            return code
         agents = {node: {"address": facts.address, "pid": facts.pid} for node, facts in fleet.facts.items()}
         chronicle.event("agents-ready", agents=agents)
         return supervisor.run()
+
+
+def _couriers(backend: Backend, config: Config, clock: Clock) -> list[Courier]:
+    couriers = [Courier(to_journal(backend.folder / "journal.sqlite", clock), "journal")]
+    deliver = to_watchdog(config)
+    if deliver is not None:
+        couriers.append(Courier(deliver, "beat"))
+    return couriers
 
 
 @contextmanager

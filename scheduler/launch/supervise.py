@@ -97,7 +97,7 @@ class Supervisor:
             elif verdict.move is Move.STRANDED:
                 self._strand(running, verdict)
                 if not self._await_rescue(verdict.lost):
-                    return self._end(Verdict(move=Move.FAILED, because=verdict.because, code=STRANDED_CODE))
+                    return self._leave(verdict)
                 self._usable += verdict.lost
                 running = self._start_next(self._usable, running)
             else:
@@ -306,12 +306,27 @@ class Supervisor:
                 self._open(kind, verdict, Action.NONE)
         return self._end(verdict)
 
+    def _leave(self, verdict: Verdict) -> int:
+        """End while stranded: told to, since the job starts again elsewhere, or because the time is up."""
+        if self.ending is None:
+            return self._end(Verdict(move=Move.FAILED, because=verdict.because, code=STRANDED_CODE))
+        # Neither failed nor recovered: the next run of this job, or the watchdog, will say.
+        self._account.enter(Phase.STRANDED, verdict.because)
+        because = f"{verdict.because}; told to end by {self.ending.name}"
+        self._ended(Phase.STRANDED, Verdict(move=Move.STRANDED, because=because, code=STRANDED_CODE))
+        return STRANDED_CODE
+
     def _end(self, verdict: Verdict) -> int:
         good = verdict.move is Move.SUCCEEDED
         phase = Phase.SUCCEEDED if good else Phase.FAILED
         # Ranks that never report a step have recovered, as far as anybody can tell, when they end well.
         self._account.settle(Outcome.RECOVERED if good else Outcome.FAILED)
         self._account.enter(phase, verdict.because)
+        self._ended(phase, verdict)
+        return verdict.code
+
+    def _ended(self, phase: Phase, verdict: Verdict) -> None:
+        good = phase is Phase.SUCCEEDED
         self._chronicle.event(
             "ended",
             "" if good else f"ended with exit code {verdict.code}: {verdict.because}",
@@ -320,4 +335,3 @@ class Supervisor:
             because=verdict.because,
             attempts=self._attempt.relaunch + 1,
         )
-        return verdict.code
