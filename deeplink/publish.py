@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DRAFT_PREFIX = ".draft-"
 """Names that begin so are unfinished: readers skip them, and whoever owns the folder may remove them."""
@@ -58,10 +58,11 @@ def published_file(final: Path, *, mode: int | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def published_folder(final: Path) -> Iterator[Path]:
+def published_folder(final: Path, *, check: Callable[[], None] | None = None) -> Iterator[Path]:
     """Give an empty folder to fill; on success it becomes `final`, on failure nothing is left.
 
-    Every file and folder below is synced before the rename. `final` must not exist, or be an empty folder.
+    Every file and folder below is synced before the rename. `final` must not exist, or be an empty folder. `check`
+    is called when all is synced, immediately before the rename; if it raises, nothing is published.
 
     Raises:
         OSError: writing, syncing or renaming failed, or `final` is there already; `final` is as it was.
@@ -74,6 +75,8 @@ def published_folder(final: Path) -> Iterator[Path]:
             for name in files:
                 fsync_path(Path(folder, name))
             fsync_path(Path(folder))
+        if check is not None:
+            check()
         draft.rename(final)
         fsync_path(final.parent)
     finally:

@@ -1,0 +1,147 @@
+"""Who may add to a folder of checkpoints, decided without locks: they do not hold on every shared file system.
+
+    claims/claim-0000000003/claim.json
+
+An attempt claims the folder before its first use, with the next number. A claim appears by renaming a folder: that
+is atomic and fails when the name is taken (rename(2): ENOTEMPTY), also on network file systems; it is the one thing
+asked of the file system, and publishing a checkpoint needs it too. The newest claim holds the folder. It lists the
+checkpoints it recognises, so that whatever an older attempt manages to publish afterwards counts for nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import uuid
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from deeplink.errors import DeepLinkError
+from deeplink.publish import DRAFT_PREFIX, published_folder
+from deeplink.types import Attempt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT: Final = 1
+_NAME = re.compile(r"claim-(\d{10,})")
+_FILE = "claim.json"
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
+
+
+class ClaimDamagedError(DeepLinkError):
+    """A claim cannot be read, so who holds the folder is not known."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"claim {path}: {problem}",
+            remedy="If the storage is in order and no job runs on this folder, remove that claim and start again.",
+        )
+        self.path, self.problem = path, problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who holds the folder, and what they found in it.
+
+    Attributes:
+        number: one more than the claim before; 0 stands for no claim at all.
+        attempt: who; None for a process outside of a job.
+        holder: unique to the process that made the claim.
+        recognised: names of checkpoints, newest first; the first was read and found whole, the others looked at.
+        skipped: name and reason of those that do not count.
+        created_unix: when, by the holder's clock.
+    """
+
+    number: int
+    attempt: Attempt | None
+    holder: str
+    recognised: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]
+    created_unix: float
+
+
+NO_CLAIM = Claim(number=0, attempt=None, holder="", recognised=(), skipped=(), created_unix=0.0)
+
+
+class Claims:
+    """The claims on one folder of checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "claims"
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"claim-{number:010d}"
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all claims, rising; empty when there is none."""
+        try:
+            names = os.listdir(self.folder)  # noqa: PTH208 - names are wanted
+        except FileNotFoundError:
+            return []
+        return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
+
+    def newest_number(self) -> int:
+        """Return the newest claim's number as the server has it, 0 for none.
+
+        A network file system may answer a listing from memory for half a minute. Making and removing a file asks
+        the server, and what it answers makes the client drop what it remembered of the folder.
+
+        Raises:
+            OSError: the file system refuses.
+        """
+        probe = self.folder / f"{DRAFT_PREFIX}probe-{uuid.uuid4().hex}"
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileNotFoundError:
+            return 0
+        probe.unlink(missing_ok=True)
+        return max(self.numbers(), default=0)
+
+    def read(self, number: int) -> Claim:
+        """Return a claim.
+
+        Raises:
+            ClaimDamagedError: it cannot be read.
+        """
+        path = self._path(number) / _FILE
+        try:
+            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if facts.pop("format") != FORMAT or facts["number"] != number:
+                raise ClaimDamagedError(path, "it is of another format, or of another number")
+            return Claim(
+                number=number,
+                attempt=Attempt.parse(facts["attempt"]) if facts["attempt"] else None,
+                holder=facts["holder"],
+                recognised=tuple(facts["recognised"]),
+                skipped=tuple((name, reason) for name, reason in facts["skipped"]),
+                created_unix=facts["created_unix"],
+            )
+        except (OSError, ValueError, TypeError, KeyError) as problem:
+            raise ClaimDamagedError(path, str(problem)) from problem
+
+    def all(self) -> list[Claim]:
+        """Return every claim, oldest first."""
+        return [self.read(number) for number in self.numbers()]
+
+    def publish(self, claim: Claim) -> bool:
+        """Make a claim appear; False when its number was taken first.
+
+        Raises:
+            OSError: the file system refuses.
+        """
+        self.folder.mkdir(exist_ok=True)
+        facts = {"format": FORMAT, **asdict(claim), "attempt": str(claim.attempt or "")}
+        try:
+            with published_folder(self._path(claim.number)) as draft:
+                (draft / _FILE).write_text(json.dumps(facts), encoding="utf-8")
+        except OSError as problem:
+            # A network file system may repeat a rename whose answer was lost, and report that the name is taken.
+            if claim.number in self.numbers() and self.read(claim.number).holder == claim.holder:
+                return True
+            if problem.errno in _TAKEN:
+                return False
+            raise
+        return True

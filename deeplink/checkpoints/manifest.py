@@ -1,0 +1,178 @@
+"""What a checkpoint's manifest says, and whether the files beside it are what it says.
+
+`manifest.json` lists every file with its size and xxh3-64, and ends with the xxh3-64 of itself: of all its other
+keys as JSON with sorted keys and no blanks. So a flipped bit shows wherever it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from deeplink.errors import DeepLinkError
+
+FORMAT: Final = 1
+NAME: Final = "manifest.json"
+_CHECKSUM: Final = "xxh3_64"
+_PIECE = 4 << 20
+
+
+class CheckpointDamagedError(DeepLinkError):
+    """A checkpoint is not what was saved."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"checkpoint {path}: {reason}",
+            remedy="The next attempt of the job falls back to the newest whole checkpoint by itself.",
+        )
+        self.path, self.reason = path, reason
+
+
+class CheckpointWriteError(DeepLinkError):
+    """A checkpoint could not be saved; nothing of it is left, those before are as they were."""
+
+    def __init__(self, folder: Path, problem: OSError) -> None:
+        full = problem.errno in {errno.ENOSPC, errno.EDQUOT}
+        super().__init__(
+            f"no checkpoint saved in {folder}: {problem}",
+            remedy="Make room there, or keep fewer checkpoints (keep=)." if full else "Is the storage in order?",
+        )
+        self.folder, self.problem = folder, problem
+
+
+class MetaError(DeepLinkError):
+    """A checkpoint's meta cannot be written as JSON."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"meta is not JSON: {problem}", remedy="Put tensors into a file of the checkpoint instead."
+        )
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of a checkpoint: its path below the checkpoint, size in bytes, xxh3-64 in hexadecimal."""
+
+    path: str
+    bytes: int
+    xxh3_64: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds and who saved it; `attempt` is empty for a process outside of a job."""
+
+    step: int
+    attempt: str
+    claim: int
+    created_unix: float
+    files: tuple[FileEntry, ...]
+    meta: dict[str, Any]
+
+
+def _sealed(facts: dict[str, Any]) -> str:
+    return f"{xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True, separators=(',', ':')).encode()):016x}"
+
+
+def checksum(path: Path) -> str:
+    """Return the xxh3-64 of a file, 16 hexadecimal digits."""
+    digest = xxhash.xxh3_64()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return f"{digest.intdigest():016x}"
+
+
+def list_files(folder: Path) -> tuple[FileEntry, ...]:
+    """Return every file below `folder` by path.
+
+    Raises:
+        OSError: one cannot be read.
+        ValueError: there is something that is neither file nor folder, or a file that has the manifest's name.
+    """
+    entries = []
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            below = path.relative_to(folder).as_posix()
+            facts = path.lstat()
+            if not stat.S_ISREG(facts.st_mode) or below == NAME:
+                raise ValueError(
+                    f"{below} cannot be part of a checkpoint: only files and folders, none named {NAME}"
+                )
+            entries.append(FileEntry(below, facts.st_size, checksum(path)))
+    return tuple(sorted(entries, key=lambda entry: entry.path))
+
+
+def checked_meta(meta: dict[str, Any] | None) -> dict[str, Any]:
+    """Return `meta` as reading it back will give it.
+
+    Raises:
+        MetaError: it is not JSON.
+    """
+    try:
+        loaded = json.loads(json.dumps(meta or {}))
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise MetaError(str(problem)) from problem
+    if not isinstance(loaded, dict):
+        raise MetaError("it must be a dictionary")
+    return loaded
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest into the checkpoint's folder."""
+    facts = {"format": FORMAT, **asdict(manifest)}
+    text = json.dumps({**facts, _CHECKSUM: _sealed(facts)}, indent=1)
+    (folder / NAME).write_text(text, encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return what a checkpoint's manifest says.
+
+    Raises:
+        CheckpointDamagedError: it is absent, torn, altered, or of another format.
+    """
+    try:
+        facts = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        sealed = facts.pop(_CHECKSUM)
+        if facts.get("format") != FORMAT:
+            raise CheckpointDamagedError(folder, f"{NAME} has format {facts.get('format')!r}, known is {FORMAT}")
+        if sealed != _sealed(facts):
+            raise CheckpointDamagedError(folder, f"{NAME} was altered")
+        del facts["format"]
+        files = tuple(FileEntry(**entry) for entry in facts.pop("files"))
+        return Manifest(files=files, **facts)
+    except FileNotFoundError:
+        raise CheckpointDamagedError(folder, f"{NAME} is missing") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise CheckpointDamagedError(folder, f"{NAME} cannot be read: {problem}") from problem
+
+
+def check(folder: Path, *, contents: bool) -> Manifest:
+    """Return the manifest once every file was found as it says: in size, and with `contents` in checksum too.
+
+    Raises:
+        CheckpointDamagedError: something is missing or differs.
+    """
+    manifest = read_manifest(folder)
+    for entry in manifest.files:
+        path = folder / entry.path
+        try:
+            size = path.lstat().st_size
+            if size != entry.bytes:
+                raise CheckpointDamagedError(folder, f"{entry.path} has {size} bytes, saved were {entry.bytes}")
+            if contents and checksum(path) != entry.xxh3_64:
+                raise CheckpointDamagedError(folder, f"{entry.path} was altered: its checksum differs")
+        except FileNotFoundError:
+            raise CheckpointDamagedError(folder, f"{entry.path} is missing") from None
+        except OSError as problem:
+            raise CheckpointDamagedError(folder, f"{entry.path} cannot be read: {problem}") from problem
+    return manifest

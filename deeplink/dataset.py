@@ -1,0 +1,171 @@
+"""`deeplink.Dataset`: a packed dataset as PyTorch's DataLoader wants it."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils import data as torch_data
+from typing_extensions import override
+
+from deeplink.cache.reader import Reader, ReadStats
+from deeplink.data.digest import receipt
+from deeplink.errors import DeepLinkError
+from deeplink.types import SampleKey, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from deeplink.config import Config
+
+
+class EmptyRootError(DeepLinkError):
+    """There are no samples below the folder that was named as root."""
+
+    def __init__(self, name: str, version: Version, root: str, folders: Sequence[str]) -> None:
+        there = ", ".join(repr(folder) for folder in folders[:10]) or "none"
+        super().__init__(
+            f"dataset {name!r} (version {version}) has no samples below {root!r}",
+            remedy=f"Folders at its top: {there}.",
+        )
+        self.name, self.version, self.root = name, version, root
+
+
+class NoClassError(DeepLinkError):
+    """A label was asked of a sample that lies in no class folder."""
+
+    def __init__(self, name: str, root: str, key: SampleKey) -> None:
+        super().__init__(
+            f"dataset {name!r}: {key!r} lies in no class folder below {root!r}, so it has no label",
+            remedy="Give Dataset(..., labels=False) for samples alone, or pack a tree of class/file.",
+        )
+        self.name, self.root, self.key = name, root, key
+
+
+class Dataset(torch_data.Dataset[Any]):
+    """The samples of a packed dataset, labelled by their folder as torchvision's ImageFolder does.
+
+    Item `i` is `(sample, label)`. What else is asked for changes that: `labels=False` leaves the label out,
+    `receipts=True` appends a receipt (an int that `torch.utils.data.default_collate` makes an int64 tensor of), which
+    `deeplink.data.DeliveryDigest` takes.
+
+    The version is pinned when the Dataset is made: it stays the same whatever is packed meanwhile, also in workers.
+    Safe under DataLoader workers however they are started, and to pickle. Batches are read at once (`__getitems__`).
+
+    Args:
+        name: what `deeplink pack` was given.
+        transform: gets a sample's `bytes`, whole as they were in the file; its result is the sample. Without it the
+            sample is the bytes. Under spawned workers it must be picklable: a function of a module or an object.
+        root: folder in the dataset to take the samples from, such as "train".
+        version: the newest when None.
+        target_transform: gets the label, an int; its result is the label.
+        labels: False for datasets without class folders, or where labels are not wanted.
+        receipts: append a receipt of the delivered bytes to each item.
+        config: where catalog, store and members are; what the environment and the files say when None.
+
+    Attributes:
+        name, root, version: as above; the version is the one that was found.
+        classes: names of the folders directly below root, sorted; empty with `labels=False`.
+        class_to_idx: class name to label.
+        targets: label of each sample, int64, shape (len,); -1 where there is none; empty with `labels=False`.
+
+    Raises:
+        DatasetMissingError: there is no such dataset, or not this version of it.
+        EmptyRootError: there are no samples below root.
+        ConfigError: the configuration cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transform: Callable[[bytes], Any] | None = None,
+        *,
+        root: str = "",
+        version: Version | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+        labels: bool = True,
+        receipts: bool = False,
+        config: Config | None = None,
+    ) -> None:
+        self._reader = Reader.open(name, version=version, config=config)
+        self.name, self.root, self.version = name, root.strip("/"), self._reader.version
+        self.transform, self.target_transform = transform, target_transform
+        self.labels, self.receipts = labels, receipts
+        index = self._reader.index
+        self._range = index.rows_below(self.root)
+        if not self._range:
+            raise EmptyRootError(name, self.version, root, index.classes() if len(index) else [])
+        self.classes: list[str] = index.classes(self.root) if labels else []
+        self.targets: np.ndarray = index.labels(self.root) if labels else np.empty(0, np.int64)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @override
+    def __getitem__(self, index: int) -> Any:
+        """Return one item.
+
+        Raises:
+            IndexError: there is no such item.
+            NoClassError: the sample has no label.
+            SampleUnavailableError: its bytes cannot be had anywhere.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return items in the order of `indices`; their bytes are read at once. Raises as `__getitem__`."""
+        positions = [self._position(index) for index in indices]
+        start = self._range.start
+        views = self._reader.read([start + position for position in positions])
+        return [self._item(position, bytes(view)) for position, view in zip(positions, views, strict=True)]
+
+    def _position(self, index: int) -> int:
+        position = operator.index(index)
+        if position < 0:
+            position += len(self)
+        if not 0 <= position < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        return position
+
+    def _item(self, position: int, data: bytes) -> Any:
+        parts = [self.transform(data) if self.transform else data]
+        if self.labels:
+            parts.append(self._label(position))
+        if self.receipts:
+            parts.append(receipt(self._range.start + position, data))
+        return tuple(parts) if len(parts) > 1 else parts[0]
+
+    def _label(self, position: int) -> Any:
+        label = int(self.targets[position])
+        if label < 0:
+            raise NoClassError(self.name, self.root, self.key(position))
+        return self.target_transform(label) if self.target_transform else label
+
+    def key(self, index: int) -> SampleKey:
+        """Return an item's path in the dataset.
+
+        Raises:
+            IndexError: there is no such item.
+        """
+        return self._reader.index.key(self._range.start + self._position(index))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Row number in the index of each item, int64, shape (len,)."""
+        return np.arange(self._range.start, self._range.stop, dtype=np.int64)
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """xxh3-64 of each item's bytes as packed, uint64, shape (len,)."""
+        found: np.ndarray = self._reader.index.checksums[self._range.start : self._range.stop]
+        return found
+
+    def stats(self) -> ReadStats:
+        """Return how this process's reads were served so far: from here, from other nodes, from the source."""
+        return self._reader.stats()
+
+    def close(self) -> None:
+        """Let go of files and connections; a later read opens them again."""
+        self._reader.close()
