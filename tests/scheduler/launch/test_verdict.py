@@ -1,0 +1,160 @@
+"""Verdicts: what is seen, and what is to be done about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.scheduler.launch.fleet import Silence
+from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, decide
+from deeplink.types import NodeName
+
+POLICY = Policy()
+WELL = Silence(answer_s=0.2, contact_s=0.2, question_s=0.3)
+GONE = Silence(answer_s=3.2, contact_s=3.2, question_s=3.4)
+DOUBTFUL = Silence(answer_s=2.0, contact_s=2.0, question_s=2.1)
+STARVED = Silence(answer_s=9.0, contact_s=0.4, question_s=9.2)
+
+
+def seen(active: str, spares: str = "", silent: dict[str, Silence] | None = None, **more: Any) -> Evidence:
+    nodes = (*active.split(), *spares.split())
+    return Evidence(
+        active=tuple(NodeName(node) for node in active.split()),
+        spares=tuple(NodeName(node) for node in spares.split()),
+        silence={NodeName(node): (silent or {}).get(node, WELL) for node in nodes},
+        **more,
+    )
+
+
+def test_all_is_well() -> None:
+    assert decide(seen("a b c", "d"), POLICY).move is Move.CARRY_ON
+
+
+def test_ranks_that_ended_well_ended_well_whoever_is_silent() -> None:
+    assert decide(seen("a b", silent={"a": GONE}, exit_code=0), POLICY).move is Move.SUCCEEDED
+
+
+def test_a_lost_node_and_a_spare_is_a_relaunch() -> None:
+    verdict = decide(seen("a b c", "d", {"b": GONE}), POLICY)
+    assert (verdict.move, verdict.lost) == (Move.RELAUNCH, ("b",))
+    assert "b" in verdict.because
+
+
+def test_it_makes_no_difference_that_the_ranks_failed_of_it_first() -> None:
+    assert decide(seen("a b c", "d", {"b": GONE}, exit_code=1, exited_for_s=9.0), POLICY).move is Move.RELAUNCH
+
+
+def test_a_lost_node_and_no_spare_is_stranded() -> None:
+    verdict = decide(seen("a b c", "", {"b": GONE}), POLICY)
+    assert (verdict.move, verdict.lost) == (Move.STRANDED, ("b",))
+
+
+def test_a_lost_spare_is_no_reason_to_start_again() -> None:
+    verdict = decide(seen("a b c", "d", {"d": GONE}), POLICY)
+    assert (verdict.move, verdict.lost) == (Move.REST, ("d",))
+
+
+def test_no_rank_is_put_on_a_node_in_doubt() -> None:
+    verdict = decide(seen("a b c d", "e", {"b": GONE, "e": DOUBTFUL}), POLICY)
+    assert verdict.move is Move.WAIT
+
+
+def test_an_agent_too_starved_to_answer_is_not_a_lost_node() -> None:
+    assert decide(seen("a b c", "d", {"b": STARVED}), POLICY).move is Move.CARRY_ON
+
+
+def test_an_agent_that_starves_for_long_is() -> None:
+    hung = Silence(answer_s=31.0, contact_s=0.4, question_s=31.2)
+    assert decide(seen("a b c", "d", {"b": hung}), POLICY).move is Move.RELAUNCH
+
+
+def test_most_nodes_silent_at_once_is_not_many_bad_nodes() -> None:
+    verdict = decide(seen("a b c", "d", {"a": GONE, "b": GONE, "c": DOUBTFUL}), POLICY)
+    assert (verdict.move, verdict.lost) == (Move.WAIT, ())
+
+
+def test_but_not_for_ever() -> None:
+    lost = Silence(answer_s=61.0, contact_s=61.0, question_s=61.0)
+    assert decide(seen("a b c", "d", {"a": lost, "b": lost, "c": lost}), POLICY).move is Move.STRANDED
+
+
+def test_the_node_we_run_on_is_alive_since_we_are() -> None:
+    assert decide(seen("a", "", {"a": GONE}, here=NodeName("a")), POLICY).move is Move.CARRY_ON
+
+
+@pytest.mark.parametrize("exited_for_s", [0.0, 0.3, 0.6])
+def test_failed_ranks_wait_for_an_answer_to_a_question_asked_after_the_failure(exited_for_s: float) -> None:
+    answered_before = Silence(answer_s=0.1, contact_s=0.1, question_s=0.7)
+    evidence = seen("a b", "", {"b": answered_before}, exit_code=5, exited_for_s=exited_for_s)
+    assert decide(evidence, POLICY).move is Move.WAIT
+
+
+def test_failed_ranks_on_nodes_that_all_answer_are_the_applications_failure() -> None:
+    verdict = decide(seen("a b", exit_code=5, exited_for_s=1.0, failure="rank 1 on b: exit 5"), POLICY)
+    assert (verdict.move, verdict.code, verdict.because) == (Move.FAILED, 5, "rank 1 on b: exit 5")
+
+
+def test_ranks_without_progress_are_started_again() -> None:
+    assert decide(seen("a b", without_progress_s=31.0, step_timeout_s=30.0), POLICY).move is Move.RELAUNCH
+
+
+@pytest.mark.parametrize(("stuck", "timeout"), [(None, 30.0), (29.0, 30.0), (1e6, 0.0)])
+def test_ranks_before_their_first_step_or_unwatched_are_left_alone(stuck: float | None, timeout: float) -> None:
+    assert decide(seen("a b", without_progress_s=stuck, step_timeout_s=timeout), POLICY).move is Move.CARRY_ON
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        seen("a b c", "d", {"b": GONE}, fruitless=2),
+        seen("a b c", without_progress_s=99.0, step_timeout_s=30.0, fruitless=2),
+    ],
+)
+def test_again_and_again_from_one_point_is_given_up(evidence: Evidence) -> None:
+    verdict = decide(evidence, POLICY)
+    assert verdict.move is Move.GIVE_UP
+    assert verdict.code
+    assert "giving up" in verdict.because
+
+
+seconds = st.floats(0, 200)
+
+
+@st.composite
+def evidences(draw: st.DrawFn) -> Evidence:
+    nodes = [NodeName(f"n{number}") for number in range(draw(st.integers(1, 6)))]
+    active = draw(st.integers(1, len(nodes)))
+    silence = {}
+    for node in nodes:
+        answer = draw(seconds)
+        silence[node] = Silence(answer, draw(st.floats(0, answer)), answer + draw(st.floats(0, 4)))
+    return Evidence(
+        active=tuple(nodes[:active]),
+        spares=tuple(nodes[active:]),
+        silence=silence,
+        exit_code=draw(st.none() | st.integers(0, 255)),
+        exited_for_s=draw(seconds),
+        without_progress_s=draw(st.none() | seconds),
+        step_timeout_s=draw(st.sampled_from([0.0, 30.0])),
+        fruitless=draw(st.integers(0, 3)),
+    )
+
+
+@given(evidences())
+def test_what_holds_of_every_verdict(evidence: Evidence) -> None:
+    verdict = decide(evidence, POLICY)
+    contact = {node: silence.contact_s for node, silence in evidence.silence.items()}
+    assert all(contact[node] >= 3.0 or evidence.silence[node].answer_s >= 30.0 for node in verdict.lost)
+    if verdict.move is Move.RELAUNCH:
+        left = [node for node in evidence.silence if node not in verdict.lost]
+        assert len(left) >= len(evidence.active), "there are nodes to run on"
+        assert evidence.fruitless < POLICY.most_fruitless
+    if verdict.move is Move.SUCCEEDED:
+        assert evidence.exit_code == 0
+    if verdict.move in {Move.FAILED, Move.GIVE_UP}:
+        assert verdict.code
+    if verdict.move is not Move.CARRY_ON and verdict.move is not Move.SUCCEEDED:
+        assert verdict.because
