@@ -60,7 +60,7 @@ class _Want:
 
 
 class Fleet:
-    """The other members. Safe to use from several threads; not to be carried across fork.
+    """The other members. Safe to use from several threads; each process needs its own.
 
     Args:
         index: the dataset's version.
@@ -130,7 +130,7 @@ class Fleet:
         for want in wants:
             length = int(self._index.lengths[want.row])
             pieces = length // block.SPAN + 1
-            if part and (size + length > _MOST_BATCH_BYTES or extents + pieces > frames.MOST_EXTENTS):
+            if part and (size + length > _MOST_BATCH_BYTES or extents + pieces > frames.ASKED_EXTENTS):
                 yield part
                 part, size, extents = [], 0, 0
             part.append(want)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 EXTENT = np.dtype([("shard", "<u4"), ("block", "<u4"), ("offset", "<u4"), ("length", "<u4")])
 ITEM = np.dtype([("status", "<u4"), ("length", "<u4")])
 MOST_EXTENTS = 65_536
+ASKED_EXTENTS = 1024
+"""Asked for at once by our client: with a shard's name each they stay below `plainstream.LARGEST_REQUEST`."""
 MOST_EXTENT_BYTES = block.SPAN
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -90,7 +92,7 @@ def encode_reply(number: int, head: np.ndarray, body: Sequence[bytes | memoryvie
     )
 
 
-def decode_reply(message: bytes) -> Reply:
+def decode_reply(message: bytes | memoryview) -> Reply:
     """Return the reply in a message, as views of it.
 
     Raises:

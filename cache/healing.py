@@ -9,15 +9,21 @@ import threading
 from typing import TYPE_CHECKING
 
 from deeplink.cache import ownership
-from deeplink.cache.client import MemberClient
-from deeplink.cache.errors import MemberError, ShardCorruptError, StoreError, StoreFullError
+from deeplink.cache.errors import FrameError, MemberError, ShardCorruptError, StoreError, StoreFullError
+from deeplink.cache.plainstream import PlainConnection
+from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from deeplink.cache.index import ShardEntry
     from deeplink.cache.store import Store
+    from deeplink.clock import Clock
     from deeplink.types import Member
+
+_METHOD = "/deeplink.v1.Cache/Get"
+_START_S = 5.0
+_SLOWEST_BYTES_PER_S = 4 << 20
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +35,11 @@ class Healer:
         store: where they belong.
         members: who may hold copies; this node is not among them.
         token: what calls carry.
+        clock: where time comes from.
     """
 
-    def __init__(self, store: Store, members: Sequence[Member], token: str) -> None:
-        self._store, self._token = store, token
+    def __init__(self, store: Store, members: Sequence[Member], token: str, clock: Clock) -> None:
+        self._store, self._token, self._clock = store, token, clock
         self._members = {member.name: member for member in members}
         self._lock = threading.Lock()
         self._busy: set[str] = set()
@@ -73,9 +80,8 @@ class Healer:
     def _fetch(self, shard: ShardEntry) -> bool:
         for name in ownership.ranked(shard.id, self._members):
             try:
-                with MemberClient(self._members[name], self._token) as client:
-                    self._store.add(shard.id, client.get(shard.id, shard.bytes), shard.bytes)
-            except (MemberError, ShardCorruptError) as problem:
+                self._store.add(shard.id, self._chunks(self._members[name], shard), shard.bytes)
+            except (MemberError, FrameError, ShardCorruptError) as problem:
                 log.info("shard %s not from %s: %s", shard.id, name, problem)
             except (StoreFullError, StoreError) as problem:
                 log.warning("shard %s cannot be brought back: %s", shard.id, problem)
@@ -84,3 +90,13 @@ class Healer:
                 log.warning("shard %s was brought back from member %s", shard.id, name)
                 return True
         return False
+
+    def _chunks(self, member: Member, shard: ShardEntry) -> Iterator[bytes]:
+        connection = PlainConnection(member, self._token, self._clock)
+        try:
+            deadline = self._clock.monotonic() + _START_S + shard.bytes / _SLOWEST_BYTES_PER_S
+            connection.send(_METHOD, cache_pb2.GetRequest(id=shard.id).SerializeToString(), deadline)
+            for message in connection.replies():
+                yield cache_pb2.GetReply.FromString(bytes(message)).chunk
+        finally:
+            connection.close()

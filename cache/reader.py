@@ -22,7 +22,7 @@ from deeplink.cache.local import LocalReader
 from deeplink.cache.membership import members_token, other_members
 from deeplink.cache.source import open_source
 from deeplink.cache.store import Store
-from deeplink.cache.transport import GrpcTransport
+from deeplink.cache.transport import PlainTransport
 from deeplink.clock import Clock, SystemClock
 from deeplink.config import Config, load_config
 from deeplink.errors import DeepLinkError
@@ -96,7 +96,6 @@ class Reader:
         self.name, self.index, self.version = name, index, index.version
         self._config, self._clock = config, clock
         self._own: _Process | None = None
-        self._inherited: list[_Process] = []
         self._counts: Counter[str] = Counter()
 
     @classmethod
@@ -183,9 +182,6 @@ class Reader:
         with _opening:
             own = self._own
             if own is None or own.pid != os.getpid():
-                if own is not None:
-                    # Kept, not dropped: tidying up the parent's connections in its child would harm both.
-                    self._inherited.append(own)
                 self._counts = Counter()
                 self._own = own = self._opened()
             return own
@@ -197,9 +193,11 @@ class Reader:
         fleet = None
         if members:
             deadline_s = self._config.read_deadline_ms / 1000
-            fleet = Fleet(self.index, members, GrpcTransport(token), self._clock, deadline_s=deadline_s)
+            fleet = Fleet(
+                self.index, members, PlainTransport(token, self._clock), self._clock, deadline_s=deadline_s
+            )
         local = LocalReader(self.index, store, self._clock)
-        return _Process(os.getpid(), local, fleet, Healer(store, members, token))
+        return _Process(os.getpid(), local, fleet, Healer(store, members, token, self._clock))
 
     def _count(self, **counts: int) -> None:
         with _opening:

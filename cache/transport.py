@@ -1,7 +1,7 @@
 """How batches of extents come from a member: one interface, so that a second transport has the same contract.
 
 The contract: every read carries the token, has a deadline, is bounded in size, and ends in items in order or in
-one of the member errors. docs/decisions/0003-transport.md says why it is gRPC with raw bytes.
+one of the member errors. docs/decisions/0003-transport.md says why it is gRPC's wire, without its library.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import grpc
 from typing_extensions import override
 
 from deeplink.cache import frames
-from deeplink.cache.client import raise_member_error
-from deeplink.cache.errors import FrameError, MemberError
+from deeplink.cache.errors import FrameError, MemberError, MemberSilentError
+from deeplink.cache.plainstream import PlainConnection
 from deeplink.v1 import cache_pb2
-from deeplink.wire import open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deeplink.clock import Clock
     from deeplink.types import Member
 
 READ_METHOD = "/deeplink.v1.Cache/Read"
 _SLOWEST_BYTES_PER_S = 16 << 20
 """A member that sends slower than this, over the whole of a batch, counts as silent."""
+_MOST_IDLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Pending(Protocol):
 
 
 class Transport(Protocol):
-    """Fetches batches from members. Safe to use from several threads; not to be carried across fork."""
+    """Fetches batches from members. Safe to use from several threads; each process needs its own."""
 
     def start(self, member: Member, request: frames.Request, deadline_s: float) -> Pending:
         """Send a batch and return without waiting, so that several members work at once.
@@ -75,62 +75,117 @@ class Transport(Protocol):
         ...
 
 
-class GrpcTransport(Transport):
-    """The Cache service's Read call, messages as raw bytes. One connection per member, one call per batch.
+class PlainTransport(Transport):
+    """The Cache service's Read call over plain connections, which do not mind a fork.
+
+    A batch has a connection to itself while it is on its way; idle ones are kept and used again.
 
     Args:
         token: what each call carries.
+        clock: where time comes from.
     """
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def __init__(self, token: str, clock: Clock) -> None:
+        self._token, self._clock = token, clock
         self._lock = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
+        self._idle: dict[str, list[PlainConnection]] = {}
         self._numbers = itertools.count(1)
-
-    def _channel(self, address: str) -> grpc.Channel:
-        with self._lock:
-            if address not in self._channels:
-                self._channels[address] = open_channel(address, self._token)
-            return self._channels[address]
 
     @override
     def start(self, member: Member, request: frames.Request, deadline_s: float) -> Pending:
         numbered = frames.Request(next(self._numbers), request.shards, request.extents)
         size = int(request.extents["length"].sum(dtype="u8"))
-        # A stream of one request: on the wire the service's stream of many, without a thread to feed it.
-        read: Any = self._channel(member.address).unary_stream(READ_METHOD)
-        call = read(frames.encode_request(numbered), timeout=deadline_s + size / _SLOWEST_BYTES_PER_S)
-        return _GrpcPending(member, numbered, call)
+        deadline = self._clock.monotonic() + deadline_s + size / _SLOWEST_BYTES_PER_S
+        return _PlainPending(self, member, numbered, deadline)
+
+    def connection(self, member: Member, *, fresh: bool) -> PlainConnection:
+        """Return a connection for one call, an idle one unless it is to be fresh.
+
+        Raises:
+            MemberSilentError: the address cannot be used.
+        """
+        if not fresh:
+            with self._lock:
+                idle = self._idle.get(member.address)
+                if idle:
+                    return idle.pop()
+        return PlainConnection(member, self._token, self._clock)
+
+    def keep(self, member: Member, connection: PlainConnection) -> None:
+        """Take a connection back after a call that went well."""
+        with self._lock:
+            idle = self._idle.setdefault(member.address, [])
+            if len(idle) < _MOST_IDLE:
+                idle.append(connection)
+                return
+        connection.close()
 
     @override
     def close(self) -> None:
         with self._lock:
-            for channel in self._channels.values():
-                channel.close()
-            self._channels.clear()
+            for idle in self._idle.values():
+                for connection in idle:
+                    connection.close()
+            self._idle.clear()
 
 
-class _GrpcPending(Pending):
-    def __init__(self, member: Member, request: frames.Request, call: Any) -> None:
-        self._member, self._request, self._call = member, request, call
+class _PlainPending(Pending):
+    def __init__(
+        self, transport: PlainTransport, member: Member, request: frames.Request, deadline: float
+    ) -> None:
+        self._transport, self._member, self._request, self._deadline = transport, member, request, deadline
+        self._message = frames.encode_request(request)
+        self._problem: MemberError | None = None
+        self._connection: PlainConnection | None = None
+        try:
+            self._connection = self._sent(fresh=False)
+        except MemberError as problem:
+            self._problem = problem
+
+    def _sent(self, *, fresh: bool) -> PlainConnection:
+        connection = self._transport.connection(self._member, fresh=fresh)
+        try:
+            connection.send(READ_METHOD, self._message, self._deadline)
+        except MemberSilentError:
+            connection.close()
+            if not connection.is_used:
+                raise
+            return self._sent(fresh=True)
+        return connection
 
     @override
     def result(self) -> list[Item]:
+        connection = self._connection
+        if connection is None:
+            raise self._problem or MemberError(self._member.name, "no connection")
         try:
-            items = list(self._items())
-        except grpc.RpcError as problem:
-            raise_member_error(self._member, problem)
-        except FrameError as problem:
-            raise MemberError(self._member.name, str(problem), problem.remedy) from problem
+            items = self._taken(connection)
+        except MemberSilentError:
+            # An idle connection may have been closed by a server that was started anew: worth one more.
+            if not connection.is_used:
+                raise
+            items = self._taken(self._sent(fresh=True))
         if len(items) != len(self._request.extents):
             raise MemberError(self._member.name, f"{len(items)} of {len(self._request.extents)} items came")
         return items
 
-    def _items(self) -> Iterator[Item]:
-        for message in self._call:
-            reply = frames.decode_reply(message)
-            if reply.id != self._request.id:
-                raise FrameError(f"an answer to request {reply.id} instead of {self._request.id}")
-            for status, data in zip(reply.head["status"].tolist(), frames.split_body(reply), strict=True):
-                yield Item(status, data)
+    def _taken(self, connection: PlainConnection) -> list[Item]:
+        items: list[Item] = []
+        try:
+            for message in connection.replies():
+                items.extend(self._items(message))
+        except FrameError as problem:
+            connection.close()
+            raise MemberError(self._member.name, str(problem), problem.remedy) from problem
+        except BaseException:
+            connection.close()
+            raise
+        self._transport.keep(self._member, connection)
+        return items
+
+    def _items(self, message: memoryview) -> Iterator[Item]:
+        reply = frames.decode_reply(message)
+        if reply.id != self._request.id:
+            raise FrameError(f"an answer to request {reply.id} instead of {self._request.id}")
+        for status, data in zip(reply.head["status"].tolist(), frames.split_body(reply), strict=True):
+            yield Item(status, data)

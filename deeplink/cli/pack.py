@@ -1,0 +1,219 @@
+"""`deeplink pack`: make a dataset of a folder of small files."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deeplink.cache.packer import PackProgress, PackResult
+    from deeplink.config import Config
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+_EPILOG = """
+SOURCE is a folder or any fsspec URL (s3://bucket/prefix, gs://, http://, zip:// ...). Each file becomes a sample
+whose key is its path below SOURCE. NAME then points at the new version; jobs that read an older one go on with it.
+After an interruption the same command goes on where it stopped; with nothing changed it places missing copies.
+
+\b
+Examples:
+  deeplink pack /data/imagenet imagenet                     into this node's store
+  deeplink pack /data/imagenet imagenet --members n0=10.0.0.1:7411,n1=10.0.0.2:7411 --replicas 2
+  deeplink pack s3://bucket/tiles tiles --shard-size 64M
+  deeplink pack /data/imagenet imagenet --dry-run           what it would come to
+
+\b
+Exit codes: 0 done, 1 failed (what was sealed is kept for the next try), 2 wrong usage or unusable source.
+"""
+
+
+class _Size(click.ParamType):
+    """A number of bytes: 268435456, 256M, 1G."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).upper().removesuffix("B").removesuffix("I")
+        number, unit = (text[:-1], text[-1]) if text[-1:] in {"K", "M", "G"} else (text, "")
+        if not (number.isascii() and number.isdigit()) or not int(number):
+            self.fail(f"{value!r} is not a size such as 256M", param, ctx)
+        return int(number) * _UNITS[unit]
+
+
+@click.command("pack", epilog=_EPILOG)
+@click.argument("source")
+@click.argument("name")
+@click.option(
+    "--members", metavar="NAME=HOST:PORT,...", help="Agents to place shards on. [default: config members]"
+)
+@click.option("--replicas", type=click.IntRange(1), help="Copies of each shard. [default: config replicas]")
+@click.option("--shard-size", type=_Size(), help="Most bytes of samples in a shard. [default: config shard_bytes]")
+@click.option("--dry-run", is_flag=True, help="List the source and say what would be packed; write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; progress goes to standard error.")
+def command(
+    *,
+    source: str,
+    name: str,
+    members: str | None,
+    replicas: int | None,
+    shard_size: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Pack the files below SOURCE as dataset NAME."""
+    import dataclasses
+
+    from deeplink.cache.catalog import checked_name
+    from deeplink.cache.membership import configured_members, members_token
+    from deeplink.cache.packer import pack
+    from deeplink.config import load_config
+
+    given = {"members": members, "replicas": replicas, "shard_bytes": shard_size}
+    config = dataclasses.replace(
+        load_config(), **{key: value for key, value in given.items() if value is not None}
+    )
+    checked_name(name)
+    if dry_run:
+        _say_plan(source, name, config, as_json=as_json)
+        return
+    agents = configured_members(config)
+    token = members_token(config, agents)
+    with _shown_progress() as progress:
+        result = pack(source, name, config=config, members=agents, token=token, progress=progress)
+    _say_result(result, as_json=as_json)
+
+
+def _say_plan(source: str, name: str, config: Config, *, as_json: bool) -> None:
+    import json
+
+    from deeplink.cache.packer import plan_pack
+
+    listing, plan = plan_pack(source, config=config)
+    sizes = [shard.payload for shard in plan.shards]
+    facts: dict[str, Any] = {
+        "name": name,
+        "source": source,
+        "files": len(listing),
+        "bytes": sum(sizes),
+        "shards": len(sizes),
+        "shard_bytes": sizes,
+        "first": listing.keys[0],
+        "last": listing.keys[-1],
+    }
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    click.echo(f"would pack {len(listing):,} files, {_size(sum(sizes))}, into {len(sizes)} shards as {name}")
+    click.echo(f"from {listing.keys[0]!r} to {listing.keys[-1]!r}")
+    for shard in plan.shards[:10]:
+        click.echo(f"  {shard.stop - shard.start:>9,} files  {_size(shard.payload)}")
+    if len(plan.shards) > 10:  # noqa: PLR2004 - as many as a screen takes
+        click.echo(f"  ... and {len(plan.shards) - 10} more")
+
+
+def _say_result(result: PackResult, *, as_json: bool) -> None:
+    import dataclasses
+    import json
+
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    if result.unchanged:
+        click.echo(f"{result.name}: nothing has changed since version {result.version}")
+    else:
+        rate = result.read_files / max(result.seconds, 1e-9)
+        click.echo(
+            f"{result.name}: {result.files:,} files, {_size(result.bytes)}, in {result.shards} shards; "
+            f"{result.read_files:,} read in {result.seconds:.1f} s ({rate:,.0f} files/s)"
+        )
+        click.echo(f"version {result.version}")
+    counts: dict[str, int] = {}
+    for holders in result.placed.values():
+        for node in holders:
+            counts[node] = counts.get(node, 0) + 1
+    click.echo("shards per node: " + ", ".join(f"{node} {count}" for node, count in sorted(counts.items())))
+    if result.short:
+        click.echo(
+            f"{result.short} shards have fewer copies than wanted; run the command again to place them", err=True
+        )
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:  # noqa: PLR2004
+            return f"{count:,.1f} {unit}" if unit != "B" else f"{count:,.0f} B"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Callable[[PackProgress], None]]:
+    """Give what shows progress on standard error: a bar on a terminal, a line every few seconds elsewhere."""
+    import sys
+
+    if sys.stderr.isatty():
+        with _bar() as show:
+            yield show
+    else:
+        yield _lines()
+
+
+def _lines() -> Callable[[PackProgress], None]:
+    from deeplink.clock import SystemClock
+
+    clock = SystemClock()
+    every_s = 5.0
+    began = last = clock.monotonic()
+
+    def show(progress: PackProgress) -> None:
+        nonlocal last
+        now = clock.monotonic()
+        if now - last < every_s:
+            return
+        last = now
+        rate = progress.files / (now - began)
+        click.echo(
+            f"{progress.files:,} of {progress.total_files:,} files, {_size(progress.bytes)}, {rate:,.0f} files/s, "
+            f"shard {progress.shards + 1} of {progress.total_shards}",
+            err=True,
+        )
+
+    return show
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[PackProgress], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("packing"),
+        BarColumn(),
+        TextColumn("{task.fields[files]:,}/{task.fields[total_files]:,} files"),
+        TextColumn("{task.fields[rate]:,.0f} files/s"),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("pack", total=None, files=0, total_files=0, rate=0.0)
+
+        def show(progress: PackProgress) -> None:
+            elapsed = bar.tasks[0].elapsed or 0.0
+            # An empty file counts as a byte, so that a source of empty files has a bar too.
+            bar.update(
+                task,
+                total=progress.total_bytes + progress.total_files,
+                completed=progress.bytes + progress.files,
+                files=progress.files,
+                total_files=progress.total_files,
+                rate=progress.files / elapsed if elapsed else 0.0,
+            )
+
+        yield show
