@@ -65,7 +65,7 @@ def command() -> None:
 @click.option("--interleave", is_flag=True, help="Deal nodes to leaves round robin: names do not follow switches.")
 @click.option("--cpus", type=click.IntRange(1), default=4, show_default=True, help="CPUs of a node, for Slurm.")
 @click.option("--gpus", type=click.IntRange(0), default=2, show_default=True, help="Fake GPUs of a node.")
-@click.option("--user", default="deeplink", show_default=True, help="Who jobs run as: a user's name or number.")
+@click.option("--user", default="", help="Who jobs run as, by name or number. [default: deeplink, or ourselves]")
 @click.option(
     "--expose", multiple=True, type=click.Path(path_type=Path), help="Let the user read PATH. Repeatable."
 )
@@ -75,6 +75,8 @@ def command() -> None:
 )
 @click.option("--extra", multiple=True, metavar="LINE", help="One more line of slurm.conf. Repeatable.")
 @click.option("--wait", default=30.0, show_default=True, help="Seconds to wait until all nodes are idle.")
+@click.option("--loopback", is_flag=True, help="No namespaces, also as root: slurmds on this host's loopback.")
+@click.option("--unpacked", is_flag=True, help="On loopback: download Slurm's packages, also if installed.")
 @click.option("--json", "as_json", is_flag=True, help="Print what is up as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print the files and steps; start nothing.")
 def up(  # noqa: PLR0913 - one for each option
@@ -91,6 +93,8 @@ def up(  # noqa: PLR0913 - one for each option
     return_to_service: int,
     extra: tuple[str, ...],
     wait: float,
+    loopback: bool,
+    unpacked: bool,
     as_json: bool,
     dry_run: bool,
 ) -> None:
@@ -107,6 +111,8 @@ def up(  # noqa: PLR0913 - one for each option
         return_to_service=return_to_service,
         extra=extra,
         wait_s=wait,
+        loopback=loopback,
+        unpacked=unpacked,
     )
     if dry_run:
         _show_plan(name, wanted, options)
@@ -118,7 +124,14 @@ def up(  # noqa: PLR0913 - one for each option
         _print_json(sandbox, up_s=round(took, 3))
         return
     click.echo(f"sandbox {name!r} is up after {took:.1f} s: {len(sandbox.nodes)} nodes, shape {wanted}")
-    click.echo(f"  user {sandbox.user.name}, home {sandbox.home} (shared), SSD of each node at /local/ssd")
+    if not sandbox.has_network:
+        click.echo(
+            "  on loopback, without namespaces: nodes share this host's network and processes, and no link can"
+        )
+        click.echo("  be cut (cut, heal); bring it up as root for machines of their own")
+    click.echo(
+        f"  user {sandbox.user.name}, home {sandbox.home} (shared), SSD of each node at {sandbox.ssd_in_jobs}"
+    )
     click.echo("  differs from Slurm's defaults:")
     for tuned in sandbox.record.settings.differing:
         click.echo(f"    {tuned.key}={tuned.value} (default {tuned.default}): {tuned.why}")

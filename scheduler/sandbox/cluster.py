@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import shutil
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import deeplink
 from deeplink.clock import Clock, SystemClock
-from deeplink.scheduler.sandbox import namespaced, processes, state, users
-from deeplink.scheduler.sandbox.errors import AlreadyUpError, BootError, NotUpError, SlurmMissingError
-from deeplink.scheduler.sandbox.layout import Layout, default_root
-from deeplink.scheduler.sandbox.machines import Machines, until
-from deeplink.scheduler.sandbox.namespaced import Namespaced
-from deeplink.scheduler.sandbox.settings import Settings, User
+from deeplink.scheduler.sandbox import blueprint, lifecycle, loopback, processes, state
+from deeplink.scheduler.sandbox.blueprint import Options
+from deeplink.scheduler.sandbox.errors import AlreadyUpError, BootError, NotUpError
+from deeplink.scheduler.sandbox.lifecycle import plan
+from deeplink.scheduler.sandbox.settings import SSD
 from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.sandbox.waiting import until
 from deeplink.scheduler.slurm import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
     from typing import IO
 
+    from deeplink.scheduler.sandbox.hardware import Hardware
+    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.settings import User
     from deeplink.types import NodeName
 
-_ROOT = User("root", 0, 0, Path("/"))
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+__all__ = ["Machine", "Options", "Sandbox", "plan"]
+
 _PASSED_ON = ("TERM", "LANG", "LC_ALL", "TZ")
 _CLOCK = SystemClock()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What can be asked of `Sandbox.up` besides name and shape.
-
-    Attributes:
-        user: who jobs run as, by name or number: one of the host's, else one that exists in the sandbox alone.
-        expose: paths the user can reach (read-only) though a folder above is closed to others, besides the running
-            interpreter and DeepLink itself.
-        slurmd_timeout: seconds a node may be silent until Slurm calls it down.
-        return_to_service: ReturnToService of slurm.conf.
-        extra: further lines of slurm.conf.
-        wait_s: how long to wait until all nodes are idle, s.
-    """
-
-    user: str = users.DEFAULT
-    expose: tuple[Path, ...] = ()
-    slurmd_timeout: int = 10
-    return_to_service: int = 2
-    extra: tuple[str, ...] = ()
-    wait_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +37,7 @@ class Machine:
     """How one machine is.
 
     Attributes:
-        switch: what its cable goes to; empty where there are no cables.
+        switch: what its cable goes to, or would go to.
         state: what Slurm says of it; empty when the controller does not answer.
         link: whether its cable is whole; None where there is none.
         process_1: its first process, as the host sees it; None when it is powered off.
@@ -82,7 +59,7 @@ class Sandbox:
 
     layout: Layout
     record: state.Record
-    machines: Namespaced
+    hardware: Hardware
     clock: Clock
 
     @classmethod
@@ -101,25 +78,20 @@ class Sandbox:
             AlreadyUpError: one of this name is up.
             SlurmMissingError: Slurm is not installed.
             BootError: it did not come up in time.
-            SandboxNameError, ShapeError, UserError, ExposeError: that cannot be had.
+            SandboxNameError, UserError, ExposeError: that cannot be had.
         """
         options = options or Options()
-        layout = Layout.of(default_root(os.environ, root=True), name)
-        missing = [program for program in namespaced.PROGRAMS if shutil.which(program, path=_PATH) is None]
-        if missing:
-            raise SlurmMissingError(missing)
-        settings = planned(layout, shape or Shape(), options)
-        path = search_path()
+        layout = lifecycle.layout_of(name)
         with state.locked(layout, clock, make=True):
-            if _running(layout):
+            if lifecycle.running(layout, clock) is not None:
                 raise AlreadyUpError(name)
             try:
+                loopback.sweep(layout, clock)
                 state.empty(layout)
-                texts = namespaced.Files.of(settings, layout, exposures(options), path).texts
-                namespaced.prepare(layout, settings, texts)
-                with Namespaced.started(layout, settings, clock, options.wait_s) as machines:
-                    record = state.Record(settings=settings, keeper=machines.keeper, path=path)
-                    sandbox = cls(layout, record, machines, clock)
+                drawn = blueprint.draw(layout, shape or Shape(), options)
+                blueprint.build(layout, drawn.settings, drawn.texts)
+                with lifecycle.started(layout, drawn, clock, options.wait_s) as (record, hardware):
+                    sandbox = cls(layout, record, hardware, clock)
                     sandbox.await_idle(options.wait_s)
                     record.write(layout)
             except BaseException:
@@ -134,34 +106,21 @@ class Sandbox:
         Raises:
             NotUpError: none of this name is.
         """
-        layout = Layout.of(default_root(os.environ, root=True), name)
-        record = _running(layout)
-        if record is None or record.keeper is None:
+        layout = lifecycle.layout_of(name)
+        up = lifecycle.running(layout, clock)
+        if up is None:
             raise NotUpError(name, state.names(layout.folder.parent))
-        machines = Machines(layout, record.settings.shape, clock)
-        return cls(layout, record, Namespaced(layout, record.settings, record.keeper, machines), clock)
+        return cls(layout, *up, clock)
 
     @staticmethod
     def clear(name: str = "default", clock: Clock = _CLOCK) -> bool:
         """Take down what is there under this name, whole or in pieces; tell whether there was anything."""
-        layout = Layout.of(default_root(os.environ, root=True), name)
-        try:
-            with state.locked(layout, clock):
-                record = _running(layout)
-                if record is not None and record.keeper is not None:
-                    namespaced.end(record.keeper, clock)
-                state.remove(layout)
-        except NotUpError:
-            return False
-        return True
+        return lifecycle.clear(lifecycle.layout_of(name), clock)
 
     @staticmethod
-    def remains(name: str = "default") -> list[str]:
+    def remains(name: str = "default", clock: Clock = _CLOCK) -> list[str]:
         """Return what `clear` would end and remove, one thing a line."""
-        layout = Layout.of(default_root(os.environ, root=True), name)
-        record = _running(layout)
-        lines = [f"end process {record.keeper.pid} and all in its namespaces"] if record and record.keeper else []
-        return [*lines, *([f"remove {layout.folder}"] if layout.folder.exists() else [])]
+        return lifecycle.remains(lifecycle.layout_of(name), clock)
 
     def down(self) -> None:
         """End everything, and remove all it left. Nothing happens when it is down already."""
@@ -193,12 +152,22 @@ class Sandbox:
         return self.user.home
 
     def ssd(self, node: str) -> Path:
-        """Return where the host sees a node's SSD (the node itself sees it at /local/ssd).
+        """Return where the host sees a node's SSD (on the node: see `ssd_in_jobs`).
 
         Raises:
             UnknownPartError: no such node.
         """
         return self.layout.ssd(self.shape.node(node))
+
+    @property
+    def has_network(self) -> bool:
+        """Whether each machine has a network, and so links that can be cut, of its own."""
+        return self.record.keeper is not None
+
+    @property
+    def ssd_in_jobs(self) -> str:
+        """Where a job finds its node's SSD; may hold $SLURMD_NODENAME, which Slurm sets on every node."""
+        return str(SSD) if self.has_network else f"{self.layout.machines}/$SLURMD_NODENAME/ssd"
 
     def inside(
         self, machine: str, argv: Sequence[str], *, root: bool = False, env: Mapping[str, str] | None = None
@@ -211,11 +180,13 @@ class Sandbox:
             UnknownPartError: no such machine.
             NotRunningError: it is powered off.
         """
-        user = dataclasses.replace(_ROOT, home=self.home) if root else self.user
+        name = "root" if root else self.user.name
+        programs = self.record.programs
         variables = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
-        variables |= {"HOME": str(user.home), "USER": user.name, "LOGNAME": user.name, "SHELL": "/bin/bash"}
-        variables |= {"PATH": self.record.path, "SLURM_CONF": str(self.layout.slurm_conf), **self.record.env}
-        return self.machines.enter(self.shape.machine(machine), argv, user, variables | dict(env or {}))
+        variables |= {"HOME": str(self.home), "USER": name, "LOGNAME": name, "SHELL": "/bin/bash"}
+        variables |= {"PATH": self.record.path, "SLURM_CONF": str(self.layout.slurm_conf)}
+        variables |= {**(programs.env if programs else {}), **(env or {})}
+        return self.hardware.enter(self.shape.machine(machine), argv, variables, root=root)
 
     def run(
         self,
@@ -273,11 +244,11 @@ class Sandbox:
             UnknownPartError: no such part.
             NoNetworkError: the nodes have no network of their own.
         """
-        self.machines.cut(self.shape.cuttable(part))
+        self.hardware.cut(self.shape.cuttable(part))
 
     def heal(self, part: str) -> None:
         """Put the cable back in; what it raises is what `cut` raises."""
-        self.machines.heal(self.shape.cuttable(part))
+        self.hardware.heal(self.shape.cuttable(part))
 
     def crash(self, machine: str, *, keep_link: bool = False) -> None:
         """Take a machine's power: its link is cut, then every process on it ends at once.
@@ -289,7 +260,7 @@ class Sandbox:
             NotRunningError: it is powered off already.
         """
         with state.locked(self.layout, self.clock):
-            self.machines.crash(self.shape.machine(machine), keep_link=keep_link)
+            self.hardware.crash(self.shape.machine(machine), keep_link=keep_link)
 
     def boot(self, machine: str, *, timeout_s: float = 20.0) -> None:
         """Start a crashed machine with its link; on a running one start a dead daemon, and heal the link.
@@ -299,12 +270,12 @@ class Sandbox:
             BootError: it did not come up in time.
         """
         with state.locked(self.layout, self.clock):
-            self.machines.boot(self.shape.machine(machine), timeout_s)
+            self.hardware.boot(self.shape.machine(machine), timeout_s)
 
     def states(self) -> dict[str, str]:
         """Return each node's state in Slurm's words; empty when the controller does not answer."""
         try:
-            done = self.run(CTL, ["sinfo", "-h", "-N", "-o", "%N|%T"], root=True, timeout_s=10)
+            done = self.run(CTL, ["sinfo", "-h", "-N", "-o", "%N|%T"], timeout_s=10)
         except command.CommandTimeoutError:
             return {}
         return (
@@ -313,16 +284,16 @@ class Sandbox:
 
     def status(self) -> list[Machine]:
         """Return how every machine is, the control host first."""
-        states, links, parent_of = self.states(), self.links(), processes.parents()
+        states, links, table = self.states(), self.links(), processes.table()
         found = []
         for name in self.shape.machines:
-            first = self.machines.process_1(name)
-            daemon = self.machines.daemon(name, parent_of)
+            first = self.hardware.process_1(name)
+            daemon = self.hardware.daemon(name, table)
             controller = "up" if states else "down"
             found.append(
                 Machine(
                     name=name,
-                    address=self.shape.address(name),
+                    address=self.record.addresses.get(name) or self.shape.address(name),
                     switch=self.shape.above(name),
                     state=controller if name == CTL else states.get(name, ""),
                     link=links.get(name),
@@ -334,7 +305,7 @@ class Sandbox:
 
     def links(self) -> dict[str, bool]:
         """Return every cable by the machine or switch below it, and whether it is whole."""
-        return self.machines.links()
+        return self.hardware.links()
 
     def await_idle(self, wait_s: float) -> None:
         """Return once every node is idle.
@@ -362,38 +333,3 @@ class Sandbox:
                 -3:
             ]
         return "\n".join(lines[:20])
-
-
-def _running(layout: Layout) -> state.Record | None:
-    record = state.Record.read(layout)
-    return record if record is not None and record.keeper is not None and record.keeper.alive else None
-
-
-def planned(layout: Layout, shape: Shape, options: Options) -> Settings:
-    """Return the settings that come of name, shape and options."""
-    return Settings(
-        shape=shape,
-        user=users.choose(options.user, layout),
-        slurmd_timeout=options.slurmd_timeout,
-        return_to_service=options.return_to_service,
-        extra=options.extra,
-    )
-
-
-def plan(name: str, shape: Shape, options: Options) -> dict[Path, str]:
-    """Return every file that `Sandbox.up` would write, scripts of the processes 1 included; nothing is done."""
-    layout = Layout.of(default_root(os.environ, root=True), name)
-    settings = planned(layout, shape, options)
-    return namespaced.Files.of(settings, layout, exposures(options), search_path()).texts
-
-
-def search_path() -> str:
-    """Return PATH of commands and jobs in a sandbox: DeepLink's own programs, then the system's."""
-    return f"{sys.prefix}/bin:{_PATH}"
-
-
-def exposures(options: Options) -> list[Path]:
-    """Return the paths that the user is to reach: DeepLink, what runs it, and what was asked for."""
-    package = Path(deeplink.__file__).parent.parent
-    wanted = [Path(sys.prefix), Path(sys.base_prefix), package, *options.expose]
-    return list(dict.fromkeys(path.absolute() for path in wanted))

@@ -95,6 +95,16 @@ class NotRunningError(SandboxError):
         self.machine = machine
 
 
+class NotRootError(SandboxError):
+    """That takes root."""
+
+    exit_code = 2
+
+    def __init__(self, verb: str) -> None:
+        super().__init__(f"{verb}: only root can do that", remedy="Run it as root (sudo).")
+        self.verb = verb
+
+
 class NoNetworkError(SandboxError):
     """Links can be cut and healed only where each node has a network of its own."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # In names of folders, clusters and sockets.
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 # Slurm and munge put sockets there, and a socket's path has at most 107 bytes (unix(7)).
-_LONGEST_SOCKET = "self/spool/n239_4294967295.4294967295.0"
+_LONGEST_SOCKET = "machines/n239/spool/n239_99999.4294967291"
 _SOCKET_PATH_LIMIT = 107
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.sandbox import network, scripts
 from deeplink.scheduler.sandbox.errors import BootError, NotRunningError
 from deeplink.scheduler.sandbox.processes import ProcessId, first_processes
+from deeplink.scheduler.sandbox.waiting import PAUSE_S, until
 from deeplink.scheduler.slurm import command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from deeplink.clock import Clock
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.sandbox.settings import User
     from deeplink.scheduler.sandbox.shape import Shape
 
-_PAUSE_S = 0.02
 _LOOK_AGAIN_S = 1.0
 _END_S = 10.0
 _UNSHARE = ("unshare", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--propagation", "private")
@@ -84,7 +84,7 @@ class Machines:
             if now > start + timeout_s:
                 late = next(argv for argv, marker in markers.items() if not marker.exists())
                 self._give_up(late, logs, f"not ready after {timeout_s:g} s")
-            self.clock.sleep(_PAUSE_S)
+            self.clock.sleep(PAUSE_S)
         found = first_processes(list(markers))
         for argv in markers:
             if argv not in found:
@@ -133,7 +133,7 @@ class Machines:
             timeout_s,
         )
         for name, argv in argvs.items():
-            self._pid_file(name).write_text(f"{found[argv].pid} {found[argv].start}\n", encoding="utf-8")
+            found[argv].keep(self._pid_file(name))
 
     def _launch(self, keeper: ProcessId, name: str) -> None:
         network_of = f"/proc/{keeper.pid}/root{self.layout.networks / name}"
@@ -149,12 +149,7 @@ class Machines:
 
     def process_1(self, name: str) -> ProcessId | None:
         """Return a machine's process 1; None when it is powered off."""
-        try:
-            pid, start = self._pid_file(name).read_text(encoding="utf-8").split()
-        except FileNotFoundError:
-            return None
-        who = ProcessId(int(pid), int(start))
-        return who if who.alive else None
+        return ProcessId.kept(self._pid_file(name))
 
     def enter(self, name: str, argv: Sequence[str], user: User, env: Mapping[str, str]) -> list[str]:
         """Return the command that runs `argv` inside a machine as a user, in the user's home.
@@ -185,6 +180,17 @@ class Machines:
         first.send(signal.SIGKILL)
         until(lambda: not first.alive, self.clock, _END_S)
 
+    def end(self, keeper: ProcessId) -> None:
+        """End the fabric's process 1: the kernel ends all in its namespaces, then mounts and links.
+
+        Raises:
+            BootError: it is still there (a process hangs in the kernel).
+        """
+        keeper.send(signal.SIGKILL)
+        # Process 1 is gone only when all others of its pid namespace are (pid_namespaces(7)).
+        if not until(lambda: not keeper.alive, self.clock, _END_S):
+            raise BootError("down", f"process {keeper.pid} does not end")
+
     def links(self, keeper: ProcessId) -> dict[str, bool]:
         """Return each cable of the fabric by what hangs on it, and whether it is whole."""
         found = {}
@@ -202,13 +208,3 @@ set -e
 touch "$1"
 exec unshare --net="$1" true
 """
-
-
-def until(holds: Callable[[], bool], clock: Clock, timeout_s: float) -> bool:
-    """Return once something holds (True), or once the time is up (False)."""
-    deadline = clock.monotonic() + timeout_s
-    while not holds():
-        if clock.monotonic() > deadline:
-            return False
-        clock.sleep(_PAUSE_S)
-    return True

@@ -37,6 +37,20 @@ class ProcessId:
         fields = _stat(pid)
         return None if fields is None or fields[_STATE] in _DEAD else cls(pid, int(fields[_START]))
 
+    @classmethod
+    def kept(cls, file: Path) -> Self | None:
+        """Return who `keep` wrote down; None when that is nobody, or one that has ended."""
+        try:
+            pid, start = file.read_text(encoding="utf-8").split()
+        except (FileNotFoundError, ValueError):
+            return None
+        who = cls(int(pid), int(start))
+        return who if who.alive else None
+
+    def keep(self, file: Path) -> None:
+        """Write down who this is."""
+        file.write_text(f"{self.pid} {self.start}\n", encoding="utf-8")
+
     @property
     def alive(self) -> bool:
         """Whether the process runs. A zombie does not: `kill -0` would call it alive."""
@@ -63,31 +77,39 @@ def _pids() -> Iterator[int]:
     return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
 
 
-def parents() -> dict[int, int]:
-    """Return the parent of every process, zombies included."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a process table."""
+
+    parent: int
+    start: int
+
+
+def table() -> dict[int, Entry]:
+    """Return all processes that there are, zombies included, by number."""
     found = {}
     for pid in _pids():
         fields = _stat(pid)
         if fields is not None:
-            found[pid] = int(fields[_PARENT])
+            found[pid] = Entry(int(fields[_PARENT]), int(fields[_START]))
     return found
 
 
-def descendants(root: int, parent_of: Mapping[int, int]) -> list[int]:
+def descendants(root: int, processes: Mapping[int, Entry]) -> list[ProcessId]:
     """Return all processes below `root`, each after its parent.
 
-    >>> descendants(1, {2: 1, 3: 2, 4: 9})
-    [2, 3]
+    >>> descendants(1, {2: Entry(1, 70), 3: Entry(2, 71), 4: Entry(9, 72)})
+    [ProcessId(pid=2, start=70), ProcessId(pid=3, start=71)]
     """
-    children: dict[int, list[int]] = {}
-    for pid, parent in parent_of.items():
-        children.setdefault(parent, []).append(pid)
-    found: list[int] = []
+    children: dict[int, list[ProcessId]] = {}
+    for pid, entry in processes.items():
+        children.setdefault(entry.parent, []).append(ProcessId(pid, entry.start))
+    found: list[ProcessId] = []
     queue = [root]
     while queue:
         below = children.get(queue.pop(0), [])
         found += below
-        queue += below
+        queue += [who.pid for who in below]
     return found
 
 
@@ -122,3 +144,17 @@ def _is_first(pid: int) -> bool:
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     numbers = fields.get("NSpid", "").split()
     return len(numbers) > 1 and numbers[-1] == "1" and fields.get("Uid", "").split()[:1] == ["0"]
+
+
+def marked(variable: str) -> list[ProcessId]:
+    """Return our own user's processes that were started with `NAME=VALUE` in their environment."""
+    found = []
+    for pid in _pids():
+        try:
+            variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # gone, or somebody else's
+        who = ProcessId.of(pid) if os.fsencode(variable) in variables else None
+        if who is not None:
+            found.append(who)
+    return found

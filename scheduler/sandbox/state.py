@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.errors import BusyError, NotUpError
 from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.sandbox.programs import Programs
 from deeplink.scheduler.sandbox.settings import Settings, User
 from deeplink.scheduler.sandbox.shape import Shape
 
@@ -34,17 +35,17 @@ class Record:
 
     Attributes:
         settings: what was asked for.
-        keeper: the process that everything else ends with; None where every machine has one of its own.
         path: PATH of commands and jobs.
-        ports: of the daemons, by machine, where they share one address; empty where each has its own.
-        env: what Slurm's programs need in their environment besides SLURM_CONF.
+        keeper: the process that everything ends with; None for a cluster on loopback.
+        programs: Slurm's, for a cluster on loopback; else the machines have the system's.
+        addresses: `host:port` by machine, for a cluster on loopback; else the shape says them.
     """
 
     settings: Settings
-    keeper: ProcessId | None
     path: str
-    ports: dict[str, int] = dataclasses.field(default_factory=dict)
-    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    keeper: ProcessId | None = None
+    programs: Programs | None = None
+    addresses: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, layout: Layout) -> None:
         """Keep it in the sandbox's folder."""
@@ -68,11 +69,15 @@ class Record:
                     "extra": tuple(settings["extra"]),
                 }
             ),
-            keeper=ProcessId(**raw["keeper"]) if raw["keeper"] else None,
             path=raw["path"],
-            ports=raw["ports"],
-            env=raw["env"],
+            keeper=ProcessId(**raw["keeper"]) if raw["keeper"] else None,
+            programs=_programs(raw["programs"]) if raw["programs"] else None,
+            addresses=raw["addresses"],
         )
+
+
+def _programs(raw: dict[str, Any]) -> Programs:
+    return Programs(**{**raw, "plugins": Path(raw["plugins"]) if raw["plugins"] else None})
 
 
 @contextmanager

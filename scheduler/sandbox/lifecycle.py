@@ -1,0 +1,103 @@
+"""From nothing to a running sandbox and back, and telling which of the two it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.sandbox import blueprint, loopback, state
+from deeplink.scheduler.sandbox.errors import NotUpError
+from deeplink.scheduler.sandbox.layout import Layout, default_root
+from deeplink.scheduler.sandbox.loopback import Loopback
+from deeplink.scheduler.sandbox.machines import Machines
+from deeplink.scheduler.sandbox.namespaced import Namespaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.sandbox.hardware import Hardware
+    from deeplink.scheduler.sandbox.shape import Shape
+
+
+def layout_of(name: str) -> Layout:
+    """Return where a sandbox of that name lies, for who we are.
+
+    Raises:
+        SandboxNameError: no sandbox can be called so.
+    """
+    return Layout.of(default_root(os.environ, root=os.geteuid() == 0), name)
+
+
+def _hardware(layout: Layout, record: state.Record, clock: Clock) -> Hardware:
+    if record.programs is not None:
+        return Loopback(layout, record.settings, record.programs, clock)
+    if record.keeper is None:
+        raise ValueError(f"{layout.record} names neither keeper nor programs")
+    return Namespaced(layout, record.settings, record.keeper, Machines(layout, record.settings.shape, clock))
+
+
+def running(layout: Layout, clock: Clock) -> tuple[state.Record, Hardware] | None:
+    """Return what is up; None when nothing is, though its folder may be there."""
+    record = state.Record.read(layout)
+    if record is None:
+        return None
+    hardware = _hardware(layout, record, clock)
+    if record.keeper is not None:
+        return (record, hardware) if record.keeper.alive else None
+    alive = any(hardware.process_1(machine) for machine in record.settings.shape.machines)
+    return (record, hardware) if alive else None
+
+
+@contextmanager
+def started(
+    layout: Layout, drawn: blueprint.Blueprint, clock: Clock, wait_s: float
+) -> Iterator[tuple[state.Record, Hardware]]:
+    """Start what was drawn; it stays when the block ends well."""
+    base = state.Record(
+        settings=drawn.settings, path=drawn.path, programs=drawn.programs, addresses=drawn.addresses
+    )
+    if drawn.programs is not None:
+        with Loopback(layout, drawn.settings, drawn.programs, clock).started(wait_s) as hardware:
+            yield base, hardware
+    else:
+        with Namespaced.started(layout, drawn.settings, clock, wait_s) as machines:
+            yield dataclasses.replace(base, keeper=machines.keeper), machines
+
+
+def plan(name: str, shape: Shape, options: blueprint.Options) -> dict[Path, str]:
+    """Return every file that `Sandbox.up` would write, scripts of the processes 1 included; nothing is done."""
+    return blueprint.draw(layout_of(name), shape, options).texts
+
+
+def clear(layout: Layout, clock: Clock) -> bool:
+    """End everything of a sandbox, whole or in pieces, and remove it; tell whether there was anything.
+
+    Raises:
+        BusyError: somebody else is changing it.
+        BootError: a process does not end.
+    """
+    try:
+        with state.locked(layout, clock):
+            up = running(layout, clock)
+            if up is not None:
+                up[1].end()
+            loopback.sweep(layout, clock)
+            state.remove(layout)
+    except NotUpError:
+        return False
+    return True
+
+
+def remains(layout: Layout, clock: Clock) -> list[str]:
+    """Return what `clear` would end and remove, one thing a line."""
+    lines = []
+    up = running(layout, clock)
+    if up is not None:
+        record, hardware = up
+        firsts = [record.keeper] if record.keeper else map(hardware.process_1, record.settings.shape.machines)
+        lines = [f"end process {first.pid} and all below it" for first in firsts if first is not None]
+    return [*lines, *([f"remove {layout.folder}"] if layout.folder.exists() else [])]
