@@ -12,12 +12,12 @@ from typing_extensions import override
 from deeplink.cache.reader import Reader, ReadStats
 from deeplink.data.digest import receipt
 from deeplink.errors import DeepLinkError
-from deeplink.types import SampleKey, Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.config import Config
+    from deeplink.types import SampleKey, Version
 
 
 class EmptyRootError(DeepLinkError):
@@ -47,16 +47,16 @@ class Dataset(torch_data.Dataset[Any]):
     """The samples of a packed dataset, labelled by their folder as torchvision's ImageFolder does.
 
     Item `i` is `(sample, label)`. What else is asked for changes that: `labels=False` leaves the label out,
-    `receipts=True` appends a receipt (an int that `torch.utils.data.default_collate` makes an int64 tensor of), which
-    `deeplink.data.DeliveryDigest` takes.
+    `receipts=True` appends a receipt, which `deeplink.data.DeliveryDigest` takes: an int, of which
+    `torch.utils.data.default_collate` makes an int64 tensor.
 
-    The version is pinned when the Dataset is made: it stays the same whatever is packed meanwhile, also in workers.
-    Safe under DataLoader workers however they are started, and to pickle. Batches are read at once (`__getitems__`).
+    The version is pinned when the Dataset is made: it stays the same whatever is packed meanwhile, in workers too.
+    Safe under DataLoader workers however they are started, and to pickle. Batches are read at once.
 
     Args:
         name: what `deeplink pack` was given.
-        transform: gets a sample's `bytes`, whole as they were in the file; its result is the sample. Without it the
-            sample is the bytes. Under spawned workers it must be picklable: a function of a module or an object.
+        transform: gets a sample's `bytes`, whole as they were in the file; its result is the sample. Without it
+            the sample is the bytes. Under spawned workers it must be picklable: a module's function, an object.
         root: folder in the dataset to take the samples from, such as "train".
         version: the newest when None.
         target_transform: gets the label, an int; its result is the label.

@@ -3,9 +3,9 @@
     claims/claim-0000000003/claim.json
 
 An attempt claims the folder before its first use, with the next number. A claim appears by renaming a folder: that
-is atomic and fails when the name is taken (rename(2): ENOTEMPTY), also on network file systems; it is the one thing
-asked of the file system, and publishing a checkpoint needs it too. The newest claim holds the folder. It lists the
-checkpoints it recognises, so that whatever an older attempt manages to publish afterwards counts for nothing.
+is atomic and fails when the name is taken (rename(2): ENOTEMPTY), on network file systems too; it is the one thing
+asked of the file system, and publishing a checkpoint needs it anyway. The newest claim holds the folder. It lists
+the checkpoints it recognises, so that whatever an older attempt manages to publish afterwards counts for nothing.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.claims import Claim
 
 _NAME = re.compile(r"step-(\d{10,})\.a(\d+)(?:-(\d+))?")
+_FENCED = "published by a fenced attempt (claim {})"
 _DRAFT = re.compile(re.escape(DRAFT_PREFIX) + r"step-\d{10,}\.a(\d+)(?:-\d+)?-[0-9a-f]+")
 
 
@@ -45,7 +46,7 @@ class Entry:
         return cls(int(found[2]), int(found[1]), int(found[3] or 0), name) if found else None
 
     def is_own(self, claim: Claim) -> bool:
-        """Tell whether the holder of `claim` published it; with no claim at all the folder is a copy: all counts."""
+        """Tell whether the holder of `claim` published it; without any claim the folder is a copy, all counts."""
         return claim.number in {self.claim, 0}
 
     def counts(self, claim: Claim) -> bool:
@@ -93,7 +94,7 @@ def survey(folder: Path, newest: Claim, check: Check) -> Survey:
     skipped: list[tuple[str, str]] = []
     for entry in entries(folder):
         if not entry.counts(newest):
-            skipped.append((entry.name, f"published by a fenced attempt (claim {entry.claim} of {newest.number})"))
+            skipped.append((entry.name, _FENCED.format(entry.claim)))
             continue
         try:
             check(folder / entry.name, contents=not recognised)
@@ -107,8 +108,8 @@ def survey(folder: Path, newest: Claim, check: Check) -> Survey:
 def superfluous(folder: Path, claim: Claim, keep: int) -> list[str]:
     """Return the names that the holder of `claim` may remove, once a save has succeeded.
 
-    These are: what fenced attempts published, what is older than the newest `keep` whole ones, and earlier saves of
-    one step. Damaged ones among the newest stay, for a look.
+    These are what fenced attempts published, what is older than the newest `keep` whole ones, earlier saves of one
+    step. Damaged ones among the newest stay, for a look.
     """
     doomed: list[str] = []
     whole: set[tuple[int, int]] = set()
