@@ -1,13 +1,17 @@
-"""The nodes of an allocation as members of a cache, for as long as a pack needs them."""
+"""Where a pack puts its shards: on the nodes of its allocation, on standing agents, or here alone."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.cache.membership import configured_members, members_token, node_name
 from deeplink.clock import Clock, SystemClock
+from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.slurm import SlurmBackend
@@ -20,43 +24,94 @@ if TYPE_CHECKING:
     from deeplink.config import Config
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """Members to place shards on, and the token their calls carry."""
+class StagingFolderError(DeepLinkError):
+    """The folder for shards on their way belongs to somebody else."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} belongs to another user", remedy="Set TMPDIR to a folder of your own.")
+        self.folder = folder
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to pack to.
+
+    Attributes:
+        config: the settings to pack with: the store is this node's own, or where shards wait on their way.
+        members: the agents to place shards on; none: this node's store alone.
+        token: what calls to them carry.
+    """
+
+    config: Config
     members: tuple[Member, ...]
     token: str
 
 
 def in_allocation(env: Mapping[str, str] | None = None) -> bool:
-    """Tell whether this process stands in a Slurm job of more than one node, outside of its steps."""
+    """Tell whether this process stands in a Slurm job of more than one node, outside of its steps.
+
+    >>> in_allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"})
+    True
+    >>> in_allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_STEP_ID": "0"})
+    False
+    """
     env = os.environ if env is None else env
-    nodes = env.get("SLURM_JOB_NUM_NODES", env.get("SLURM_NNODES", "1"))
+    nodes = env.get("SLURM_JOB_NUM_NODES", "1")
     return (
         env.get("SLURM_JOB_ID", "").isdigit() and nodes.isdigit() and int(nodes) > 1 and "SLURM_STEP_ID" not in env
     )
 
 
 @contextmanager
-def gathered(config: Config, *, local: int = 0, clock: Clock | None = None) -> Iterator[Gathered]:
-    """Start an agent on every node of this allocation (or `local` ones on this machine), and end them at the end.
+def target(config: Config, *, local: int = 0, here: bool = False, clock: Clock | None = None) -> Iterator[Target]:
+    """Give where to pack to: standing agents if any are configured, else the allocation's nodes, else this node.
+
+    Agents that are started for it run until the end of the `with`.
+
+    Args:
+        config: the settings; `members` names standing agents.
+        local: start so many agents on this machine instead, as `deeplink run --local` does.
+        here: this node's store alone, whatever there is.
+        clock: for every wait.
 
     Raises:
-        NoAllocationError: this is no allocation.
-        AgentsFailedError: an agent did not come up.
+        AgentsFailedError: the agent of a node did not come up.
+        NoAllocationError: what Slurm says of the allocation is incomplete.
+        StagingFolderError: the folder for shards on their way is another user's.
+        TokenFileError: the token of standing agents cannot be read.
     """
+    if here:
+        yield Target(config, (), "")
+    elif local or (not config.members and in_allocation()):
+        yield from _gathered(config, local, clock or SystemClock())
+    else:
+        standing = configured_members(config)
+        yield Target(config, standing, members_token(config, standing))
+
+
+def _gathered(config: Config, local: int, clock: Clock) -> Iterator[Target]:
     backend: LocalBackend | SlurmBackend
     if local:
         backend = LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
     else:
         backend = SlurmBackend.from_environment(os.environ, config.state)
-    folder = backend.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    backend.folder.mkdir(parents=True, exist_ok=True)
     token = new_token()
-    fleet = Fleet(backend.start_agents(token), token, clock or SystemClock())
+    fleet = Fleet(backend.start_agents(token), token, clock)
     try:
-        logs = str(folder / "agents.log")
+        logs = str(backend.folder / "agents.log")
         fleet.gather(backend.nodes, len(backend.nodes), logs=logs, told_to_end=lambda: False)
-        yield Gathered(tuple(Member(NodeName(f.node), f.address) for f in fleet.facts.values()), token)
+        members = tuple(Member(NodeName(facts.node), facts.address) for facts in fleet.facts.values())
+        among = not local and node_name(config) in {member.name for member in members}
+        yield Target(config if among else replace(config, store=_staging_folder()), members, token)
     finally:
         fleet.close()
+
+
+def _staging_folder() -> Path:
+    # A login node has no SSD of the cluster's; what waits there is gone once it is placed.
+    folder = Path(tempfile.gettempdir()) / f"deeplink-staging-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise StagingFolderError(folder)
+    return folder

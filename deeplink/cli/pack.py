@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ After an interruption the same command goes on where it stopped; with nothing ch
 \b
 Examples:
   deeplink pack /data/imagenet imagenet                     into this node's store
+  salloc -N4 deeplink pack /data/imagenet imagenet          onto the SSDs of four nodes, two copies each
   deeplink pack /data/imagenet imagenet --members n0=10.0.0.1:7411,n1=10.0.0.2:7411 --replicas 2
   deeplink pack s3://bucket/tiles tiles --shard-size 64M
   deeplink pack /data/imagenet imagenet --dry-run           what it would come to
@@ -32,11 +34,12 @@ Exit codes: 0 done, 1 failed (what was sealed is kept for the next try), 2 wrong
 """
 
 
-class _Size(click.ParamType):
+class _Size(click.ParamType[int]):
     """A number of bytes: 268435456, 256M, 1G."""
 
     name = "size"
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
@@ -55,6 +58,10 @@ class _Size(click.ParamType):
 )
 @click.option("--replicas", type=click.IntRange(1), help="Copies of each shard. [default: config replicas]")
 @click.option("--shard-size", type=_Size(), help="Most bytes of samples in a shard. [default: config shard_bytes]")
+@click.option("--here", is_flag=True, help="Into this node's store alone, also inside an allocation.")
+@click.option(
+    "--local", type=click.IntRange(min=1), metavar="N", help="Onto the N nodes of `deeplink run --local N`."
+)
 @click.option("--dry-run", is_flag=True, help="List the source and say what would be packed; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; progress goes to standard error.")
 def command(
@@ -64,18 +71,24 @@ def command(
     members: str | None,
     replicas: int | None,
     shard_size: int | None,
+    here: bool,
+    local: int | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Pack the files below SOURCE as dataset NAME."""
+    """Pack a folder of small files into shards.
+
+    The files below SOURCE become dataset NAME. Inside a Slurm allocation of several nodes (`salloc -N4 deeplink
+    pack ...`) the shards go onto the nodes' own SSDs; else to the configured members, or into this node's store.
+    """
     import dataclasses
 
     from deeplink.cache.catalog import checked_name
-    from deeplink.cache.membership import configured_members, members_token
     from deeplink.cache.packer import pack
     from deeplink.config import load_config
+    from deeplink.spread import target
 
-    given = {"members": members, "replicas": replicas, "shard_bytes": shard_size}
+    given: dict[str, Any] = {"members": members, "replicas": replicas, "shard_bytes": shard_size}
     config = dataclasses.replace(
         load_config(), **{key: value for key, value in given.items() if value is not None}
     )
@@ -83,10 +96,8 @@ def command(
     if dry_run:
         _say_plan(source, name, config, as_json=as_json)
         return
-    agents = configured_members(config)
-    token = members_token(config, agents)
-    with _shown_progress() as progress:
-        result = pack(source, name, config=config, members=agents, token=token, progress=progress)
+    with target(config, local=local or 0, here=here) as to, _shown_progress() as progress:
+        result = pack(source, name, config=to.config, members=to.members, token=to.token, progress=progress)
     _say_result(result, as_json=as_json)
 
 

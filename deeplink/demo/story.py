@@ -180,7 +180,7 @@ class Story:
 
     def _pack(self, stage: Stage, plan: Lesson) -> dict[str, Any]:
         self.chapter(f"3. Pack the files onto the SSDs of {PACK_NODES} nodes")
-        packed = stage.pack(plan.source, plan.name, "--shard-size", str(max(64 << 10, plan.bytes // 8)))
+        packed = stage.pack(plan.source, plan.name, "--shard-size", str(max(16 << 10, plan.bytes // 12)))
         packed["files_per_s"] = packed["files"] / packed["seconds"]
         self.say(
             f"{packed['files']:,} files ({packed['bytes'] / 1e6:.1f} MB) in {packed['seconds']:.2f} s: "
