@@ -26,8 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
 
 
-def allowed_skips(text: str) -> list[str]:
-    """Return the patterns of an allow-list; a pattern without a reason is an error."""
+def allowed_skips(text: str, *, root: bool) -> list[str]:
+    """Return the patterns of an allow-list that hold; a pattern without a reason is an error."""
     patterns = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -37,7 +37,8 @@ def allowed_skips(text: str) -> list[str]:
             raise pytest.UsageError(
                 f"allowed-skips, line {number}: a pattern, two spaces, and the reason: {line!r}"
             )
-        patterns.append(pattern)
+        if not (root and reason.strip().startswith("unless root: ")):
+            patterns.append(pattern)
     return patterns
 
 
@@ -51,7 +52,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if not config.getoption("--whole") or terminal is None:
         return
-    patterns = allowed_skips(config.getoption("--allowed-skips").read_text(encoding="utf-8"))
+    patterns = allowed_skips(
+        config.getoption("--allowed-skips").read_text(encoding="utf-8"), root=os.geteuid() == 0
+    )
     config.stash[_NOT_ALLOWED] = [
         f"{report.nodeid}: {_reason(report)}"
         for report in terminal.stats.get("skipped", [])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import grp
 import importlib
 import json
 import os
+import pwd
 import shlex
 import shutil
 import signal
@@ -13,6 +15,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,17 +39,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def run(*argv: str | Path, cwd: Path = ANSIBLE) -> subprocess.CompletedProcess[str]:
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE", "PYTHON"))},
-        "PATH": f"{BIN}:{os.environ['PATH']}:/usr/sbin:/sbin",
-        "NO_COLOR": "1",
-        "ANSIBLE_HOME": str(Path(os.environ.get("TMPDIR", "/tmp")) / f"ansible-{os.getpid()}"),
-    }
-    done = subprocess.run(
-        list(map(str, argv)), cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False
-    )
-    shutil.rmtree(env["ANSIBLE_HOME"], ignore_errors=True)
-    return done
+    with tempfile.TemporaryDirectory(prefix="ansible-") as own:  # nothing of the user's home is read or written
+        env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE", "PYTHON"))},
+            "PATH": f"{BIN}:{os.environ['PATH']}:/usr/sbin:/sbin",
+            "NO_COLOR": "1",
+            "ANSIBLE_HOME": own,
+            "ANSIBLE_REMOTE_TEMP": f"{own}/tmp",
+        }
+        return subprocess.run(
+            list(map(str, argv)), cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Site:
     inventory: Path
 
     def variables(self) -> dict[str, Any]:
-        me = os.environ.get("USER") or "root"
+        me = pwd.getpwuid(os.geteuid()).pw_name
         return {
             "deeplink_become": False,
             "package_wheel": str(self.wheel),
@@ -71,6 +74,7 @@ class Site:
             "package_make_user": False,
             "package_start_services": False,
             "package_user": me,
+            "package_group": grp.getgrgid(os.getegid()).gr_name,
             "watch_user": me,
             "console_user": me,
             "node_bind": "127.0.0.1:0",

@@ -54,6 +54,11 @@ def test_an_agreed_skip_passes(suite: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_a_skip_agreed_for_ordinary_users_is_not_agreed_for_root(suite: Path) -> None:
+    (suite / "allowed-skips.txt").write_text("test_it.py::test_skip*  unless root: takes namespaces\n")
+    assert pytest_in(suite, "--whole").returncode == (1 if os.geteuid() == 0 else 0)
+
+
 def test_a_skipped_module_counts_too(suite: Path) -> None:
     (suite / "test_it.py").write_text("def test_passes(): pass\n")
     (suite / "test_more.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
