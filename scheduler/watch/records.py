@@ -137,6 +137,7 @@ class Incident:
 def incident_id(attempt: Attempt | None, kind: str, what: str = "") -> str:
     """Return the id of an incident: the same facts give the same id, so recording twice changes nothing.
 
+    >>> from deeplink.types import Attempt
     >>> incident_id(Attempt(17, 0, 2), Kind.NODE_DEAD, "n3")
     '17.0.2-node-dead-n3'
     """
@@ -269,7 +270,7 @@ class NodeRecord:
     def leaf(self) -> str:
         """The leaf switch the node hangs on; empty where unknown.
 
-        >>> NodeRecord(name=NodeName("n3"), topology_address="core.spine0.leaf1.n3").leaf
+        >>> NodeRecord(name="n3", topology_address="core.spine0.leaf1.n3").leaf
         'leaf1'
         """
         parts = self.topology_address.split(".")
