@@ -95,7 +95,7 @@ class SandboxStage(Stage):
     def __init__(self, name: str, data: Path) -> None:
         self._sandbox = Sandbox.up(name, SHAPE, Options(expose=(data,)))
         self.backend = "slurm" if os.geteuid() == 0 else "slurm-loopback"
-        self.says = f"a real Slurm cluster of {len(self._sandbox.nodes)} nodes on two leaf switches"
+        self.says = f"a real Slurm cluster of {len(self._sandbox.nodes)} nodes on two leaf switches is up"
         if self.backend == "slurm-loopback":
             self.says += " (on loopback, without root: nodes share this machine's network, no link can be cut)"
         self.home = self._sandbox.home
@@ -154,8 +154,8 @@ class LocalStage(Stage):
     def __init__(self, because: str) -> None:
         self.backend = "local"
         self.says = (
-            "the same job under a local launcher, for want of Slurm "
-            f"({because}). Missing here: Slurm, its queue, a fabric, and links to cut"
+            f"no Slurm here ({because}): the same job runs under a local launcher. "
+            "Missing: a queue, a fabric, links to cut"
         )
         self._folder = tempfile.TemporaryDirectory(prefix="deeplink-demo-", ignore_cleanup_errors=True)
         self.home = Path(self._folder.name)
@@ -164,6 +164,7 @@ class LocalStage(Stage):
         self._process: processes.Process[bytes] | None = None
         self._env = {
             **os.environ,
+            "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "DEEPLINK_STORE": str(self.home / "ssd"),
             "DEEPLINK_CATALOG": str(self.catalog),
             "DEEPLINK_STATE": str(self.home / "state"),

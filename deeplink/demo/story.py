@@ -125,7 +125,7 @@ class Story:
 
     def say(self, text: str) -> None:
         """Tell one thing, with the seconds that have passed."""
-        self.console.print(f"[dim]{self.clock.monotonic() - self._began:6.1f} s[/]  {text}")
+        self.console.print(f"[dim]{self.clock.monotonic() - self._began:6.1f} s[/]  {text}", soft_wrap=True)
 
     def chapter(self, title: str) -> None:
         """Begin the next part."""
@@ -170,7 +170,7 @@ class Story:
                 stage = SandboxStage(self.name, source)
             except SlurmMissingError as missing:
                 stage = LocalStage(str(missing))
-        self.say(f"{stage.says} is up")
+        self.say(stage.says)
         return stage
 
     def _play(self, stage: Stage, plan: Lesson) -> Facts:
@@ -246,10 +246,11 @@ class Story:
             f"attempt {event['attempt']}: ranks 0..{event['world_size'] - 1} on {' '.join(event['nodes'])}, "
             f"resting {' '.join(event['spares']) or 'none'}"
         )
-        self.say(
-            f"  the ring leaves a switch [bold]{event['ring_crossings']}[/] times; "
-            f"in Slurm's own order it would {event['ring_crossings_stock']} times"
-        )
+        if event["ring_crossings_stock"]:
+            self.say(
+                f"  the ring leaves a switch [bold]{event['ring_crossings']}[/] times; "
+                f"in Slurm's own order it would {event['ring_crossings_stock']} times"
+            )
 
     def _conclude(
         self, stage: Stage, plan: Lesson, packed: dict[str, Any], events: list[Event], ended: float
