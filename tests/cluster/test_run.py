@@ -1,0 +1,143 @@
+"""`deeplink run` in real allocations: order of ranks, exit codes, signals, and nodes that die."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.topology.order import ring_crossings
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Incident, Outcome
+from deeplink.types import NodeName
+from tests.cluster.jobs import Job, folder_of, submit, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+RUN = "exec deeplink run --nproc-per-node 1"
+
+
+def crossings(placed: list[tuple[str, str]]) -> int:
+    leaf_of = {NodeName(node): leaf for node, leaf in placed}
+    return ring_crossings([NodeName(node) for node, _ in placed], leaf_of.__getitem__)
+
+
+def test_ranks_follow_the_fabric_where_slurms_own_do_not(sandbox: Sandbox) -> None:
+    stock = 'srun bash -c "echo $SLURMD_NODENAME $SLURM_TOPOLOGY_ADDR $SLURM_PROCID"'
+    plain = submit(sandbox, "-N8", stock.replace("$", r"\$"))
+    ours = submit(sandbox, "-N8", f"{RUN} -- {{train}} 3")
+    assert ours.await_end().state is JobState.COMPLETED, ours.told()
+    plain.await_end()
+    lines = sorted((line.split() for line in plain.output().splitlines()), key=lambda words: int(words[2]))
+    assert crossings([(node, address.split(".")[-2]) for node, address, _ in lines]) == 8
+    placed = ours.placed(f"{ours.id}.0.0")
+    assert len(placed) == 8
+    assert crossings(placed) == 2
+    begun = ours.events("attempt-started")[0]
+    assert (begun["ring_crossings"], begun["ring_crossings_stock"]) == (2, 8)
+    assert [node for node, _ in placed] == begun["nodes"]
+    assert ours.events("ended")[0]["code"] == 0
+
+
+def test_many_ranks_per_node_and_the_failed_ranks_own_exit_code(sandbox: Sandbox) -> None:
+    folder = folder_of(sandbox)
+    (folder / "fail").write_text("3 2 7")
+    job = submit(sandbox, "-N2 --gres=gpu:2", "deeplink run -- {train} 500; echo code=$?; exit 7", folder=folder)
+    assert job.await_end().state is JobState.FAILED
+    assert "code=7" in job.output(), job.told()
+    assert len(job.placed(f"{job.id}.0.0")) == 4, "two ranks on each node, one per GPU"
+    ended = job.events("ended")[0]
+    assert ended["code"] == 7
+    assert "rank 3" in ended["because"]
+    assert not job.events("relaunch"), "an application's failure is not a node's"
+
+
+def test_signals_reach_the_ranks_and_their_answer_comes_back(sandbox: Sandbox) -> None:
+    job = submit(sandbox, "-N2", f"{RUN} -- {{train}} 5000")
+    job.await_event("first-step")
+    sandbox.run(CTL, ["scancel", "--batch", "--signal=USR1", str(job.id)])
+    noted = job.folder / "signals"
+    until(lambda: noted.exists() and len(noted.read_text().split("\n")) > 2, 20, job.told)
+    assert sorted(noted.read_text().split()) == ["0", "1", "SIGUSR1", "SIGUSR1"]
+    sandbox.run(CTL, ["scancel", "--batch", "--signal=TERM", str(job.id)])
+    row = job.await_end()
+    assert row.state is JobState.FAILED
+    assert job.events("ended")[0]["code"] == 9, job.told()
+    assert noted.read_text().count(signal.SIGTERM.name) == 2
+
+
+@pytest.mark.parametrize("how", ["power off", "cut"])
+def test_a_lost_node_costs_seconds_where_there_is_a_spare(fresh_sandbox: Callable[..., Sandbox], how: str) -> None:
+    cluster = fresh_sandbox(Shape.of(4))
+    job = submit(cluster, "-N4 --no-kill --gres=gpu:2", f"{RUN} --spares 1 -- {{train}} 70")
+    job.await_event("first-step")
+    until((job.folder / "state").exists, 20, job.told)
+    begun = job.events("attempt-started")[0]
+    victim = begun["nodes"][-1]
+    if how == "cut":
+        cluster.cut(victim)
+    else:
+        cluster.crash(victim)
+    again = job.await_event("attempt-started", count=2)
+    assert victim not in again["nodes"]
+    assert begun["spares"][0] in again["nodes"]
+    first = job.await_event("first-step", count=2)
+    assert first["step"] > 5, "it went on where it was saved"
+    assert job.row().state is JobState.RUNNING
+    assert job.row().restarts == 0, "the same job, the same run"
+    if how == "cut":
+        cluster.heal(victim)
+    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.events("ended")[0]["attempts"] == 2
+    assert {node for node, _ in job.placed(f"{job.id}.0.1")} == set(again["nodes"])
+    incident = recorded(job)
+    assert (incident.kind, incident.node, incident.action) == ("node-silent", victim, "relaunch")
+    assert incident.outcome is Outcome.RECOVERED
+    assert incident.began_unix <= incident.detected_unix <= incident.acted_unix <= incident.recovered_unix
+
+
+def recorded(job: Job) -> Incident:
+    path = job.cluster.home / ".local/state/deeplink/jobs" / str(job.id) / "journal.sqlite"
+    with Journal(path, read_only=True) as journal:
+        (incident,) = journal.incidents()
+    return incident
+
+
+def test_without_a_spare_slurm_is_asked_once_it_has_given_the_node_up(
+    fresh_sandbox: Callable[..., Sandbox],
+) -> None:
+    cluster = fresh_sandbox(Shape.of(3))
+    job = submit(cluster, "-N2 --no-kill --requeue --gres=gpu:2", f"{RUN} -- {{train}} 5000")
+    victim = job.await_event("attempt-started")["nodes"][-1]
+    job.await_event("first-step")
+    cluster.crash(victim)
+    job.await_event("stranded")
+    job.await_event("requeue", 60)
+    until(lambda: job.row().state is JobState.PENDING, 30, job.told)
+    assert job.row().restarts == 1
+    assert job.events("ended")[0]["code"] == 75
+    gone = cluster.run(CTL, ["bash", "-c", "scontrol -o -d show node | grep -c 'GresUsed=gpu:[1-9]'"])
+    assert gone.stdout.strip() == "0", "no GPU leaked"
+    cluster.run(CTL, ["scancel", str(job.id)])
+
+
+def test_outside_of_a_job_the_remedy_is_named(sandbox: Sandbox) -> None:
+    done = sandbox.run(CTL, ["deeplink", "run", "--", "true"])
+    assert done.code == 2
+    assert "sbatch" in done.stderr
+    assert "--local" in done.stderr
+
+
+def test_a_dry_run_says_where_ranks_would_run(sandbox: Sandbox) -> None:
+    job = submit(sandbox, "-N5", "deeplink run --spares 1 --nproc-per-node 2 --dry-run -- python train.py 'a b'")
+    job.await_end()
+    output = job.output()
+    assert "resting: " in output
+    assert "ranks 0-1" in output
+    assert "--distribution=arbitrary" in output
+    assert "python train.py 'a b'" in output
+    assert not job.events()
