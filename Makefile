@@ -27,7 +27,7 @@ demo:  ## the whole story on this machine; DATA=folder for images of your own, K
 
 test:  ## every check and every test, on a real Slurm when root (what .ci/run runs)
 	@$(MAKE) --no-print-directory -j2 venv-dev slurm test-tools
-	@$(MAKE) --no-print-directory lint types layers whole
+	@$(MAKE) --no-print-directory --keep-going lint types layers whole
 
 check: venv-dev  ## style, types, layers, stubs and the quick tests: before every commit
 	@$(MAKE) --no-print-directory lint types layers proto-check unit
