@@ -6,18 +6,10 @@ The same program runs in two ways. A job starts one per node, with the job's tok
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
-import re
-import select
-import shutil
-import socket
-import tempfile
 import threading
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import deeplink
@@ -26,21 +18,21 @@ from deeplink.address import primary_address
 from deeplink.cache.server import CacheServicer
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
+from deeplink.daemon import BindError, is_loopback, split_bind
 from deeplink.scheduler.watch import node as node_service
-from deeplink.types import NodeName
 from deeplink.v1 import node_pb2
-from deeplink.wire import BoundServer, bound_server, new_token, read_token, write_token
+from deeplink.wire import BoundServer, bound_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable
+    from pathlib import Path
 
     import grpc
 
+    from deeplink.types import NodeName
+
 log = logging.getLogger(__name__)
 
-TOKEN_WAIT_S = 20.0
-LONGEST_TOKEN = 1024
 STOP_GRACE_S = 0.5
 """How long calls in flight may still run once the agent is told to end."""
 VERIFY_BYTES_PER_S = 200e6
@@ -48,40 +40,6 @@ VERIFY_BYTES_PER_S = 200e6
 VERIFY_EVERY_S = 30.0
 STATUS_KEPT_S = 0.5
 """The store is looked at no more often than this, however often the agent is asked."""
-
-
-class TokenInputError(DeepLinkError):
-    """A job's agent was not given its token."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            f"no token on standard input: {problem}",
-            remedy="`deeplink run` starts job-scoped agents; for one by hand: echo TOKEN | deeplink node --job",
-        )
-        self.problem = problem
-
-
-class MemberNameError(DeepLinkError):
-    """A node's name cannot be a member's."""
-
-    exit_code = 2
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name!r} cannot be a member's name",
-            remedy="Give --name NODE: letters, digits, dots, hyphens, underscores.",
-        )
-        self.name = name
-
-
-class AgentBindError(DeepLinkError):
-    """The agent cannot listen where it was told to."""
-
-    exit_code = 2
-
-    def __init__(self, bind: str, problem: str, remedy: str = "Give HOST:PORT; port 0 picks a free one.") -> None:
-        super().__init__(f"cannot listen on {bind}: {problem}", remedy=remedy)
-        self.bind, self.problem = bind, problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,39 +86,11 @@ class Announcement:
         return asdict(self)
 
 
-def split_bind(bind: str) -> tuple[str, int]:
-    """Return host and port of `host:port` (`[v6]:port` for IPv6).
-
-    >>> split_bind("0.0.0.0:0")
-    ('0.0.0.0', 0)
-
-    Raises:
-        AgentBindError: it is not of that form.
-    """
-    host, _, port = bind.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:  # noqa: PLR2004
-        raise AgentBindError(bind, "not HOST:PORT")
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches `host`; a name other than localhost counts as wide.
-
-    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "n0")]
-    [True, True, True, False, False]
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 class Agent:
     """Serves a node's shards, progress and heartbeat from `start` to `stop`.
 
     Raises:
-        AgentBindError: `start` cannot listen there.
+        BindError: `start` cannot listen there.
         MetricsBindError: `start` cannot serve the metrics there.
         StoreError: the store's folder cannot be made.
     """
@@ -183,7 +113,7 @@ class Agent:
         try:
             self._server = bound_server(self.settings.bind, self.settings.token, self._register)
         except RuntimeError as problem:
-            raise AgentBindError(self.settings.bind, str(problem)) from problem
+            raise BindError(self.settings.bind, str(problem)) from problem
         if self.settings.metrics_bind:
             self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
         self._feed_metrics()
@@ -263,98 +193,3 @@ def _reached_at(host: str, port: int) -> tuple[str, str]:
         return f"{local.ip}:{port}", local.interface
     shown = f"[{host}]" if ":" in host else host
     return f"{shown}:{port}", "lo" if is_loopback(host) else primary_address().interface
-
-
-def _runtime_base(env: Mapping[str, str]) -> Path:
-    # Slurm hands the submit host's XDG_RUNTIME_DIR on to nodes where that folder need not exist.
-    named = env.get("XDG_RUNTIME_DIR", "")
-    if named:
-        try:
-            found = Path(named).stat()
-        except OSError:
-            pass
-        else:
-            if found.st_uid == os.getuid() and not found.st_mode & 0o077 and os.access(named, os.W_OK):
-                return Path(named)
-    return Path("/tmp")  # noqa: S108 - node-local by convention, unlike TMPDIR; the folder below it is made 0700
-
-
-@contextmanager
-def runtime_folder(node: str, env: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """Give a fresh node-local folder that only this user can enter; it is removed at the end.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    env = os.environ if env is None else env
-    prefix = f"deeplink-{os.getuid()}-{env.get('SLURM_JOB_ID', 'nojob')}-{node}-"
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_base(env)))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def standing_token(path: Path) -> str:
-    """Return the token in `path`, which is made with a new token when it is not there.
-
-    Raises:
-        TokenFileError: the file cannot be used.
-        OSError: it cannot be made.
-    """
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_token(path, new_token())
-    return read_token(path)
-
-
-def read_token_line(descriptor: int, clock: Clock | None = None) -> str:
-    """Return the first line that can be read from `descriptor`, without reading past a pipe's first line's end.
-
-    Raises:
-        TokenInputError: no whole line within `TOKEN_WAIT_S`, an empty one, or one too long.
-    """
-    clock = clock or SystemClock()
-    deadline = clock.monotonic() + TOKEN_WAIT_S
-    line = b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - clock.monotonic()))
-        if not ready:
-            raise TokenInputError(f"nothing came within {TOKEN_WAIT_S:g} s")
-        byte = os.read(descriptor, 1)
-        if not byte:
-            break
-        line += byte
-        if len(line) > LONGEST_TOKEN:
-            raise TokenInputError(f"the line is longer than {LONGEST_TOKEN} bytes")
-    try:
-        token = line.decode("ascii").strip()
-    except UnicodeDecodeError:
-        raise TokenInputError("the line is not plain ASCII") from None
-    if not token:
-        raise TokenInputError("the line is empty")
-    return token
-
-
-def member_name(given: str, env: Mapping[str, str] | None = None) -> NodeName:
-    """Return `given`, or this node's name in Slurm, or the host name.
-
-    Raises:
-        MemberNameError: the name holds what a list of members cannot (`NAME=HOST:PORT,...`).
-    """
-    name = given or (os.environ if env is None else env).get("SLURMD_NODENAME", "") or socket.gethostname()
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise MemberNameError(name)
-    return NodeName(name)
-
-
-def notify_systemd(state: str) -> None:
-    """Tell systemd (Type=notify, sd_notify(3)); nothing happens where it did not ask."""
-    where = os.environ.get("NOTIFY_SOCKET", "")
-    if not where:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-        try:
-            notifier.sendto(state.encode(), "\0" + where[1:] if where.startswith("@") else where)
-        except OSError as problem:
-            log.warning("systemd could not be told %s: %s", state, problem)

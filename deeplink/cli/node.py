@@ -56,8 +56,9 @@ def command(
     import os
     from contextlib import ExitStack
 
-    from deeplink.agent import AgentSettings, member_name
+    from deeplink.agent import AgentSettings
     from deeplink.config import load_config
+    from deeplink.daemon import member_name
 
     if job and token_file:
         raise click.UsageError("--job takes the token from standard input; leave --token-file out")
@@ -84,7 +85,7 @@ def command(
 def _job_token(stack: ExitStack, node: str) -> tuple[str, Path]:
     import sys
 
-    from deeplink.agent import read_token_line, runtime_folder
+    from deeplink.daemon import read_token_line, runtime_folder
     from deeplink.wire import write_token
 
     token = read_token_line(sys.stdin.fileno())
@@ -94,10 +95,10 @@ def _job_token(stack: ExitStack, node: str) -> tuple[str, Path]:
 
 
 def _standing_token(bind: str, token_file: Path | None, state: Path) -> tuple[str, Path]:
-    from deeplink.agent import AgentBindError, is_loopback, split_bind, standing_token
+    from deeplink.daemon import BindError, is_loopback, split_bind, standing_token
 
     if token_file is None and not is_loopback(split_bind(bind)[0]):
-        raise AgentBindError(
+        raise BindError(
             bind,
             "others can reach it, and there is no token file",
             "Give --token-file FILE (it is made when absent), and the same token to every client.",
@@ -123,7 +124,8 @@ def _serve(settings: AgentSettings, token_file: Path) -> None:
     import json
     import signal
 
-    from deeplink.agent import Agent, notify_systemd
+    from deeplink.agent import Agent
+    from deeplink.daemon import notify_systemd
 
     agent = Agent(settings)
     try:

@@ -105,7 +105,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
 
 
 def _token(bind: str, path: Path | None, state: Path) -> str:
-    from deeplink.agent import is_loopback, split_bind, standing_token
+    from deeplink.daemon import is_loopback, split_bind, standing_token
 
     if path is None and not is_loopback(split_bind(bind)[0]):
         raise click.UsageError(f"others can reach {bind}: give --token-file FILE, and the same token to every job")
@@ -167,7 +167,7 @@ def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, o
 
 
 def _watch(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
-    from deeplink.agent import notify_systemd
+    from deeplink.daemon import notify_systemd
     from deeplink.scheduler.watch.service import watching
 
     with watching(settings, say, stop.alarm) as (daemon, port):
