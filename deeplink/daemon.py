@@ -1,0 +1,185 @@
+"""What every daemon of ours does at its start and end: name, address, token, folder, word to systemd."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+import select
+import shutil
+import socket
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.clock import Clock, SystemClock
+from deeplink.errors import DeepLinkError
+from deeplink.types import NodeName
+from deeplink.wire import new_token, read_token, write_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+log = logging.getLogger(__name__)
+
+TOKEN_WAIT_S = 20.0
+LONGEST_TOKEN = 1024
+
+
+class TokenInputError(DeepLinkError):
+    """A job's agent was not given its token."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"no token on standard input: {problem}",
+            remedy="`deeplink run` starts job-scoped agents; for one by hand: echo TOKEN | deeplink node --job",
+        )
+        self.problem = problem
+
+
+class MemberNameError(DeepLinkError):
+    """A node's name cannot be a member's."""
+
+    exit_code = 2
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name!r} cannot be a member's name",
+            remedy="Give --name NODE: letters, digits, dots, hyphens, underscores.",
+        )
+        self.name = name
+
+
+class BindError(DeepLinkError):
+    """A daemon cannot listen where it was told to."""
+
+    exit_code = 2
+
+    def __init__(self, bind: str, problem: str, remedy: str = "Give HOST:PORT; port 0 picks a free one.") -> None:
+        super().__init__(f"cannot listen on {bind}: {problem}", remedy=remedy)
+        self.bind, self.problem = bind, problem
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """Return host and port of `host:port` (`[v6]:port` for IPv6).
+
+    >>> split_bind("0.0.0.0:0")
+    ('0.0.0.0', 0)
+
+    Raises:
+        BindError: it is not of that form.
+    """
+    host, _, port = bind.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:  # noqa: PLR2004
+        raise BindError(bind, "not HOST:PORT")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches `host`; a name other than localhost counts as wide.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "n0")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _runtime_base(env: Mapping[str, str]) -> Path:
+    # Slurm hands the submit host's XDG_RUNTIME_DIR on to nodes where that folder need not exist.
+    named = env.get("XDG_RUNTIME_DIR", "")
+    if named:
+        try:
+            found = Path(named).stat()
+        except OSError:
+            pass
+        else:
+            if found.st_uid == os.getuid() and not found.st_mode & 0o077 and os.access(named, os.W_OK):
+                return Path(named)
+    return Path("/tmp")  # noqa: S108 - node-local by convention, unlike TMPDIR; the folder below it is made 0700
+
+
+@contextmanager
+def runtime_folder(node: str, env: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """Give a fresh node-local folder that only this user can enter; it is removed at the end.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    env = os.environ if env is None else env
+    prefix = f"deeplink-{os.getuid()}-{env.get('SLURM_JOB_ID', 'nojob')}-{node}-"
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_base(env)))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def standing_token(path: Path) -> str:
+    """Return the token in `path`, which is made with a new token when it is not there.
+
+    Raises:
+        TokenFileError: the file cannot be used.
+        OSError: it cannot be made.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_token(path, new_token())
+    return read_token(path)
+
+
+def read_token_line(descriptor: int, clock: Clock | None = None) -> str:
+    """Return the first line that can be read from `descriptor`, without reading past a pipe's first line's end.
+
+    Raises:
+        TokenInputError: no whole line within `TOKEN_WAIT_S`, an empty one, or one too long.
+    """
+    clock = clock or SystemClock()
+    deadline = clock.monotonic() + TOKEN_WAIT_S
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - clock.monotonic()))
+        if not ready:
+            raise TokenInputError(f"nothing came within {TOKEN_WAIT_S:g} s")
+        byte = os.read(descriptor, 1)
+        if not byte:
+            break
+        line += byte
+        if len(line) > LONGEST_TOKEN:
+            raise TokenInputError(f"the line is longer than {LONGEST_TOKEN} bytes")
+    try:
+        token = line.decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise TokenInputError("the line is not plain ASCII") from None
+    if not token:
+        raise TokenInputError("the line is empty")
+    return token
+
+
+def member_name(given: str, env: Mapping[str, str] | None = None) -> NodeName:
+    """Return `given`, or this node's name in Slurm, or the host name.
+
+    Raises:
+        MemberNameError: the name holds what a list of members cannot (`NAME=HOST:PORT,...`).
+    """
+    name = given or (os.environ if env is None else env).get("SLURMD_NODENAME", "") or socket.gethostname()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise MemberNameError(name)
+    return NodeName(name)
+
+
+def notify_systemd(state: str) -> None:
+    """Tell systemd (Type=notify, sd_notify(3)); nothing happens where it did not ask."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if not where:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        try:
+            notifier.sendto(state.encode(), "\0" + where[1:] if where.startswith("@") else where)
+        except OSError as problem:
+            log.warning("systemd could not be told %s: %s", state, problem)
