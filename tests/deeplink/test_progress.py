@@ -1,0 +1,326 @@
+"""`deeplink.report` and the plain call beneath it, against the real gRPC server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deeplink import progress
+from deeplink.plainrpc import PlainCallError, PlainChannel
+from deeplink.progress import Destination, Reporter, destination
+from deeplink.scheduler.watch.node import NodeServicer, add_to
+from deeplink.types import Attempt, FencedError, NodeName
+from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
+from deeplink.wire import BoundServer, bound_server, open_channel, write_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ATTEMPT = Attempt(5, 0, 1)
+TOKEN = "secret"  # noqa: S105 - of a server that lives as long as its test
+REPORT = "/deeplink.v1.Node/Report"
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+class Agent:
+    """The Node service on a real server, that can be stopped and started again on its port."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        self.servicer = NodeServicer(NodeName("n0"), "", node_pb2.StoreStatus)
+        self.bound: BoundServer = bound_server(
+            f"127.0.0.1:{self.port}", "secret", lambda server: [add_to(server, self.servicer)]
+        )
+        self.port = self.bound.port
+        self.bound.server.start()
+
+    def stop(self) -> None:
+        self.bound.server.stop(None).wait(5)
+
+    def steps(self) -> list[int]:
+        return [record.step for record in self.servicer.bulletin.since(0).records]
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    made = Agent()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def to(agent: Agent, tmp_path: Path) -> Destination:
+    write_token(tmp_path / "token", "secret")
+    return Destination(agent=f"127.0.0.1:{agent.port}", token_file=tmp_path / "token", attempt=ATTEMPT, rank=3)
+
+
+def plain(agent: Agent, token: str = TOKEN) -> PlainChannel:
+    return PlainChannel(f"127.0.0.1:{agent.port}", (("deeplink-token", token),), 5.0)
+
+
+def request(step: int = 1, **metrics: float) -> bytes:
+    attempt = common_pb2.Attempt(job=5)
+    made = common_pb2.Progress(step=step, attempt=attempt, metrics=metrics)
+    return node_pb2.ReportRequest(progress=made).SerializeToString()
+
+
+def test_a_grpc_server_answers_plain_calls_one_after_another(agent: Agent) -> None:
+    with plain(agent) as channel:
+        for step in range(300):  # more than a connection's window of replies, many streams
+            reply = node_pb2.ReportReply.FromString(channel.call(REPORT, request(step, loss=0.5)))
+            assert not reply.fenced
+    assert agent.steps() == list(range(300))
+
+
+def test_long_metadata_and_long_messages_arrive_whole(agent: Agent) -> None:
+    address = f"127.0.0.1:{agent.port}"
+    with PlainChannel(address, (("deeplink-token", "secret"), ("x-long", "y" * 3000)), 5.0) as channel:
+        channel.call(REPORT, request(1, **{f"metric-number-{n:03d}" + "x" * 100: n for n in range(60)}))
+    record = agent.servicer.bulletin.since(0).records[0]
+    assert len(record.metrics) == 60
+
+
+@pytest.mark.parametrize(
+    ("token", "method", "message"),
+    [("wrong", REPORT, request()), ("secret", "/deeplink.v1.Node/Nothing", b""), ("secret", REPORT, b"")],
+    ids=["token", "method", "argument"],
+)
+def test_a_refused_call_is_an_error(agent: Agent, token: str, method: str, message: bytes) -> None:
+    with plain(agent, token) as channel, pytest.raises(PlainCallError, match="refused"):
+        channel.call(method, message)
+    assert agent.steps() == []
+
+
+def test_a_peer_that_is_no_server_is_an_error_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with PlainChannel(address, (), 0.2) as channel, pytest.raises(PlainCallError, match="timed out"):
+            channel.call(REPORT, b"")
+        with PlainChannel(address, (), 5.0) as channel:
+            accepted, _ = silent.accept()
+            accepted.close()
+            accepted, _ = silent.accept()
+            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with pytest.raises(PlainCallError, match="not an HTTP/2 server"):
+                channel.call(REPORT, b"")
+            accepted.close()
+    with pytest.raises(PlainCallError, match="refused"):
+        PlainChannel(address, (), 0.2)
+
+
+def test_a_message_too_long_for_a_frame_is_refused_before_it_is_sent(agent: Agent) -> None:
+    with plain(agent) as channel, pytest.raises(PlainCallError, match="too long"):
+        channel.call(REPORT, bytes(20_000))
+
+
+def test_the_first_report_leaves_at_once_and_the_newest_of_many_is_the_last(agent: Agent, to: Destination) -> None:
+    reporter = Reporter(to)
+    reporter.tell(1, {"loss": 2.5})
+    eventually(lambda: agent.steps() == [1])
+    for step in range(2, 500):
+        reporter.tell(step, {"loss": 1.0})
+    assert reporter.flush(5.0)
+    steps = agent.steps()
+    assert steps[-1] == 499
+    assert len(steps) < 250  # those in between gave way
+    record = agent.servicer.bulletin.since(0).records[0]
+    assert (record.rank, record.attempt.job, record.attempt.relaunch, dict(record.metrics)) == (
+        3,
+        5,
+        1,
+        {"loss": 2.5},
+    )
+
+
+def test_a_fenced_rank_learns_it_in_its_training_loop(agent: Agent, to: Destination) -> None:
+    agent.servicer.bulletin.learn(Attempt(5, 1, 0))
+    reporter = Reporter(to)
+    reporter.tell(1, {})
+
+    def fenced() -> bool:
+        try:
+            reporter.tell(2, {})
+        except FencedError:
+            return True
+        return False
+
+    eventually(fenced)
+    with pytest.raises(FencedError) as refused:
+        reporter.tell(3, {})
+    assert (refused.value.attempt, refused.value.newest) == (ATTEMPT, Attempt(5, 1, 0))
+    reporter.flush(5.0)
+    assert agent.steps() == []
+
+
+def test_reports_go_on_when_the_agent_comes_back(
+    agent: Agent, to: Destination, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr(progress, "SEND_EVERY_S", 0.0)
+    reporter = Reporter(to)
+    reporter.tell(1, {})
+    eventually(lambda: agent.steps() == [1])
+    agent.stop()
+    with caplog.at_level(logging.WARNING):
+        for step in range(2, 10):
+            reporter.tell(step, {})
+            eventually(lambda: reporter._waiting is None and not reporter._sending)
+    assert caplog.text.count("training goes on") == 1
+    agent.start()
+
+    def arrived() -> bool:
+        reporter.tell(11, {})
+        return bool(agent.steps())
+
+    eventually(arrived)
+    assert reporter.flush(5.0)
+
+
+def test_a_metric_that_is_no_number_is_left_out_and_said_once(
+    agent: Agent, to: Destination, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(to)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            reporter.tell(1, {"loss": 1.5, "note": "a text"})
+    assert reporter.flush(5.0)
+    assert caplog.text.count("'note'") == 1
+    assert dict(agent.servicer.bulletin.since(0).records[-1].metrics) == {"loss": 1.5}
+
+
+def test_the_end_of_the_process_waits_for_a_silent_agent_no_longer_than_told(tmp_path: Path) -> None:
+    write_token(tmp_path / "token", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        to = Destination(
+            agent=f"127.0.0.1:{silent.getsockname()[1]}",
+            token_file=tmp_path / "token",
+            attempt=ATTEMPT,
+            rank=0,
+        )
+        reporter = Reporter(to)
+        reporter.tell(1, {})
+        assert not reporter.flush(0.05)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("DEEPLINK_AGENT", "DEEPLINK_TOKEN_FILE", "DEEPLINK_ATTEMPT", "RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    progress._process.forget()
+    yield
+    progress._process.flush()
+    progress._process.forget()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_outside_of_a_job_a_report_does_nothing() -> None:
+    before = threading.active_count()
+    progress.report(step=1, loss=0.5)
+    assert threading.active_count() == before
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_environment_that_makes_no_sense_does_not_stop_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DEEPLINK_AGENT", "127.0.0.1:1")
+    monkeypatch.setenv("DEEPLINK_TOKEN_FILE", "/nowhere")
+    monkeypatch.setenv("DEEPLINK_ATTEMPT", "not an attempt")
+    progress.report(step=1)
+    progress.report(step=2)
+    assert caplog.text.count("progress is not reported") == 1
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_environment_says_where_reports_go(
+    agent: Agent, to: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {
+        "DEEPLINK_AGENT": to.agent,
+        "DEEPLINK_TOKEN_FILE": str(to.token_file),
+        "DEEPLINK_ATTEMPT": "5.0.1",
+        "RANK": "3",
+    }
+    assert destination(env) == to
+    assert destination({**env, "RANK": "", "SLURM_PROCID": "4", "DEEPLINK_ATTEMPT": ""}) == Destination(
+        agent=to.agent, token_file=to.token_file, attempt=Attempt(0, 0, 0), rank=4
+    )
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    progress.report(step=12, loss=0.25)
+    eventually(lambda: agent.steps() == [12])
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_forked_child_of_a_process_that_reports_can_use_grpc(
+    agent: Agent, to: Destination, tmp_path: Path
+) -> None:
+    # In a process of its own: this one has used gRPC. DataLoader workers are such children.
+    script = f"""
+import os, sys
+import deeplink
+deeplink.report(step=1)
+from deeplink import progress
+reporter = progress._process.reporter
+assert reporter is not None and reporter.flush(5.0)
+assert "grpc" not in sys.modules
+child = os.fork()
+if child == 0:
+    from deeplink.v1 import node_pb2, node_pb2_grpc
+    from deeplink.wire import open_channel
+    with open_channel({to.agent!r}, "secret") as channel:
+        node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=5)
+    deeplink.report(step=2)
+    progress._process.flush()
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    env = {**os.environ, "DEEPLINK_AGENT": to.agent, "DEEPLINK_TOKEN_FILE": str(to.token_file)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, timeout=30, check=False)
+    assert done.returncode == 0
+    assert agent.steps() == [1, 2]
+
+
+def test_grpc_in_a_child_of_a_process_that_used_grpc_is_refused_and_does_not_hang(agent: Agent) -> None:
+    script = f"""
+import os
+from deeplink.v1 import node_pb2, node_pb2_grpc
+from deeplink.wire import ForkedError, open_channel
+with open_channel("127.0.0.1:{agent.port}", "secret") as channel:
+    node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=5)
+    child = os.fork()
+    if child == 0:
+        try:
+            open_channel("127.0.0.1:{agent.port}", "secret")
+        except ForkedError as refused:
+            os._exit(0 if "forkserver" in refused.remedy else 3)
+        os._exit(4)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0
+
+
+def test_the_agent_is_the_same_to_grpcio_and_to_plain_calls(agent: Agent) -> None:
+    with open_channel(f"127.0.0.1:{agent.port}", "secret") as channel, plain(agent) as plainly:
+        node_pb2_grpc.NodeStub(channel).Report(node_pb2.ReportRequest.FromString(request(1, loss=0.5)), timeout=5)
+        plainly.call(REPORT, request(1, loss=0.5))
+    first, second = agent.servicer.bulletin.since(0).records
+    assert first == second

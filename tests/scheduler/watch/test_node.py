@@ -1,0 +1,143 @@
+"""The Node service: progress kept, heartbeats answered, older attempts fenced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from deeplink.clock import ManualClock
+from deeplink.scheduler.watch.node import KEPT_JOBS, KEPT_REPORTS, Bulletin, NodeServicer, add_to
+from deeplink.types import Attempt, NodeName
+from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
+from deeplink.wire import attempt_to_wire, bound_server, open_channel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OLD, NEW, OTHER = Attempt(7, 0, 1), Attempt(7, 1, 0), Attempt(8, 0, 0)
+
+
+def progress(attempt: Attempt, step: int, rank: int = 0) -> common_pb2.Progress:
+    return common_pb2.Progress(attempt=attempt_to_wire(attempt), step=step, rank=rank, metrics={"loss": 0.5})
+
+
+def test_records_come_back_in_order_after_the_one_named() -> None:
+    bulletin = Bulletin()
+    for step in range(5):
+        bulletin.report(progress(OLD, step))
+    assert [record.step for record in bulletin.since(3).records] == [3, 4]
+    assert bulletin.since(3).last == 5
+    assert bulletin.since(5).records == ()
+
+
+def test_only_the_newest_records_are_kept() -> None:
+    bulletin = Bulletin()
+    for step in range(KEPT_REPORTS + 10):
+        bulletin.report(progress(OLD, step))
+    heard = bulletin.since(0)
+    assert len(heard.records) == KEPT_REPORTS
+    assert (heard.records[0].step, heard.last) == (10, KEPT_REPORTS + 10)
+
+
+def test_a_caller_that_knew_the_agent_before_its_restart_gets_all_records() -> None:
+    bulletin = Bulletin()
+    bulletin.report(progress(OLD, 1))
+    assert len(bulletin.since(1000).records) == 1
+
+
+def test_an_older_attempt_is_fenced_and_its_progress_is_not_kept() -> None:
+    bulletin = Bulletin()
+    bulletin.learn(NEW)
+    assert bulletin.report(progress(OLD, 5)) == NEW
+    assert bulletin.report(progress(NEW, 6)) == NEW
+    assert [record.step for record in bulletin.since(0).records] == [6]
+
+
+def test_a_report_of_a_newer_attempt_fences_the_older_one_too() -> None:
+    bulletin = Bulletin()
+    bulletin.report(progress(NEW, 1))
+    assert bulletin.report(progress(OLD, 2)) == NEW
+    assert bulletin.learn(OLD) == NEW
+
+
+def test_jobs_do_not_fence_each_other_and_are_told_apart() -> None:
+    bulletin = Bulletin()
+    bulletin.report(progress(NEW, 1))
+    assert bulletin.report(progress(OTHER, 2)) == OTHER
+    assert [record.step for record in bulletin.since(0, job=8).records] == [2]
+    assert len(bulletin.since(0).records) == 2
+
+
+def test_jobs_not_heard_of_for_long_are_forgotten() -> None:
+    bulletin = Bulletin()
+    bulletin.learn(Attempt(1, 5, 0))
+    for job in range(2, KEPT_JOBS + 1):
+        bulletin.learn(Attempt(job, 0, 0))
+    assert bulletin.learn(Attempt(1, 0, 0)) == Attempt(1, 5, 0)
+    for job in range(1000, 1000 + KEPT_JOBS):
+        bulletin.learn(Attempt(job, 0, 0))
+    assert bulletin.learn(Attempt(1, 0, 0)) == Attempt(1, 0, 0)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def node(clock: ManualClock) -> Iterator[node_pb2_grpc.NodeStub]:
+    servicer = NodeServicer(
+        NodeName("n3"), "core.leaf1.n3", lambda: node_pb2.StoreStatus(shards=2, bytes=99), clock=clock
+    )
+    bound = bound_server("127.0.0.1:0", "secret", lambda server: [add_to(server, servicer)])
+    bound.server.start()
+    with open_channel(f"127.0.0.1:{bound.port}", "secret") as channel:
+        yield node_pb2_grpc.NodeStub(channel)
+    bound.server.stop(None).wait(5)
+
+
+def test_a_heartbeat_says_how_the_node_is(node: node_pb2_grpc.NodeStub, clock: ManualClock) -> None:
+    clock.now += 12.5
+    status = node.Status(node_pb2.StatusRequest(), timeout=5)
+    assert (status.node, status.topology_address, status.uptime_s) == ("n3", "core.leaf1.n3", 12.5)
+    assert (status.store.shards, status.store.bytes) == (2, 99)
+    assert not status.HasField("newest")
+
+
+def test_reports_come_back_with_the_heartbeat_and_older_attempts_learn_of_the_newer(
+    node: node_pb2_grpc.NodeStub,
+) -> None:
+    first = node.Report(node_pb2.ReportRequest(progress=progress(OLD, 3, rank=2)), timeout=5)
+    assert not first.fenced
+    assert first.newest == attempt_to_wire(OLD)
+    asked = node_pb2.StatusRequest(attempt=attempt_to_wire(OLD))
+    status = node.Status(asked, timeout=5)
+    assert [(p.rank, p.step, dict(p.metrics)) for p in status.progress] == [(2, 3, {"loss": 0.5})]
+    status = node.Status(
+        node_pb2.StatusRequest(attempt=attempt_to_wire(NEW), after_report=status.last_report), timeout=5
+    )
+    assert list(status.progress) == []
+    fenced = node.Report(node_pb2.ReportRequest(progress=progress(OLD, 4)), timeout=5)
+    assert fenced.fenced
+    assert fenced.newest == attempt_to_wire(NEW)
+    assert node.Status(asked, timeout=5).newest == attempt_to_wire(NEW)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        node_pb2.ReportRequest(),
+        node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={str(n): 0.0 for n in range(65)})),
+        node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={"x" * 129: 0.0})),
+    ],
+    ids=["nothing in it", "too many metrics", "a name too long"],
+)
+def test_a_report_that_is_no_report_is_refused(
+    node: node_pb2_grpc.NodeStub, request_: node_pb2.ReportRequest
+) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        node.Report(request_, timeout=5)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert node.Status(node_pb2.StatusRequest(), timeout=5).last_report == 0
