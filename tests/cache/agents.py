@@ -1,0 +1,88 @@
+"""Real agents' cache services over loopback, and folders of small files, for the tests of the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink import wire
+from deeplink.cache.server import CacheServicer
+from deeplink.cache.store import Store
+from deeplink.config import Config
+from deeplink.types import Member, NodeName, format_members
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def small_files(count: int = 60, *, seed: int = 0) -> dict[str, bytes]:
+    """Return `count` files in three classes below two roots, of all kinds of sizes, one of them empty."""
+    rng = random.Random(seed)
+    files = {}
+    for i in range(count):
+        size = 0 if i == 0 else rng.choice([1, 100, 4080, 4096, 5000, 40_000])
+        files[f"{'train' if i % 4 else 'test'}/{'abc'[i % 3]}/{i:05d}.bin"] = rng.randbytes(size)
+    return files
+
+
+def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Write the files below `root` and return it."""
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def config_below(root: Path, **settings: object) -> Config:
+    """Return a configuration whose folders are below `root`; small shards, so that there are several."""
+    base = Config(catalog=root / "catalog", store=root / "store", node="head", shard_bytes=200_000)
+    return dataclasses.replace(base, **settings)  # type: ignore[arg-type]
+
+
+@dataclass
+class Agents:
+    """Members n0, n1 ... serving stores below `root`."""
+
+    root: Path
+    token: str = field(default_factory=wire.new_token)
+    stores: dict[NodeName, Store] = field(default_factory=dict)
+    servers: dict[NodeName, wire.BoundServer] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+
+    @property
+    def token_file(self) -> Path:
+        """The 0600 file with the token."""
+        path = self.root / "token"
+        if not path.exists():
+            wire.write_token(path, self.token)
+        return path
+
+    def start(self, name: str, *, port: int = 0) -> Member:
+        """Start one member; it serves when this returns."""
+        node = NodeName(name)
+        store = self.stores.setdefault(node, Store(self.root / name))
+        bound = wire.bound_server(f"127.0.0.1:{port}", self.token, CacheServicer(store, node).register)
+        bound.server.start()
+        self.servers[node] = bound
+        member = Member(node, f"127.0.0.1:{bound.port}")
+        self.members = (*(other for other in self.members if other.name != node), member)
+        return member
+
+    def stop(self, name: str) -> None:
+        """Stop one member: its port refuses from now on."""
+        self.servers.pop(NodeName(name)).server.stop(None).wait()
+
+    def stop_all(self) -> None:
+        """Stop all members."""
+        for name in list(self.servers):
+            self.stop(name)
+
+    def config(self, **settings: object) -> Config:
+        """Return the configuration of a node that is no member."""
+        return config_below(
+            self.root / "head", members=format_members(self.members), token_file=self.token_file, **settings
+        )

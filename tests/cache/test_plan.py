@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.cache.plan import make_plan
+from deeplink.cache.source import Listing
+from deeplink.types import SampleKey
+
+
+def listing(sizes: list[int], mark: int = 1) -> Listing:
+    keys = [SampleKey(f"{i:06d}") for i in range(len(sizes))]
+    return Listing(keys, np.array(sizes, np.int64), np.full(len(sizes), mark, np.uint64), marked=True)
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=80), st.integers(1, 1000))
+def test_every_row_is_in_one_shard_and_no_shard_is_larger_than_asked(sizes: list[int], shard_bytes: int) -> None:
+    shards = make_plan("/data", listing(sizes), shard_bytes).shards
+    assert [row for shard in shards for row in range(shard.start, shard.stop)] == list(range(len(sizes)))
+    for shard in shards:
+        assert shard.payload == sum(sizes[shard.rows])
+        assert shard.payload <= shard_bytes or len([size for size in sizes[shard.rows] if size]) == 1
+
+
+def test_the_digest_follows_from_everything_that_shapes_shards() -> None:
+    same = make_plan("/data", listing([1, 2]), 10).digest
+    assert same == make_plan("/data", listing([1, 2]), 10).digest
+    others = [
+        make_plan("/other", listing([1, 2]), 10),
+        make_plan("/data", listing([2, 1]), 10),
+        make_plan("/data", listing([1, 2], mark=2), 10),
+        make_plan("/data", listing([1, 2]), 11),
+    ]
+    assert same not in {other.digest for other in others}
