@@ -80,7 +80,7 @@ class Actor:
         key = self._free_key(verdict)
         if key is None or self.restarting(verdict):
             return False
-        named = incident.id if incident else verdict.incident
+        named = incident.id if incident else verdict.node or verdict.incident
         action = ActionRecord(
             key=key,
             incident=named,

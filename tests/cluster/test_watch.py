@@ -1,0 +1,246 @@
+"""The watchdog beside a real Slurm: jobs of an ordinary user, cred_expire at its default, nodes that really die.
+
+Seconds are measured and printed (`pytest -s`, or the report of a failure), never asserted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.parse import NodeRow
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import ActionRecord, Incident, Outcome
+from deeplink.wire import new_token, write_token
+from tests.cluster.jobs import Job, folder_of, submit, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+PORT = 7412
+BEATING = Path(__file__).parent / "beating.py"
+RUN = "exec deeplink run --nproc-per-node 1 -- {train} 5000"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Where a cluster's watchdog keeps its things."""
+
+    cluster: Sandbox
+    folder: Path
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "watch.sqlite"
+
+    @property
+    def address(self) -> str:
+        return f"{self.cluster.shape.address(CTL)}:{PORT}"
+
+    @property
+    def exports(self) -> str:
+        return f"export DEEPLINK_WATCH={self.address}\nexport DEEPLINK_WATCH_TOKEN_FILE={self.folder}/user.token\n"
+
+    def said(self) -> str:
+        path = self.folder / "said"
+        return path.read_text() if path.exists() else ""
+
+    def incidents(self) -> tuple[Incident, ...]:
+        with Journal(self.journal, read_only=True) as journal:
+            return journal.incidents()
+
+    def actions(self) -> tuple[ActionRecord, ...]:
+        with Journal(self.journal, read_only=True) as journal:
+            return journal.actions()
+
+    def submit(self, options: str, script: str) -> Job:
+        return submit(self.cluster, options, self.exports + script, folder=folder_of(self.cluster))
+
+    @contextmanager
+    def running(self, *options: str) -> Iterator[Callable[[], None]]:
+        """Run `deeplink watch` on the control host as root; gives what kills it without mercy."""
+        argv = [sys.executable, "-m", "deeplink", "-v", "watch", "--bind", self.address]
+        argv += ["--journal", str(self.journal), "--token-file", str(self.folder / "token"), *options]
+        before = self.said().count("watching: ")
+        with (self.folder / "said").open("ab") as said:
+            process = self.cluster.spawn(CTL, argv, root=True, stdout=said, stderr=said)
+        try:
+            until(lambda: self.said().count("watching: ") > before, 20, self.said)
+            yield lambda: kill_watchdog(self.journal)
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def kill_watchdog(journal: Path) -> None:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"watch" in words and str(journal).encode() in words and words[0].endswith(b"python"):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+@pytest.fixture
+def watch(fresh_sandbox: Callable[..., Sandbox]) -> Iterator[Watch]:
+    cluster = fresh_sandbox(Shape(leaves=2, nodes_per_leaf=4))
+    folder = cluster.home / "watch"
+    folder.mkdir()
+    shutil.chown(folder, cluster.user.uid, cluster.user.gid)
+    token = new_token()
+    write_token(folder / "token", token)
+    write_token(folder / "user.token", token)
+    shutil.chown(folder / "user.token", cluster.user.uid, cluster.user.gid)
+    watch = Watch(cluster, folder)
+    yield watch
+    sys.stdout.write(watch.said())
+
+
+def node(cluster: Sandbox, name: str) -> NodeRow:
+    (row,) = Slurm(cluster.runner()).nodes([name])
+    return row
+
+
+def in_second_run(job: Job) -> bool:
+    row = job.row()
+    return row.state is JobState.RUNNING and row.restarts == 1
+
+
+def await_recovered(watch: Watch, job: Job) -> Incident:
+    until(lambda: any(one.outcome is Outcome.RECOVERED for one in watch.incidents()), 60, watch.said)
+    (incident,) = watch.incidents()
+    assert incident.attempt is not None
+    assert incident.attempt.job == job.id
+    return incident
+
+
+def told(what: str, began: float) -> None:
+    sys.stdout.write(f"\n[watchdog] {what}: {time.monotonic() - began:.2f} s after the fault\n")
+
+
+@pytest.mark.parametrize("which", ["last", "batch host"])
+def test_a_node_that_dies_without_a_spare_is_drained_and_its_job_runs_elsewhere(watch: Watch, which: str) -> None:
+    with watch.running("--act"):
+        job = watch.submit("-N4 --exclusive --gres=gpu:2 --no-kill --requeue --exclude=n7", RUN)
+        job.await_event("first-step")
+        host = job.row().batch_host
+        assert host is not None
+        used = job.row().nodes
+        victim = host if which == "batch host" else next(name for name in reversed(used) if name != host)
+        began = time.monotonic()
+        watch.cluster.crash(victim)
+        until(lambda: in_second_run(job), 60, watch.said)
+        told(f"{which} lost: job runs again", began)
+        assert victim not in job.row().nodes
+        lost = node(watch.cluster, victim)
+        assert lost.drained
+        assert lost.down
+        assert lost.reason.startswith("deeplink: ")
+        job.await_event("first-step", 60, count=2)
+        told(f"{which} lost: job trains again", began)
+        incident = await_recovered(watch, job)
+        assert (incident.node, incident.action) == (victim, "drain-down")
+        assert incident.began_unix <= incident.detected_unix <= incident.acted_unix <= incident.recovered_unix
+        excluded = Slurm(watch.cluster.runner()).excluded_nodes(job.id)
+        assert "n7" in excluded, "the user's own exclusion stays"
+        leaked = watch.cluster.run(CTL, ["bash", "-c", "scontrol -o -d show node | grep -c 'GresUsed=gpu:[1-9]'"])
+        assert leaked.stdout.strip() == "4", "the GPUs of one job of four nodes, no more"
+        if which == "last":
+            heals_and_stays_out(watch, victim)
+    if which == "last":
+        with watch.running("--act", "--resume"):
+            until(lambda: not node(watch.cluster, victim).drained, 60, watch.said)
+            assert not node(watch.cluster, victim).down
+
+
+def heals_and_stays_out(watch: Watch, victim: str) -> None:
+    watch.cluster.boot(victim)
+    until(lambda: node(watch.cluster, victim).responding, 40, watch.said)
+    seen = watch.said().count("\n")
+    time.sleep(3.0)  # longer than ReturnToService=2 took to give back a node that was only down (measured)
+    lost = node(watch.cluster, victim)
+    assert lost.drained, f"{lost} {watch.said().splitlines()[seen:]}"
+
+
+def test_a_hung_job_is_requeued_elsewhere_when_every_node_answers(watch: Watch) -> None:
+    shutil.copy(BEATING, watch.folder / "beating.py")
+    (watch.folder / "beating.py").chmod(0o644)
+    script = f"exec {sys.executable} {watch.folder}/beating.py {watch.address} {watch.folder}/user.token 2"
+    with watch.running("--act"):
+        job = watch.submit("-N3 --exclusive --requeue", script)
+        until(lambda: job.row().state is JobState.RUNNING, 20, watch.said)
+        first = job.row().nodes
+        until(lambda: bool(watch.incidents()), 40, lambda: watch.said() + job.output())
+        began = time.monotonic()
+        until(lambda: in_second_run(job), 30, watch.said)
+        told("hung job, from the verdict: runs again", began)
+        assert not set(job.row().nodes) & set(first)
+        incident = await_recovered(watch, job)
+        assert (incident.kind, incident.action, incident.node) == ("ranks-hung", "requeue-exclude", None)
+        assert incident.steps_repeated == 5
+        assert not any(row.drained or row.down for row in Slurm(watch.cluster.runner()).nodes())
+
+
+def test_a_frozen_controller_and_a_cut_node_at_once_are_left_alone(watch: Watch) -> None:
+    with watch.running("--act"):
+        job = watch.submit("-N3 --exclusive --no-kill --requeue", RUN)
+        job.await_event("first-step")
+        victim = next(name for name in job.row().nodes if name != job.row().batch_host)
+        controller = next(machine.daemon for machine in watch.cluster.status() if machine.name == CTL)
+        assert controller is not None
+        os.kill(controller, signal.SIGSTOP)
+        try:
+            watch.cluster.cut(victim)
+            job.await_event("stranded", 30)
+            until(lambda: any(one.kind == "self-in-doubt" for one in watch.incidents()), 30, watch.said)
+            watch.cluster.heal(victim)
+            job.await_event("back", 40)
+        finally:
+            os.kill(controller, signal.SIGCONT)
+        until(lambda: "self-in-doubt: over" in watch.said(), 30, watch.said)
+        job.await_event("first-step", 60, count=2)
+        assert watch.actions() == (), watch.said()
+        row = job.row()
+        assert (row.state, row.restarts) == (JobState.RUNNING, 0)
+        assert not any(row.drained or row.down for row in Slurm(watch.cluster.runner()).nodes())
+
+
+def test_an_observer_only_says_it_and_one_killed_between_two_commands_finishes_on_return(watch: Watch) -> None:
+    slurm = Slurm(watch.cluster.runner())
+    with watch.running("--observe") as kill:
+        job = watch.submit("-N3 --exclusive --no-kill --requeue", RUN)
+        job.await_event("first-step")
+        victim = next(name for name in job.row().nodes if name != job.row().batch_host)
+        watch.cluster.crash(victim)
+        until(lambda: f"{victim}: would drain-down" in watch.said(), 30, watch.said)
+        assert not node(watch.cluster, victim).drained
+        assert watch.actions() == ()
+        kill()
+    with watch.running("--act") as kill:
+        until(lambda: f": drain node {victim}" in watch.said(), 30, watch.said)
+        kill()
+    with watch.running("--act"):
+        until(lambda: in_second_run(job), 60, watch.said)
+        job.await_event("first-step", 60, count=2)
+        incident = await_recovered(watch, job)
+        assert incident.node == victim
+        until(lambda: all(action.done_unix for action in watch.actions()), 20, watch.said)
+        remedies = sorted(action.remedy for action in watch.actions() if not action.result.startswith("gave up"))
+        assert remedies == ["drain-down", "restart"], watch.said()
+        assert job.row().restarts == 1
+        assert node(watch.cluster, victim).drained
+        assert [row.name for row in slurm.nodes() if row.drained] == [victim]
