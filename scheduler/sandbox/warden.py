@@ -54,7 +54,8 @@ class Warden:
             if reads in ready:
                 os.read(reads, 4096)
             if stdin in ready and stdin is not None:
-                self._ending = os.read(stdin, len(STAY)) != STAY
+                if os.read(stdin, len(STAY)) != STAY:
+                    self._ending = True
                 stdin = None
             self._reap()
             if self._starting:

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from deeplink.clock import ManualClock
+from deeplink.scheduler.sandbox import state
+from deeplink.scheduler.sandbox.errors import BusyError, NotUpError
+from deeplink.scheduler.sandbox.layout import Layout
+from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.sandbox.programs import Programs
+from deeplink.scheduler.sandbox.settings import Settings, User
+from deeplink.scheduler.sandbox.shape import Shape
+from deeplink.scheduler.sandbox.state import Record
+
+LAYOUT = Layout(Path("/srv/b"))
+USER = User("mia", 5, 6, LAYOUT.homes / "mia")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(settings=Settings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(4, 9)),
+        Record(
+            settings=Settings(shape=Shape.of(3), user=USER, extra=("A=1", "B=2")),
+            path="/bin",
+            programs=Programs("a", "b", "c", plugins=Path("/p"), env={"X": "y"}),
+            addresses={"ctl": "127.0.0.1:1"},
+        ),
+    ],
+)
+def test_a_record_is_read_as_it_was_written(tmp_path: Path, record: Record) -> None:
+    layout = Layout(tmp_path)
+    assert Record.read(layout) is None
+    record.write(layout)
+    assert Record.read(layout) == record
+
+
+def test_a_record_cut_short_is_none(tmp_path: Path) -> None:
+    Layout(tmp_path).record.write_text('{"settings": {')
+    assert Record.read(Layout(tmp_path)) is None
+
+
+def test_only_one_changes_a_sandbox_at_a_time(tmp_path: Path) -> None:
+    layout, clock = Layout(tmp_path / "b"), ManualClock()
+    with state.locked(layout, clock, make=True):
+        with pytest.raises(BusyError), state.locked(layout, clock):
+            pass
+        assert clock.now > 1_000 + state.LOCK_WAIT_S
+    with state.locked(layout, clock):
+        pass
+
+
+def test_a_folder_removed_by_who_had_the_lock_before_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
+    layout, clock = Layout(tmp_path / "b"), ManualClock()
+    layout.folder.mkdir()
+    stale = os.open(layout.folder, os.O_RDONLY)
+    fcntl.flock(stale, fcntl.LOCK_EX)
+    layout.folder.rmdir()
+    with state.locked(layout, clock, make=True):
+        assert layout.folder.is_dir()
+    os.close(stale)
+
+
+def test_there_is_nothing_to_lock_where_there_is_no_sandbox(tmp_path: Path) -> None:
+    other = Layout(tmp_path / "other")
+    other.folder.mkdir()
+    Record(settings=Settings(shape=Shape(), user=USER), path="").write(other)
+    with pytest.raises(NotUpError) as missing, state.locked(Layout(tmp_path / "b"), ManualClock()):
+        pass
+    assert missing.value.others == ("other",)
+    assert not (tmp_path / "b").exists()
+
+
+def test_removal_takes_the_sandbox_and_leaves_others(tmp_path: Path) -> None:
+    root = tmp_path / "boxes"
+    mine, other = Layout(root / "b"), Layout(root / "c")
+    for layout in (mine, other):
+        (layout.folder / "log").mkdir(parents=True)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (mine.folder / "link").symlink_to(outside)
+    state.empty(mine)
+    assert list(mine.folder.iterdir()) == []
+    state.remove(mine)
+    assert sorted(path.name for path in root.iterdir()) == ["c"]
+    state.remove(other)
+    assert not root.exists()
+    assert outside.is_dir()
