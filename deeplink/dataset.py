@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from torch.utils import data as torch_data
@@ -104,7 +104,7 @@ class Dataset(torch_data.Dataset[Any]):
         return len(self._range)
 
     @override
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: SupportsIndex) -> Any:
         """Return one item.
 
         Raises:
@@ -114,14 +114,14 @@ class Dataset(torch_data.Dataset[Any]):
         """
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
         """Return items in the order of `indices`; their bytes are read at once. Raises as `__getitem__`."""
         positions = [self._position(index) for index in indices]
         start = self._range.start
         views = self._reader.read([start + position for position in positions])
         return [self._item(position, bytes(view)) for position, view in zip(positions, views, strict=True)]
 
-    def _position(self, index: int) -> int:
+    def _position(self, index: SupportsIndex) -> int:
         position = operator.index(index)
         if position < 0:
             position += len(self)
@@ -143,7 +143,7 @@ class Dataset(torch_data.Dataset[Any]):
             raise NoClassError(self.name, self.root, self.key(position))
         return self.target_transform(label) if self.target_transform else label
 
-    def key(self, index: int) -> SampleKey:
+    def key(self, index: SupportsIndex) -> SampleKey:
         """Return an item's path in the dataset.
 
         Raises:
