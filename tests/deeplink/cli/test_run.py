@@ -1,0 +1,107 @@
+"""`deeplink run`: its options, and where it cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from deeplink.cli import cli
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.backend import NoAllocationError
+from deeplink.scheduler.topology.order import TooFewNodesError
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *words], standalone_mode=False)
+
+
+def plan(*words: str) -> dict[str, Any]:
+    done = run("--dry-run", "--json", *words)
+    if done.exception is not None:
+        raise done.exception
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_spares_rest_and_ranks_are_counted() -> None:
+    found = plan("--local", "4", "--spares", "1", "--nproc-per-node", "2", "--", "python", "train.py", "--x")
+    assert (found["nodes"], found["spares"]) == (["local0", "local1", "local2"], ["local3"])
+    assert found["world_size"] == 6
+    assert found["argv"][-3:] == ["python", "train.py", "--x"]
+
+
+def test_nodes_beyond_nnodes_rest() -> None:
+    found = plan("--local", "3", "--nnodes", "1", "--", "true")
+    assert (len(found["nodes"]), len(found["spares"])) == (1, 2)
+
+
+def test_the_jobs_default_of_spares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPLINK_SPARES", "2")
+    assert len(plan("--local", "3", "--", "true")["spares"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "ranks"),
+    [
+        ({}, 1),
+        ({"SLURM_GPUS_ON_NODE": "8", "SLURM_NTASKS_PER_NODE": "2"}, 8),
+        ({"SLURM_NTASKS_PER_NODE": "2"}, 2),
+        ({"SLURM_GPUS_ON_NODE": "0"}, 1),
+    ],
+)
+def test_ranks_per_node_follow_the_job(env: dict[str, str], ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert plan("--local", "1", "--", "true")["per_node"] == ranks
+
+
+def test_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
+    done = run("--local", "2", "--dry-run", "--", "python", "a b")
+    assert "local0: rank 0" in done.stdout
+    assert "'a b'" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--spares", "2"], ["--nnodes", "3"], ["--nnodes", "2", "--spares", "1"]])
+def test_more_nodes_than_there_are(words: list[str]) -> None:
+    with pytest.raises(TooFewNodesError):
+        plan("--local", "2", *words, "--", "true")
+
+
+def test_outside_of_a_job_the_remedies_are_named() -> None:
+    with pytest.raises(NoAllocationError) as caught:
+        plan("--", "true")
+    assert "sbatch" in caught.value.remedy
+    assert "--local" in caught.value.remedy
+
+
+def test_one_of_many_tasks_of_a_step_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DeepLinkError, match="without srun"):
+        plan("--", "true")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--local", "2"], ["--local", "0", "--", "true"], ["--nproc-per-node", "some", "--local", "1", "--", "true"]],
+)
+def test_wrong_usage(words: list[str]) -> None:
+    assert CliRunner().invoke(cli, ["run", *words]).exit_code == 2
+
+
+def test_help_shows_examples() -> None:
+    assert "--spares 1" in run("--help").stdout

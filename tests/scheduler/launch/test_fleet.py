@@ -1,0 +1,161 @@
+"""Listening to agents: real gRPC servers, stopped and frozen."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from deeplink.clock import SystemClock
+from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.launch.fleet import AgentsFailedError, Fleet
+from deeplink.scheduler.watch.node import NodeServicer, add_to
+from deeplink.types import Attempt, NodeName
+from deeplink.v1 import common_pb2, node_pb2
+from deeplink.wire import BoundServer, attempt_to_wire, bound_server, new_token
+
+TOKEN = new_token()
+ATTEMPT = Attempt(7, 0, 0)
+
+
+@dataclass
+class Agents:
+    """Stands where srun's agents would: what they announce, and that they were ended."""
+
+    said: list[NodeFacts] = field(default_factory=list)
+    code: int | None = None
+    stopped: bool = False
+
+    def announced(self) -> list[NodeFacts]:
+        said, self.said = self.said, []
+        return said
+
+    def ended(self) -> int | None:
+        return self.code
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@dataclass
+class Node:
+    facts: NodeFacts
+    server: BoundServer
+    servicer: NodeServicer
+
+
+@pytest.fixture
+def node() -> Iterator[Callable[[str], Node]]:
+    servers: list[BoundServer] = []
+
+    def start(name: str) -> Node:
+        servicer = NodeServicer(NodeName(name), f"core.leaf0.{name}", lambda: node_pb2.StoreStatus(shards=3))
+        bound = bound_server("127.0.0.1:0", TOKEN, lambda server: [add_to(server, servicer)])
+        bound.server.start()
+        servers.append(bound)
+        return Node(NodeFacts(node=name, address=f"127.0.0.1:{bound.port}"), bound, servicer)
+
+    yield start
+    for bound in servers:
+        bound.server.stop(0).wait(5)
+
+
+def gathered(*nodes: Node, late: tuple[str, ...] = ()) -> tuple[Fleet, Agents]:
+    agents = Agents([one.facts for one in nodes])
+    fleet = Fleet(agents, TOKEN, SystemClock())
+    names = [NodeName(one.facts.node) for one in nodes] + [NodeName(name) for name in late]
+    assert fleet.gather(names, len(nodes), logs="the log", told_to_end=lambda: False)
+    return fleet, agents
+
+
+def until(fleet: Fleet, question: Callable[[], bool], bound_s: float = 20.0) -> list[common_pb2.Progress]:
+    end = time.monotonic() + bound_s
+    heard: list[common_pb2.Progress] = []
+    while not question():
+        assert time.monotonic() < end
+        heard += fleet.tick(ATTEMPT)
+        time.sleep(0.02)
+    return heard
+
+
+def report(node: Node, step: int, attempt: Attempt = ATTEMPT) -> None:
+    progress = common_pb2.Progress(rank=0, attempt=attempt_to_wire(attempt), step=step, unix=time.time())
+    node.servicer.bulletin.report(progress)
+
+
+def test_reports_arrive_once_and_in_order(node: Callable[[str], Node]) -> None:
+    one = node("n0")
+    fleet, agents = gathered(one)
+    heard: list[int] = []
+    for step in range(1, 40):
+        report(one, step)
+        heard += [progress.step for progress in fleet.tick(ATTEMPT)]
+        time.sleep(0.03)
+    heard += [progress.step for progress in until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s < 0.1)]
+    end = time.monotonic() + 10
+    while heard[-1:] != [39] and time.monotonic() < end:
+        heard += [progress.step for progress in fleet.tick(ATTEMPT)]
+    assert heard == list(range(1, 40))
+    assert fleet.store_of(NodeName("n0")).shards == 3
+    fleet.close()
+    assert agents.stopped
+
+
+def test_the_asked_agents_fence_older_attempts(node: Callable[[str], Node]) -> None:
+    one = node("n0")
+    fleet, _ = gathered(one)
+    newer = Attempt(7, 0, 1)
+    end = time.monotonic() + 10
+    while one.servicer.bulletin.learn(ATTEMPT) != newer:
+        assert time.monotonic() < end
+        fleet.tick(newer)
+        time.sleep(0.02)
+    fleet.close()
+
+
+def test_a_stopped_agent_falls_silent_and_the_other_does_not(node: Callable[[str], Node]) -> None:
+    one, two = node("n0"), node("n1")
+    fleet, _ = gathered(one, two)
+    two.server.server.stop(0).wait(5)
+    until(fleet, lambda: fleet.silence()[NodeName("n1")].contact_s > 1.6)
+    assert fleet.silence()[NodeName("n0")].answer_s < 1.5
+    fleet.close()
+
+
+def test_a_frozen_agent_stays_in_contact() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # its kernel accepts, nobody answers
+        facts = NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")
+        fleet = Fleet(Agents([facts]), TOKEN, SystemClock())
+        assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+        until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 2.5)
+        assert fleet.silence()[NodeName("n0")].contact_s < 2.0
+        fleet.close()
+
+
+def test_time_in_which_we_did_nothing_blames_nobody(node: Callable[[str], Node]) -> None:
+    one = node("n0")
+    fleet, _ = gathered(one)
+    until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s < 0.1)
+    time.sleep(1.6)
+    fleet.tick(ATTEMPT)
+    assert fleet.silence()[NodeName("n0")].answer_s < 1.0
+    fleet.close()
+
+
+def test_too_few_agents_is_an_error_that_names_the_nodes(node: Callable[[str], Node]) -> None:
+    agents = Agents([node("n0").facts], code=1)
+    fleet = Fleet(agents, TOKEN, SystemClock())
+    with pytest.raises(AgentsFailedError) as caught:
+        fleet.gather([NodeName("n0"), NodeName("n1")], 2, logs="/the/log", told_to_end=lambda: False)
+    assert caught.value.missing == ("n1",)
+    assert "/the/log" in caught.value.remedy
+    fleet.close()
+
+
+def test_told_to_end_while_agents_start() -> None:
+    fleet = Fleet(Agents(), TOKEN, SystemClock())
+    assert not fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: True)
+    fleet.close()

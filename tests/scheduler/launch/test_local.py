@@ -1,0 +1,147 @@
+"""Whole runs on this machine: real agents, real ranks, nodes that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+import deeplink
+
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+rank = int(os.environ["RANK"])
+if os.environ.get("LEAVE_TERM"):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+state = folder / "state"
+step = int(state.read_text()) if state.exists() else 0
+relaunch = os.environ["DEEPLINK_ATTEMPT"].rpartition(".")[2]
+(folder / f"{relaunch}.{rank}.{os.environ['DEEPLINK_NODE']}").write_text(str(os.getpid()))
+while step < steps:
+    time.sleep(0.05)
+    if os.environ.get("HANG_AT") == str(step) and os.environ["DEEPLINK_ATTEMPT"].endswith(".0"):
+        time.sleep(600)
+    step += 1
+    deeplink.report(step=step, loss=1 / step)
+    if rank == 0 and step % 5 == 0:
+        (folder / "draft").write_text(str(step))
+        (folder / "draft").replace(state)
+    if os.environ.get("FAIL_AT") == f"{rank}.{step}":
+        sys.exit(5)
+"""
+
+
+class Run:
+    def __init__(self, folder: Path, *options: str, steps: int = 10, **env: str) -> None:
+        self.folder = folder
+        script = folder / "rank.py"
+        script.write_text(textwrap.dedent(RANK))
+        argv = [sys.executable, "-m", "deeplink", "run", *options, "--"]
+        argv += [sys.executable, str(script), str(folder), str(steps)]
+        state = {
+            "DEEPLINK_STATE": str(folder / "own"),
+            "DEEPLINK_STORE": str(folder / "store"),
+            "HOME": str(folder),
+        }
+        self.process = subprocess.Popen(
+            argv, env={**os.environ, **state, **env}, stderr=subprocess.PIPE, text=True
+        )
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [
+            line for path in self.folder.glob("own/jobs/*/events.jsonl") for line in path.read_text().splitlines()
+        ]
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    def wait_for(self, question: Callable[[], object], bound_s: float = 60.0) -> None:
+        end = time.monotonic() + bound_s
+        while not question():
+            assert self.process.poll() is None or question(), self.process.communicate()[1]
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+    def ended(self) -> tuple[int, str]:
+        said = self.process.communicate(timeout=90)[1]
+        return self.process.returncode, said
+
+
+def test_ranks_on_two_nodes_with_two_each(tmp_path: Path) -> None:
+    code, said = Run(tmp_path, "--local", "2", "--nproc-per-node", "2").ended()
+    assert code == 0, said
+    assert sorted(path.name for path in tmp_path.glob("0.*")) == [
+        "0.0.local0",
+        "0.1.local0",
+        "0.2.local1",
+        "0.3.local1",
+    ]
+    assert (tmp_path / "store" / "local1").is_dir()
+
+
+def test_the_failed_ranks_exit_code_and_no_relaunch(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2", steps=5000, FAIL_AT="1.3")
+    code, said = run.ended()
+    assert code == 5, said
+    assert "rank 1" in said
+    assert not run.events("relaunch")
+
+
+def test_a_node_that_dies_is_replaced_by_the_spare(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "3", "--spares", "1", steps=150)
+    run.wait_for(lambda: (tmp_path / "state").exists() and run.events("first-step"))
+    agents = run.events("agents-ready")[0]["agents"]
+    os.killpg(agents["local1"]["pid"], signal.SIGKILL)
+    os.killpg(int((tmp_path / "0.1.local1").read_text()), signal.SIGKILL)
+    code, said = run.ended()
+    assert code == 0, said
+    assert run.events("node-silent")[0]["nodes"] == ["local1"]
+    assert run.events("attempt-started")[1]["nodes"] == ["local0", "local2"]
+    assert run.events("first-step")[1]["step"] > 5, "it went on where it was saved"
+    assert run.events("ended")[0]["attempts"] == 2
+
+
+def test_ranks_that_hang_are_started_again_in_place(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2", "--step-timeout", "3", steps=30, HANG_AT="12")
+    code, said = run.ended()
+    assert code == 0, said
+    assert "no progress" in run.events("relaunch")[0]["because"]
+    assert run.events("attempt-started")[1]["nodes"] == ["local0", "local1"]
+
+
+def test_a_signal_is_passed_on_and_the_answer_comes_back(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2", steps=5000, LEAVE_TERM="1")
+    run.wait_for(lambda: run.events("first-step"))
+    run.process.send_signal(signal.SIGTERM)
+    code, said = run.ended()
+    assert code == 9, said
+
+
+def test_too_few_nodes_left_and_nobody_to_ask_is_an_end_with_75(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2", steps=5000)
+    run.wait_for(lambda: run.events("first-step"))
+    agents = run.events("agents-ready")[0]["agents"]
+    os.killpg(agents["local0"]["pid"], signal.SIGKILL)
+    code, said = run.ended()
+    assert code == 75, said
+    assert "local0" in said
+
+
+def test_nothing_stays_behind(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2")
+    code, said = run.ended()
+    assert code == 0, said
+    for agent in run.events("agents-ready")[0]["agents"].values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(agent["pid"], 0)

@@ -1,0 +1,100 @@
+"""What becomes of a command line of `deeplink sbatch`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.scheduler.slurm.submission import SubmissionError, submission, understood
+
+ADDED = ["sbatch", "--requeue", "--no-kill", "--open-mode=append"]
+
+
+def argv(*words: str, script: str = "", env: dict[str, str] | None = None) -> list[str]:
+    return list(submission(understood(words), script, env or {}).argv)
+
+
+def test_three_options_are_added_in_front() -> None:
+    assert argv("-N4", "job.sh", "--x") == [*ADDED, "-N4", "job.sh", "--x"]
+
+
+@pytest.mark.parametrize("word", ["--no-requeue", "--requeue", "--no-r"])
+def test_the_command_line_wins(word: str) -> None:
+    assert argv(word, "job.sh") == ["sbatch", "--no-kill", "--open-mode=append", word, "job.sh"]
+
+
+def test_the_script_wins() -> None:
+    script = "#!/bin/sh\n#SBATCH --open-mode=truncate\n#SBATCH -k\n"
+    assert argv("job.sh", script=script) == ["sbatch", "--requeue", "job.sh"]
+
+
+def test_the_environment_wins() -> None:
+    env = {"SBATCH_NO_REQUEUE": "1", "SBATCH_OPEN_MODE": "t"}
+    assert argv("job.sh", env=env) == ["sbatch", "--no-kill", "job.sh"]
+
+
+def test_options_of_ours_are_taken_out_before_the_script_only() -> None:
+    wish = understood(["--deeplink-spares", "2", "-N4", "--dry-run", "job.sh", "--deeplink-spares", "9"])
+    assert (wish.spares, wish.dry_run, wish.shim, wish.script) == (2, True, False, "job.sh")
+    made = submission(wish, "", {})
+    assert list(made.argv) == [*ADDED, "-N4", "job.sh", "--deeplink-spares", "9"]
+    assert made.changes == {"DEEPLINK_SPARES": "2"}
+
+
+def test_the_stand_ins_come_first_on_path() -> None:
+    made = submission(understood(["--deeplink-shim", "job.sh"]), "", {"PATH": "/usr/bin"}, "/s/shim")
+    assert made.changes == {"DEEPLINK_SHIM": "/s/shim", "PATH": "/s/shim:/usr/bin"}
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "env", "export"),
+    [
+        (["--export=ALL,A=1"], "", {}, None),
+        (["--export=A,B=1"], "", {}, "--export=A,B=1,DEEPLINK_SPARES"),
+        (["--export", "A"], "", {}, "--export=A,DEEPLINK_SPARES"),
+        ([], "#SBATCH --export=A\n", {}, "--export=A,DEEPLINK_SPARES"),
+        ([], "", {"SBATCH_EXPORT": "A"}, "--export=A,DEEPLINK_SPARES"),
+        (["--export=DEEPLINK_SPARES"], "", {}, "--export=DEEPLINK_SPARES"),
+    ],
+)
+def test_an_export_list_of_the_users_lets_ours_through(
+    words: list[str], script: str, env: dict[str, str], export: str | None
+) -> None:
+    made = argv("--deeplink-spares=1", *words, "job.sh", script=script, env=env)
+    if export is None:
+        assert made == [*ADDED, *words, "job.sh"]
+    else:
+        assert made == [*ADDED, export, "job.sh"]
+
+
+@pytest.mark.parametrize("words", [["--export=NONE"], ["--export-file=f"], ["--export=ALL,PATH=/bin"]])
+def test_a_closed_environment_is_refused_clearly(words: list[str]) -> None:
+    with pytest.raises(SubmissionError, match="--export"):
+        submission(understood(["--deeplink-shim", *words, "job.sh"]), "", {"PATH": "/bin"}, "/s")
+
+
+def test_a_closed_environment_is_no_matter_without_options_of_ours() -> None:
+    assert argv("--export=NONE", "job.sh") == [*ADDED, "--export=NONE", "job.sh"]
+
+
+@pytest.mark.parametrize(
+    "words", [["--deeplink-spare-parts=1"], ["--deeplink-spares=x"], ["--deeplink-spares"], ["--deeplink-shim=on"]]
+)
+def test_wrong_options_of_ours_are_refused(words: list[str]) -> None:
+    with pytest.raises(SubmissionError) as caught:
+        understood([*words])
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin"),
+    [([], True), (["-N2"], True), (["--wrap", "x"], False), (["job.sh"], False), (["-V"], False)],
+)
+def test_where_the_script_comes_from(words: list[str], stdin: bool) -> None:
+    assert understood(words).from_stdin is stdin
+
+
+@given(st.lists(st.text(min_size=1), max_size=6))
+def test_whatever_follows_the_script_arrives_unchanged(arguments: list[str]) -> None:
+    assert argv("job.sh", *arguments)[-len(arguments) - 1 :] == ["job.sh", *arguments]
