@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import deeplink
 from deeplink import metrics
 from deeplink.address import primary_address
+from deeplink.cache.errors import StoreError
 from deeplink.cache.server import CacheServicer
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from deeplink.types import NodeName
+    from deeplink.types import NodeName, ShardId
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,9 @@ class Announcement:
 class Agent:
     """Serves a node's shards, progress and heartbeat from `start` to `stop`.
 
+    Attributes:
+        verified: set once every shard that was in the store at the start has been verified or set aside.
+
     Raises:
         BindError: `start` cannot listen there.
         MetricsBindError: `start` cannot serve the metrics there.
@@ -97,6 +101,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, clock: Clock | None = None) -> None:
         self.settings = settings
+        self.verified = threading.Event()
         self._clock = clock or SystemClock()
         self._server: BoundServer | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
@@ -115,7 +120,11 @@ class Agent:
         except RuntimeError as problem:
             raise BindError(self.settings.bind, str(problem)) from problem
         if self.settings.metrics_bind:
-            self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
+            try:
+                self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
+            except metrics.MetricsBindError:
+                self.stop()
+                raise
         self._feed_metrics()
         self._server.server.start()
         self._verifier.start()
@@ -149,35 +158,46 @@ class Agent:
         with self._lock:
             now = self._clock.monotonic()
             if self._seen is None or now - self._seen[0] > STATUS_KEPT_S:
-                held = self._store.status()
-                served = self._cache.totals()
-                status = node_pb2.StoreStatus(
-                    shards=held.shards,
-                    bytes=held.bytes,
-                    free_bytes=held.free_bytes,
-                    served_samples=served.samples,
-                    served_bytes=served.bytes,
-                    shard_ids=held.ids,
-                )
-                self._seen = (now, status)
+                self._seen = (now, self._looked_at_store())
             return self._seen[1]
+
+    def _looked_at_store(self) -> node_pb2.StoreStatus:
+        served = self._cache.totals()
+        status = node_pb2.StoreStatus(served_samples=served.samples, served_bytes=served.bytes)
+        try:
+            held = self._store.status()
+        except StoreError as problem:
+            # The heartbeat goes on: the node is alive, its store is not.
+            log.warning("%s", problem)
+        else:
+            status.shards, status.bytes, status.free_bytes = held.shards, held.bytes, held.free_bytes
+            status.shard_ids.extend(held.ids)
+        return status
 
     def _verify(self) -> None:
         """Verify the shards that are not yet, at a bounded rate, as long as the agent runs."""
         while not self._ending.is_set():
-            for shard in self._store.ids():
-                try:
-                    if self._store.is_verified(shard):
-                        continue
-                    began, size = self._clock.monotonic(), self._store.path(shard).stat().st_size
-                    self._store.verify(shard)
-                except OSError as problem:
-                    log.warning("shard %s cannot be verified now: %s", shard, problem)
-                    continue
-                took = self._clock.monotonic() - began
-                if self._ending.wait(max(0.0, size / VERIFY_BYTES_PER_S - took)):
-                    return
+            try:
+                for shard in self._store.ids():
+                    self._ending.wait(self._verify_one(shard))
+                    if self._ending.is_set():
+                        return
+            except OSError as problem:
+                log.warning("store %s cannot be verified now: %s", self.settings.store, problem)
+            self.verified.set()
             self._ending.wait(VERIFY_EVERY_S)
+
+    def _verify_one(self, shard: ShardId) -> float:
+        """Verify a shard unless it is; return for how many seconds the SSD is to be left alone."""
+        if self._store.is_verified(shard):
+            return 0.0
+        began = self._clock.monotonic()
+        try:
+            size = self._store.path(shard).stat().st_size
+            self._store.verify(shard)
+        except FileNotFoundError:  # removed since
+            return 0.0
+        return max(0.0, size / VERIFY_BYTES_PER_S - (self._clock.monotonic() - began))
 
     def _feed_metrics(self) -> None:
         metrics.NODE_INFO.info({"node": self.settings.node, "version": deeplink.__version__})

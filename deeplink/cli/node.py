@@ -53,6 +53,7 @@ def command(
     name: str | None,
 ) -> None:
     """Serve this node's shards and watch over its ranks, until SIGTERM."""
+    _end_on_signals()
     import os
     from contextlib import ExitStack
 
@@ -62,7 +63,6 @@ def command(
 
     if job and token_file:
         raise click.UsageError("--job takes the token from standard input; leave --token-file out")
-    _end_on_signals()
     config = load_config()
     bind = bind or config.agent_bind
     node = member_name(name or config.node)
