@@ -288,7 +288,7 @@ sights = st.builds(
 policies = st.sampled_from([POLICY, replace(POLICY, act_on_switch=True, resume=True)])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(sight=sights, policy=policies)
 def test_nothing_is_done_while_we_are_in_doubt(sight: Sight, policy: Policy) -> None:
     tried = [node for node in sight.nodes.values() if node.slurmd is not Answer.UNKNOWN and not node.down]
@@ -299,7 +299,7 @@ def test_nothing_is_done_while_we_are_in_doubt(sight: Sight, policy: Policy) -> 
         assert [verdict.kind for verdict in verdicts] == [Kind.SELF_IN_DOUBT]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(sight=sights, policy=policies)
 def test_no_node_is_condemned_that_was_not_tried_or_that_answers(sight: Sight, policy: Policy) -> None:
     for verdict in judge(sight, policy):
@@ -312,7 +312,7 @@ def test_no_node_is_condemned_that_was_not_tried_or_that_answers(sight: Sight, p
             assert verdict.remedy is Remedy.DRAIN or not node.strangers
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(sight=sights, policy=policies)
 def test_no_job_is_requeued_while_a_node_of_it_may_hang(sight: Sight, policy: Policy) -> None:
     verdicts = judge(sight, policy)
@@ -329,7 +329,7 @@ def test_no_job_is_requeued_while_a_node_of_it_may_hang(sight: Sight, policy: Po
             )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(sight=sights)
 def test_more_silence_never_clears_a_node(sight: Sight) -> None:
     before = {verdict.node for verdict in judge(sight, POLICY) if verdict.kind is Kind.NODE_DEAD}

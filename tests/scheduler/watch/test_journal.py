@@ -1,0 +1,305 @@
+"""The journal: what is kept, that a kill at any instant loses nothing answered, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.watch import journal as journal_module
+from deeplink.scheduler.watch.journal import (
+    Journal,
+    JournalCorruptError,
+    JournalError,
+    JournalMissingError,
+    JournalVersionError,
+)
+from deeplink.scheduler.watch.records import (
+    Action,
+    ActionRecord,
+    Beat,
+    Incident,
+    Kind,
+    NodeRecord,
+    Outcome,
+    Phase,
+    ProgressPoint,
+    incident_id,
+)
+from deeplink.types import Attempt, NodeName
+
+FIRST, RELAUNCHED, RESTARTED = Attempt(17, 0, 0), Attempt(17, 0, 1), Attempt(17, 1, 0)
+
+
+def beat(
+    attempt: Attempt, *steps: int, phase: Phase = Phase.RUNNING, incidents: tuple[Incident, ...] = ()
+) -> Beat:
+    return Beat(
+        attempt=attempt,
+        phase=phase,
+        user="ada",
+        job_name="resnet",
+        nodes=(NodeName("n1"), NodeName("n0")),
+        world_size=2,
+        node_beats=(
+            NodeRecord(
+                name=NodeName("n0"),
+                topology_address="core.leaf0.n0",
+                seen_unix=50.0,
+                shards=3,
+                shard_bytes=9,
+                job=17,
+            ),
+        ),
+        progress=tuple(
+            ProgressPoint(attempt=attempt, step=step, unix=100.0 + step, metrics={"loss": 1 / (step + 1)})
+            for step in steps
+        ),
+        incidents=incidents,
+    )
+
+
+def dead(attempt: Attempt = FIRST, kind: Kind = Kind.NODE_DEAD, node: str = "n1") -> Incident:
+    return Incident(
+        id=incident_id(attempt, kind, node),
+        kind=kind,
+        node=NodeName(node),
+        attempt=attempt,
+        evidence="silent",
+        began_unix=40.0,
+        detected_unix=43.0,
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["wal", "shared"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "folder" / "j.sqlite", shared_file_system=request.param) as opened:
+        yield opened
+
+
+def test_a_beat_is_read_back_by_another_connection(journal: Journal) -> None:
+    journal.record_beat(beat(FIRST, 1, 2, 3), 60.0)
+    with Journal(journal.path, read_only=True) as reader:
+        (job,) = reader.jobs()
+        assert (job.job, job.name, job.user, job.newest.attempt) == (17, "resnet", "ada", FIRST)
+        assert (job.newest.nodes, job.newest.first_step, job.newest.last_step) == (("n1", "n0"), 1, 3)
+        assert [point.step for point in reader.points(17)] == [1, 2, 3]
+        assert reader.points(17)[0].metrics == {"loss": 0.5}
+        (node,) = reader.nodes()
+        assert (node.name, node.leaf, node.shards) == ("n0", "leaf0", 3)
+        assert reader.job(18) is None
+        before = reader.revision()
+        journal.record_beat(beat(FIRST, 4), 61.0)
+        assert reader.revision() != before
+
+
+def test_beats_told_twice_change_nothing(journal: Journal) -> None:
+    for _ in range(2):
+        journal.record_beat(beat(FIRST, 1, 2, incidents=(dead(),)), 60.0)
+    assert len(journal.points(17)) == 2
+    assert len(journal.incidents()) == 1
+    assert journal.incidents()[0].number == 1
+
+
+def test_the_next_attempts_first_step_ends_the_incident_and_counts_what_is_repeated(journal: Journal) -> None:
+    journal.record_beat(beat(FIRST, *range(10)), 60.0)
+    journal.record_incident(dead())
+    journal.record_beat(beat(RESTARTED), 70.0)
+    assert journal.incidents(only_open=True)
+    journal.record_beat(beat(RESTARTED, 7), 80.0)
+    (incident,) = journal.incidents()
+    assert (incident.outcome, incident.recovered_unix, incident.steps_repeated) == (Outcome.RECOVERED, 107.0, 3)
+    job = journal.job(17)
+    assert job is not None
+    assert [attempt.ended_unix for attempt in job.attempts] == [70.0, 0.0]
+
+
+def test_a_launchers_failed_becomes_recovered_when_the_job_trains_again(journal: Journal) -> None:
+    journal.record_beat(beat(FIRST, 1), 60.0)
+    journal.record_incident(dataclasses.replace(dead(), outcome=Outcome.FAILED))
+    journal.record_beat(beat(RESTARTED, 1), 80.0)
+    assert journal.incidents()[0].outcome is Outcome.RECOVERED
+
+
+def test_an_applications_own_failure_stays_one(journal: Journal) -> None:
+    failed = dataclasses.replace(dead(kind=Kind.RANK_FAILED), outcome=Outcome.FAILED)
+    journal.record_incident(failed)
+    journal.record_beat(beat(RESTARTED, 1), 80.0)
+    assert journal.incidents()[0].outcome is Outcome.FAILED
+
+
+def test_one_lost_node_is_one_incident_whoever_tells_of_it(journal: Journal) -> None:
+    ours = journal.record_incident(dead())
+    theirs = dataclasses.replace(dead(kind=Kind.NODE_SILENT), action=Action.RELAUNCH, evidence="agent missed")
+    joined = journal.record_incident(theirs)
+    assert (joined.number, joined.id) == (ours.number, ours.id)
+    assert (joined.action, joined.evidence) == ("relaunch", "silent; agent missed")
+    assert len(journal.incidents()) == 1
+    journal.record_incident(dead(node="n2"))
+    journal.record_incident(dead(RELAUNCHED))
+    assert len(journal.incidents()) == 3
+
+
+def test_what_is_known_of_an_incident_is_never_taken_back(journal: Journal) -> None:
+    ended = dataclasses.replace(
+        dead(), outcome=Outcome.RECOVERED, acted_unix=44.0, recovered_unix=50.0, action=Action.DRAIN_DOWN
+    )
+    journal.record_incident(ended)
+    late = journal.record_incident(dataclasses.replace(dead(), began_unix=39.0, detected_unix=45.0))
+    assert late == dataclasses.replace(ended, began_unix=39.0, number=1)
+
+
+def test_incidents_are_found_by_number_and_by_id(journal: Journal) -> None:
+    kept = journal.record_incident(dead())
+    assert journal.incident("1") == kept
+    assert journal.incident(kept.id) == kept
+    assert journal.incident("2") is None
+    assert journal.incident("9" * 40) is None
+
+
+def test_an_action_is_begun_once_and_ended_once(journal: Journal) -> None:
+    action = ActionRecord(
+        key="k", incident="i", remedy="drain-down", attempt=FIRST, node=NodeName("n1"), exclude=(NodeName("n1"),)
+    )
+    assert journal.begin_action(action)
+    assert not journal.begin_action(dataclasses.replace(action, reason="again"))
+    assert journal.actions(only_open=True) == (action,)
+    journal.end_action("k", "down", 90.0)
+    journal.end_action("k", "again", 91.0)
+    assert journal.actions(only_open=True) == ()
+    assert journal.action("k") == dataclasses.replace(action, done_unix=90.0, result="down")
+    assert journal.drained() == {"n1": 0.0}
+
+
+def test_the_loss_curve_is_thinned_and_keeps_its_ends(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "KEPT_POINTS", 100)
+    for start in range(0, 1000, 50):
+        journal.record_beat(beat(FIRST, *range(start, start + 50)), 60.0)
+    steps = [point.step for point in journal.points(17)]
+    assert len(steps) <= 100
+    assert (steps[0], steps[-1]) == (0, 999)
+    assert steps == sorted(steps)
+
+
+def test_a_loss_that_is_no_number_is_kept(journal: Journal) -> None:
+    journal.record_progress([ProgressPoint(attempt=FIRST, step=1, unix=1.0, metrics={"loss": float("nan")})])
+    assert str(journal.points(17)[0].metrics["loss"]) == "nan"
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import *
+from deeplink.types import Attempt, NodeName
+attempt = Attempt(17, 0, 0)
+with Journal(Path(sys.argv[1])) as journal:
+    step = len(journal.points(17, limit=10_000))
+    while True:
+        step += 1
+        point = ProgressPoint(attempt=attempt, step=step, unix=float(step))
+        incident = Incident(id=f"i{step}", kind="node-dead", attempt=attempt, began_unix=1.0, detected_unix=1.0)
+        journal.record_beat(
+            Beat(attempt=attempt, phase=Phase.RUNNING, progress=(point,), incidents=(incident,)), float(step)
+        )
+        print(step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_instant_loses_nothing_it_had_answered(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    answered = 0
+    for round_ in range(5):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True, env={**os.environ}
+        )
+        assert writer.stdout is not None
+        with writer:
+            writer.stdout.readline()
+            time.sleep(0.03 * (round_ + 1))  # a different instant each time
+            writer.send_signal(signal.SIGKILL)
+            lines = writer.stdout.read().split()
+        answered = int(lines[-1]) if lines else answered
+        with Journal(path, read_only=True) as journal:
+            steps = [point.step for point in journal.points(17, limit=10_000)]
+            incidents = {incident.id for incident in journal.incidents(limit=10_000)}
+        assert answered <= len(steps) <= answered + 1
+        assert incidents == {f"i{step}" for step in steps}, "a beat is kept whole or not at all"
+    assert answered > 5
+
+
+def test_no_journal_to_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(JournalMissingError):
+        Journal(tmp_path / "none", read_only=True)
+
+
+def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    Journal(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    before = path.read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(JournalVersionError) as refused:
+            Journal(path, read_only=read_only)
+        assert refused.value.version == 99
+        assert "--journal" in refused.value.remedy
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to be read as one" * 20, b"x" * 10])
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "j.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(JournalCorruptError) as refused:
+        Journal(path)
+    assert "mv" in refused.value.remedy
+    assert path.read_bytes() == content
+
+
+def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE precious (thing TEXT)")
+    db.close()
+    with pytest.raises(JournalCorruptError):
+        Journal(path)
+
+
+def test_a_damaged_page_is_said_with_its_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path) as journal:
+        journal.record_beat(beat(FIRST, *range(500)), 60.0)
+    whole = bytearray(path.read_bytes())
+    for start in range(4096, len(whole), 4096):
+        whole[start : start + 64] = b"\xff" * 64
+    path.write_bytes(whole)
+    with pytest.raises(JournalError), Journal(path) as journal:
+        journal.points(17)
+        journal.jobs()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError) as refused:
+        Journal(tmp_path / "file" / "j.sqlite")
+    assert refused.value.remedy
+
+
+def test_our_exclusions_of_a_job_are_remembered(journal: Journal) -> None:
+    journal.record_beat(beat(FIRST), 60.0)
+    assert journal.excluded(17) == ()
+    journal.set_excluded(17, ["n2", "n1"])
+    assert journal.excluded(17) == ("n1", "n2")
+    assert json.loads(json.dumps(journal.excluded(17))) == ["n1", "n2"]

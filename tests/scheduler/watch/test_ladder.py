@@ -1,0 +1,116 @@
+"""The next command of an action follows from what is true now, in tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState
+from deeplink.scheduler.watch.ladder import LONGEST_S, RELAX_S, SETTLE_S, Facts, Step, next_step
+from deeplink.scheduler.watch.records import ActionRecord
+from deeplink.scheduler.watch.verdict import Remedy
+from deeplink.types import Attempt, JobId, NodeName
+
+N1 = NodeName("n1")
+DOWNED = ActionRecord(key="k", incident="i", remedy=Remedy.DRAIN_DOWN, attempt=Attempt(17, 0, 0), node=N1)
+DRAINED = replace(DOWNED, remedy=Remedy.DRAIN)
+RESTART = replace(DOWNED, remedy=Remedy.RESTART, exclude=(N1,))
+RESUME = replace(DOWNED, remedy=Remedy.RESUME)
+
+
+def node(state: NodeState = NodeState.ALLOCATED, *flags: NodeFlag) -> NodeRow:
+    return NodeRow(
+        name=N1,
+        address="n1",
+        host="n1",
+        port=None,
+        state=state,
+        flags=frozenset(flags),
+        reason="",
+        reason_by="",
+        boot_time="",
+        gpus=0,
+    )
+
+
+def job(state: JobState = JobState.RUNNING, restarts: int = 0, reason: str = "") -> JobRow:
+    return JobRow(
+        id=JobId(17),
+        label="17",
+        state=state,
+        reason=reason,
+        restarts=restarts,
+        requeueable=True,
+        user="ada",
+        nodes=(N1,),
+        batch_host=N1,
+        name="x",
+    )
+
+
+AWAY = Facts(node=node(), answers=False, sent={})
+DRAIN_SEEN = replace(AWAY, node=node(NodeState.ALLOCATED, NodeFlag.DRAIN))
+RUNS = Facts(job=job(), sent={})
+WAITS = Facts(job=job(JobState.PENDING, 1, "BeginTime"), sent={})
+
+CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
+    "drain comes first": (DOWNED, AWAY, Step.DRAIN),
+    "then down": (DOWNED, DRAIN_SEEN, Step.DOWN),
+    "then it is done": (DOWNED, replace(AWAY, node=node(NodeState.DOWN, NodeFlag.DRAIN)), Step.DONE),
+    "only drained where no more is wanted": (DRAINED, DRAIN_SEEN, Step.DONE),
+    "a node that answers again is not downed": (DOWNED, replace(DRAIN_SEEN, answers=True), Step.GIVE_UP),
+    "nor one that was not probed, after our return": (DOWNED, replace(DRAIN_SEEN, answers=None), Step.WAIT),
+    "nor drained": (DOWNED, replace(AWAY, answers=None), Step.WAIT),
+    "a command is not sent twice at once": (DOWNED, replace(AWAY, sent={Step.DRAIN: 0.1}), Step.WAIT),
+    "but again when it shows no effect": (DOWNED, replace(AWAY, sent={Step.DRAIN: SETTLE_S}), Step.DRAIN),
+    "no rights": (DOWNED, replace(AWAY, refused=frozenset({Step.DRAIN})), Step.GIVE_UP),
+    "Slurm was quicker": (DOWNED, replace(AWAY, node=node(NodeState.DOWN)), Step.DONE),
+    "an unknown node": (DOWNED, replace(AWAY, node=None), Step.GIVE_UP),
+    "not for ever": (DOWNED, replace(AWAY, age_s=LONGEST_S + 1), Step.GIVE_UP),
+    "every node answers: requeue": (RESTART, RUNS, Step.REQUEUE),
+    "never while a node is unreachable": (RESTART, replace(RUNS, unreachable=(N1,)), Step.WAIT),
+    "the requeue works": (RESTART, replace(RUNS, sent={Step.REQUEUE: 0.2}), Step.WAIT),
+    "the job is ending": (RESTART, replace(RUNS, job=job(JobState.COMPLETING)), Step.WAIT),
+    "it waits: exclude and clear the hold": (RESTART, WAITS, Step.RELEASE),
+    "released: wait for it to run": (RESTART, replace(WAITS, sent={Step.RELEASE: 1.0}), Step.WAIT),
+    "no room without the excluded ones": (
+        RESTART,
+        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: RELAX_S}),
+        Step.RELAX,
+    ),
+    "relaxed, it waits like any other job": (
+        RESTART,
+        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}),
+        Step.DONE,
+    ),
+    "nothing excluded, it waits like any other job": (
+        replace(RESTART, exclude=()),
+        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0}),
+        Step.DONE,
+    ),
+    "still held though released: again": (RESTART, replace(WAITS, sent={Step.RELEASE: SETTLE_S}), Step.RELEASE),
+    "it runs again": (RESTART, replace(RUNS, job=job(restarts=1)), Step.DONE),
+    "it is being set up again": (RESTART, replace(RUNS, job=job(JobState.CONFIGURING, 1)), Step.DONE),
+    "its last run is still ending": (RESTART, replace(RUNS, job=job(JobState.COMPLETING, 1)), Step.WAIT),
+    "it ended": (RESTART, replace(RUNS, job=job(JobState.CANCELLED)), Step.DONE),
+    "Slurm forgot it": (RESTART, replace(RUNS, job=None), Step.DONE),
+    "an operator holds it": (RESTART, replace(RUNS, job=job(JobState.REQUEUE_HOLD, 1)), Step.GIVE_UP),
+    "not ours to requeue": (RESTART, replace(RUNS, refused=frozenset({Step.REQUEUE})), Step.GIVE_UP),
+    "back into service": (RESUME, replace(DRAIN_SEEN, answers=True), Step.RESUME),
+    "in service": (RESUME, replace(AWAY, answers=True), Step.DONE),
+    "nothing to do": (replace(DOWNED, remedy=Remedy.NOTHING), AWAY, Step.DONE),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_case_has_its_step(case: str) -> None:
+    action, facts, expected = CASES[case]
+    assert next_step(action, facts).step is expected
+
+
+def test_whoever_gives_up_says_why() -> None:
+    for action, facts, expected in CASES.values():
+        if expected is Step.GIVE_UP:
+            assert next_step(action, facts).why
