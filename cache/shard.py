@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LMDB_FORMAT = (0, 9)
 """Versions 0.9 and 1.0 of LMDB cannot read each other's files: 0.9 is what shards are."""
 _COMMIT_BYTES = 64 << 20
+_PROBE = bytes(1 << 20)
 _NUMBER = struct.Struct(">Q")
 
 
@@ -124,7 +125,19 @@ def _raise_as_os_error(problem: Exception, path: Path) -> None:
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
         if os.strerror(number) in str(problem):
             raise OSError(number, os.strerror(number), str(path)) from problem
+    _raise_true_cause(path)
     raise OSError(errno.EIO, str(problem), str(path)) from problem
+
+
+def _raise_true_cause(path: Path) -> None:
+    """Write on to the draft: LMDB calls it an I/O error when a disk took a part of what was written."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        for _ in range(_COMMIT_BYTES // len(_PROBE)):
+            if os.write(descriptor, _PROBE) == len(_PROBE):
+                return
+    finally:
+        os.close(descriptor)
 
 
 def _seal(path: Path, records: int) -> SealedShard:

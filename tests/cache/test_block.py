@@ -38,7 +38,11 @@ def test_any_flipped_bit_of_a_header_is_noticed(header: block.Header, bit: int) 
 
 
 def test_a_newer_format_is_refused() -> None:
-    data = bytearray(block.encode_header(block.Header(kind=block.Kind.DATA, number=0, samples=0, first=0, payload=0, checksum=0)))
+    data = bytearray(
+        block.encode_header(
+            block.Header(kind=block.Kind.DATA, number=0, samples=0, first=0, payload=0, checksum=0)
+        )
+    )
     data[8] = 99
     data[-8:] = block.checksum(bytes(data[:-8])).to_bytes(8, "little")
     with pytest.raises(ShardCorruptError, match="format 99"):
@@ -60,7 +64,11 @@ def test_samples_fill_blocks_without_gap_or_overlap(sizes: list[int]) -> None:
         assert payload <= block.BLOCK_PAYLOAD or len(inside) <= 1
 
 
-@given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), U64, U64, U32, U32), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), U64, U64, U32, U32), max_size=20
+    )
+)
 def test_a_table_says_what_it_was_given(rows: list[tuple[str, int, int, int, int]]) -> None:
     table = block.Table(
         [SampleKey(row[0]) for row in rows],

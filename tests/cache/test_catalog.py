@@ -29,7 +29,9 @@ def test_a_name_points_at_its_newest_version_and_older_ones_stay(tmp_path: Path)
     assert not [path for path in (tmp_path / "digits").iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-x", "x" * 101, "a\0b", "é", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-x", "x" * 101, "a\0b", "é", "a\n"]
+)
 def test_a_name_with_path_tricks_is_refused(tmp_path: Path, name: str) -> None:
     catalog = Catalog(tmp_path)
     for attempt in (

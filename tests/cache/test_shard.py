@@ -116,7 +116,9 @@ def test_a_block_that_claims_to_reach_beyond_the_file_is_refused(tmp_path: Path)
             os.close(descriptor)
 
 
-@pytest.mark.parametrize("name", ["", "../../etc/passwd", "A" * 40, "0" * 39, "0" * 41, "0" * 39 + "\n", "０" * 40])
+@pytest.mark.parametrize(
+    "name", ["", "../../etc/passwd", "A" * 40, "0" * 39, "0" * 41, "0" * 39 + "\n", "\uff10" * 40]
+)
 def test_only_forty_digits_name_a_shard(name: str) -> None:
     with pytest.raises(ShardIdError):
         layout.checked_shard_id(name)

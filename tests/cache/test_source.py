@@ -46,7 +46,9 @@ def test_an_archive_is_a_source_too(tmp_path: Path, files: dict[str, bytes]) -> 
     assert all(origin.read(key, len(data)) == data for key, data in files.items())
 
 
-@pytest.mark.parametrize("url", ["nothing/here", "memory://nothing/here", "zip://::/nothing.zip", "nosuchkind://x/y"])
+@pytest.mark.parametrize(
+    "url", ["nothing/here", "memory://nothing/here", "zip://::/nothing.zip", "nosuchkind://x/y"]
+)
 def test_a_source_that_is_not_there_is_said_so(url: str) -> None:
     with pytest.raises(SourceError) as refused:
         open_source(url).listing()

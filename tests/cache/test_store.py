@@ -48,11 +48,18 @@ def test_a_shard_that_came_whole_is_held_and_verified(tmp_path: Path, store: Sto
     assert not store.add(sealed.id, chunks(tmp_path / "draft"), sealed.bytes)
 
 
-def test_what_is_not_the_shard_is_refused_and_leaves_nothing(tmp_path: Path, store: Store, sealed: SealedShard) -> None:
+def test_what_is_not_the_shard_is_refused_and_leaves_nothing(
+    tmp_path: Path, store: Store, sealed: SealedShard
+) -> None:
     whole = (tmp_path / "draft").read_bytes()
     flipped = bytearray(whole)
     flipped[int(sealed.layout.offsets[-1]) + 50] ^= 1
-    for content, total in ((whole[:-1], len(whole)), (whole + b"x", len(whole)), (bytes(flipped), len(whole)), (b"", 0)):
+    for content, total in (
+        (whole[:-1], len(whole)),
+        (whole + b"x", len(whole)),
+        (bytes(flipped), len(whole)),
+        (b"", 0),
+    ):
         with pytest.raises(ShardCorruptError):
             store.add(sealed.id, [content], total)
         assert not names(store)
@@ -97,7 +104,9 @@ def test_the_mark_holds_for_that_very_file_only(tmp_path: Path, store: Store, se
     assert not store.is_verified(sealed.id)
 
 
-def test_scrubbing_marks_the_whole_and_sets_the_damaged_aside(tmp_path: Path, store: Store, sealed: SealedShard) -> None:
+def test_scrubbing_marks_the_whole_and_sets_the_damaged_aside(
+    tmp_path: Path, store: Store, sealed: SealedShard
+) -> None:
     store.adopt(tmp_path / "draft", sealed.id)
     other = write(tmp_path / "other", PAYLOADS[:2])
     store.adopt(tmp_path / "other", other.id)

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from deeplink.cache import shard as shard_module
+from deeplink.cache.block import SPAN
+from deeplink.cache.catalog import Catalog
+from deeplink.cache.errors import (
+    DatasetMissingError,
+    DatasetNameError,
+    PackRunningError,
+    PlacementError,
+    SourceChangedError,
+    SourceFileError,
+    StoreFullError,
+)
+from deeplink.cache.packer import PackProgress, PackResult, pack, plan_pack
+from deeplink.cache.reader import Reader
+from deeplink.cache.staging import staging
+from deeplink.cache.store import Store
+from deeplink.types import Member, NodeName
+from tests.cache.agents import Agents, config_below, small_files, write_tree
+
+if TYPE_CHECKING:
+    from deeplink.config import Config
+
+PACK_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from deeplink.cache.packer import pack
+from tests.cache.agents import config_below
+def die(progress):
+    if progress.shards == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+pack(sys.argv[1], "digits", config=config_below(Path(sys.argv[2])), progress=die)
+"""
+PACK_WITHOUT_ROOM = """
+import resource, signal, sys
+from pathlib import Path
+from deeplink.cache.errors import StoreFullError
+from deeplink.cache.packer import pack
+from tests.cache.agents import config_below
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    pack(sys.argv[1], "digits", config=config_below(Path(sys.argv[2])))
+except StoreFullError as full:
+    print(full.remedy)
+    sys.exit(7)
+"""
+ROOT = Path(__file__).parents[2]
+
+
+def contents(config: Config) -> dict[str, bytes]:
+    with Reader.open("digits", config=config) as reader:
+        data = [bytes(view) for view in reader.read(range(len(reader)))]
+        stats = reader.stats()
+        assert stats.source_samples == 0
+        return dict(zip(reader.index.keys(), data, strict=True))
+
+
+def leftovers(config: Config) -> list[str]:
+    return [path.name for path in config.store.iterdir() if path.name.startswith(".")]
+
+
+def run(script: str, source: Path, root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, str(source), str(root)],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def test_every_file_comes_back_byte_for_byte(source: Path, config: Config, files: dict[str, bytes]) -> None:
+    told: list[PackProgress] = []
+    result = pack(str(source), "digits", config=config, progress=told.append)
+    assert contents(config) == files
+    assert (result.files, result.read_files, result.unchanged, result.short) == (len(files), len(files), False, 0)
+    assert result.bytes == sum(map(len, files.values()))
+    assert result.shards == len(result.placed) > 2
+    assert all(nodes == (NodeName("head"),) for nodes in result.placed.values())
+    assert (told[-1].files, told[-1].bytes, told[-1].shards) == (result.files, result.bytes, result.shards)
+    assert sorted(told, key=lambda progress: progress.files) == told
+    assert not leftovers(config)
+
+
+def test_any_fsspec_url_is_packed_alike(
+    source: Path, config: Config, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    memory = fsspec.filesystem("memory")
+    for name, data in files.items():
+        memory.pipe_file(f"/packed/{name}", data)
+    other = config_below(tmp_path / "other")
+    placed = pack("memory://packed", "digits", config=other).placed
+    memory.rm("/packed", recursive=True)
+    assert contents(other) == files
+    assert placed.keys() == pack(str(source), "digits", config=config).placed.keys()
+
+
+def test_a_sample_longer_than_a_span_is_packed_in_pieces(tmp_path: Path, config: Config) -> None:
+    files = {"a": b"a" * 10, "big": os.urandom(SPAN + 12_345), "c": b"c" * 10}
+    pack(str(write_tree(tmp_path / "source", files)), "digits", config=config)
+    assert contents(config) == files
+
+
+def test_lmdb_holds_the_samples_too(tmp_path: Path, config: Config) -> None:
+    pack(str(write_tree(tmp_path / "source", {"a": b"first", "b": b"second"})), "digits", config=config)
+    store = Store(config.store)
+    records = dict(shard_module.records(store.path(store.ids()[0])))
+    assert records[0].endswith(b"firstsecond")
+    assert len(records) == 2
+
+
+def test_packing_again_reads_nothing_and_says_so(source: Path, config: Config) -> None:
+    first = pack(str(source), "digits", config=config)
+    again = pack(str(source), "digits", config=config)
+    assert again.unchanged
+    assert (again.version, again.read_files, again.placed) == (first.version, 0, first.placed)
+
+
+def test_a_shard_that_was_lost_is_packed_again(source: Path, config: Config, files: dict[str, bytes]) -> None:
+    first = pack(str(source), "digits", config=config)
+    store = Store(config.store)
+    lost = store.ids()[0]
+    store.remove(lost)
+    again = pack(str(source), "digits", config=config)
+    assert again.version == first.version
+    assert 0 < again.read_files < len(files)
+    assert store.has(lost)
+
+
+def test_a_changed_file_makes_a_new_version_that_shares_the_other_shards(
+    source: Path, config: Config, files: dict[str, bytes]
+) -> None:
+    first = pack(str(source), "digits", config=config)
+    changed = min(files)
+    (source / changed).write_bytes(b"other" + files[changed])
+    second = pack(str(source), "digits", config=config)
+    assert second.version != first.version
+    assert len(first.placed.keys() & second.placed.keys()) >= first.shards - 2
+    assert contents(config) == files | {changed: b"other" + files[changed]}
+    with Reader.open("digits", version=first.version, config=config) as pinned:
+        assert bytes(pinned.read([pinned.index.row(changed)])[0]) == files[changed]
+
+
+@pytest.mark.slow
+def test_a_killed_packer_leaves_nothing_visible_and_its_rerun_goes_on(
+    source: Path, tmp_path: Path, config: Config, files: dict[str, bytes]
+) -> None:
+    assert run(PACK_AND_DIE, source, tmp_path).returncode == -signal.SIGKILL
+    with pytest.raises(DatasetMissingError):
+        Catalog(config.catalog).latest("digits")
+    sealed = set(Store(config.store).ids())
+    assert len(sealed) == 2
+    result = pack(str(source), "digits", config=config)
+    assert 0 < result.read_files < len(files)
+    assert sealed < result.placed.keys()
+    assert contents(config) == files
+    assert not leftovers(config)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_and_nothing_is_published(source: Path, tmp_path: Path, config: Config) -> None:
+    ended = run(PACK_WITHOUT_ROOM, source, tmp_path)
+    assert ended.returncode == 7, ended.stderr
+    assert "DEEPLINK_STORE" in ended.stdout
+    assert not Store(config.store).ids()
+    assert not config.catalog.exists()
+    assert not pack(str(source), "digits", config=config).unchanged  # and with room it works
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_ssd_is_said_and_nothing_is_published(source: Path, tmp_path: Path) -> None:
+    ssd = tmp_path / "ssd"
+    ssd.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(ssd)], check=True, timeout=10)
+    try:
+        config = config_below(tmp_path, store=ssd / "store")
+        with pytest.raises(StoreFullError):
+            pack(str(source), "digits", config=config)
+        assert not list(config.store.glob("*/*.mdb"))
+    finally:
+        subprocess.run(["umount", str(ssd)], check=True, timeout=10)
+    assert not config.catalog.exists()
+
+
+def test_an_unreadable_file_ends_it_and_a_rerun_goes_on(
+    source: Path, config: Config, files: dict[str, bytes]
+) -> None:
+    last = max(files)
+
+    def remove(progress: PackProgress) -> None:
+        if progress.shards == 1:
+            (source / last).unlink(missing_ok=True)
+
+    with pytest.raises(SourceFileError) as ended:
+        pack(str(source), "digits", config=config, progress=remove)
+    assert ended.value.key == last
+    assert not config.catalog.exists()
+    stat = (source / min(files)).stat()
+    (source / last).write_bytes(files[last])
+    assert (source / min(files)).stat() == stat
+    result = pack(str(source), "digits", config=config)
+    assert contents(config) == files
+    # The file that came back has another time: another plan, whose shards are built anew but kept once.
+    assert result.shards == len(Store(config.store).ids())
+
+
+def test_a_file_that_changes_size_meanwhile_ends_it(source: Path, config: Config, files: dict[str, bytes]) -> None:
+    last = max(files)
+
+    def grow(progress: PackProgress) -> None:
+        (source / last).write_bytes(files[last] + b"more")
+
+    with pytest.raises(SourceChangedError) as ended:
+        pack(str(source), "digits", config=config, progress=grow)
+    assert ended.value.key == last
+    assert not config.catalog.exists()
+
+
+def test_a_second_packer_of_the_same_is_turned_away(source: Path, config: Config) -> None:
+    _, plan = plan_pack(str(source), config=config)
+    Store(config.store)
+    with staging(config.store, plan.digest, 0.0), pytest.raises(PackRunningError):
+        pack(str(source), "digits", config=config)
+    pack(str(source), "digits", config=config)
+
+
+def test_a_bad_name_is_refused_before_anything_is_read(config: Config) -> None:
+    with pytest.raises(DatasetNameError):
+        pack("/nowhere", "../digits", config=config)
+    assert not config.store.exists()
+
+
+def placed_twice(result: PackResult, agents: Agents) -> bool:
+    return all(
+        len(nodes) == 2 and all(agents.stores[node].is_verified(shard) for node in nodes)
+        for shard, nodes in result.placed.items()
+    )
+
+
+def test_each_shard_has_its_copies_on_members(source: Path, agents: Agents, files: dict[str, bytes]) -> None:
+    config = agents.config()
+    result = pack(str(source), "digits", config=config, members=agents.members, token=agents.token)
+    assert placed_twice(result, agents)
+    assert not Store(config.store).ids()
+    assert contents(config) == files
+    again = pack(str(source), "digits", config=config, members=agents.members, token=agents.token)
+    assert (again.unchanged, again.read_files, again.placed) == (True, 0, result.placed)
+
+
+def test_a_member_packs_into_its_own_store_without_the_network(source: Path, agents: Agents) -> None:
+    own = Member(NodeName("n0"), "127.0.0.1:1")  # nobody listens there
+    members = [own, *(member for member in agents.members if member.name != "n0")]
+    config = agents.config(node="n0", store=agents.stores[NodeName("n0")].root)
+    result = pack(str(source), "digits", config=config, members=members, token=agents.token)
+    assert placed_twice(result, agents)
+    assert any("n0" in nodes for nodes in result.placed.values())
+
+
+def test_the_next_owner_takes_what_a_dead_one_cannot(source: Path, agents: Agents) -> None:
+    agents.stop("n1")
+    result = pack(str(source), "digits", config=agents.config(), members=agents.members, token=agents.token)
+    assert placed_twice(result, agents)
+    assert not any("n1" in nodes for nodes in result.placed.values())
+
+
+def test_copies_that_went_missing_are_placed_again_from_another_member(source: Path, agents: Agents) -> None:
+    config = agents.config()
+    result = pack(str(source), "digits", config=config, members=agents.members, token=agents.token)
+    shard, (owner, _) = next(iter(result.placed.items()))
+    agents.stores[owner].remove(shard)
+    again = pack(str(source), "digits", config=config, members=agents.members, token=agents.token)
+    assert (again.read_files, again.placed) == (0, result.placed)
+    assert agents.stores[owner].is_verified(shard)
+
+
+def test_fewer_copies_than_wanted_are_counted(source: Path, agents: Agents) -> None:
+    for name in ("n1", "n2"):
+        agents.stop(name)
+    result = pack(str(source), "digits", config=agents.config(), members=agents.members, token=agents.token)
+    assert result.short == result.shards
+    assert all(nodes == ("n0",) for nodes in result.placed.values())
+
+
+def test_no_member_at_all_is_an_error_and_nothing_is_published(source: Path, agents: Agents) -> None:
+    agents.stop_all()
+    config = agents.config()
+    with pytest.raises(PlacementError) as refused:
+        pack(str(source), "digits", config=config, members=agents.members, token=agents.token)
+    assert len(refused.value.problems) == 3
+    assert not config.catalog.exists()
+
+
+def test_a_wrong_token_is_refused_by_every_member(source: Path, agents: Agents) -> None:
+    with pytest.raises(PlacementError, match="refuses our token"):
+        pack(str(source), "digits", config=agents.config(), members=agents.members, token="wrong")  # noqa: S106
+    assert not any(store.ids() for store in agents.stores.values())
+
+
+def test_the_record_of_a_version_says_how_it_was_packed(source: Path, config: Config) -> None:
+    result = pack(str(source), "digits", config=config)
+    said = json.loads((config.catalog / "digits" / f"{result.version}.json").read_text())
+    assert (said["files"], said["bytes"], said["source"]) == (result.files, result.bytes, str(source))
+
+
+def test_many_files_in_one_block_and_table(tmp_path: Path, config: Config) -> None:
+    files = {f"{i:05d}": b"%d" % i for i in range(5000)} | small_files(10)
+    pack(str(write_tree(tmp_path / "source", files)), "digits", config=config)
+    assert contents(config) == files

@@ -1,0 +1,452 @@
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import pickle
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from deeplink.cache.block import SPAN
+from deeplink.cache.errors import RowError, SampleUnavailableError
+from deeplink.cache.mapped import ShardFile
+from deeplink.cache.packer import pack
+from deeplink.cache.reader import Reader
+from deeplink.cache.store import Store
+from deeplink.config import ConfigError
+from deeplink.types import Member, NodeName, ShardId, format_members
+from tests.cache.agents import Agents, config_below
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.context import ForkContext, SpawnContext
+    from pathlib import Path
+
+    from deeplink.config import Config
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def read_all(reader: Reader, seed: int = 0) -> dict[str, bytes]:
+    """Return every sample, read in random order in batches of 7."""
+    rows = list(range(len(reader)))
+    random.Random(seed).shuffle(rows)  # noqa: S311 - an order, no secret
+    found: dict[str, bytes] = {}
+    for start in range(0, len(rows), 7):
+        batch = rows[start : start + 7]
+        for row, view in zip(batch, reader.read(batch), strict=True):
+            found[reader.index.key(row)] = bytes(view)
+    return found
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, "it did not come about within 20 s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def local(source: Path, config: Config) -> Iterator[Reader]:
+    """A reader whose node holds every shard, and whose source is gone."""
+    pack(str(source), "digits", config=config)
+    with Reader.open("digits", config=config) as reader:
+        yield reader
+
+
+@pytest.fixture
+def spread(source: Path, agents: Agents) -> Config:
+    """The configuration of a node that is no member, with the shards on the agents."""
+    config = agents.config(read_deadline_ms=500)
+    pack(str(source), "digits", config=config, members=agents.members, token=agents.token)
+    source.rename(source.with_name("moved"))
+    return config
+
+
+def damage(store: Store, shard: ShardId, *, at: int) -> None:
+    with store.path(shard).open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0x10]))
+
+
+# Local reads.
+
+
+def test_everything_is_read_from_the_own_store(local: Reader, files: dict[str, bytes]) -> None:
+    assert read_all(local) == files
+    stats = local.stats()
+    assert (stats.local_samples, stats.local_bytes) == (len(files), sum(map(len, files.values())))
+    assert (stats.peer_samples, stats.source_samples, stats.failures, stats.healed) == (0, 0, 0, 0)
+
+
+def test_rows_come_in_the_order_asked_also_twice(local: Reader, files: dict[str, bytes]) -> None:
+    rows = np.array([5, 3, 5, 0, 59, 3])
+    assert [bytes(view) for view in local.read(rows)] == [files[local.index.key(int(row))] for row in rows]
+    assert local.read([]) == []
+
+
+@pytest.mark.parametrize("rows", [[-1], [0, 60], [2**62]])
+def test_a_row_outside_is_refused(local: Reader, rows: list[int]) -> None:
+    with pytest.raises(RowError):
+        local.read(rows)
+
+
+def test_views_outlive_the_reader(local: Reader, files: dict[str, bytes]) -> None:
+    views = local.read(range(60))
+    local.close()
+    assert {local.index.key(row): bytes(view) for row, view in enumerate(views)} == files
+    assert read_all(local) == files  # and it opens anew
+
+
+def test_a_shard_not_verified_here_is_not_mapped(local: Reader, config: Config, files: dict[str, bytes]) -> None:
+    store = Store(config.store)
+    for shard in store.ids():
+        (store.root / f"{shard}.verified").unlink()
+    assert read_all(local) == files
+    assert all(view.readonly for view in local.read(range(60)))
+
+
+def test_a_file_cut_short_while_open_is_an_error_and_no_signal(local: Reader, config: Config) -> None:
+    store = Store(config.store)
+    for shard in store.ids():
+        for mapped in (False, True):
+            file = ShardFile(store.path(shard), shard, mapped=mapped)
+            size = file.bytes
+            assert len(file.read([8192], [100], cold=True)[0]) == 100
+            os.truncate(store.path(shard), 4096)
+            with pytest.raises(Exception, match="4,096 bytes"):
+                file.read([8192], [100], cold=True)
+            os.truncate(store.path(shard), size)
+
+
+def test_threads_share_a_reader(local: Reader, files: dict[str, bytes]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert all(found == files for found in pool.map(lambda seed: read_all(local, seed), range(16)))
+    assert local.stats().local_samples == 16 * len(files)
+
+
+# A damaged store.
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "emptied", "header"])
+def test_a_damaged_shard_is_read_from_the_source_and_set_aside(
+    local: Reader, config: Config, files: dict[str, bytes], how: str
+) -> None:
+    store = Store(config.store)
+    shard = local.index.shards[0].id
+    if how == "flipped":
+        damage(store, shard, at=int(local.index.block_offsets(0)[0]) + 50)
+    elif how == "header":
+        damage(store, shard, at=int(local.index.block_offsets(0)[-1]) - 100)
+    else:
+        os.truncate(store.path(shard), 0 if how == "emptied" else 10_000)
+    assert read_all(local) == files
+    stats = local.stats()
+    assert stats.failures == 1
+    assert stats.healed > 0
+    # What was read before the damage was met had its own checksum.
+    assert 0 < stats.source_samples <= local.index.shards[0].samples
+    assert not store.has(shard)
+    assert list((store.root / "quarantine").iterdir())
+
+
+def test_a_shard_cut_short_while_mapped_is_healed(local: Reader, config: Config, files: dict[str, bytes]) -> None:
+    assert read_all(local) == files
+    os.truncate(Store(config.store).path(local.index.shards[1].id), 4096)
+    assert read_all(local) == files
+    assert local.stats().source_samples == local.index.shards[1].samples
+
+
+def test_what_cannot_be_had_anywhere_is_said_by_name(local: Reader, config: Config, source: Path) -> None:
+    lost = local.index.shards[0].id
+    Store(config.store).remove(lost)
+    source.rename(source.with_name("moved"))
+    with pytest.raises(SampleUnavailableError) as refused:
+        local.read([0])
+    assert (refused.value.key, refused.value.shard) == (local.index.key(0), lost)
+    assert refused.value.tried
+
+
+def test_a_source_that_changed_since_is_not_served(local: Reader, config: Config, source: Path) -> None:
+    row = next(row for row in range(60) if local.index.lengths[row] == 4096)
+    shard = local.index.shards[int(local.index.shard[row])].id
+    Store(config.store).remove(shard)
+    (source / local.index.key(row)).write_bytes(b"x" * 4096)
+    with pytest.raises(SampleUnavailableError, match="not those that were packed"):
+        local.read([row])
+
+
+# Reads from members.
+
+
+def test_everything_is_read_from_members(spread: Config, files: dict[str, bytes]) -> None:
+    with Reader.open("digits", config=spread) as reader:
+        assert read_all(reader) == files
+        stats = reader.stats()
+    assert (stats.peer_samples, stats.peer_bytes) == (len(files), sum(map(len, files.values())))
+    assert (stats.local_samples, stats.source_samples, stats.failures) == (0, 0, 0)
+
+
+def test_one_batch_larger_than_a_request_may_be(spread: Config, files: dict[str, bytes]) -> None:
+    with Reader.open("digits", config=spread) as reader:
+        rows = [row % 60 for row in range(5000)]
+        views = reader.read(rows)
+        assert all(
+            bytes(view) == files[reader.index.key(row)] for row, view in zip(rows[:200], views[:200], strict=True)
+        )
+        assert len(views) == 5000
+
+
+def test_a_member_that_dies_is_replaced_by_the_next_replica(
+    spread: Config, agents: Agents, files: dict[str, bytes]
+) -> None:
+    with Reader.open("digits", config=spread) as reader:
+        assert read_all(reader) == files
+        agents.stop("n1")
+        assert read_all(reader) == files
+        stats = reader.stats()
+    assert stats.source_samples == 0
+    assert stats.failures == stats.healed
+
+
+def test_a_member_that_was_started_anew_is_used_again(
+    spread: Config, agents: Agents, files: dict[str, bytes]
+) -> None:
+    with Reader.open("digits", config=spread) as reader:
+        assert read_all(reader) == files
+        for member in agents.members:
+            agents.stop(member.name)
+            agents.start(member.name, port=int(member.address.rpartition(":")[2]))
+        assert read_all(reader) == files
+        stats = reader.stats()
+    assert (stats.failures, stats.source_samples) == (0, 0)
+
+
+class Misbehaving:
+    """A member that takes connections and then does what `act` does with each."""
+
+    def __init__(self, act: Callable[[socket.socket], None]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._act = act
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._open.append(connection)
+                with contextlib.suppress(OSError):
+                    self._act(connection)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+        for connection in self._open:
+            connection.close()
+
+
+def settings_then(rest: bytes) -> Callable[[socket.socket], None]:
+    def act(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(b"\0\0\0\x04\0\0\0\0\0" + rest)
+
+    return act
+
+
+ACTS: dict[str, Callable[[socket.socket], None]] = {
+    "silent": lambda connection: None,
+    "hanging up": lambda connection: connection.close(),
+    "greeting and silent": settings_then(b""),
+    "no HTTP/2": lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 20),
+    "going away": settings_then(b"\0\0\x08\x07\0\0\0\0\0" + bytes(8)),
+    "resetting": settings_then(b"\0\0\x04\x03\0\0\0\0\x01" + bytes(4)),
+    "endless head": settings_then(b"\xff\xff\xff\x01\x04\0\0\0\x01"),
+    "huge message": settings_then(b"\0\0\x05\0\0\0\0\0\x01" + b"\0\xff\xff\xff\xff"),
+    "half a message": settings_then(b"\0\0\x07\0\0\0\0\0\x01" + b"\0\0\0\0\x64ab"),
+    "garbage as message": settings_then(b"\0\0\x09\0\0\0\0\0\x01" + b"\0\0\0\0\x04\xff\xff\xff\xff"),
+    "end without status": settings_then(b"\0\0\0\0\x01\0\0\0\x01"),
+    "malformed head": settings_then(b"\0\0\x02\x01\x05\0\0\0\x01" + b"\x00\x7f"),
+    "unknown status": settings_then(b"\0\0\x0f\x01\x05\0\0\0\x01" + b"\x00\x0bgrpc-status\x0299"[:15]),
+}
+
+
+@pytest.fixture(params=ACTS)
+def misbehaving(request: pytest.FixtureRequest) -> Iterator[Misbehaving]:
+    member = Misbehaving(ACTS[request.param])
+    yield member
+    member.close()
+
+
+def test_a_member_that_misbehaves_costs_no_sample(
+    spread: Config, agents: Agents, files: dict[str, bytes], misbehaving: Misbehaving
+) -> None:
+    members = [
+        Member(member.name, misbehaving.address if member.name == "n0" else member.address)
+        for member in agents.members
+    ]
+    config = dataclasses.replace(spread, members=format_members(tuple(members)), read_deadline_ms=300)
+    with Reader.open("digits", config=config) as reader:
+        assert read_all(reader) == files
+        stats = reader.stats()
+    assert stats.peer_samples == len(files)
+    assert stats.source_samples == 0
+    assert stats.failures > 0
+    assert stats.failures == stats.healed
+
+
+def test_nobody_answers_and_the_source_serves(
+    spread: Config, agents: Agents, source: Path, files: dict[str, bytes]
+) -> None:
+    source.with_name("moved").rename(source)
+    agents.stop_all()
+    with Reader.open("digits", config=spread) as reader:
+        assert read_all(reader) == files
+        assert reader.stats().source_samples == len(files)
+
+
+def test_wrong_bytes_from_a_member_are_healed_from_the_next(
+    spread: Config, agents: Agents, files: dict[str, bytes]
+) -> None:
+    with Reader.open("digits", config=spread) as reader:
+        store = agents.stores[NodeName("n0")]
+        for number, entry in enumerate(reader.index.shards):
+            if store.has(entry.id):
+                damage(store, entry.id, at=int(reader.index.block_offsets(number)[0]) + 10)
+        assert read_all(reader) == files
+        stats = reader.stats()
+    assert 0 < stats.failures == stats.healed
+    assert stats.source_samples == 0
+
+
+def test_a_wrong_token_is_no_way_in_and_the_source_serves(
+    spread: Config, source: Path, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    source.with_name("moved").rename(source)
+    (tmp_path / "wrong").write_text("wrong")
+    (tmp_path / "wrong").chmod(0o600)
+    with Reader.open("digits", config=dataclasses.replace(spread, token_file=tmp_path / "wrong")) as reader:
+        assert read_all(reader) == files
+        stats = reader.stats()
+    assert (stats.peer_samples, stats.source_samples) == (0, len(files))
+
+
+def test_members_without_a_token_are_an_error(spread: Config) -> None:
+    reader = Reader.open("digits", config=dataclasses.replace(spread, token_file=None))
+    with pytest.raises(ConfigError, match="token_file"):
+        reader.read([0])
+
+
+def test_a_damaged_local_shard_is_brought_back_from_a_member(
+    spread: Config, agents: Agents, files: dict[str, bytes]
+) -> None:
+    config = dataclasses.replace(spread, node="n0", store=agents.stores[NodeName("n0")].root)
+    store = agents.stores[NodeName("n0")]
+    with Reader.open("digits", config=config) as reader:
+        mine = [number for number, entry in enumerate(reader.index.shards) if store.has(entry.id)]
+        damaged = reader.index.shards[mine[0]].id
+        damage(store, damaged, at=int(reader.index.block_offsets(mine[0])[0]) + 10)
+        assert read_all(reader) == files
+        assert reader.stats().healed > 0
+        until(lambda: store.is_verified(damaged))
+        before = reader.stats().local_samples
+        until(lambda: len(reader.read(reader.index.rows_below(""))) == len(files) and store.has(damaged))
+        assert read_all(reader) == files
+        assert reader.stats().local_samples > before
+
+
+# Processes.
+
+
+def _read_in_child(reader: Reader, results: Any) -> None:
+    results.put((read_all(reader), reader.stats().peer_samples))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")])
+def test_child_processes_read_on_their_own(
+    spread: Config, files: dict[str, bytes], start: ForkContext | SpawnContext
+) -> None:
+    with Reader.open("digits", config=spread) as reader:
+        assert read_all(reader) == files  # connections are open when the children come
+        results = start.Queue()
+        children = [start.Process(target=_read_in_child, args=(reader, results)) for _ in range(2)]
+        for child in children:
+            child.start()
+        found = [results.get(timeout=50) for _ in children]
+        for child in children:
+            child.join(20)
+        assert found == [(files, len(files))] * 2
+        assert read_all(reader) == files
+        assert reader.stats().failures == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12 and later: that is what is tested
+def test_forking_while_threads_read(spread: Config, files: dict[str, bytes]) -> None:
+    context = multiprocessing.get_context("fork")
+    stop = threading.Event()
+    with Reader.open("digits", config=spread) as reader:
+
+        def busy() -> None:
+            while not stop.is_set():
+                read_all(reader)
+
+        with ThreadPoolExecutor(2) as pool:
+            workers = [pool.submit(busy) for _ in range(2)]
+            try:
+                for _ in range(5):
+                    results = context.SimpleQueue()
+                    child = context.Process(target=_read_in_child, args=(reader, results))
+                    child.start()
+                    assert results.get() == (files, len(files))
+                    child.join(20)
+            finally:
+                stop.set()
+            for worker in workers:
+                worker.result()
+
+
+def test_a_pickled_reader_reads_the_same_version(
+    local: Reader, source: Path, config: Config, files: dict[str, bytes]
+) -> None:
+    pickled = pickle.dumps(local)
+    (source / "new").write_bytes(b"new")
+    pack(str(source), "digits", config=config)
+    with pickle.loads(pickled) as again:  # noqa: S301 - made above
+        assert again.version == local.version != Reader.open("digits", config=config).version
+        assert read_all(again) == files
+
+
+def test_a_long_sample_comes_from_members_too(tmp_path: Path, agents: Agents) -> None:
+    data = {"big": os.urandom(SPAN + 1000), "small": b"s"}
+    (tmp_path / "long").mkdir()
+    for name, content in data.items():
+        (tmp_path / "long" / name).write_bytes(content)
+    config = agents.config()
+    pack(str(tmp_path / "long"), "digits", config=config, members=agents.members, token=agents.token)
+    with Reader.open("digits", config=config) as reader:
+        assert read_all(reader) == data
+        assert reader.stats().peer_samples == 2
+
+
+def test_a_store_of_another_folder_is_not_looked_into(
+    local: Reader, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    other = config_below(tmp_path / "other", catalog=tmp_path / "catalog")
+    with Reader.open("digits", config=other) as reader:
+        assert read_all(reader) == files
+        assert reader.stats().source_samples == len(files)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deeplink.cache.reader import Reader
+from deeplink.cache.store import Store
+from deeplink.cli import main
+from deeplink.config import load_config
+from deeplink.types import format_members
+from tests.cache.agents import Agents, small_files, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int | str | None
+    out: str
+    err: str
+
+
+class Deeplink:
+    """Runs the command in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *args: str) -> Ended:
+        self._monkeypatch.setattr(sys, "argv", ["deeplink", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capsys.readouterr()
+        return Ended(ended.value.code, out, err)
+
+
+@pytest.fixture
+def deeplink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deeplink:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"):
+        monkeypatch.delenv(name, raising=False)
+    settings = {"CATALOG": "catalog", "STORE": "store", "STATE": "state"}
+    for name, folder in settings.items():
+        monkeypatch.setenv(f"DEEPLINK_{name}", str(tmp_path / folder))
+    monkeypatch.setenv("DEEPLINK_NODE", "here")
+    monkeypatch.setenv("DEEPLINK_CONFIG", "/dev/null")
+    return Deeplink(monkeypatch, capsys)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "source", small_files(30))
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    running = Agents(tmp_path)
+    for name in ("n0", "n1"):
+        running.start(name)
+    yield running
+    running.stop_all()
+
+
+def test_packing_says_what_it_did_and_where_the_shards_are(deeplink: Deeplink, source: Path) -> None:
+    ended = deeplink("pack", str(source), "digits", "--shard-size", "100K")
+    assert ended.code == 0
+    assert "digits: 30 files" in ended.out
+    assert "shards per node: here" in ended.out
+    with Reader.open("digits") as reader:
+        assert dict(zip(reader.index.keys(), map(bytes, reader.read(range(30))), strict=True)) == small_files(30)
+    again = deeplink("pack", str(source), "digits", "--shard-size", "100K")
+    assert again.code == 0
+    assert "nothing has changed" in again.out
+
+
+def test_json_is_one_document_of_facts(deeplink: Deeplink, source: Path) -> None:
+    ended = deeplink("pack", str(source), "digits", "--json")
+    said = json.loads(ended.out)
+    assert said["name"] == "digits"
+    assert said["files"] == said["read_files"] == 30
+    assert said["bytes"] == sum(map(len, small_files(30).values()))
+    assert said["placed"] == {shard: ["here"] for shard in Store(load_config().store).ids()}
+    assert said["version"] == Reader.open("digits").version
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(deeplink: Deeplink, source: Path, tmp_path: Path) -> None:
+    ended = deeplink("pack", str(source), "digits", "--shard-size", "100K", "--dry-run", "--json")
+    said = json.loads(ended.out)
+    assert ended.code == 0
+    assert (said["files"], said["first"], said["last"]) == (30, min(small_files(30)), max(small_files(30)))
+    assert said["shards"] == len(said["shard_bytes"]) > 1
+    assert sum(said["shard_bytes"]) == said["bytes"]
+    assert "would pack 30 files" in deeplink("pack", str(source), "digits", "--dry-run").out
+    assert not (tmp_path / "catalog").exists()
+    assert not (tmp_path / "store").exists()
+
+
+def test_members_get_their_copies(
+    deeplink: Deeplink, source: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPLINK_TOKEN_FILE", str(agents.token_file))
+    ended = deeplink("pack", str(source), "digits", "--members", format_members(agents.members), "--replicas", "2")
+    assert ended.code == 0, ended.err
+    assert "n0 1, n1 1" in ended.out
+    assert all(store.ids() for store in agents.stores.values())
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("/nowhere", "digits"), "no such folder"),
+        (("SOURCE", "../digits"), "dataset's name"),
+        (("SOURCE", "digits", "--shard-size", "many"), "not a size"),
+        (("SOURCE", "digits", "--shard-size", "0"), "not a size"),
+        (("SOURCE", "digits", "--replicas", "0"), "range"),
+        (("SOURCE", "digits", "--members", "n0"), "NAME=HOST:PORT"),
+        (("SOURCE", "digits", "--members", "n0=127.0.0.1:1"), "token_file"),
+        (("SOURCE",), "Missing argument"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_code_2(
+    deeplink: Deeplink, source: Path, args: tuple[str, ...], said: str
+) -> None:
+    ended = deeplink("pack", *(str(source) if arg == "SOURCE" else arg for arg in args))
+    assert ended.code == 2
+    assert said in ended.err
+    assert not ended.out
+
+
+def test_an_empty_folder_is_refused(deeplink: Deeplink, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ended = deeplink("pack", str(tmp_path / "empty"), "digits")
+    assert ended.code == 2
+    assert "holds no files" in ended.err
+
+
+def test_members_that_do_not_answer_are_code_1_with_a_remedy(
+    deeplink: Deeplink, source: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPLINK_TOKEN_FILE", str(agents.token_file))
+    agents.stop_all()
+    ended = deeplink("pack", str(source), "digits", "--members", format_members(agents.members))
+    assert ended.code == 1
+    assert "Start the agents" in ended.err
+
+
+def test_help_has_examples(deeplink: Deeplink) -> None:
+    assert "deeplink pack /data/imagenet imagenet" in deeplink("pack", "--help").out
