@@ -135,9 +135,27 @@ def exposures(options: Options) -> list[Path]:
 
 def build(layout: Layout, wanted: Settings, texts: Mapping[Path, str]) -> None:
     """Make the sandbox's folders and write its files; what was there before is gone already."""
+    # Others must be able to read them, however careful our own user is with his files.
+    before = os.umask(0o022)
+    try:
+        layout.folder.chmod(0o755)
+        _make_folders(layout, wanted)
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+        for number in range(wanted.shape.gpus):
+            # slurmd wants a device of each GPU, and takes the number from the name.
+            (layout.etc / "dev" / f"nvidia{number}").symlink_to(os.devnull)
+        key = layout.munge / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(_KEY_BYTES))
+    finally:
+        os.umask(before)
+
+
+def _make_folders(layout: Layout, wanted: Settings) -> None:
     user = wanted.user
     for folder in layout.folders:
-        folder.mkdir(mode=0o755)
+        folder.mkdir()
     for secret in (layout.state, layout.boot):
         secret.chmod(0o700)
     user.home.mkdir()
@@ -151,11 +169,3 @@ def build(layout: Layout, wanted: Settings, texts: Mapping[Path, str]) -> None:
             layout.ssd(machine).mkdir()
             os.chown(layout.ssd(machine), user.uid, user.gid)
             layout.ssd(machine).chmod(0o1777)
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-    for number in range(wanted.shape.gpus):
-        # slurmd wants a device of each GPU, and takes the number from the name.
-        (layout.etc / "dev" / f"nvidia{number}").symlink_to(os.devnull)
-    key = layout.munge / "key"
-    key.touch(mode=0o600)
-    key.write_bytes(secrets.token_bytes(_KEY_BYTES))

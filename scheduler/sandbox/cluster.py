@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from deeplink.clock import Clock, SystemClock
 from deeplink.scheduler.sandbox import blueprint, lifecycle, loopback, processes, state
 from deeplink.scheduler.sandbox.blueprint import Options
-from deeplink.scheduler.sandbox.errors import AlreadyUpError, BootError, NotUpError
+from deeplink.scheduler.sandbox.errors import AlreadyUpError, BootError, NotRunningError, NotUpError
 from deeplink.scheduler.sandbox.lifecycle import plan
 from deeplink.scheduler.sandbox.settings import SSD
 from deeplink.scheduler.sandbox.shape import CTL, Shape
@@ -276,7 +276,7 @@ class Sandbox:
         """Return each node's state in Slurm's words; empty when the controller does not answer."""
         try:
             done = self.run(CTL, ["sinfo", "-h", "-N", "-o", "%N|%T"], timeout_s=10)
-        except command.CommandTimeoutError:
+        except (command.CommandTimeoutError, NotRunningError):
             return {}
         return (
             dict(line.split("|", 1) for line in done.stdout.splitlines() if "|" in line) if not done.code else {}

@@ -77,7 +77,10 @@ class ThisHost(Host):
 
     @override
     def closed(self, path: Path) -> bool:
-        mode = path.lstat().st_mode
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return False  # a dry run names what is yet to be made
         wanted = stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
         return not mode & wanted
 
@@ -244,4 +247,5 @@ def plan(host: Host, new: Path, stage: Path, kept: Path, exposed: Iterable[Path]
             place = f"{new}{item.path}"
             shared += _bind(host, item.path, place) if item.target is None else _make_link(item, place)
         bound.append(item.path)
+    shared += [("mount", "-o", "remount,ro", f"{new}{cover}") for cover in sorted(covered - {hidden})]
     return Plan(tuple(shared), tuple(own))
