@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from deeplink.publish import write_text
 from deeplink.scheduler.watch.records import (
     Action,
     Beat,
@@ -31,6 +32,29 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 
 
+ATTEMPT_FILE = "attempt"
+"""In the job's state folder: its newest attempt. A script may call `deeplink run` several times."""
+
+
+def first_attempt(backend: Backend) -> Attempt:
+    """Return the attempt a run begins with: newer than all before it in this job, or it would be fenced."""
+    fresh = Attempt(backend.job, backend.restart, 0)
+    try:
+        last = Attempt.parse((backend.folder / ATTEMPT_FILE).read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return fresh
+    return replace(last, relaunch=last.relaunch + 1) if last >= fresh else fresh
+
+
+def note_attempt(backend: Backend, attempt: Attempt) -> None:
+    """Leave word that `attempt` has begun, for `first_attempt` of a later run.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_text(backend.folder / ATTEMPT_FILE, str(attempt))
+
+
 def points_of(reports: Iterable[common_pb2.Progress]) -> list[ProgressPoint]:
     """Return agents' progress reports as values."""
     return [
@@ -55,7 +79,7 @@ class Account:
     def __init__(self, backend: Backend, fleet: Fleet, chronicle: Chronicle, clock: Clock) -> None:
         self.incident: Incident | None = None
         self._fleet, self._chronicle, self._clock = fleet, chronicle, clock
-        attempt = Attempt(backend.job, backend.restart, 0)
+        attempt = first_attempt(backend)
         self._beat = Beat(attempt=attempt, phase=Phase.STARTING, user=backend.user, job_name=backend.job_name)
         self._points: list[ProgressPoint] = []
         self._told = clock.monotonic()

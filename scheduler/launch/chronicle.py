@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import queue
 import sys
 import threading
 from collections import deque
@@ -36,6 +37,7 @@ CALL_S = 2.0
 LAST_BEAT_S = 3.0
 """How long the end of a run waits for its last beat to be delivered."""
 MOST_POINTS = 2_048
+MOST_LINES = 1_024
 
 
 class Courier:
@@ -135,6 +137,43 @@ def to_journal(path: Path, clock: Clock) -> Callable[[Beat], None]:
     return deliver
 
 
+class _Scribe:
+    """Writes lines to a file and to standard error from a thread: either may hang with the storage it is on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue(maxsize=MOST_LINES)
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name="deeplink-events", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str, said: str) -> None:
+        """Take a line for the file and one for people over; does not wait, and drops them when too many do."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait((line, said))
+
+    def close(self) -> None:
+        """Write what is left, if that goes quickly."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(LAST_BEAT_S)
+
+    def _run(self) -> None:
+        while (taken := self._lines.get()) is not None:
+            line, said = taken
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(f"{line}\n")
+            except OSError as problem:
+                if not self._complained:
+                    log.warning("%s: %s", self._path, problem)
+                self._complained = True
+            if said:
+                with contextlib.suppress(OSError):  # nobody reads our standard error: the ranks still matter
+                    sys.stderr.write(f"{said}\n")
+                    sys.stderr.flush()
+
+
 class Chronicle:
     """Events of one run, told to everybody concerned.
 
@@ -146,23 +185,15 @@ class Chronicle:
     """
 
     def __init__(self, folder: Path, clock: Clock, couriers: Iterable[Courier], *, as_json: bool = False) -> None:
-        self._path = folder / "events.jsonl"
+        self._scribe = _Scribe(folder / "events.jsonl")
         self._clock, self._couriers, self._as_json = clock, list(couriers), as_json
 
     def event(self, name: str, sentence: str = "", **facts: object) -> None:
-        """Write an event down; say the sentence, if there is one, on standard error."""
+        """Write an event down; say the sentence, if there is one, on standard error. Does not wait."""
         record = {"event": name, "unix": self._clock.unix(), "monotonic": self._clock.monotonic(), **facts}
         line = json.dumps(record, separators=(",", ":"))
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
-        except OSError as problem:
-            log.warning("%s: %s", self._path, problem)
-        said = line if self._as_json else f"deeplink: {sentence}"
-        if self._as_json or sentence:
-            with contextlib.suppress(OSError):  # nobody reads our standard error: the ranks still matter
-                sys.stderr.write(f"{said}\n")
-                sys.stderr.flush()
+        said = f"deeplink: {sentence}" if sentence else ""
+        self._scribe.write(line, line if self._as_json else said)
 
     def beat(
         self,
@@ -177,6 +208,7 @@ class Chronicle:
             courier.give(beat, points, incidents, now=now)
 
     def close(self) -> None:
-        """Let the couriers deliver the last of it."""
+        """Let the last of it be delivered."""
         for courier in self._couriers:
             courier.close()
+        self._scribe.close()

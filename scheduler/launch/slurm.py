@@ -119,7 +119,11 @@ class SlurmBackend(Backend):
             "--export=ALL",
             f"--job-name={_step_name(launch)}",
         ]
-        if launch.per_node > _least_cpus(self.env.get("SLURM_JOB_CPUS_PER_NODE", "1")):
+        each = self.env.get("SLURM_CPUS_PER_TASK", "")
+        if each.isdigit():  # since 22.05 srun does not take it over by itself
+            argv.append(f"--cpus-per-task={each}")
+        wanted = launch.per_node * (int(each) if each.isdigit() else 1)
+        if wanted > _least_cpus(self.env.get("SLURM_JOB_CPUS_PER_NODE", "1")):
             argv.append("--overcommit")  # else srun refuses more ranks than CPUs
         return [*argv, *self.srun_options, *python_command("deeplink.scheduler.launch.rank", "--", *command)]
 

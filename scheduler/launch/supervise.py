@@ -12,12 +12,11 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.account import Account, points_of
+from deeplink.scheduler.launch.account import Account, first_attempt, note_attempt, points_of
 from deeplink.scheduler.launch.order import Layout, Order, lay_out
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide
 from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
-from deeplink.types import Attempt, NodeName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend, RankStep
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.types import NodeName
 
 TICK_S = 0.1
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -71,7 +71,9 @@ class Supervisor:
         self._here = backend.here
         self._account = Account(backend, fleet, chronicle, clock)
         self._progress = Progress()
-        self._attempt = Attempt(backend.job, backend.restart, 0)
+        self._attempt = first_attempt(backend)
+        self._begun = 0
+        self._asked = False  # Slurm to start the job again
         self._usable: list[NodeName] = []
         self._signals: deque[signal.Signals] = deque(maxlen=64)
         self._ending: signal.Signals | None = None
@@ -107,7 +109,9 @@ class Supervisor:
         facts = {node: one for node, one in self._fleet.facts.items() if node in set(candidates)}
         port = self._backend.port_for(self._attempt)
         layout = lay_out(self._order, self._attempt, facts, port=port, before=before)
-        self._progress.begin(self._clock.monotonic(), relaunch=self._attempt.relaunch > 0)
+        self._progress.begin(self._clock.monotonic(), relaunch=self._begun > 0)
+        self._begun += 1
+        note_attempt(self._backend, self._attempt)
         self._said = ""
         self._account.describe(
             attempt=self._attempt,
@@ -273,7 +277,8 @@ class Supervisor:
         return False
 
     def _requeue_if_down(self, lost: Collection[NodeName]) -> None:
-        if self._backend.requeue_if_down(lost):
+        if not self._asked and self._backend.requeue_if_down(lost):
+            self._asked = True
             self._chronicle.event("requeue", "Slurm has given the lost nodes up: asked it to start the job again")
 
     def _while_listening(self, work: Callable[[], None]) -> None:
@@ -333,5 +338,5 @@ class Supervisor:
             code=verdict.code,
             phase=phase.value,
             because=verdict.because,
-            attempts=self._attempt.relaunch + 1,
+            attempts=self._begun,
         )

@@ -56,6 +56,16 @@ def test_many_ranks_per_node_and_the_failed_ranks_own_exit_code(sandbox: Sandbox
     assert not job.events("relaunch"), "an application's failure is not a node's"
 
 
+def test_a_second_run_of_one_script_is_a_newer_attempt(sandbox: Sandbox) -> None:
+    script = "deeplink run -- {train} 3 && deeplink run -- {train} 6"
+    job = submit(sandbox, "-N2 --ntasks-per-node=2 --cpus-per-task=2", script)
+    assert job.await_end().state is JobState.COMPLETED, job.told()
+    begun = [event["attempt"] for event in job.events("attempt-started")]
+    assert begun == [f"{job.id}.0.0", f"{job.id}.0.1"]
+    assert [event["attempts"] for event in job.events("ended")] == [1, 1]
+    assert len(job.placed(f"{job.id}.0.1")) == 4, "two tasks per node, as the job asked"
+
+
 def test_signals_reach_the_ranks_and_their_answer_comes_back(sandbox: Sandbox) -> None:
     job = submit(sandbox, "-N2", f"{RUN} -- {{train}} 5000")
     job.await_event("first-step")

@@ -6,13 +6,18 @@ import json
 import threading
 from pathlib import Path
 
+import grpc
 import pytest
+from typing_extensions import override
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal
+from deeplink.config import Config
+from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Beat, Incident, Phase, ProgressPoint
 from deeplink.types import Attempt
+from deeplink.v1 import watch_pb2, watch_pb2_grpc
+from deeplink.wire import bound_server, new_token, write_token
 
 ATTEMPT = Attempt(7, 0, 0)
 BEAT = Beat(attempt=ATTEMPT, phase=Phase.RUNNING, user="ann", job_name="train")
@@ -27,18 +32,24 @@ def test_events_are_lines_of_json_with_both_times(tmp_path: Path, capsys: pytest
     chronicle = Chronicle(tmp_path, clock, [])
     chronicle.event("began", "it begins", nodes=("n0",))
     chronicle.event("silent-one")
+    chronicle.close()
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert lines[0] == {"event": "began", "unix": clock.unix(), "monotonic": 1000.0, "nodes": ["n0"]}
     assert capsys.readouterr().err == "deeplink: it begins\n"
 
 
 def test_people_can_have_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Chronicle(tmp_path, ManualClock(), [], as_json=True).event("silent-one", code=3)
+    chronicle = Chronicle(tmp_path, ManualClock(), [], as_json=True)
+    chronicle.event("silent-one", code=3)
+    chronicle.close()
     assert json.loads(capsys.readouterr().err)["code"] == 3
 
 
-def test_a_folder_that_is_gone_does_not_stop_a_run(tmp_path: Path) -> None:
-    Chronicle(tmp_path / "gone", ManualClock(), []).event("began")
+def test_a_folder_that_is_gone_does_not_stop_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chronicle = Chronicle(tmp_path / "gone", ManualClock(), [])
+    chronicle.event("began", "it begins")
+    chronicle.close()
+    assert capsys.readouterr().err == "deeplink: it begins\n"
 
 
 def test_what_cannot_be_delivered_is_kept_for_the_next_time() -> None:
@@ -87,3 +98,41 @@ def test_the_journal_of_a_job_holds_its_beats(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.sqlite", read_only=True) as journal:
         (job,) = journal.jobs()
         assert (job.job, job.user, job.newest.last_step) == (7, "ann", 2)
+
+
+class Told(watch_pb2_grpc.WatchServicer):
+    """Keeps the beats it gets."""
+
+    def __init__(self) -> None:
+        self.beats: list[watch_pb2.BeatRequest] = []
+
+    @override
+    def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
+        self.beats.append(request)
+        return watch_pb2.BeatReply(known=True)
+
+
+def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path) -> None:
+    told, token = Told(), new_token()
+    write_token(tmp_path / "token", token)
+
+    def register(server: grpc.Server) -> list[str]:
+        watch_pb2_grpc.add_WatchServicer_to_server(told, server)
+        return ["deeplink.v1.Watch"]
+
+    bound = bound_server("127.0.0.1:0", token, register)
+    bound.server.start()
+    deliver = to_watchdog(Config(watch=f"127.0.0.1:{bound.port}", watch_token_file=tmp_path / "token"))
+    assert deliver is not None
+    courier = Courier(deliver, "beat")
+    courier.give(BEAT, [point(4)], [], now=True)
+    courier.close()
+    bound.server.stop(0).wait(5)
+    assert (told.beats[-1].user, told.beats[-1].phase) == ("ann", watch_pb2.PHASE_RUNNING)
+    assert [one.step for beat in told.beats for one in beat.progress] == [4]
+
+
+def test_a_watchdog_whose_token_is_not_to_be_had_is_done_without(tmp_path: Path) -> None:
+    assert to_watchdog(Config()) is None
+    assert to_watchdog(Config(watch="127.0.0.1:1")) is None
+    assert to_watchdog(Config(watch="127.0.0.1:1", watch_token_file=tmp_path / "none")) is None
