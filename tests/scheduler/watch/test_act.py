@@ -1,0 +1,333 @@
+"""Deeds through a Slurm that answers from a script: rights, exclusions, and what is said and kept.
+
+The real Slurm does the same in tests/cluster/test_watch.py; here are the answers it seldom gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from deeplink.clock import ManualClock
+from deeplink.metrics import WatchMetrics
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.watch.act import Actor
+from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.daemon import Daemon, LeaderError, leading
+from deeplink.scheduler.watch.evidence import Answer, Policy
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.observer import Observer
+from deeplink.scheduler.watch.probe import Address
+from deeplink.scheduler.watch.records import Beat, NodeRecord, Outcome, Phase
+from deeplink.types import Attempt, NodeName
+
+JOB_COLUMNS = 10
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours runs any more."""
+
+
+@dataclass
+class Cluster:
+    """One job on n0 and n1 of four nodes, as Slurm's commands tell of it; its orders change what they tell."""
+
+    job_state: str = "RUNNING"
+    restarts: int = 0
+    reason: str = "None"
+    job_nodes: str = "n[0-1]"
+    excluded: str = ""
+    node_states: dict[str, str] = field(default_factory=lambda: dict.fromkeys(("n0", "n1", "n2", "n3"), "IDLE"))
+    answers: dict[str, Answer] = field(default_factory=dict)
+    rights: bool = True
+    frozen: bool = False
+    deadly: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        if self.frozen:
+            raise CommandError(argv, 1, "Unable to contact slurm controller (connect failure)")
+        line = " ".join(argv)
+        if argv[0] == "squeue":
+            return self._squeue(argv)
+        if argv[:3] == ["scontrol", "show", "node"]:
+            return "\n".join(self._node(name) for name in self.node_states if self._wanted(name, argv))
+        if argv[:2] == ["scontrol", "show"]:
+            return ""
+        if self.deadly == "before":
+            raise Killed
+        self.asked.append(line)
+        self._obey(argv)
+        if self.deadly == "after":
+            raise Killed
+        return ""
+
+    def _squeue(self, argv: Sequence[str]) -> str:
+        if "%x" in argv:
+            return self.excluded
+        (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
+        nodes = self.job_nodes if self.job_state == "RUNNING" else ""
+        row = ["17", "17", self.job_state, self.reason, str(self.restarts), "1", "ada", nodes, "n0", "resnet"]
+        assert len(row) == JOB_COLUMNS
+        return "".join(word + separator for word in row)
+
+    @staticmethod
+    def _wanted(name: str, argv: Sequence[str]) -> bool:
+        return len(argv) == 4 or name in argv[4] or "[" in argv[4]
+
+    def _node(self, name: str) -> str:
+        leaf = f"NodeName={name} NodeAddr=10.0.0.{name[1:]} NodeHostName={name} State={self.node_states[name]}"
+        return f"{leaf} BootTime=2026-11-20T17:01:31 Reason=deeplink: x [root@2026-11-20T17:01:31]"
+
+    def _obey(self, argv: Sequence[str]) -> None:
+        line = " ".join(argv)
+        if "nodename=" in line:
+            if not self.rights:
+                raise CommandError(argv, 1, "slurm_update error: Invalid user id")
+            name = argv[2].partition("=")[2]
+            self.node_states[name] = {"drain": "IDLE+DRAIN", "down": "DOWN+DRAIN"}[argv[3].partition("=")[2]]
+            if "state=down" in line:
+                self.job_nodes = "n0"
+        if argv[1] == "requeue":
+            self.job_state, self.restarts, self.reason = "PENDING", 1, "BeginTime"
+        if "StartTime=now" in line:
+            self.reason = "Resources"
+            self.excluded = next(
+                (word.partition("=")[2] for word in argv if word.startswith("ExcNodeList")), self.excluded
+            )
+
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
+        return {name: self.answers.get(name, Answer.ANSWERS) for name in targets}
+
+
+@dataclass
+class Bench:
+    """A daemon over a scripted cluster, whose clock a test moves."""
+
+    cluster: Cluster
+    journal: Journal
+    clock: ManualClock = field(default_factory=ManualClock)
+    said: list[str] = field(default_factory=list)
+    act: bool = True
+    daemon: Daemon = field(init=False)
+    book: BeatBook = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin as after a kill: nothing is remembered but the journal."""
+        slurm, self.book = Slurm(self.cluster), BeatBook()
+        metrics = WatchMetrics(CollectorRegistry())
+        observer = Observer(
+            slurm=slurm,
+            prober=self.cluster,
+            book=self.book,
+            journal=self.journal,
+            clock=self.clock,
+            policy=Policy(),
+        )
+        actor = Actor(
+            slurm=slurm,
+            journal=self.journal,
+            observer=observer,
+            clock=self.clock,
+            metrics=metrics,
+            say=self.said.append,
+        )
+        self.daemon = Daemon(
+            observer=observer,
+            actor=actor if self.act else None,
+            journal=self.journal,
+            policy=Policy(),
+            clock=self.clock,
+            metrics=metrics,
+            say=self.said.append,
+        )
+
+    def beat(self, phase: Phase = Phase.STRANDED, silent: str = "", silent_s: float = 4.0) -> None:
+        nodes = (NodeName("n0"), NodeName("n1"))
+        beat = Beat(
+            attempt=Attempt(17, 0, 0),
+            phase=phase,
+            user="ada",
+            job_name="resnet",
+            nodes=nodes,
+            node_beats=tuple(
+                NodeRecord(name=name, silent_s=silent_s if name == silent else 0.0, job=17) for name in nodes
+            ),
+        )
+        self.journal.record_beat(beat, self.clock.unix())
+        self.book.hear(beat, self.clock.monotonic())
+
+    def turn(self, rounds: int, *, silent: str = "") -> None:
+        for _ in range(rounds):
+            if self.cluster.job_state == "RUNNING" and not self.cluster.restarts:
+                self.beat(silent=silent)
+            self.daemon.tick()
+            self.clock.sleep(0.6)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Journal(tmp_path / "j.sqlite") as journal:
+        yield Bench(Cluster(excluded="n9"), journal)
+
+
+def lose(bench: Bench, name: str) -> None:
+    bench.cluster.answers[name] = Answer.SILENT
+
+
+def test_a_dead_node_costs_its_job_one_restart_and_the_users_exclusions_stay(bench: Bench) -> None:
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    assert bench.cluster.asked == [
+        "scontrol update nodename=n1 state=drain reason=deeplink: 17.0.0-node-dead-n1",
+        "scontrol update nodename=n1 state=down reason=deeplink: x",
+        "scontrol requeue 17",
+        "scontrol update jobid=17 ExcNodeList=n[1,9] StartTime=now",
+    ]
+    bench.cluster.job_state = "RUNNING"
+    bench.turn(2)
+    assert bench.journal.actions(only_open=True) == ()
+    (incident,) = bench.journal.incidents()
+    assert (incident.action, incident.outcome) == ("drain-down", Outcome.OPEN), "open until it trains again"
+    assert incident.acted_unix > 0
+    assert bench.journal.excluded(17) == ("n1",)
+
+
+def test_no_room_without_the_excluded_nodes_ends_in_the_users_own_exclusions(bench: Bench) -> None:
+    lose(bench, "n1")
+    bench.turn(40, silent="n1")
+    assert bench.cluster.excluded == "n9"
+    assert bench.journal.excluded(17) == ()
+    assert any("waits in the queue" in line for line in bench.said)
+
+
+def test_without_rights_it_waits_for_slurms_own_word_and_then_clears_the_hold(bench: Bench) -> None:
+    bench.cluster.rights = False
+    lose(bench, "n1")
+    bench.turn(12, silent="n1")
+    assert not any("requeue" in line for line in bench.cluster.asked), "never while the node is unreachable"
+    assert any("rights" in line for line in bench.said)
+    refusals = len(bench.cluster.asked)
+    assert refusals <= 3, "a refused command is not repeated for ever"
+    bench.cluster.node_states["n1"] = "DOWN+NOT_RESPONDING"
+    bench.turn(4, silent="n1")
+    assert bench.cluster.asked[refusals:] == [
+        "scontrol requeue 17",
+        "scontrol update jobid=17 ExcNodeList=n[1,9] StartTime=now",
+    ]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_each_command_it_finishes_on_return(bench: Bench, when: str) -> None:
+    lose(bench, "n1")
+    deaths = 0
+    for _ in range(30):
+        bench.cluster.deadly = when
+        try:
+            bench.turn(1, silent="n1")
+        except Killed:
+            deaths += 1
+            bench.start()
+            bench.cluster.deadly = ""
+            bench.turn(3 if when == "before" else 0, silent="n1")
+    assert deaths >= (4 if when == "after" else 1)
+    told = [line for line in bench.cluster.asked if "state=drain" in line or "state=down" in line]
+    assert len(told) == 2
+    assert [line for line in bench.cluster.asked if "requeue" in line] == ["scontrol requeue 17"]
+    assert bench.cluster.excluded in {"n[1,9]", "n9"}
+    assert bench.cluster.restarts == 1
+    assert len(bench.journal.incidents()) == 1
+
+
+def test_a_node_that_answers_again_before_it_is_downed_is_left_alone(bench: Bench) -> None:
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    bench.cluster.asked.clear()
+    bench.cluster.node_states["n1"] = "IDLE+DRAIN"
+    bench.cluster.answers.clear()
+    bench.turn(3)
+    assert not any("state=down" in line for line in bench.cluster.asked)
+
+
+def test_an_observer_gives_no_order_and_says_what_it_would_do(bench: Bench) -> None:
+    bench.act = False
+    bench.start()
+    lose(bench, "n1")
+    bench.turn(10, silent="n1")
+    assert bench.cluster.asked == []
+    assert any("would drain-down" in line for line in bench.said)
+    assert bench.journal.actions() == ()
+    (incident,) = bench.journal.incidents()
+    assert incident.action == "none"
+    assert "observed only, would drain-down" in incident.evidence
+
+
+def test_a_controller_that_does_not_answer_is_an_incident_and_nothing_is_touched(bench: Bench) -> None:
+    bench.turn(2)
+    bench.cluster.asked.clear()
+    bench.cluster.frozen = True
+    lose(bench, "n1")
+    bench.turn(12, silent="n1")
+    (incident,) = [one for one in bench.journal.incidents() if one.kind == "self-in-doubt"]
+    assert incident.outcome is Outcome.OPEN
+    bench.cluster.frozen = False
+    bench.cluster.answers.clear()
+    assert bench.cluster.asked == []
+    bench.turn(4)
+    ended = bench.journal.incident(incident.id)
+    assert ended is not None
+    assert ended.outcome is Outcome.RECOVERED
+
+
+def test_a_job_of_another_user_than_the_one_who_beats_is_not_touched(bench: Bench) -> None:
+    bench.cluster.answers["n1"] = Answer.SILENT
+    for _ in range(10):
+        beat = Beat(
+            attempt=Attempt(17, 0, 0),
+            phase=Phase.STRANDED,
+            user="mallory",
+            nodes=(NodeName("n0"), NodeName("n1")),
+            node_beats=(NodeRecord(name=NodeName("n1"), silent_s=9.0, job=17),),
+        )
+        bench.book.hear(beat, bench.clock.monotonic())
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    assert bench.cluster.asked == []
+    assert bench.journal.incidents() == ()
+
+
+def test_stopped_for_a_while_it_believes_no_silence_it_did_not_hear(bench: Bench) -> None:
+    bench.beat(Phase.RUNNING)
+    bench.daemon.tick()
+    bench.clock.sleep(500.0)
+    bench.daemon.tick()
+    assert bench.cluster.asked == []
+    assert any("every silence counts anew" in line for line in bench.said)
+
+
+def test_when_a_job_ends_its_open_incidents_end_too(bench: Bench) -> None:
+    bench.act = False
+    bench.start()
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    bench.cluster.job_state = "CANCELLED"
+    bench.turn(8)
+    (incident,) = bench.journal.incidents()
+    assert incident.outcome is Outcome.FAILED
+    assert bench.book.all() == ()
+
+
+def test_one_leads_and_a_killed_leaders_place_is_free(tmp_path: Path) -> None:
+    with leading(tmp_path / "j.sqlite"), pytest.raises(LeaderError), leading(tmp_path / "j.sqlite"):
+        pass
+    with leading(tmp_path / "j.sqlite"):
+        pass

@@ -1,0 +1,199 @@
+"""Beats over real gRPC: kept before they are answered, refused without the token or with what cannot be kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from google.protobuf import text_format
+from prometheus_client import CollectorRegistry
+
+from deeplink.clock import ManualClock
+from deeplink.metrics import WatchMetrics
+from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.messages import beat_from_wire, beat_to_wire
+from deeplink.scheduler.watch.records import Beat, Incident, NodeRecord, Outcome, Phase, ProgressPoint
+from deeplink.scheduler.watch.server import SERVICE, WatchBindError, WatchServicer, watch_server
+from deeplink.types import Attempt, NodeName
+from deeplink.v1 import watch_pb2, watch_pb2_grpc
+from deeplink.wire import open_channel
+
+TOKEN = "a token for this test"  # noqa: S105 - opens nothing
+FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
+
+
+def beat(attempt: Attempt = FIRST, phase: Phase = Phase.RUNNING, step: int = 5, silent_s: float = 0.0) -> Beat:
+    return Beat(
+        attempt=attempt,
+        phase=phase,
+        user="ada",
+        job_name="resnet",
+        nodes=(NodeName("n1"), NodeName("n0")),
+        spares=(NodeName("n2"),),
+        world_size=8,
+        node_beats=(
+            NodeRecord(name=NodeName("n0"), topology_address="core.leaf0.n0", silent_s=silent_s, shards=2, job=17),
+        ),
+        progress=(ProgressPoint(attempt=attempt, step=step, unix=5.0, rank=0, metrics={"loss": 0.25}),),
+        incidents=(
+            Incident(
+                id="17.0.0-node-silent-n1",
+                kind="node-silent",
+                node=NodeName("n1"),
+                attempt=FIRST,
+                action="relaunch",
+                evidence="agent missed",
+                began_unix=1.0,
+                detected_unix=4.0,
+                outcome=Outcome.OPEN,
+            ),
+        ),
+        ring_crossings=2,
+        ring_crossings_stock=8,
+        step_timeout_s=30.0,
+        detail="all well",
+    )
+
+
+class Running(NamedTuple):
+    stub: watch_pb2_grpc.WatchStub
+    address: str
+    journal: Journal
+    book: BeatBook
+    clock: ManualClock
+    metrics: WatchMetrics
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    clock, book, metrics = ManualClock(), BeatBook(), WatchMetrics(CollectorRegistry())
+    with Journal(tmp_path / "j.sqlite") as journal:
+        bound = watch_server("127.0.0.1:0", TOKEN, WatchServicer(journal, book, clock, metrics))
+        bound.server.start()
+        address = f"127.0.0.1:{bound.port}"
+        with open_channel(address, TOKEN) as channel:
+            yield Running(watch_pb2_grpc.WatchStub(channel), address, journal, book, clock, metrics)
+        bound.server.stop(0.5).wait(2.0)
+
+
+def code_of(refused: pytest.ExceptionInfo[grpc.RpcError]) -> Any:
+    return getattr(refused.value, "code")()  # noqa: B009 - grpc's errors have it, its annotations do not
+
+
+def test_what_a_beat_says_survives_the_wire() -> None:
+    said = beat()
+    heard = beat_from_wire(beat_to_wire(said), now_unix=0.0)
+    assert heard == said
+
+
+def test_a_beat_is_on_record_when_it_is_answered(running: Running) -> None:
+    reply = running.stub.Beat(beat_to_wire(beat()), timeout=5)
+    assert reply.known
+    job = running.journal.job(17)
+    assert job is not None
+    assert (job.newest.nodes, job.newest.last_step, job.newest.ring_crossings_stock) == (("n1", "n0"), 5, 8)
+    assert [incident.action for incident in running.journal.incidents()] == ["relaunch"]
+    (heard,) = running.book.all()
+    assert (heard.step, heard.heard_at) == (5, running.clock.monotonic())
+
+
+def test_without_the_token_nothing_is_kept(running: Running) -> None:
+    with open_channel(running.address, "another") as channel, pytest.raises(grpc.RpcError) as refused:
+        watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat()), timeout=5)
+    assert code_of(refused) is grpc.StatusCode.UNAUTHENTICATED
+    assert running.journal.jobs() == ()
+
+
+HEAD = "attempt { job: 17 } phase: PHASE_RUNNING "
+BAD = {
+    "no attempt": "phase: PHASE_RUNNING",
+    "no phase": "attempt { job: 17 }",
+    "another job's progress": HEAD + "progress { attempt { job: 18 } step: 1 }",
+    "another job's incident": HEAD + "incidents { id: 'x' kind: 'node-dead' attempt { job: 18 } }",
+    "an unknown outcome": HEAD
+    + "incidents { id: 'x' kind: 'node-dead' attempt { job: 17 } outcome: 'who knows' }",
+    "a kind that is no word": HEAD + "incidents { id: 'x' kind: '<b>' attempt { job: 17 } }",
+    "a time that is none": HEAD + "step_timeout_s: nan",
+    "a number too large": HEAD + "progress { attempt { job: 17 } step: 18446744073709551615 }",
+    "too many nodes": HEAD + "nodes: 'n' " * 20_000,
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_kept_is_refused_whole(running: Running, case: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        running.stub.Beat(text_format.Parse(BAD[case], watch_pb2.BeatRequest()), timeout=5)
+    assert code_of(refused) is grpc.StatusCode.INVALID_ARGUMENT
+    assert running.journal.jobs() == ()
+    assert running.metrics.registry.get_sample_value("deeplink_watch_beats_total", {"answer": "refused"}) == 1
+
+
+def test_a_journal_that_fails_leaves_the_beat_unanswered(running: Running) -> None:
+    running.journal.close()
+    with pytest.raises(grpc.RpcError) as failed:
+        running.stub.Beat(beat_to_wire(beat()), timeout=5)
+    assert code_of(failed) is grpc.StatusCode.UNAVAILABLE
+    assert running.book.all() == ()
+
+
+def test_an_address_in_use_is_said_with_its_remedy(running: Running) -> None:
+    with pytest.raises(WatchBindError) as refused:
+        watch_server(
+            running.address, TOKEN, WatchServicer(running.journal, running.book, running.clock, running.metrics)
+        )
+    assert "--bind" in refused.value.remedy
+
+
+def test_the_service_has_the_name_that_health_and_reflection_tell() -> None:
+    assert SERVICE == "deeplink.v1.Watch"
+
+
+def test_an_older_attempt_says_nothing_any_more() -> None:
+    book = BeatBook()
+    assert book.hear(beat(SECOND), 10.0)
+    assert not book.hear(beat(FIRST, step=99), 11.0)
+    (heard,) = book.all()
+    assert (heard.beat.attempt, heard.heard_at, heard.step) == (SECOND, 10.0, 5)
+
+
+def test_progress_is_a_new_step_not_a_new_beat() -> None:
+    book = BeatBook()
+    book.hear(beat(step=5), 10.0)
+    book.hear(beat(step=5), 20.0)
+    assert book.all()[0].progressed_at == 10.0
+    book.hear(beat(step=6), 30.0)
+    assert book.all()[0].progressed_at == 30.0
+
+
+def test_bad_news_wakes_the_loop_and_good_news_does_not() -> None:
+    alarm = threading.Event()
+    book = BeatBook(alarm)
+    book.hear(beat(), 1.0)
+    alarm.clear()
+    book.hear(beat(step=6), 2.0)
+    assert not alarm.is_set()
+    book.hear(beat(step=7, silent_s=1.0), 3.0)
+    assert alarm.is_set()
+    alarm.clear()
+    book.hear(beat(phase=Phase.STRANDED, step=8), 4.0)
+    assert alarm.is_set()
+
+
+def test_after_our_own_absence_every_silence_begins_anew(running: Running) -> None:
+    running.stub.Beat(beat_to_wire(beat()), timeout=5)
+    running.clock.sleep(500.0)
+    book = BeatBook()
+    book.restore(running.journal.jobs(), running.clock.monotonic())
+    running.book.forgive(running.clock.monotonic())
+    for (heard,) in (book.all(), running.book.all()):
+        assert (heard.heard_at, heard.progressed_at, heard.step) == (
+            running.clock.monotonic(),
+            running.clock.monotonic(),
+            5,
+        )
+        assert heard.beat.step_timeout_s == 30.0
