@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from deeplink.clock import Clock, SystemClock
 from deeplink.metrics import WatchMetrics, serve_metrics
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.command import run
+from deeplink.scheduler.slurm.command import CommandMissingError, run
 from deeplink.scheduler.watch.act import Actor
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.daemon import Daemon, leading
@@ -70,8 +71,12 @@ def watching(
         JournalError: the journal cannot be used.
         WatchBindError: `bind` cannot be listened on.
         MetricsBindError: `metrics_bind` cannot.
+        CommandMissingError: Slurm's commands are not installed here.
     """
     clock = clock or SystemClock()
+    for program in ("squeue", "scontrol"):
+        if shutil.which(program) is None:
+            raise CommandMissingError(program)
     with ExitStack() as stack:
         stack.enter_context(leading(settings.journal))
         journal = stack.enter_context(Journal(settings.journal))

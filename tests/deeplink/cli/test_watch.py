@@ -1,0 +1,169 @@
+"""`deeplink watch` as a process: it takes beats, tells its metrics, gives way to a leader, ends cleanly."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+from click.testing import CliRunner
+
+from deeplink.cli.watch import command
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.messages import beat_to_wire
+from deeplink.scheduler.watch.records import Beat, Phase
+from deeplink.types import Attempt
+from deeplink.v1 import watch_pb2_grpc
+from deeplink.wire import open_channel, read_token
+
+pytestmark = pytest.mark.slow
+
+# A Slurm that knows nobody: what the cluster tests show is not repeated here.
+SLURM = """#!/bin/sh
+case "$1 $2" in "show node") echo "No nodes in the system";; esac
+"""
+
+
+class Watchdog:
+    """One `deeplink watch` process."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "DEEPLINK_STATE": str(folder)}
+        argv = [sys.executable, "-m", "deeplink", "watch", "--bind", "127.0.0.1:0", *options]
+        self.process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    @property
+    def out(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def line(self, word: str) -> str:
+        """The next line with the word; the test's own time limit bounds the wait."""
+        for line in self.out:
+            if word in line:
+                return line
+        raise AssertionError(f"{word!r} was never said")
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(15)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    for name in ("squeue", "scontrol"):
+        (tmp_path / "bin" / name).write_text(SLURM)
+        (tmp_path / "bin" / name).chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def watchdogs(folder: Path) -> Iterator[list[Watchdog]]:
+    started: list[Watchdog] = []
+    yield started
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.wait(10)
+        each.out.close()
+
+
+def test_it_takes_beats_tells_its_metrics_and_ends_at_sigterm(folder: Path, watchdogs: list[Watchdog]) -> None:
+    with_metrics = f"127.0.0.1:{free_port()}"
+    watchdogs.append(Watchdog(folder, "--metrics-bind", with_metrics))
+    ready = watchdogs[0].line("watching: ")
+    assert "observing only" in ready
+    found = re.search(r"beats at (\S+),", ready)
+    assert found
+    with open_channel(found[1], read_token(folder / "watch.token")) as channel:
+        beat = Beat(attempt=Attempt(17, 0, 0), phase=Phase.RUNNING, user="ada")
+        assert watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat), timeout=5).known
+    scraped = await_metric(with_metrics, "deeplink_watch_loop_seconds_count")
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=scraped, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    assert 'deeplink_watch_beats_total{answer="kept"} 1.0' in scraped
+    assert "deeplink_watch_leading 1.0" in scraped
+    assert "deeplink_watch_acting 0.0" in scraped
+    assert watchdogs[0].end() == 0
+    assert "stopped" in watchdogs[0].out.read()
+    with Journal(folder / "watch.sqlite", read_only=True) as journal:
+        assert [job.job for job in journal.jobs()] == [17]
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        return int(closed.getsockname()[1])
+
+
+def await_metric(address: str, name: str) -> str:
+    """Scrape until the loop has come round."""
+    end = time.monotonic() + 20
+    while True:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+            scraped = str(answer.read().decode())
+        counted = re.search(rf"^{name} (\S+)$", scraped, re.MULTILINE)
+        if counted and float(counted[1]) > 0:
+            return scraped
+        assert time.monotonic() < end, scraped
+        time.sleep(0.1)
+
+
+def test_of_two_with_one_journal_one_leads_and_the_other_follows_it(
+    folder: Path, watchdogs: list[Watchdog]
+) -> None:
+    watchdogs.append(Watchdog(folder))
+    watchdogs[0].line("watching: ")
+    watchdogs.append(Watchdog(folder, "--json"))
+    assert "another watchdog" in watchdogs[1].line("waiting: ")
+    watchdogs[0].process.kill()
+    assert '"said": "watching: ' in watchdogs[1].line("watching: ")
+    assert watchdogs[1].end() == 0
+
+
+def test_a_second_one_that_is_to_look_once_does_not_wait(folder: Path, watchdogs: list[Watchdog]) -> None:
+    watchdogs.append(Watchdog(folder))
+    watchdogs[0].line("watching: ")
+    watchdogs.append(Watchdog(folder, "--once"))
+    assert "another watchdog holds" in watchdogs[1].line("another")
+    assert watchdogs[1].process.wait(15) == 1
+
+
+def test_once_ends_by_itself(folder: Path, watchdogs: list[Watchdog]) -> None:
+    watchdogs.append(Watchdog(folder, "--once", "--dry-run", "--act"))
+    assert "observing only" in watchdogs[0].line("watching: "), "--dry-run has the last word"
+    assert watchdogs[0].process.wait(30) == 0
+
+
+def test_without_slurm_it_says_so_and_ends(tmp_path: Path) -> None:
+    env = {"PATH": str(tmp_path), "DEEPLINK_STATE": str(tmp_path), "HOME": str(tmp_path)}
+    argv = [sys.executable, "-m", "deeplink", "watch", "--bind", "127.0.0.1:0"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 127
+    assert "squeue is not on PATH" in done.stderr
+
+
+def test_beyond_loopback_a_token_file_is_asked_for(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, ["--bind", "0.0.0.0:0"], env={"DEEPLINK_STATE": str(tmp_path)})
+    assert done.exit_code == 2
+    assert "--token-file" in done.output
+
+
+def test_help_shows_examples_and_says_what_it_does_by_default() -> None:
+    done = CliRunner().invoke(command, ["--help"])
+    assert done.exit_code == 0
+    assert "deeplink watch --act" in done.output
+    assert "[default: observe]" in " ".join(done.output.split())
