@@ -68,13 +68,17 @@ class Healer:
         Raises:
             OSError: the store's folder cannot be used.
         """
-        lock = os.open(self._store.root / f".fetching-{shard.id}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        path = self._store.root / f".fetching-{shard.id}"
+        lock = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return self._fetch(shard)
         except BlockingIOError:
+            os.close(lock)
             return False
+        try:
+            return self._fetch(shard)
         finally:
+            path.unlink(missing_ok=True)
             os.close(lock)
 
     def _fetch(self, shard: ShardEntry) -> bool:

@@ -1,6 +1,6 @@
 """gRPC calls with one request and many replies over a plain socket: for training processes, which fork.
 
-A process that uses grpcio and forks may have children that hang in it (docs/decisions/0003-transport.md), and
+A process that uses grpcio and forks has children that hang in it (docs/decisions/0002), and
 DataLoader workers are such children. So what reads samples is no user of grpcio but this: HTTP/2 (RFC 9113) to
 the same server, with the same token, one call at a time on a connection, no threads, nothing to inherit but a
 socket. Replies are received straight into the memory they are read from.

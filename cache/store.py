@@ -28,13 +28,14 @@ from deeplink.types import ShardId
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-    from threading import Event
 
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".mdb"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DRAFT_KEPT_S = 3600.0
+_MOST_QUARANTINED = 4
+"""Damaged files kept for a look; they must not fill the SSD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +137,6 @@ class Store:
         self._write_mark(shard, before)
         return True
 
-    def verify_all(self, stop: Event) -> None:
-        """Verify the shards that are not, one after another, until none is left or `stop` is set."""
-        for shard in self.ids():
-            if stop.is_set():
-                return
-            if not self.is_verified(shard):
-                try:
-                    self.verify(shard)
-                except FileNotFoundError:  # removed since
-                    continue
-
     def _write_mark(self, shard: ShardId, identity: dict[str, int]) -> None:
         try:
             write_text(self._mark(shard), json.dumps(identity))
@@ -222,6 +212,10 @@ class Store:
             folder.mkdir(exist_ok=True)
             self.path(shard).rename(folder / f"{shard}-{time.time_ns()}{_SUFFIX}")
             self._mark(shard).unlink(missing_ok=True)
+            for older in sorted(folder.iterdir(), key=lambda path: path.name.partition("-")[2])[
+                :-_MOST_QUARANTINED
+            ]:
+                older.unlink(missing_ok=True)
         except OSError:  # another process was first, or the disk takes no writes: readers skip it by themselves
             return False
         log.error("shard %s is damaged and was put into %s: %s", shard, folder, why)

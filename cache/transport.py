@@ -1,7 +1,7 @@
 """How batches of extents come from a member: one interface, so that a second transport has the same contract.
 
 The contract: every read carries the token, has a deadline, is bounded in size, and ends in items in order or in
-one of the member errors. docs/decisions/0003-transport.md says why it is gRPC's wire, without its library.
+one of the member errors. docs/decisions/0005-transport.md says why it is gRPC's wire, without its library.
 """
 
 from __future__ import annotations

@@ -178,6 +178,7 @@ class Agent:
         """Verify the shards that are not yet, at a bounded rate, as long as the agent runs."""
         while not self._ending.is_set():
             try:
+                self._store.sweep(self._clock.unix())
                 for shard in self._store.ids():
                     self._ending.wait(self._verify_one(shard))
                     if self._ending.is_set():

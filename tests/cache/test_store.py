@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,7 +112,8 @@ def test_scrubbing_marks_the_whole_and_sets_the_damaged_aside(
     for shard in (sealed.id, other.id):
         (store.root / f"{shard}.verified").unlink()
     os.truncate(store.path(other.id), 10_000)
-    store.verify_all(threading.Event())
+    assert store.verify(sealed.id)
+    assert not store.verify(other.id)
     assert store.is_verified(sealed.id)
     assert not store.has(other.id)
     assert len(list((store.root / "quarantine").iterdir())) == 1
@@ -127,6 +127,14 @@ def test_a_damaged_shards_successor_is_left_alone(tmp_path: Path, store: Store, 
     assert store.quarantine(sealed.id, "this one", inode=store.inode(sealed.id))
     assert not store.has(sealed.id)
     assert store.inode(sealed.id) == 0
+
+
+def test_quarantine_keeps_the_newest_few(tmp_path: Path, store: Store, sealed: SealedShard) -> None:
+    content = (tmp_path / "draft").read_bytes()
+    for _ in range(7):
+        store.path(sealed.id).write_bytes(content)
+        assert store.quarantine(sealed.id, "once more")
+    assert len(list((store.root / "quarantine").iterdir())) == 4
 
 
 def test_what_is_not_a_shard_is_not_listed(store: Store, sealed: SealedShard, tmp_path: Path) -> None:
