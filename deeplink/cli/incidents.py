@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import ActionRecord, Incident
 
 _EPILOG = """
-Without a watchdog's journal on this machine name one: that of a job lies in its state folder.
+Read from the watchdog's journal; where this machine has none, from those of your own jobs, and then N is JOB.N.
 
 \b
 Examples:
@@ -36,7 +37,7 @@ class IncidentUnknown(click.ClickException):
     "journal_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Which journal. [default: watch.sqlite below config state]",
+    help="Which journal. [default: the watchdog's, else those of your jobs, below config state]",
 )
 @click.option("--job", type=click.IntRange(min=1), metavar="ID", help="Only of this job.")
 @click.option("--open", "only_open", is_flag=True, help="Only those without an end.")
@@ -45,29 +46,69 @@ class IncidentUnknown(click.ClickException):
 def command(
     *, name: str | None, journal_file: Path | None, job: int | None, only_open: bool, limit: int, as_json: bool
 ) -> None:
-    """List incidents, the newest first, or show incident N (its number, or its id)."""
+    """List what went wrong, and how it ended: the newest first, or one incident with its evidence."""
     import json
 
     from deeplink.config import load_config
-    from deeplink.scheduler.watch.journal import Journal, default_journal
 
-    path = (journal_file or default_journal(load_config().state)).absolute()
-    with Journal(path, read_only=True) as journal:
-        if name is not None:
-            incident = journal.incident(name)
-            if incident is None:
-                raise IncidentUnknown(name, path)
-            actions = journal.actions(incident=incident.id)
-            if as_json:
-                click.echo(json.dumps(_detail(incident, actions), indent=2))
-            else:
-                _show(incident, actions)
-            return
-        incidents = journal.incidents(job=job, only_open=only_open, limit=limit)
+    readable = _Readable.found(journal_file, load_config().state)
+    if name is not None:
+        incident, actions = readable.one(name)
+        if as_json:
+            click.echo(json.dumps(_detail(incident, actions), indent=2))
+        else:
+            _show(readable.label(incident), incident, actions)
+        return
+    incidents = readable.newest(job=job, only_open=only_open, limit=limit)
     if as_json:
         click.echo(json.dumps([_fields(incident) for incident in incidents], indent=2))
     else:
-        _list(incidents)
+        _list({readable.label(incident): incident for incident in incidents})
+
+
+@dataclass(frozen=True, slots=True)
+class _Readable:
+    """The journals to read: one, or one per job; in those of jobs, numbers begin anew."""
+
+    paths: tuple[Path, ...]
+    per_job: bool
+
+    @classmethod
+    def found(cls, named: Path | None, state: Path) -> _Readable:
+        from deeplink.scheduler.watch.journal import default_journal
+
+        watchdog = default_journal(state)
+        jobs = tuple(sorted((state / "jobs").glob("*/journal.sqlite")))
+        if named is not None or watchdog.exists() or not jobs:
+            return cls(((named or watchdog).absolute(),), per_job=False)
+        return cls(jobs, per_job=True)
+
+    def label(self, incident: Incident) -> str:
+        if self.per_job and incident.attempt:
+            return f"{incident.attempt.job}.{incident.number}"
+        return str(incident.number)
+
+    def one(self, name: str) -> tuple[Incident, tuple[ActionRecord, ...]]:
+        from deeplink.scheduler.watch.journal import Journal
+
+        for path in self.paths:
+            # "17.2" is number 2 of job 17's own journal; an id is unique in all of them.
+            prefix = f"{path.parent.name}."
+            number = name.removeprefix(prefix) if self.per_job and name.startswith(prefix) else ""
+            with Journal(path, read_only=True) as journal:
+                incident = journal.incident(number if number.isdigit() else name)
+                if incident is not None and not (self.per_job and name.isdigit()):
+                    return incident, journal.actions(incident=incident.id)
+        raise IncidentUnknown(name, self.paths[0])
+
+    def newest(self, *, job: int | None, only_open: bool, limit: int) -> list[Incident]:
+        from deeplink.scheduler.watch.journal import Journal
+
+        found: list[Incident] = []
+        for path in self.paths:
+            with Journal(path, read_only=True) as journal:
+                found += journal.incidents(job=job, only_open=only_open, limit=limit)
+        return sorted(found, key=lambda incident: incident.began_unix, reverse=True)[:limit]
 
 
 def _fields(incident: Incident) -> dict[str, Any]:
@@ -90,7 +131,7 @@ def _detail(incident: Incident, actions: tuple[ActionRecord, ...]) -> dict[str, 
     return {**_fields(incident), "actions": told}
 
 
-def _list(incidents: tuple[Incident, ...]) -> None:
+def _list(incidents: dict[str, Incident]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -101,9 +142,9 @@ def _list(incidents: tuple[Incident, ...]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("N", "began", "attempt", "kind", "node", "action", "back after", "outcome"):
         table.add_column(title, justify="right" if title in {"N", "back after"} else "left", no_wrap=True)
-    for incident in incidents:
+    for label, incident in incidents.items():
         table.add_row(
-            str(incident.number),
+            label,
             _time(incident.began_unix)[5:],
             str(incident.attempt or "-"),
             incident.kind,
@@ -118,8 +159,8 @@ def _list(incidents: tuple[Incident, ...]) -> None:
     console.print(table)
 
 
-def _show(incident: Incident, actions: tuple[ActionRecord, ...]) -> None:
-    click.echo(f"incident {incident.number}: {incident.id}")
+def _show(label: str, incident: Incident, actions: tuple[ActionRecord, ...]) -> None:
+    click.echo(f"incident {label}: {incident.id}")
     lines = [
         ("kind", incident.kind),
         ("outcome", incident.outcome.value),

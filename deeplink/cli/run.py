@@ -92,8 +92,9 @@ def command(
     as_json: bool,
     command_line: tuple[str, ...],
 ) -> int:
-    """Start COMMAND once per rank inside the allocation, ordered along the fabric, and supervise it.
+    """Start and supervise the ranks of a job inside its allocation.
 
+    COMMAND is started once per rank, ranks are ordered along the fabric, and signals and the exit code passed on.
     When a node goes silent the ranks start again on the nodes that are left and a spare, under the same job id.
     """
     from deeplink.config import load_config

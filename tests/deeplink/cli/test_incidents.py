@@ -95,3 +95,19 @@ def test_nothing_went_wrong(tmp_path: Path) -> None:
     Journal(tmp_path / "watch.sqlite").close()
     assert told(tmp_path).output == "no incidents\n"
     assert told(tmp_path, "--json").output == "[]\n"
+
+
+def test_without_a_watchdog_those_of_the_own_jobs_are_listed(tmp_path: Path) -> None:
+    for incident in (ENDED, OPEN):
+        assert incident.attempt is not None
+        folder = tmp_path / "jobs" / str(incident.attempt.job)
+        folder.mkdir(parents=True)
+        with Journal(folder / "journal.sqlite") as journal:
+            journal.record_incident(incident)
+    listed = told(tmp_path)
+    rows = [line.split() for line in listed.output.splitlines() if "n1" in line or "ranks-hung" in line]
+    assert [row[0] for row in rows] == ["18.1", "17.1"]
+    assert ENDED.id in told(tmp_path, "17.1").output
+    assert OPEN.id in told(tmp_path, OPEN.id).output
+    for unknown in ("1", "17.2", "19.1"):
+        assert told(tmp_path, unknown).exit_code == 1
