@@ -67,7 +67,7 @@ def unpacked(cache: Path) -> Programs:
     Raises:
         SlurmMissingError: this machine has no apt, knows no such packages, or cannot reach their source.
     """
-    if lacking := missing(("apt-get", "apt-cache", "dpkg")):
+    if lacking := missing(("apt-get", "apt-cache", "dpkg", "dpkg-query")):
         raise SlurmMissingError(lacking, "Without apt, Slurm must be installed by an administrator.")
     folder = cache / _version()
     if not folder.is_dir():
@@ -100,8 +100,13 @@ def _version() -> str:
 
 def _unpack(draft: Path) -> None:
     wanted = [package for package in PACKAGES if package != "iproute2"]
-    simulated = _apt(["apt-get", "install", "--simulate", "--no-install-recommends", *wanted])
-    depended = [line.split()[1] for line in simulated.splitlines() if line.startswith("Inst ")]
+    # As if nothing were installed: what is does not matter then, even when its dependencies are broken.
+    nothing = f"Dir::State::status={os.devnull}"
+    simulated = _apt(["apt-get", "-o", nothing, "install", "--simulate", "--no-install-recommends", *wanted])
+    listed = _apt(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n"]).splitlines()
+    here = {line.split()[0] for line in listed if line.endswith(" installed")}
+    closure = [line.split()[1] for line in simulated.splitlines() if line.startswith("Inst ")]
+    depended = [package for package in closure if package not in here]
     packages = draft / "packages"
     packages.mkdir(parents=True)
     _apt(["apt-get", "download", *dict.fromkeys([*wanted, *depended])], packages)

@@ -95,12 +95,12 @@ class Settings:
             Tuned(
                 "SchedulerParameters",
                 "bf_interval=2,sched_interval=5,sched_min_interval=100000,batch_sched_delay=1",
-                "bf_interval=30,sched_interval=60,batch_sched_delay=3",
+                "bf_interval=30,sched_interval=60,sched_min_interval=2,batch_sched_delay=3",
                 quick,
             ),
             Tuned("SlurmdParameters", "config_overrides", "(none)", "CPUs are what is configured here"),
             Tuned("ProctrackType", "proctrack/linuxproc", "proctrack/cgroup", "works without cgroups"),
-            Tuned("TaskPlugin", "task/none", "task/affinity", "nodes share the machine's CPUs"),
+            Tuned("TaskPlugin", "task/none", "task/none", "nodes share the machine's CPUs"),
         )
 
     @property
