@@ -13,7 +13,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.cache.errors import DatasetMissingError, DatasetNameError, IndexFormatError
+from deeplink.cache.errors import CatalogError, DatasetMissingError, DatasetNameError, IndexFormatError
 from deeplink.cache.index import Index, IndexContent, write_index
 from deeplink.cache.layout import DIGEST_DIGITS
 from deeplink.publish import DRAFT_PREFIX, fsync_path, write_text
@@ -89,6 +89,7 @@ class Catalog:
             DatasetMissingError: there is no such dataset.
             DatasetNameError: no dataset can be called so.
             IndexFormatError: the pointer is damaged.
+            CatalogError: it cannot be read.
         """
         pointer = self._folder(name) / "latest"
         try:
@@ -97,6 +98,8 @@ class Catalog:
             raise DatasetMissingError(name, "", self.root) from None
         except UnicodeDecodeError as problem:
             raise IndexFormatError(pointer, str(problem)) from problem
+        except OSError as problem:
+            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
         if not _VERSION.fullmatch(text):
             raise IndexFormatError(pointer, "it holds no version")
         return Version(text)
@@ -113,7 +116,10 @@ class Catalog:
         path = self._folder(name) / f"{chosen}.arrow"
         if not _VERSION.fullmatch(chosen) or not path.is_file():
             raise DatasetMissingError(name, chosen, self.root)
-        return Index(path, chosen)
+        try:
+            return Index(path, chosen)
+        except OSError as problem:
+            raise CatalogError(self.root, f"{path}: {problem.strerror or problem}") from problem
 
     def record(self, name: str, version: Version) -> PackRecord | None:
         """Return how a version was packed; None where that is not known."""
@@ -128,9 +134,15 @@ class Catalog:
 
         Raises:
             DatasetNameError: no dataset can be called so.
-            OSError: the catalog cannot be written.
+            CatalogError: it cannot be written; the name points where it did.
         """
         folder = self._folder(name)
+        try:
+            return self._publish(folder, content, record)
+        except OSError as problem:
+            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+
+    def _publish(self, folder: Path, content: IndexContent, record: PackRecord) -> Version:
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f"{DRAFT_PREFIX}{uuid.uuid4().hex}"
         try:

@@ -97,6 +97,17 @@ class DatasetMissingError(DeepLinkError):
         self.name, self.version, self.catalog = name, version, catalog
 
 
+class CatalogError(DeepLinkError):
+    """The catalog's folder cannot be read or written."""
+
+    def __init__(self, root: Path, problem: str) -> None:
+        super().__init__(
+            f"catalog {root}: {problem}",
+            remedy="DEEPLINK_CATALOG names a folder on shared storage that you may write to.",
+        )
+        self.root, self.problem = root, problem
+
+
 class IndexFormatError(DeepLinkError):
     """A file is not an index, is damaged, or of a format this release does not know."""
 

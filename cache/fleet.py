@@ -141,12 +141,13 @@ class Fleet:
 
     def _request(self, wants: list[_Want]) -> frames.Request:
         rows = np.array([want.row for want in wants], np.int64)
-        numbers, places = np.unique(self._index.shard[rows], return_inverse=True)
-        shards: list[ShardId] = [self._index.shards[number].id for number in numbers.tolist()]
+        place_of: dict[int, int] = {}
+        places = [place_of.setdefault(number, len(place_of)) for number in self._index.shard[rows].tolist()]
+        shards: list[ShardId] = [self._index.shards[number].id for number in place_of]
         if (self._index.lengths[rows] > block.SPAN).any():
             listed = [
                 (place, *piece)
-                for place, want in zip(places.tolist(), wants, strict=True)
+                for place, want in zip(places, wants, strict=True)
                 for piece in self._index.pieces(want.row)
             ]
             return frames.Request(0, shards, np.array(listed, frames.EXTENT))

@@ -12,6 +12,7 @@ import numpy as np
 from deeplink.cache import block
 from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.mapped import ColdGauge, ShardFile
+from deeplink.cache.store import is_damage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,8 @@ class LocalReader:
         shards = self._index.shard[rows]
         cold = self._cold.is_cold()
         left: list[np.ndarray] = []
-        for number in np.unique(shards).tolist():
+        # Not np.unique: it imports modules when first called, which a fork at that moment turns into a deadlock.
+        for number in sorted(set(shards.tolist())):
             positions = np.flatnonzero(shards == number)
             left.append(self._read_shard(number, rows, positions, out, cold=cold))
         return np.sort(np.concatenate(left)) if left else np.empty(0, np.int64)
@@ -155,7 +157,8 @@ class LocalReader:
             # The file that comes to replace it has never been looked at.
             rows = np.flatnonzero(self._index.shard == number)
             np.bitwise_and.at(self._checked, rows >> 3, ~(np.uint8(1) << (rows & 7).astype(np.uint8)))
-        self._store.quarantine(shard, str(problem), inode=file.inode if file else None)
+        if is_damage(problem):
+            self._store.quarantine(shard, str(problem), inode=file.inode if file else None)
 
     def take_damaged(self) -> set[int]:
         """Return the numbers of the shards found damaged since the last call."""

@@ -153,7 +153,7 @@ def pack(
         StoreFullError, StoreError, ShardWriteError: shards cannot be written here.
         PlacementError: no member takes a shard.
         PackRunningError: the same is being packed by another process.
-        OSError: the catalog cannot be written.
+        CatalogError: the catalog cannot be written.
     """
     clock = clock or SystemClock()
     began = clock.monotonic()
@@ -161,39 +161,42 @@ def pack(
     origin = open_source(source)
     listing = origin.listing()
     plan = make_plan(origin.url, listing, config.shard_bytes)
-    catalog, store = Catalog(config.catalog), Store(config.store)
     tally = _Tally(plan, listing, progress)
-    placer = Placer(store, node_name(config), members, token, replicas=config.replicas)
+    catalog, store = Catalog(config.catalog), Store(config.store)
+    before = _latest(catalog, name)
     known = _published(catalog, name, plan) if listing.marked else {}
     with (
-        placer,
+        Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
         FileReader(origin, clock) as reader,
         staging(store.root, plan.digest, clock.unix()) as stage,
     ):
         work = _Work(origin, reader, listing, plan, store, stage, placer, tally)
         pieces = [work.shard(number, known.get(number)) for number in range(len(plan.shards))]
-        before = _latest(catalog, name)
-        record = PackRecord(
-            source=origin.url,
-            plan=plan.digest,
-            files=len(listing),
-            bytes=tally.total_bytes,
-            shards=len(pieces),
-            packed_unix=clock.unix(),
-        )
+        record = _record(origin.url, tally, clock)
         version = catalog.publish(name, _content(origin.url, listing, plan, pieces), record)
         placed = {piece.id: placer.holders(piece.id) for piece in pieces}
     return PackResult(
         name=name,
         version=version,
-        files=len(listing),
-        bytes=tally.total_bytes,
-        shards=len(pieces),
+        files=record.files,
+        bytes=record.bytes,
+        shards=record.shards,
         seconds=clock.monotonic() - began,
         placed=placed,
         read_files=tally.read_files,
         unchanged=version == before,
         short=sum(len(holders) < placer.wanted for holders in placed.values()),
+    )
+
+
+def _record(source: str, tally: _Tally, clock: Clock) -> PackRecord:
+    return PackRecord(
+        source=source,
+        plan=tally.plan.digest,
+        files=len(tally.listing),
+        bytes=tally.total_bytes,
+        shards=len(tally.plan.shards),
+        packed_unix=clock.unix(),
     )
 
 
@@ -221,7 +224,6 @@ class _Work:
             self.tally.add(count, wanted.payload, shards=1)
             return piece
         built = self._built(wanted, number)
-        self.stage.note(number, built)
         self.tally.add(0, 0, shards=1)
         return built
 
@@ -229,13 +231,15 @@ class _Work:
         if self.placer.is_placed(piece.id):
             return True
         draft = self.stage.draft(number)
-        if not self.placer.fetch(piece.id, draft):
-            return False
         try:
+            if not self.placer.fetch(piece.id, draft):
+                return False
             _verify(draft, piece.id)
         except ShardCorruptError as problem:
             log.warning("%s", problem)
             return False
+        except OSError as problem:
+            self.store.raise_as_store_error(problem, piece.bytes)
         self.placer.place(piece.id, draft)
         return True
 
@@ -243,11 +247,11 @@ class _Work:
         draft = self.stage.draft(number)
         builder = ShardBuilder(self.origin, self.reader, self.listing, wanted, self.tally.was_read)
         try:
-            built = builder.build(draft)
+            piece = Piece.of(builder.build(draft))
+            self.placer.place(piece.id, draft)
+            self.stage.note(number, piece)
         except OSError as problem:
             self.store.raise_as_store_error(problem, wanted.payload)
-        piece = Piece.of(built)
-        self.placer.place(piece.id, draft)
         return piece
 
 

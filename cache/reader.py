@@ -189,7 +189,8 @@ class Reader:
     def _opened(self) -> _Process:
         members = other_members(self._config)
         token = members_token(self._config, members)
-        store = Store(self._config.store)
+        # A store that cannot be made must not end a training that others can serve.
+        store = Store(self._config.store, make=False)
         fleet = None
         if members:
             deadline_s = self._config.read_deadline_ms / 1000

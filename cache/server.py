@@ -26,6 +26,7 @@ from deeplink.cache.errors import (
     StoreFullError,
 )
 from deeplink.cache.mapped import ColdGauge, ShardFile
+from deeplink.cache.store import is_damage
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class CacheServicer:
         extents = request.extents
         status = np.full(len(extents), cache_pb2.READ_STATUS_BAD_EXTENT, np.uint32)
         offsets = np.zeros(len(extents), np.int64)
-        for number in np.unique(extents["shard"]).tolist():
+        for number in sorted(set(extents["shard"].tolist())):
             mine = np.flatnonzero(extents["shard"] == number)
             if number >= len(request.shards):
                 continue
@@ -164,7 +165,7 @@ class CacheServicer:
     ) -> bytes:
         extents = request.extents[run]
         parts: list[memoryview | None] = [None] * len(extents)
-        for number in np.unique(extents["shard"][status == cache_pb2.READ_STATUS_OK]).tolist():
+        for number in sorted(set(extents["shard"][status == cache_pb2.READ_STATUS_OK].tolist())):
             shard = request.shards[number]
             mine = np.flatnonzero((extents["shard"] == number) & (status == cache_pb2.READ_STATUS_OK))
             try:
@@ -225,6 +226,9 @@ class CacheServicer:
     def _set_aside(self, shard: ShardId, problem: Exception) -> None:
         with self._lock:
             served = self._open.pop(shard, None)
+        if not is_damage(problem):
+            log.warning("shard %s cannot be served now: %s", shard, problem)
+            return
         metrics.CACHE_DAMAGED_SHARDS.inc()
         self._store.quarantine(shard, str(problem), inode=served.file.inode if served else None)
 

@@ -49,15 +49,17 @@ class StoreStatus:
 
 
 class Store:
-    """The shards in one folder, which is made when it is not there."""
+    """The shards in one folder."""
 
-    def __init__(self, root: Path) -> None:
-        """Use `root`.
+    def __init__(self, root: Path, *, make: bool = True) -> None:
+        """Use `root`, which is made when it is not there unless told otherwise.
 
         Raises:
             StoreError: the folder cannot be made.
         """
         self.root = root
+        if not make:
+            return
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
@@ -124,12 +126,15 @@ class Store:
 
         Raises:
             FileNotFoundError: it is not here.
+            OSError: it cannot be opened, which says nothing about what it holds.
         """
         descriptor = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)
         try:
             before = _identity(os.fstat(descriptor))
             layout.verify(descriptor, shard)
         except (ShardCorruptError, OSError) as problem:
+            if not is_damage(problem):
+                raise
             self.quarantine(shard, str(problem))
             return False
         finally:
@@ -227,6 +232,13 @@ class Store:
         for path in stale:
             path.unlink(missing_ok=True)
         return len(stale)
+
+
+def is_damage(problem: Exception) -> bool:
+    """Tell whether what reading a shard met is the shard's fault, and not a lack of descriptors or rights."""
+    return isinstance(problem, ShardCorruptError) or (
+        isinstance(problem, OSError) and problem.errno in {errno.EIO, errno.EUCLEAN, errno.EBADMSG}
+    )
 
 
 def _age(path: Path, now: float) -> float:

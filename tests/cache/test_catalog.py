@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deeplink.cache.catalog import Catalog, PackRecord
-from deeplink.cache.errors import DatasetMissingError, DatasetNameError, IndexFormatError
+from deeplink.cache.errors import CatalogError, DatasetMissingError, DatasetNameError, IndexFormatError
 from deeplink.types import Version
 from tests.cache.test_index import content
 
@@ -60,6 +60,16 @@ def test_a_damaged_pointer_is_no_path(tmp_path: Path) -> None:
     (tmp_path / "digits" / "latest").write_text("../../../etc/passwd\n")
     with pytest.raises(IndexFormatError):
         catalog.open("digits")
+
+
+def test_a_catalog_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CatalogError) as refused:
+        Catalog(tmp_path / "file").publish("digits", content(["a"]), RECORD)
+    assert "DEEPLINK_CATALOG" in refused.value.remedy
+    (tmp_path / "digits" / "latest").mkdir(parents=True)
+    with pytest.raises(CatalogError):
+        Catalog(tmp_path).open("digits")
 
 
 def test_an_index_that_cannot_be_written_leaves_the_name_where_it_was(tmp_path: Path) -> None:

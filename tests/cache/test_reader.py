@@ -7,9 +7,12 @@ import os
 import pickle
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +31,38 @@ from tests.cache.agents import Agents, config_below
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.context import ForkContext, SpawnContext
-    from pathlib import Path
 
     from deeplink.config import Config
 
 pytestmark = pytest.mark.timeout(60)
+
+
+READ_WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from pathlib import Path
+from deeplink.cache.errors import SampleUnavailableError
+from deeplink.cache.reader import Reader
+from tests.cache.agents import config_below
+reader = Reader.open("digits", config=config_below(Path(sys.argv[1])))
+taken = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+try:
+    reader.read([0])
+except SampleUnavailableError:
+    pass  # the source cannot be opened either
+else:
+    sys.exit(3)
+while taken:
+    os.close(taken.pop())
+reader._own.local.look_again(0)
+reader.read([0])
+sys.exit(reader.stats().local_samples != 1)
+"""
 
 
 def read_all(reader: Reader, seed: int = 0) -> dict[str, bytes]:
@@ -366,6 +396,29 @@ def test_a_damaged_local_shard_is_brought_back_from_a_member(
         until(lambda: len(reader.read(reader.index.rows_below(""))) == len(files) and store.has(damaged))
         assert read_all(reader) == files
         assert reader.stats().local_samples > before
+
+
+def test_a_store_that_cannot_be_made_does_not_end_the_run(
+    spread: Config, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    with Reader.open("digits", config=dataclasses.replace(spread, store=tmp_path / "file" / "store")) as reader:
+        assert read_all(reader) == files
+
+
+@pytest.mark.slow
+def test_running_out_of_descriptors_puts_no_shard_aside(source: Path, tmp_path: Path, config: Config) -> None:
+    pack(str(source), "digits", config=config)
+    ended = subprocess.run(
+        [sys.executable, "-c", READ_WITHOUT_DESCRIPTORS, str(tmp_path)],
+        check=False,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert not (config.store / "quarantine").exists()
 
 
 # Processes.

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError, ShardIdError, StoreError, StoreFullError
 from deeplink.cache.store import Store
 from deeplink.types import ShardId
@@ -153,6 +155,20 @@ def test_drafts_nobody_writes_to_are_swept(store: Store) -> None:
     assert store.sweep(draft.stat().st_mtime + 10) == 0
     assert store.sweep(draft.stat().st_mtime + 4000) == 1
     assert not draft.exists()
+
+
+def test_a_lack_of_descriptors_is_no_damage(
+    tmp_path: Path, store: Store, sealed: SealedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.adopt(tmp_path / "draft", sealed.id)
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(layout, "verify", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        store.verify(sealed.id)
+    assert store.has(sealed.id)
 
 
 def test_a_store_that_cannot_be_a_folder_is_said_so(tmp_path: Path) -> None:
