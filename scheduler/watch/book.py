@@ -23,13 +23,15 @@ class Heard:
     """The newest beat of one job.
 
     Attributes:
-        heard_at: when it came, monotonic.
+        heard_at: when it came, monotonic; or when we came back, after an absence of ours.
+        ourselves: it came since.
         step: the greatest step of its attempt so far; None before the first report.
         progressed_at: when that step came, monotonic.
     """
 
     beat: Beat
     heard_at: float
+    ourselves: bool = True
     step: int | None = None
     progressed_at: float = 0.0
 
@@ -79,7 +81,8 @@ class BeatBook:
         """Let every silence begin anew: it was we who were away."""
         with self._lock:
             self._heard = {
-                job: replace(heard, heard_at=now, progressed_at=now) for job, heard in self._heard.items()
+                job: replace(heard, heard_at=now, ourselves=False, progressed_at=now)
+                for job, heard in self._heard.items()
             }
 
     def forget(self, job: int) -> None:
@@ -104,4 +107,4 @@ def _restored(job: JobRecord, attempt: AttemptRecord, now: float) -> Heard:
         world_size=attempt.world_size,
         step_timeout_s=attempt.step_timeout_s,
     )
-    return Heard(beat=beat, heard_at=now, step=attempt.last_step, progressed_at=now)
+    return Heard(beat=beat, heard_at=now, ourselves=False, step=attempt.last_step, progressed_at=now)

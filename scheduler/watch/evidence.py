@@ -123,6 +123,7 @@ class JobSight:
         progress_age_s: since a rank reported a new step; None before the first report of this attempt.
         step_timeout_s: the job's own limit on that; 0: not watched.
         suspects: nodes its launcher blamed in incidents of this attempt.
+        heard: we ourselves have heard it since we began, or came back; else its beats are from the journal.
         rescued: an incident of this job is open: it did not go back into the queue by its user's will.
     """
 
@@ -140,6 +141,7 @@ class JobSight:
     progress_age_s: float | None = None
     step_timeout_s: float = 0.0
     suspects: tuple[NodeName, ...] = ()
+    heard: bool = True
     rescued: bool = False
 
     @property
@@ -166,6 +168,8 @@ class Sight:
 
 
 MOST_CONTROLS = 5
+FORGOTTEN_S = 180.0
+"""A launcher silent for so long, whose job could not be helped meanwhile, is probed for no longer."""
 
 
 def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
@@ -174,7 +178,7 @@ def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
 
 
 def _tense(job: JobSight, policy: Policy) -> bool:
-    if job.state is not JobState.RUNNING or job.phase.ended:
+    if not job.running or job.phase.ended or job.beat_age_s > FORGOTTEN_S:
         return False
     limit = job.step_timeout_s
     return (

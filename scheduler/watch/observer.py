@@ -162,6 +162,7 @@ class Observer:
             progress_age_s=None if heard.step is None else max(0.0, now - heard.progressed_at),
             step_timeout_s=beat.step_timeout_s,
             suspects=tuple(sorted({hit.node for hit in hits if hit.node})),
+            heard=heard.ourselves,
             rescued=bool(hits),
         )
 

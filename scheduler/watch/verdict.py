@@ -1,7 +1,7 @@
 """Evidence -> verdicts, each with its reasons. Pure: no clock, no process, no wire, no memory.
 
 The order of thought: is it us? is it a switch? are there more dead than can be believed? Only then is a node
-called dead or a job restarted. docs/decisions/0004-recovery-ladder.md says why each rule is as it is.
+called dead or a job restarted. docs/decisions/0006-recovery-ladder.md says why each rule is as it is.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _doubts(sight: Sight, policy: Policy) -> tuple[str, ...]:
     away = [node for node in tried if node.slurmd.away]
     if len(away) * 2 > len(tried):
         return (f"{len(away)} of {len(tried)} nodes do not answer us: more likely our own network is at fault",)
-    live = [job for job in sight.jobs if _live(job)]
+    live = [job for job in sight.jobs if _live(job) and job.heard]
     mute = [job for job in live if job.beat_age_s >= policy.tense_beat_s]
     reachable = [job for job in mute if _answers(job.batch_host, sight)]
     if len(live) > 1 and len(mute) == len(live) and reachable:
@@ -213,7 +213,10 @@ def _lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[Nod
     """Whether the launcher is gone: its host is given up, or it is silent for long though its host answers."""
     host = job.batch_host
     gone = host in given_up or host not in job.nodes or (host in sight.nodes and sight.nodes[host].down)
-    return job.beat_age_s >= (policy.silence_s if gone else policy.launcher_lost_s)
+    if gone:
+        return job.beat_age_s >= policy.silence_s
+    # One that we never heard may have ended while we were away, and its script may have gone on to something else.
+    return job.heard and job.beat_age_s >= policy.launcher_lost_s
 
 
 def _node_remedy(name: NodeName, sight: Sight, policy: Policy) -> Remedy:

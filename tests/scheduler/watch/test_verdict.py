@@ -105,6 +105,14 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(job(beat_age_s=25.0),), nodes=cluster()),
         [("launcher-lost", "", "restart")],
     ),
+    "a launcher not heard since we came back may have ended meanwhile": (
+        Sight(jobs=(job(beat_age_s=25.0, heard=False),), nodes=cluster()),
+        [],
+    ),
+    "but one whose host is dead did not": (
+        Sight(jobs=(job(beat_age_s=4.0, heard=False),), nodes=cluster(gone("n0"))),
+        [("node-dead", "n0", "drain-down"), ("launcher-lost", "n0", "restart")],
+    ),
     "stranded though every node answers": (
         Sight(jobs=(STRANDED,), nodes=cluster()),
         [("job-stranded", "", "restart")],
@@ -273,6 +281,7 @@ def jobs_seen(draw: st.DrawFn) -> JobSight:
         agents_silent=draw(st.dictionaries(st.sampled_from(NAMES), seconds)),
         progress_age_s=draw(st.none() | seconds),
         step_timeout_s=draw(st.sampled_from([0.0, 5.0])),
+        heard=draw(st.booleans()),
         rescued=draw(st.booleans()),
         reason=draw(st.sampled_from(["", "BeginTime", "Resources"])),
     )
