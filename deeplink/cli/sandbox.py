@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.sandbox.cluster import Options
+    from deeplink.scheduler.sandbox.cluster import Options, Sandbox
     from deeplink.scheduler.sandbox.shape import Shape
 
 _UP_EPILOG = """
@@ -123,7 +123,13 @@ def up(  # noqa: PLR0913 - one for each option
     if as_json:
         _print_json(sandbox, up_s=round(took, 3))
         return
-    click.echo(f"sandbox {name!r} is up after {took:.1f} s: {len(sandbox.nodes)} nodes, shape {wanted}")
+    _announce(sandbox, took)
+
+
+def _announce(sandbox: Sandbox, took_s: float) -> None:
+    click.echo(
+        f"sandbox {sandbox.name!r} is up after {took_s:.1f} s: {len(sandbox.nodes)} nodes, shape {sandbox.shape}"
+    )
     if not sandbox.has_network:
         click.echo(
             "  on loopback, without namespaces: nodes share this host's network and processes, and no link can"
@@ -135,7 +141,7 @@ def up(  # noqa: PLR0913 - one for each option
     click.echo("  differs from Slurm's defaults:")
     for tuned in sandbox.record.settings.differing:
         click.echo(f"    {tuned.key}={tuned.value} (default {tuned.default}): {tuned.why}")
-    click.echo(f"  try: deeplink sandbox exec --name {name} ctl srun -N2 -l hostname")
+    click.echo(f"  try: deeplink sandbox exec --name {sandbox.name} ctl srun -N2 -l hostname")
 
 
 def _shape(shape: str | None, nodes: int | None, *, interleave: bool, cpus: int, gpus: int) -> Shape:
@@ -156,14 +162,10 @@ def _show_plan(name: str, shape: Shape, options: Options) -> None:
         click.echo(f"# ---- {path}\n{text}")
 
 
-def _print_json(sandbox: object, **more: object) -> None:
+def _print_json(sandbox: Sandbox, **more: object) -> None:
     import dataclasses
     import json
 
-    from deeplink.scheduler.sandbox.cluster import Sandbox
-
-    if not isinstance(sandbox, Sandbox):
-        raise TypeError(sandbox)
     facts = {
         "name": sandbox.name,
         "shape": dataclasses.asdict(sandbox.shape),

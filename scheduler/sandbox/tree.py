@@ -19,7 +19,7 @@ from typing_extensions import override
 from deeplink.scheduler.sandbox.errors import ExposeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 Step = tuple[str, ...]
 """One command of a plan."""
@@ -206,6 +206,22 @@ def _top(host: Host, new: Path) -> list[Step]:
     return steps
 
 
+def _is_own(folder: Path) -> bool:
+    return folder.parent == Path("/") and folder.name in OWN
+
+
+def _hidden(host: Host, kept: Path, exposed: Iterable[Path]) -> Iterator[tuple[_Item, Path]]:
+    """Yield what must be shown anew, with the folder that hides it; outer paths come before those inside."""
+    bound = [kept]
+    for path in sorted(exposed, key=lambda path: len(path.parts)):
+        for item in _items(host, path):
+            outer = [other for other in bound if _below(item.path, other)]
+            cover = cover_of(host, item.path, max(outer, key=lambda o: len(o.parts), default=Path("/")))
+            if cover is not None and item.path not in bound:
+                bound.append(item.path)
+                yield item, cover
+
+
 def plan(host: Host, new: Path, stage: Path, kept: Path, exposed: Iterable[Path]) -> Plan:
     """Return how to put the machines' tree together below `new`.
 
@@ -227,25 +243,18 @@ def plan(host: Host, new: Path, stage: Path, kept: Path, exposed: Iterable[Path]
         ("mount", "--bind", str(kept), f"{new}{kept}"),
     ]
     own: list[Step] = []
-    bound, covered = [kept], {hidden}
-    for item in (item for path in sorted(exposed, key=lambda p: len(p.parts)) for item in _items(host, path)):
-        around = max((b for b in bound if _below(item.path, b)), key=lambda b: len(b.parts), default=Path("/"))
-        cover = cover_of(host, item.path, around)
-        if cover is None or item.path in bound:
+    covered = {hidden}
+    for number, (item, cover) in enumerate(_hidden(host, kept, exposed)):
+        if _is_own(cover):
+            staged = stage / str(number)
+            shared += _bind(host, item.path, f"{new}{staged}") if item.target is None else []
+            place = str(item.path)
+            mounted = [*_point(host, item.path, place), ("mount", "--rbind", str(staged), place)]
+            own += mounted if item.target is None else _make_link(item, place)
             continue
-        if cover.name in OWN:
-            staged = stage / str(len(bound))
-            if item.target is None:
-                shared += _bind(host, item.path, f"{new}{staged}")
-                place = str(item.path)
-                own += [*_point(host, item.path, place), ("mount", "--rbind", str(staged), place)]
-            else:
-                own += _make_link(item, str(item.path))
-        else:
-            shared += [] if cover in covered else [_cover(new, cover)]
-            covered.add(cover)
-            place = f"{new}{item.path}"
-            shared += _bind(host, item.path, place) if item.target is None else _make_link(item, place)
-        bound.append(item.path)
+        shared += [] if cover in covered else [_cover(new, cover)]
+        covered.add(cover)
+        place = f"{new}{item.path}"
+        shared += _make_link(item, place) if item.target is not None else _bind(host, item.path, place)
     shared += [("mount", "-o", "remount,ro", f"{new}{cover}") for cover in sorted(covered - {hidden})]
     return Plan(tuple(shared), tuple(own))

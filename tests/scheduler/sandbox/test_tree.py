@@ -118,6 +118,12 @@ def test_what_is_exposed_in_tmp_is_bound_into_the_tmp_of_each_machine() -> None:
     assert ("mkdir", "-p", "/tmp/x/clone") in found.own
 
 
+def test_a_closed_folder_that_is_called_tmp_is_no_tmp() -> None:
+    found = planned(host(**{"/usr/tmp": 0o700, "/usr/tmp/x": 0o755}), "/usr/tmp/x")
+    assert found.own == ()
+    assert f"{NEW}/usr/tmp/x" in binds(found.shared)
+
+
 def test_a_closed_folder_inside_an_exposed_one_can_be_exposed_too() -> None:
     tree = host(**{"/root/py/v3/in": 0o700, "/root/py/v3/in/side": 0o755})
     steps = planned(tree, "/root/py/v3/in/side", "/root/py/v3").shared
