@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deeplink.cache.catalog import Catalog
@@ -25,6 +24,8 @@ from deeplink.scheduler.sandbox.errors import SlurmMissingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rich.console import Console
 
     from deeplink.clock import Clock
 
