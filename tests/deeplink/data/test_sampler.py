@@ -24,7 +24,7 @@ def train(samplers: list[ResumableSampler], steps: int, ahead: int = 0) -> list[
     epoch = samplers[0].epoch
     passes = [iter(sampler) for sampler in samplers]
     fetched: list[list[list[int]]] = [[] for _ in samplers]
-    done = []
+    done: list[list[list[int]]] = []
     while len(done) < steps and samplers[0].epoch == epoch:
         for own, batches in zip(passes, fetched, strict=True):
             while len(batches) <= len(done) + ahead:
@@ -230,7 +230,7 @@ def test_the_state_is_small() -> None:
     "arguments",
     [{"batch_size": 0}, {"batch_size": 1, "rank": 2, "world_size": 2}, {"batch_size": 1, "rank": -1}],
 )
-def test_impossible_arguments_are_refused(arguments: dict[str, int]) -> None:
+def test_impossible_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="batch_size"):
         ResumableSampler(10, **arguments)
     with pytest.raises(ValueError, match="nothing to sample"):
