@@ -26,11 +26,24 @@ Examples:
     help="Where to write the figures, as JSON.",
 )
 @click.option("--name", default="demo", show_default=True, help="Name of the sandbox.")
-@click.option("--local", is_flag=True, help="Without Slurm, even where it could be had.")
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "loopback", "local"]),
+    default="auto",
+    show_default=True,
+    help="auto: a Slurm cluster in namespaces when root, else on loopback, else none; or the lesser ones at once.",
+)
 @click.option("--write-digits", type=click.Path(path_type=Path), help="Only write the digits' image files there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON at the end, the story on stderr.")
 def command(
-    *, data: Path | None, keep: bool, facts: Path, name: str, local: bool, write_digits: Path | None, as_json: bool
+    *,
+    data: Path | None,
+    keep: bool,
+    facts: Path,
+    name: str,
+    backend: str,
+    write_digits: Path | None,
+    as_json: bool,
 ) -> None:
     """Pack, train, lose a node, recover: the whole story on this machine."""
     if write_digits is not None:
@@ -47,7 +60,7 @@ def command(
     from deeplink.demo.story import Story
 
     console = Console(stderr=as_json)
-    story = Story(SystemClock(), console, data, keep, facts, name=name, local=local)
+    story = Story(SystemClock(), console, data, keep, facts, name=name, backend=backend)
     found = story.tell(RANKS)
     if as_json:
         click.echo(json.dumps(found.as_dict()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -90,20 +91,21 @@ def _packed(argv: Sequence[str], env: Mapping[str, str] | None = None) -> dict[s
 
 
 class SandboxStage(Stage):
-    """A real Slurm cluster in network namespaces (root), or of several slurmd on loopback."""
+    """A real Slurm cluster in network namespaces; without root, or if asked for, of several slurmd on loopback."""
 
-    def __init__(self, name: str, data: Path) -> None:
-        self._sandbox = Sandbox.up(name, SHAPE, Options(expose=(data,)))
-        self.backend = "slurm" if os.geteuid() == 0 else "slurm-loopback"
+    def __init__(self, name: str, data: Path, *, loopback: bool = False) -> None:
+        self._sandbox = Sandbox.up(name, SHAPE, Options(expose=(data,), loopback=loopback))
+        self.backend = "slurm" if self._sandbox.has_network else "slurm-loopback"
         self.says = f"a real Slurm cluster of {len(self._sandbox.nodes)} nodes on two leaf switches is up"
         if self.backend == "slurm-loopback":
-            self.says += " (on loopback, without root: nodes share this machine's network, no link can be cut)"
+            self.says += " (several slurmd on loopback: nodes share this machine's network, no link can be cut)"
         self.home = self._sandbox.home
         self.job_folder = Path()
         self._job = ""
         self.catalog = self.home / ".local" / "share" / "deeplink" / "catalog"
         self._sandbox.run(CTL, ["mkdir", "-p", ".config/deeplink"])
-        self._sandbox.run(CTL, ["tee", ".config/deeplink/config.toml"], stdin='store = "/local/ssd/deeplink"\n')
+        store = f'store = "{self._sandbox.ssd_in_jobs}/deeplink"\n'
+        self._sandbox.run(CTL, ["tee", ".config/deeplink/config.toml"], stdin=store)
 
     @override
     def pack(self, source: Path, name: str, *options: str) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class SandboxStage(Stage):
     def submit(self, command: Sequence[str]) -> str:
         script = ["#!/bin/bash", f"#SBATCH --nodes={RANKS + SPARES}", "#SBATCH --exclusive"]
         script += ["#SBATCH --job-name=demo", "#SBATCH --output=demo.log"]
-        script += [f"exec deeplink run --spares {SPARES} -- {' '.join(command)}", ""]
+        script += [f"exec deeplink run --spares {SPARES} -- {shlex.join(command)}", ""]
         self._sandbox.run(CTL, ["tee", str(self.home / "train.sh")], stdin="\n".join(script))
         done = self._sandbox.run(CTL, ["deeplink", "sbatch", "--parsable", "train.sh"], timeout_s=SUBMIT_TIMEOUT_S)
         if done.code:
@@ -179,7 +181,7 @@ class LocalStage(Stage):
     @override
     def submit(self, command: Sequence[str]) -> str:
         argv = [sys.executable, "-m", "deeplink", "run", "--local", str(RANKS + SPARES), "--spares", str(SPARES)]
-        write_text(self.home / "train.sh", " ".join([*argv, "--", *command]) + "\n")
+        write_text(self.home / "train.sh", shlex.join([*argv, "--", *command]) + "\n")
         with (self.home / "demo.log").open("wb") as log:
             self._process = processes.spawn(
                 [*argv, "--", *command], env=self._env, cwd=self.home, stdout=log, stderr=log

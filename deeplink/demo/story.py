@@ -51,8 +51,8 @@ class Lesson:
 
     def command(self) -> list[str]:
         """Return the training command, to be run in the user's home."""
-        argv = ["python", "-m", "deeplink.demo.train", self.name, "--train-root", self.train_root or '""']
-        argv += ["--test-root", self.test_root or '""', "--epochs", str(self.epochs), "--size", str(self.size)]
+        argv = ["python", "-m", "deeplink.demo.train", self.name, "--train-root", self.train_root]
+        argv += ["--test-root", self.test_root, "--epochs", str(self.epochs), "--size", str(self.size)]
         argv += ["--batch-size", str(self.batch_size), "--checkpoint-every", str(max(10, self.steps // 30))]
         return [*argv, "--checkpoints", "checkpoints", "--result", "result.json"]
 
@@ -119,7 +119,7 @@ class Story:
     keep: bool
     facts_file: Path
     name: str = "demo"
-    local: bool = False
+    backend: str = "auto"
     _died_unix: float = 0.0
     _victim: str = ""
     _began: float = field(default=0.0)
@@ -164,11 +164,11 @@ class Story:
 
     def _stage(self, source: Path) -> Stage:
         stage: Stage
-        if self.local:
-            stage = LocalStage("asked for with --local")
+        if self.backend == "local":
+            stage = LocalStage("asked for")
         else:
             try:
-                stage = SandboxStage(self.name, source)
+                stage = SandboxStage(self.name, source, loopback=self.backend == "loopback")
             except SlurmMissingError as missing:
                 stage = LocalStage(str(missing))
         self.say(stage.says)

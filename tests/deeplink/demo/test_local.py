@@ -15,7 +15,7 @@ import pytest
 def test_the_story_ends_well_under_the_local_launcher(tmp_path: Path) -> None:
     facts = tmp_path / "demo.json"
     done = subprocess.run(
-        [sys.executable, "-m", "deeplink", "demo", "--local", "--facts", str(facts)],
+        [sys.executable, "-m", "deeplink", "demo", "--backend", "local", "--facts", str(facts)],
         capture_output=True,
         text=True,
         timeout=280,
