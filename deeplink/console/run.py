@@ -14,6 +14,7 @@ from deeplink.console.nodes import Health
 from deeplink.console.serve import Server, listen, parse_address
 from deeplink.console.snapshot import Snapshot, build
 from deeplink.metrics import CONSOLE_INCIDENTS, CONSOLE_NODES
+from deeplink.scheduler.slurm.command import end_unfinished
 from deeplink.scheduler.watch.records import Outcome
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from deeplink.console.collect import Collector
     from deeplink.console.guard import Access
+
+
+_LEAVE_S = 0.5
 
 
 class Console:
@@ -38,18 +42,19 @@ class Console:
     async def collecting(self) -> AsyncIterator[None]:
         """Collect while the context lasts. The threads are daemons: a Slurm command that hangs delays no exit."""
         loop = asyncio.get_running_loop()
-        threads = [
+        asking, building = [
             threading.Thread(target=self._guarded, args=(loop, work), name=f"console-{name}", daemon=True)
             for name, work in (("slurm", self._ask_slurm), ("build", lambda: self._build(loop)))
         ]
-        for thread in threads:
-            thread.start()
+        asking.start()
+        building.start()
         try:
             yield
         finally:
             self._stop.set()
             self._news.set()
-            await asyncio.to_thread(threads[1].join, 0.5)
+            await asyncio.to_thread(building.join, _LEAVE_S)
+            await asyncio.to_thread(_stop_asking, asking)
 
     def _ask_slurm(self) -> None:
         if not self._collector.settings.slurm:
@@ -76,6 +81,15 @@ class Console:
             if not self._stop.is_set():
                 self.failure = problem
                 loop.call_soon_threadsafe(self.failed)
+
+
+def _stop_asking(thread: threading.Thread) -> None:
+    # Again and again: it may have been just between two commands.
+    for _ in range(10):
+        end_unfinished()
+        thread.join(_LEAVE_S / 10)
+        if not thread.is_alive():
+            return
 
 
 def measure(snapshot: Snapshot) -> None:

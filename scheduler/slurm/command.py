@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 COMMAND_TIMEOUT_S = 20.0
 """Bound on one short command. Slurm's own clients give up on a dead controller after 9 s with default settings."""
+_KILLED_WAIT_S = 2.0  # a process that hangs in the kernel, on dead storage, does not even end when killed
+_unfinished: set[subprocess.Popen[str]] = set()
 
 
 class CommandError(DeepLinkError):
@@ -100,16 +103,40 @@ def finish(
         )
     except FileNotFoundError as missing:
         raise CommandMissingError(argv[0]) from missing
-    with process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
-        except subprocess.TimeoutExpired as late:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise CommandTimeoutError(argv, timeout_s) from late
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
+    _unfinished.add(process)
+    try:
+        stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+    except subprocess.TimeoutExpired as late:
+        _kill(process)
+        raise CommandTimeoutError(argv, timeout_s) from late
+    except BaseException:
+        _kill(process)
+        raise
+    finally:
+        _unfinished.discard(process)
     return Finished(tuple(argv), process.returncode, stdout, stderr)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    _kill_group(process)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_WAIT_S)
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_unfinished() -> None:
+    """Kill every command that a thread still waits for in `finish`: for who ends without those threads."""
+    for process in tuple(_unfinished):
+        if process.poll() is None:
+            _kill_group(process)
 
 
 def run(argv: Sequence[str], /, *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:

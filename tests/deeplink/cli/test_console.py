@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Incident
 
@@ -107,11 +108,11 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hanging_slurm_delays_neither_the_page_nor_the_end(tmp_path: Path) -> None:
-    programs = tmp_path / "bin"
+def test_a_hanging_slurm_delays_neither_the_page_nor_the_end_and_is_ended(tmp_path: Path) -> None:
+    programs, asked = tmp_path / "bin", tmp_path / "asked"
     programs.mkdir()
     for name in ("scontrol", "squeue"):
-        (programs / name).write_text("#!/bin/sh\nexec sleep 30\n")
+        (programs / name).write_text(f"#!/bin/sh\necho $$ >> '{asked}'\nexec sleep 600\n")
         (programs / name).chmod(0o755)
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{programs}:{before}"
@@ -121,8 +122,14 @@ def test_a_hanging_slurm_delays_neither_the_page_nor_the_end(tmp_path: Path) -> 
             document = json.loads(answer.read())
             asker.close()
             assert document["sources"]["nodes"]["state"] in {"waiting", "failing"}
+            until = time.monotonic() + 20
+            while not (asked.exists() and asked.read_text().endswith("\n")):
+                assert time.monotonic() < until
+                time.sleep(0.02)
             process.send_signal(signal.SIGTERM)
             assert process.wait(4) == 0, "well before the hanging command's own bound"
+        left = [pid for pid in asked.read_text().split() if ProcessId.of(int(pid))]
+        assert left == []
     finally:
         os.environ["PATH"] = before
 

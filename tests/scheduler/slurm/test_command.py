@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +11,8 @@ from deeplink.scheduler.slurm.command import (
     CommandError,
     CommandMissingError,
     CommandTimeoutError,
+    Finished,
+    end_unfinished,
     finish,
     run,
     spawn,
@@ -49,3 +54,18 @@ def test_a_hanging_command_is_stopped_with_its_children() -> None:
 def test_finish_feeds_stdin_and_tells_the_code() -> None:
     done = finish(python("import sys; print(sys.stdin.read().upper()); sys.exit(3)"), stdin="a")
     assert (done.code, done.stdout) == (3, "A\n")
+
+
+def test_who_ends_without_its_threads_leaves_no_command_behind(tmp_path: Path) -> None:
+    started, ended = tmp_path / "started", list[Finished]()
+    hangs = python(f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(600)")
+    waiting = threading.Thread(target=lambda: ended.append(finish(hangs, timeout_s=50)), daemon=True)
+    waiting.start()
+    end = time.monotonic() + 20
+    while not started.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    end_unfinished()
+    waiting.join(20)
+    assert [done.code for done in ended] == [-9]
+    end_unfinished()  # nobody is left
