@@ -64,6 +64,17 @@ class NotUpError(SandboxError):
         self.name, self.others = name, tuple(others)
 
 
+class RecordUnreadableError(SandboxError):
+    """What a sandbox was made of cannot be read: damaged, or written by another version of DeepLink."""
+
+    def __init__(self, name: str, record: Path, problem: str) -> None:
+        super().__init__(
+            f"sandbox {name!r}: {record} is damaged, or of another version of DeepLink ({problem})",
+            remedy=f"`deeplink sandbox down --name {name}` ends and removes it all the same.",
+        )
+        self.name, self.record, self.problem = name, record, problem
+
+
 class BusyError(SandboxError):
     """Another command is changing the same sandbox and did not finish in time."""
 

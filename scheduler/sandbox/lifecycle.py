@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.sandbox import blueprint, loopback, state
-from deeplink.scheduler.sandbox.errors import NotUpError
+from deeplink.scheduler.sandbox.errors import NotUpError, RecordUnreadableError
 from deeplink.scheduler.sandbox.layout import Layout, default_root
 from deeplink.scheduler.sandbox.loopback import Loopback
-from deeplink.scheduler.sandbox.machines import Machines
+from deeplink.scheduler.sandbox.machines import Machines, end_keeper, find_keeper
 from deeplink.scheduler.sandbox.namespaced import Namespaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from deeplink.clock import Clock
     from deeplink.scheduler.sandbox.hardware import Hardware
+    from deeplink.scheduler.sandbox.processes import ProcessId
     from deeplink.scheduler.sandbox.shape import Shape
 
 
@@ -41,7 +42,11 @@ def _hardware(layout: Layout, record: state.Record, clock: Clock) -> Hardware:
 
 
 def running(layout: Layout, clock: Clock) -> tuple[state.Record, Hardware] | None:
-    """Return what is up; None when nothing is, though its folder may be there."""
+    """Return what is up; None when nothing is, though its folder may be there.
+
+    Raises:
+        RecordUnreadableError: what it was made of cannot be read.
+    """
     record = state.Record.read(layout)
     if record is None:
         return None
@@ -82,9 +87,7 @@ def clear(layout: Layout, clock: Clock) -> bool:
     """
     try:
         with state.locked(layout, clock):
-            up = running(layout, clock)
-            if up is not None:
-                up[1].end()
+            _end(layout, clock)
             loopback.sweep(layout, clock)
             state.remove(layout)
     except NotUpError:
@@ -92,12 +95,28 @@ def clear(layout: Layout, clock: Clock) -> bool:
     return True
 
 
+def _end(layout: Layout, clock: Clock) -> None:
+    try:
+        up = running(layout, clock)
+    except RecordUnreadableError:
+        up = None
+    if up is not None:
+        up[1].end()
+    elif keeper := find_keeper(layout):
+        end_keeper(keeper, clock)
+
+
 def remains(layout: Layout, clock: Clock) -> list[str]:
     """Return what `clear` would end and remove, one thing a line."""
-    lines = []
-    up = running(layout, clock)
-    if up is not None:
+    firsts: Iterable[ProcessId | None]
+    try:
+        up = running(layout, clock)
+    except RecordUnreadableError:
+        up = None
+    if up is None:
+        firsts = [find_keeper(layout)]
+    else:
         record, hardware = up
         firsts = [record.keeper] if record.keeper else map(hardware.process_1, record.settings.shape.machines)
-        lines = [f"end process {first.pid} and all below it" for first in firsts if first is not None]
+    lines = [f"end process {first.pid} and all below it" for first in firsts if first is not None]
     return [*lines, *([f"remove {layout.folder}"] if layout.folder.exists() else [])]

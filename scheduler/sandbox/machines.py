@@ -31,6 +31,24 @@ def _process_1(layout: Layout, name: str) -> tuple[str, ...]:
     return ("sh", str(layout.boot / name))
 
 
+def find_keeper(layout: Layout) -> ProcessId | None:
+    """Return the fabric's process 1 of a sandbox that nothing is known of but its folder; None if none runs."""
+    argv = _process_1(layout, scripts.FABRIC)
+    return first_processes([argv]).get(argv)
+
+
+def end_keeper(keeper: ProcessId, clock: Clock) -> None:
+    """End the fabric's process 1: the kernel ends all in its namespaces, then mounts and links.
+
+    Raises:
+        BootError: it is still there (a process hangs in the kernel).
+    """
+    keeper.send(signal.SIGKILL)
+    # Process 1 is gone only when all others of its pid namespace are (pid_namespaces(7)).
+    if not until(lambda: not keeper.alive, clock, _END_S):
+        raise BootError("down", f"process {keeper.pid} does not end")
+
+
 @dataclass(frozen=True, slots=True)
 class Machines:
     """The namespaces of one sandbox. All processes in them end when the fabric's process 1, the keeper, ends."""
@@ -179,17 +197,6 @@ class Machines:
             raise NotRunningError(name, self.layout.name)
         first.send(signal.SIGKILL)
         until(lambda: not first.alive, self.clock, _END_S)
-
-    def end(self, keeper: ProcessId) -> None:
-        """End the fabric's process 1: the kernel ends all in its namespaces, then mounts and links.
-
-        Raises:
-            BootError: it is still there (a process hangs in the kernel).
-        """
-        keeper.send(signal.SIGKILL)
-        # Process 1 is gone only when all others of its pid namespace are (pid_namespaces(7)).
-        if not until(lambda: not keeper.alive, self.clock, _END_S):
-            raise BootError("down", f"process {keeper.pid} does not end")
 
     def links(self, keeper: ProcessId) -> dict[str, bool]:
         """Return each cable of the fabric by what hangs on it, and whether it is whole."""

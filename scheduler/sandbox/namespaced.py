@@ -13,7 +13,7 @@ from typing_extensions import override
 from deeplink.scheduler.sandbox import network, scripts, settings, tree
 from deeplink.scheduler.sandbox.errors import BootError, ExposeError, NotRunningError, SandboxNameError
 from deeplink.scheduler.sandbox.hardware import Hardware
-from deeplink.scheduler.sandbox.machines import Machines
+from deeplink.scheduler.sandbox.machines import Machines, end_keeper
 from deeplink.scheduler.sandbox.processes import ProcessId, arguments, descendants, table
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm import command
@@ -89,7 +89,7 @@ class Namespaced(Hardware):
             finally:
                 os.close(handle)
         except BaseException:
-            machines.end(keeper)
+            end_keeper(keeper, clock)
             raise
 
     @override
@@ -145,4 +145,4 @@ class Namespaced(Hardware):
 
     @override
     def end(self) -> None:
-        self.machines.end(self.keeper)
+        end_keeper(self.keeper, self.machines.clock)

@@ -75,10 +75,18 @@ def unpacked(cache: Path) -> Programs:
         draft = cache / f"{DRAFT_PREFIX}{folder.name}-{os.getpid()}"
         try:
             _unpack(draft)
-            draft.rename(folder)
+            _settle(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return _in(folder / "usr")
+
+
+def _settle(draft: Path, folder: Path) -> None:
+    try:
+        draft.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise  # else another one unpacked the same meanwhile
 
 
 def _apt(argv: Sequence[str], cwd: Path | None = None) -> str:

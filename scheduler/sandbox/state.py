@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.publish import write_text
-from deeplink.scheduler.sandbox.errors import BusyError, NotUpError
+from deeplink.scheduler.sandbox.errors import BusyError, NotUpError, RecordUnreadableError, ShapeError
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.programs import Programs
 from deeplink.scheduler.sandbox.settings import Settings, User
@@ -53,27 +53,37 @@ class Record:
 
     @classmethod
     def read(cls, layout: Layout) -> Record | None:
-        """Return what is kept; None where nothing is."""
+        """Return what is kept; None where nothing is.
+
+        Raises:
+            RecordUnreadableError: it is damaged, or another version of DeepLink wrote it.
+        """
         try:
-            raw: dict[str, Any] = json.loads(layout.record.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+            text = layout.record.read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        settings = raw["settings"]
-        user = User(**{**settings["user"], "home": Path(settings["user"]["home"])})
-        return cls(
-            settings=Settings(
-                **{
-                    **settings,
-                    "shape": Shape(**settings["shape"]),
-                    "user": user,
-                    "extra": tuple(settings["extra"]),
-                }
-            ),
-            path=raw["path"],
-            keeper=ProcessId(**raw["keeper"]) if raw["keeper"] else None,
-            programs=_programs(raw["programs"]) if raw["programs"] else None,
-            addresses=raw["addresses"],
-        )
+        try:
+            return _record(json.loads(text))
+        except (ValueError, LookupError, TypeError, AttributeError, ShapeError) as problem:
+            said = f"{type(problem).__name__}: {problem}"
+            raise RecordUnreadableError(layout.name, layout.record, said) from problem
+
+
+def _record(raw: dict[str, Any]) -> Record:
+    settings = raw["settings"]
+    user = User(**{**settings["user"], "home": Path(settings["user"]["home"])})
+    parts = {"shape": Shape(**settings["shape"]), "user": user, "extra": tuple(settings["extra"])}
+    keeper = ProcessId(**raw["keeper"]) if raw["keeper"] else None
+    programs = _programs(raw["programs"]) if raw["programs"] else None
+    if keeper is None and programs is None:
+        raise ValueError("it names neither keeper nor programs")
+    return Record(
+        settings=Settings(**{**settings, **parts}),
+        path=raw["path"],
+        keeper=keeper,
+        programs=programs,
+        addresses=raw["addresses"],
+    )
 
 
 def _programs(raw: dict[str, Any]) -> Programs:

@@ -289,6 +289,22 @@ def deeplink(*argv: str) -> list[str]:
     return [sys.executable, "-m", "deeplink", "sandbox", *argv]
 
 
+@pytest.mark.parametrize("options", [Options(), Options(loopback=True)], ids=["namespaces", "loopback"])
+def test_what_another_version_left_is_refused_but_taken_down(fresh_sandbox: Factory, options: Options) -> None:
+    cluster = fresh_sandbox(TWO, options)
+    cluster.layout.record.write_text('{"version": 0}')
+    for argv in (("status",), ("up", "--nodes", "2")):
+        done = subprocess.run(
+            deeplink(*argv, "--name", cluster.name), capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == 1
+        assert f"deeplink sandbox down --name {cluster.name}" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert any(line.startswith("remove ") for line in Sandbox.remains(cluster.name))
+    assert Sandbox.clear(cluster.name)
+    assert left_behind(cluster.name) == []
+
+
 @pytest.fixture
 def name() -> Iterator[str]:
     chosen = f"k-{os.getpid()}-{secrets.token_hex(3)}"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.sandbox import state
-from deeplink.scheduler.sandbox.errors import BusyError, NotUpError
+from deeplink.scheduler.sandbox.errors import BusyError, NotUpError, RecordUnreadableError
 from deeplink.scheduler.sandbox.layout import Layout
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.programs import Programs
@@ -39,9 +40,34 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, record: Record) -> N
     assert Record.read(layout) == record
 
 
-def test_a_record_cut_short_is_none(tmp_path: Path) -> None:
-    Layout(tmp_path).record.write_text('{"settings": {')
-    assert Record.read(Layout(tmp_path)) is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"settings": {',
+        "[]",
+        "{}",
+        '{"settings": {"user": {"home": "/h"}}}',
+        json.dumps({"path": "", "keeper": None, "programs": None, "addresses": {}}),
+    ],
+)
+def test_a_record_that_cannot_be_read_says_how_to_get_rid_of_the_sandbox(tmp_path: Path, text: str) -> None:
+    layout = Layout(tmp_path)
+    layout.record.write_text(text)
+    with pytest.raises(RecordUnreadableError, match="another version") as caught:
+        Record.read(layout)
+    assert f"deeplink sandbox down --name {tmp_path.name}" in caught.value.remedy
+
+
+@pytest.mark.parametrize("change", [{"shape": {"spines": 0}}, {"no_such_setting": 1}])
+def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path, change: dict[str, object]) -> None:
+    layout = Layout(tmp_path)
+    Record(settings=Settings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(4, 9)).write(layout)
+    raw = json.loads(layout.record.read_text())
+    raw["settings"] |= change
+    layout.record.write_text(json.dumps(raw))
+    with pytest.raises(RecordUnreadableError):
+        Record.read(layout)
 
 
 def test_only_one_changes_a_sandbox_at_a_time(tmp_path: Path) -> None:
