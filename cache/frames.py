@@ -24,7 +24,7 @@ EXTENT = np.dtype([("shard", "<u4"), ("block", "<u4"), ("offset", "<u4"), ("leng
 ITEM = np.dtype([("status", "<u4"), ("length", "<u4")])
 MOST_EXTENTS = 65_536
 ASKED_EXTENTS = 1024
-"""Asked for at once by our client: with a shard's name each they stay below `plainstream.LARGEST_REQUEST`."""
+"""Asked for at once by our client: with a shard's name each they stay below `plainrpc.LARGEST_REQUEST`."""
 MOST_EXTENT_BYTES = block.SPAN
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

@@ -9,8 +9,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from deeplink.cache import ownership
-from deeplink.cache.errors import FrameError, MemberError, ShardCorruptError, StoreError, StoreFullError
-from deeplink.cache.plainstream import PlainConnection
+from deeplink.cache.errors import MemberError, ShardCorruptError, StoreError, StoreFullError
+from deeplink.cache.transport import member_errors
+from deeplink.plainrpc import PlainConnection
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Healer:
         for name in ownership.ranked(shard.id, self._members):
             try:
                 self._store.add(shard.id, self._chunks(self._members[name], shard), shard.bytes)
-            except (MemberError, FrameError, ShardCorruptError) as problem:
+            except (MemberError, ShardCorruptError) as problem:
                 log.info("shard %s not from %s: %s", shard.id, name, problem)
             except (StoreFullError, StoreError) as problem:
                 log.warning("shard %s cannot be brought back: %s", shard.id, problem)
@@ -96,11 +97,9 @@ class Healer:
         return False
 
     def _chunks(self, member: Member, shard: ShardEntry) -> Iterator[bytes]:
-        connection = PlainConnection(member, self._token, self._clock)
-        try:
-            deadline = self._clock.monotonic() + _START_S + shard.bytes / _SLOWEST_BYTES_PER_S
-            connection.send(_METHOD, cache_pb2.GetRequest(id=shard.id).SerializeToString(), deadline)
+        deadline = self._clock.monotonic() + _START_S + shard.bytes / _SLOWEST_BYTES_PER_S
+        request = cache_pb2.GetRequest(id=shard.id).SerializeToString()
+        with member_errors(member), PlainConnection(member.address, self._token, self._clock) as connection:
+            connection.send(_METHOD, request, deadline)
             for message in connection.replies():
                 yield cache_pb2.GetReply.FromString(bytes(message)).chunk
-        finally:
-            connection.close()

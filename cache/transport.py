@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
 from deeplink.cache import frames
-from deeplink.cache.errors import FrameError, MemberError, MemberSilentError
-from deeplink.cache.plainstream import PlainConnection
+from deeplink.cache.errors import FrameError, MemberError, MemberRefusedError, MemberSilentError
+from deeplink.plainrpc import PlainCallError, PlainConnection, PlainRefusedError, PlainSilentError
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -28,6 +29,25 @@ READ_METHOD = "/deeplink.v1.Cache/Read"
 _SLOWEST_BYTES_PER_S = 16 << 20
 """A member that sends slower than this, over the whole of a batch, counts as silent."""
 _MOST_IDLE = 8
+
+
+@contextmanager
+def member_errors(member: Member) -> Iterator[None]:
+    """Raise what a plain call to `member` meets as one of the member errors.
+
+    Raises:
+        MemberSilentError: no answer in time, or no connection.
+        MemberRefusedError: the token was refused.
+        MemberError: it answered something else.
+    """
+    try:
+        yield
+    except PlainSilentError as problem:
+        raise MemberSilentError(member.name, str(problem)) from problem
+    except PlainRefusedError as problem:
+        raise MemberRefusedError(member.name) from problem
+    except PlainCallError as problem:
+        raise MemberError(member.name, problem.problem, problem.remedy) from problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +129,8 @@ class PlainTransport(Transport):
                 idle = self._idle.get(member.address)
                 if idle:
                     return idle.pop()
-        return PlainConnection(member, self._token, self._clock)
+        with member_errors(member):
+            return PlainConnection(member.address, self._token, self._clock)
 
     def keep(self, member: Member, connection: PlainConnection) -> None:
         """Take a connection back after a call that went well."""
@@ -145,10 +166,11 @@ class _PlainPending(Pending):
     def _sent(self, *, fresh: bool) -> PlainConnection:
         connection = self._transport.connection(self._member, fresh=fresh)
         try:
-            connection.send(READ_METHOD, self._message, self._deadline)
-        except MemberSilentError:
+            with member_errors(self._member):
+                connection.send(READ_METHOD, self._message, self._deadline)
+        except MemberError as problem:
             connection.close()
-            if not connection.is_used:
+            if not connection.is_used or not isinstance(problem, MemberSilentError):
                 raise
             return self._sent(fresh=True)
         return connection
@@ -172,8 +194,9 @@ class _PlainPending(Pending):
     def _taken(self, connection: PlainConnection) -> list[Item]:
         items: list[Item] = []
         try:
-            for message in connection.replies():
-                items.extend(self._items(message))
+            with member_errors(self._member):
+                for message in connection.replies():
+                    items.extend(self._items(message, len(self._request.extents) - len(items)))
         except FrameError as problem:
             connection.close()
             raise MemberError(self._member.name, str(problem), problem.remedy) from problem
@@ -183,9 +206,11 @@ class _PlainPending(Pending):
         self._transport.keep(self._member, connection)
         return items
 
-    def _items(self, message: memoryview) -> Iterator[Item]:
+    def _items(self, message: memoryview, most: int) -> Iterator[Item]:
         reply = frames.decode_reply(message)
         if reply.id != self._request.id:
             raise FrameError(f"an answer to request {reply.id} instead of {self._request.id}")
+        if len(reply.head) > most:
+            raise FrameError(f"more items than the {len(self._request.extents)} asked for")
         for status, data in zip(reply.head["status"].tolist(), frames.split_body(reply), strict=True):
             yield Item(status, data)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
-from deeplink.plainrpc import PlainCallError, PlainChannel
+from deeplink.plainrpc import PlainCallError, PlainConnection
 from deeplink.types import Attempt, FencedError
 from deeplink.v1 import common_pb2, node_pb2
 
@@ -28,7 +28,6 @@ RETRY_AFTER_S = 1.0
 FLUSH_S = 1.0
 """How long the end of the process may wait for the last report to leave."""
 _METHOD = "/deeplink.v1.Node/Report"
-_TOKEN_HEADER = "deeplink-token"  # noqa: S105 - the header's name; deeplink.wire has it too, and imports grpcio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +126,13 @@ class Reporter:
             return self._changed.wait_for(lambda: self._waiting is None and not self._sending, timeout_s)
 
     def _run(self) -> None:
-        channel: PlainChannel | None = None
+        channel: PlainConnection | None = None
         while (said := self._next()) is not None:
             try:
                 if channel is None:
                     token = self.to.token_file.read_text(encoding="ascii").strip()
-                    channel = PlainChannel(self.to.agent, ((_TOKEN_HEADER, token),), CALL_TIMEOUT_S)
-                self._take(channel.call(_METHOD, self._message(said)))
+                    channel = PlainConnection(self.to.agent, token, self.clock)
+                self._take(channel.call(_METHOD, self._message(said), self.clock.monotonic() + CALL_TIMEOUT_S))
                 pause = SEND_EVERY_S
             except (PlainCallError, OSError, UnicodeError) as problem:
                 if channel is not None:

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
+from deeplink.plainrpc import TOKEN_HEADER
 from deeplink.types import Attempt
 from deeplink.v1 import common_pb2
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-TOKEN_HEADER = "deeplink-token"  # noqa: S105 - the name of the header, not a token
 MAX_MESSAGE = 64 << 20  # bytes; one batch of samples, with room; gRPC's own default is 4 MiB
 WORKERS = 16  # threads of one server: the bound on calls served at once
 

@@ -1,4 +1,4 @@
-"""`deeplink.report` and the plain call beneath it, against the real gRPC server."""
+"""`deeplink.report` against the real gRPC server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deeplink import progress
-from deeplink.plainrpc import PlainCallError, PlainChannel
+from deeplink.clock import SystemClock
+from deeplink.plainrpc import PlainConnection
 from deeplink.progress import Destination, Reporter, destination
 from deeplink.scheduler.watch.node import NodeServicer, add_to
 from deeplink.types import Attempt, FencedError, NodeName
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ATTEMPT = Attempt(5, 0, 1)
-TOKEN = "secret"  # noqa: S105 - of a server that lives as long as its test
 REPORT = "/deeplink.v1.Node/Report"
 
 
@@ -72,63 +72,10 @@ def to(agent: Agent, tmp_path: Path) -> Destination:
     return Destination(agent=f"127.0.0.1:{agent.port}", token_file=tmp_path / "token", attempt=ATTEMPT, rank=3)
 
 
-def plain(agent: Agent, token: str = TOKEN) -> PlainChannel:
-    return PlainChannel(f"127.0.0.1:{agent.port}", (("deeplink-token", token),), 5.0)
-
-
 def request(step: int = 1, **metrics: float) -> bytes:
     attempt = common_pb2.Attempt(job=5)
     made = common_pb2.Progress(step=step, attempt=attempt, metrics=metrics)
     return node_pb2.ReportRequest(progress=made).SerializeToString()
-
-
-def test_a_grpc_server_answers_plain_calls_one_after_another(agent: Agent) -> None:
-    with plain(agent) as channel:
-        for step in range(300):  # more than a connection's window of replies, many streams
-            reply = node_pb2.ReportReply.FromString(channel.call(REPORT, request(step, loss=0.5)))
-            assert not reply.fenced
-    assert agent.steps() == list(range(300))
-
-
-def test_long_metadata_and_long_messages_arrive_whole(agent: Agent) -> None:
-    address = f"127.0.0.1:{agent.port}"
-    with PlainChannel(address, (("deeplink-token", "secret"), ("x-long", "y" * 3000)), 5.0) as channel:
-        channel.call(REPORT, request(1, **{f"metric-number-{n:03d}" + "x" * 100: n for n in range(60)}))
-    record = agent.servicer.bulletin.since(0).records[0]
-    assert len(record.metrics) == 60
-
-
-@pytest.mark.parametrize(
-    ("token", "method", "message"),
-    [("wrong", REPORT, request()), ("secret", "/deeplink.v1.Node/Nothing", b""), ("secret", REPORT, b"")],
-    ids=["token", "method", "argument"],
-)
-def test_a_refused_call_is_an_error(agent: Agent, token: str, method: str, message: bytes) -> None:
-    with plain(agent, token) as channel, pytest.raises(PlainCallError, match="refused"):
-        channel.call(method, message)
-    assert agent.steps() == []
-
-
-def test_a_peer_that_is_no_server_is_an_error_in_time() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with PlainChannel(address, (), 0.2) as channel, pytest.raises(PlainCallError, match="timed out"):
-            channel.call(REPORT, b"")
-        with PlainChannel(address, (), 5.0) as channel:
-            accepted, _ = silent.accept()
-            accepted.close()
-            accepted, _ = silent.accept()
-            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            with pytest.raises(PlainCallError, match="not an HTTP/2 server"):
-                channel.call(REPORT, b"")
-            accepted.close()
-    with pytest.raises(PlainCallError, match="refused"):
-        PlainChannel(address, (), 0.2)
-
-
-def test_a_message_too_long_for_a_frame_is_refused_before_it_is_sent(agent: Agent) -> None:
-    with plain(agent) as channel, pytest.raises(PlainCallError, match="too long"):
-        channel.call(REPORT, bytes(20_000))
 
 
 def test_the_first_report_leaves_at_once_and_the_newest_of_many_is_the_last(agent: Agent, to: Destination) -> None:
@@ -279,6 +226,7 @@ import os, sys
 import deeplink
 deeplink.report(step=1)
 from deeplink import progress
+from deeplink.clock import SystemClock
 reporter = progress._process.reporter
 assert reporter is not None and reporter.flush(5.0)
 assert "grpc" not in sys.modules
@@ -319,8 +267,9 @@ with open_channel("127.0.0.1:{agent.port}", "secret") as channel:
 
 
 def test_the_agent_is_the_same_to_grpcio_and_to_plain_calls(agent: Agent) -> None:
-    with open_channel(f"127.0.0.1:{agent.port}", "secret") as channel, plain(agent) as plainly:
+    address = f"127.0.0.1:{agent.port}"
+    with open_channel(address, "secret") as channel, PlainConnection(address, "secret", SystemClock()) as plainly:
         node_pb2_grpc.NodeStub(channel).Report(node_pb2.ReportRequest.FromString(request(1, loss=0.5)), timeout=5)
-        plainly.call(REPORT, request(1, loss=0.5))
+        plainly.call(REPORT, request(1, loss=0.5), time.monotonic() + 5)
     first, second = agent.servicer.bulletin.since(0).records
     assert first == second

@@ -1,0 +1,29 @@
+"""gRPC calls over a plain socket, for processes that fork.
+
+A process that has used grpcio cannot fork children that use it: they hang (measured, docs/decisions/0002). A
+training process does both: it reports its progress and reads samples from other nodes, and its DataLoader forks
+workers which do so too. So what runs in a rank is no user of grpcio but this: HTTP/2 (RFC 9113) to the same
+server, with the same token, one call at a time on a connection, no threads, nothing to inherit but a socket.
+"""
+
+from __future__ import annotations
+
+from deeplink.plainrpc.connection import LARGEST_REQUEST, TOKEN_HEADER, PlainConnection
+from deeplink.plainrpc.errors import (
+    PlainCallError,
+    PlainFormatError,
+    PlainRefusedError,
+    PlainSilentError,
+    PlainStatusError,
+)
+
+__all__ = [
+    "LARGEST_REQUEST",
+    "TOKEN_HEADER",
+    "PlainCallError",
+    "PlainConnection",
+    "PlainFormatError",
+    "PlainRefusedError",
+    "PlainSilentError",
+    "PlainStatusError",
+]
