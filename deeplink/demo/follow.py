@@ -57,11 +57,6 @@ class Follower:
         return [event for event in self.events if event["event"] == name]
 
 
-def steps_repeated(events: list[Event]) -> int:
-    """Return how many steps were done more than once, over all attempts."""
-    return sum(int(event.get("steps_repeated", 0)) for event in events)
-
-
 def share_of(placed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """Return how many shards each node holds, by node name.
 

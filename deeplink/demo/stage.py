@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -56,6 +57,10 @@ class Stage(Protocol):
 
     def submit(self, command: Sequence[str]) -> str:
         """Start the job: the ranks of `command` on four nodes, and one to spare. Returns how it is called."""
+        ...
+
+    def leaf(self, node: str) -> str:
+        """Return the leaf switch a node hangs on; empty where there is no fabric."""
         ...
 
     def ended(self) -> bool:
@@ -127,6 +132,10 @@ class SandboxStage(Stage):
         return f"Slurm job {self._job}"
 
     @override
+    def leaf(self, node: str) -> str:
+        return self._sandbox.shape.above(node)
+
+    @override
     def ended(self) -> bool:
         state = self._sandbox.run(CTL, ["squeue", "-h", "--states=all", "-o", "%T", "-j", self._job])
         return state.code == 0 and state.stdout.strip() not in LIVE_STATES
@@ -159,8 +168,7 @@ class LocalStage(Stage):
             f"no Slurm here ({because}): the same job runs under a local launcher. "
             "Missing: a queue, a fabric, links to cut"
         )
-        self._folder = tempfile.TemporaryDirectory(prefix="deeplink-demo-", ignore_cleanup_errors=True)
-        self.home = Path(self._folder.name)
+        self.home = Path(tempfile.mkdtemp(prefix="deeplink-demo-"))  # stays, with its job, when it is to be kept
         self.catalog = self.home / "catalog"
         self.job_folder = Path()
         self._process: processes.Process[bytes] | None = None
@@ -187,6 +195,10 @@ class LocalStage(Stage):
                 [*argv, "--", *command], env=self._env, cwd=self.home, stdout=log, stderr=log
             )
         return "the local job"
+
+    @override
+    def leaf(self, node: str) -> str:
+        return ""
 
     @override
     def ended(self) -> bool:
@@ -216,4 +228,4 @@ class LocalStage(Stage):
     def close(self) -> None:
         if self._process is not None:
             end_process(self._process)
-        self._folder.cleanup()
+        shutil.rmtree(self.home, ignore_errors=True)

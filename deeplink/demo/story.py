@@ -6,18 +6,18 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deeplink.cache.catalog import Catalog
 from deeplink.data import DeliveryDigest
 from deeplink.demo.digits import write_digits
-from deeplink.demo.errors import DemoDataError, DemoError
+from deeplink.demo.errors import DemoError
 from deeplink.demo.facts import Facts, recovery
 from deeplink.demo.follow import Event, Follower, share_of
+from deeplink.demo.lesson import Audited, Lesson, lesson
 from deeplink.demo.stage import PACK_NODES, LocalStage, SandboxStage, Stage
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.errors import SlurmMissingError
@@ -32,73 +32,6 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 JOB_BOUND_S = 900.0
 KILL_AFTER = 0.4  # of the steps
-BIG = 20_000  # images; beyond it two epochs teach enough
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What is trained on, and for how long."""
-
-    source: Path
-    name: str
-    train_root: str
-    test_root: str
-    size: int
-    epochs: int
-    batch_size: int
-    steps: int
-    bytes: int
-
-    def command(self) -> list[str]:
-        """Return the training command, to be run in the user's home."""
-        argv = ["python", "-m", "deeplink.demo.train", self.name, "--train-root", self.train_root]
-        argv += ["--test-root", self.test_root, "--epochs", str(self.epochs), "--size", str(self.size)]
-        argv += ["--batch-size", str(self.batch_size), "--checkpoint-every", str(max(10, self.steps // 30))]
-        return [*argv, "--checkpoints", "checkpoints", "--result", "result.json"]
-
-
-def lesson(source: Path, ranks: int) -> Lesson:
-    """Return how to train on a folder of images.
-
-    Raises:
-        DemoDataError: it holds nothing to train on.
-    """
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - only the demo needs it
-
-    if not source.is_dir():
-        raise DemoDataError(str(source), "is no folder")
-    split = (source / "train").is_dir()
-    test_root = next((name for name in ("test", "val") if (source / name).is_dir()), "train") if split else ""
-    root = source / "train" if split else source
-    images = [path for path in root.glob("*/*") if path.is_file()]
-    if not images:
-        raise DemoDataError(str(source), "holds no <class>/<file>")
-    try:
-        with Image.open(images[0]) as image:
-            size = min(28, *image.size)
-    except UnidentifiedImageError as problem:
-        raise DemoDataError(str(source), f"{images[0].name} is no image") from problem
-    epochs = 2 if len(images) > BIG else max(2, min(40, 60_000 // len(images)))
-    batch_size = 32 if len(images) > BIG else 16
-    steps = epochs * -(-len(images) // (batch_size * ranks))
-    total = sum(path.stat().st_size for path in images)
-    train_root = "train" if split else ""
-    return Lesson(source, source.name, train_root, test_root, size, epochs, batch_size, steps, total)
-
-
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """What the index says was to be delivered: row numbers (int64) and checksums (uint64), one per sample."""
-
-    rows: np.ndarray
-    checksums: np.ndarray
-
-    @classmethod
-    def of(cls, catalog: Path, plan: Lesson) -> Audited:
-        """Return it for the part of the dataset that was trained on, from the index alone."""
-        index = Catalog(catalog).open(plan.name)
-        rows = index.rows_below(plan.train_root)
-        return cls(np.arange(rows.start, rows.stop), np.asarray(index.checksums[rows.start : rows.stop]))
 
 
 @dataclass(slots=True)
@@ -204,11 +137,11 @@ class Story:
                     raise DemoError(f"the job did not end within {JOB_BOUND_S:.0f} s", stage.output())
                 follower.folder = stage.job_folder
                 for event in follower.poll():
-                    self._comment(event)
+                    self._comment(event, stage)
                 self._advance(progress, task, follower, stage, plan)
                 self.clock.sleep(POLL_S)
         for event in follower.poll():
-            self._comment(event)
+            self._comment(event, stage)
         if not any(event["event"] == "ended" and event["code"] == 0 for event in follower.events):
             raise DemoError("the job failed", stage.output())
         return follower.events, self.clock.monotonic()
@@ -227,9 +160,9 @@ class Story:
             how = stage.kill(self._victim)
             self.say(f"[bold red]{self._victim} is dead[/] at step {point.step}: {how}")
 
-    def _comment(self, event: Event) -> None:
+    def _comment(self, event: Event, stage: Stage) -> None:
         tell: dict[str, Callable[[], None]] = {
-            "attempt-started": lambda: self._order(event),
+            "attempt-started": lambda: self._order(event, stage),
             "node-silent": lambda: self.say(
                 f"[yellow]{', '.join(event['nodes'])} is silent[/] "
                 f"(noticed {event['unix'] - self._died_unix:.1f} s after its death)"
@@ -242,14 +175,15 @@ class Story:
         }
         tell.get(event["event"], lambda: None)()
 
-    def _order(self, event: Event) -> None:
-        self.say(
-            f"attempt {event['attempt']}: ranks 0..{event['world_size'] - 1} on {' '.join(event['nodes'])}, "
-            f"resting {' '.join(event['spares']) or 'none'}"
-        )
+    def _order(self, event: Event, stage: Stage) -> None:
+        resting = f"; {' '.join(event['spares'])} rests" if event["spares"] else ""
+        self.say(f"attempt {event['attempt']}: ranks 0 to {event['world_size'] - 1} in this order{resting}")
+        switches = groupby(event["nodes"], key=stage.leaf)
+        line = "  |  ".join(f"{leaf or 'this machine'}: {' '.join(nodes)}" for leaf, nodes in switches)
+        self.say(f"  {line}")
         if event["ring_crossings_stock"]:
             self.say(
-                f"  the ring leaves a switch [bold]{event['ring_crossings']}[/] times; "
+                f"  their ring crosses between leaf switches [bold]{event['ring_crossings']}[/] times; "
                 f"in Slurm's own order it would {event['ring_crossings_stock']} times"
             )
 
@@ -281,7 +215,11 @@ class Story:
             self.say(
                 f"{healed.rung}: noticed after {healed.detect_s:.1f} s, training after {healed.resume_s:.1f} s"
             )
-        self.say(f"accuracy on the test images: [bold]{facts.accuracy:.2%}[/]")
+        self.say(f"{facts.steps_repeated} steps were done again, those after the last checkpoint")
+        tested = (
+            "test images" if plan.test_root != plan.train_root else "training images (there is no test folder)"
+        )
+        self.say(f"accuracy on the {tested}: [bold]{facts.accuracy:.2%}[/]")
         self.say(f"figures in {os.path.relpath(self.facts_file)}")
         return facts
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.cache.catalog import checked_name
 from deeplink.demo.digits import write_digits
 from deeplink.demo.errors import DemoDataError
-from deeplink.demo.story import lesson
+from deeplink.demo.lesson import lesson
 
 
 def test_digits_are_small_images_in_train_and_test(tmp_path: Path) -> None:
@@ -18,6 +19,26 @@ def test_digits_are_small_images_in_train_and_test(tmp_path: Path) -> None:
     plan = lesson(folder, ranks=4)
     assert (plan.train_root, plan.test_root, plan.size) == ("train", "test", 8)
     assert plan.steps == plan.epochs * 23  # 1,437 images, 64 per step
+
+
+def test_a_folder_may_have_any_name_and_classes_may_have_folders(tmp_path: Path) -> None:
+    write_digits(tmp_path / "digits")
+    source = tmp_path / "My pics (2)"
+    (tmp_path / "digits" / "train").rename(source)
+    deeper = source / "0" / "more"
+    deeper.mkdir()
+    for path in sorted((source / "0").glob("*.png"))[:7]:
+        path.rename(deeper / path.name)
+    plan = lesson(source, ranks=4)
+    assert checked_name(plan.name) == "my-pics-2"
+    assert plan.steps == plan.epochs * 23
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    write_digits(tmp_path / "digits")
+    (tmp_path / "digits" / "train" / "3" / "notes.txt").write_text("not an image")
+    with pytest.raises(DemoDataError, match=r"notes\.txt"):
+        lesson(tmp_path / "digits", ranks=4)
 
 
 def test_a_tree_without_split_trains_on_all_of_it(tmp_path: Path) -> None:
