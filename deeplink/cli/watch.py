@@ -149,6 +149,7 @@ class _Stop:
 
 def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
     """Watch as soon as no other watchdog leads with this journal."""
+    from deeplink.daemon import notify_systemd
     from deeplink.scheduler.watch.daemon import LeaderError
 
     told = False
@@ -160,6 +161,7 @@ def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, o
                 raise
             if not told:
                 say(f"waiting: {taken}")
+                notify_systemd("READY=1\nSTATUS=waiting for the place of the watchdog that leads")
             told = True
             stop.wait(1.0)
         else:
@@ -174,7 +176,7 @@ def _watch(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, 
         host = settings.bind.rpartition(":")[0]
         mode = "acting" if settings.act else "observing only (--act to act)"
         say(f"watching: beats at {host}:{port}, journal {settings.journal}, {mode}")
-        notify_systemd("READY=1")
+        notify_systemd(f"READY=1\nSTATUS={mode}")
         daemon.run(_until(daemon, stop, once=once))
         notify_systemd("STOPPING=1")
     say("stopped")

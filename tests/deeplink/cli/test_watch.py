@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,8 +36,13 @@ case "$1 $2" in "show node") echo "No nodes in the system";; esac
 class Watchdog:
     """One `deeplink watch` process."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "DEEPLINK_STATE": str(folder)}
+    def __init__(self, folder: Path, *options: str, **more: str) -> None:
+        env = {
+            **os.environ,
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "DEEPLINK_STATE": str(folder),
+            **more,
+        }
         argv = [sys.executable, "-m", "deeplink", "watch", "--bind", "127.0.0.1:0", *options]
         self.process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -102,8 +108,6 @@ def test_it_takes_beats_tells_its_metrics_and_ends_at_sigterm(folder: Path, watc
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         return int(closed.getsockname()[1])
@@ -132,6 +136,21 @@ def test_of_two_with_one_journal_one_leads_and_the_other_follows_it(
     watchdogs[0].process.kill()
     assert '"said": "watching: ' in watchdogs[1].line("watching: ")
     assert watchdogs[1].end() == 0
+
+
+def test_systemd_is_told_that_a_leader_and_one_that_waits_are_ready(
+    folder: Path, watchdogs: list[Watchdog]
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(folder / "notify"))
+        systemd.settimeout(30)
+        for status in (b"observing", b"waiting"):
+            watchdogs.append(Watchdog(folder, NOTIFY_SOCKET=str(folder / "notify")))
+            said = systemd.recv(4096)
+            assert said.startswith(b"READY=1\n"), "or systemd would end it after a minute"
+            assert status in said
+        watchdogs[0].process.kill()
+        assert b"observing" in systemd.recv(4096)
 
 
 def test_a_second_one_that_is_to_look_once_does_not_wait(folder: Path, watchdogs: list[Watchdog]) -> None:
