@@ -43,14 +43,15 @@ class TcpProber:
     """Connects to each target without waiting for one after another. Not thread-safe."""
 
     clock: Clock = field(default_factory=SystemClock)
-    _resolved: dict[str, str | None] = field(default_factory=dict)
+    _resolved: dict[str, str] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)
 
     def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
         """Return how each target answered; SILENT when it did not within the deadline.
 
         At most 512 connections are open at once; with more targets each group has the deadline to itself.
         """
-        self._resolve({host for host, _ in targets.values()} - self._resolved.keys())
+        self._resolve({host for host, _ in targets.values() if host not in self._resolved})
         names = list(targets)
         answers: dict[NodeName, Answer] = {}
         for start in range(0, len(names), MOST_AT_ONCE):
@@ -99,7 +100,8 @@ class TcpProber:
         for host in hosts:
             if _is_address(host):
                 self._resolved[host] = host
-            else:
+            elif host not in self._asked:  # one that hangs is not asked again and again
+                self._asked.add(host)
                 lookup = threading.Thread(target=self._look_up, args=(host,), daemon=True)
                 lookup.start()
                 lookups.append(lookup)
@@ -112,6 +114,8 @@ class TcpProber:
             self._resolved[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
         except OSError:
             return  # asked again at the next probe
+        finally:
+            self._asked.discard(host)
 
 
 def _is_address(host: str) -> bool:

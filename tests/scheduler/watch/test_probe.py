@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from deeplink.scheduler.watch import probe
 from deeplink.scheduler.watch.evidence import Answer
 from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.types import NodeName
@@ -60,3 +62,24 @@ def test_a_name_that_does_not_resolve_says_nothing_about_the_node() -> None:
 
 def test_nobody_to_probe() -> None:
     assert TcpProber().probe({}, 0.2) == {}
+
+
+def test_a_name_server_that_hangs_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, asked = threading.Event(), list[str]()
+
+    def hanging(host: str, *_: object, **__: object) -> list[object]:
+        asked.append(host)
+        answers.wait(30)
+        return [(0, 0, 0, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(probe, "RESOLVE_S", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    prober, name = TcpProber(), NodeName("n1")
+    targets = {name: ("slow.invalid", free_port())}
+    for _ in range(3):
+        assert prober.probe(targets, 0.1) == {name: Answer.UNKNOWN}
+    assert asked == ["slow.invalid"]
+    answers.set()
+    end = time.monotonic() + 10
+    while prober.probe(targets, 0.1) != {name: Answer.REFUSES}:
+        assert time.monotonic() < end
