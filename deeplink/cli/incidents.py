@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from deeplink.errors import DeepLinkError
+
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import ActionRecord, Incident
 
@@ -23,11 +25,12 @@ Examples:
 """
 
 
-class IncidentUnknown(click.ClickException):
+class IncidentUnknownError(DeepLinkError):
     """No incident of this number or id is on record."""
 
     def __init__(self, name: str, path: Path) -> None:
-        super().__init__(f"no incident {name!r} in {path}; `deeplink incidents` lists them")
+        super().__init__(f"no incident {name!r} in {path}", remedy="`deeplink incidents` lists them.")
+        self.name, self.path = name, path
 
 
 @click.command("incidents", epilog=_EPILOG)
@@ -99,7 +102,7 @@ class _Readable:
                 incident = journal.incident(number if number.isdigit() else name)
                 if incident is not None and not (self.per_job and name.isdigit()):
                     return incident, journal.actions(incident=incident.id)
-        raise IncidentUnknown(name, self.paths[0])
+        raise IncidentUnknownError(name, self.paths[0])
 
     def newest(self, *, job: int | None, only_open: bool, limit: int) -> list[Incident]:
         from deeplink.scheduler.watch.journal import Journal

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from deeplink.cli.incidents import command
+from deeplink.cli.incidents import IncidentUnknownError, command
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal, JournalMissingError
 from deeplink.scheduler.watch.records import ActionRecord, Incident, Outcome
@@ -80,8 +80,9 @@ def test_json_for_programs(state: Path) -> None:
 
 def test_an_unknown_one_is_an_error(state: Path) -> None:
     done = told(state, "99")
-    assert done.exit_code == 1
-    assert "no incident '99'" in done.output
+    assert isinstance(done.exception, IncidentUnknownError)
+    assert "no incident '99'" in str(done.exception)
+    assert "deeplink incidents" in done.exception.remedy
 
 
 def test_without_a_journal_the_remedy_is_named(tmp_path: Path) -> None:
