@@ -57,7 +57,10 @@ def command(words: tuple[str, ...]) -> None:
     if wish.dry_run:
         click.echo(_shown(made))
         return
-    _become(made)
+    from deeplink.scheduler.slurm.command import become
+
+    sys.stdout.flush()
+    become(made.argv, env={**os.environ, **made.changes})
 
 
 def _script_text(name: str | None) -> str:
@@ -100,13 +103,3 @@ def _shim_folder(*, dry_run: bool) -> str:
 def _shown(made: Submission) -> str:
     changes = [f"{name}={shlex.quote(value)}" for name, value in made.changes.items()]
     return " ".join([*changes, shlex.join(made.argv)])
-
-
-def _become(made: Submission) -> None:
-    from deeplink.scheduler.slurm.command import CommandMissingError
-
-    sys.stdout.flush()
-    try:
-        os.execvpe(made.argv[0], made.argv, {**os.environ, **made.changes})  # noqa: S606 - an argument list
-    except FileNotFoundError as missing:
-        raise CommandMissingError(made.argv[0]) from missing

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from typing_extensions import override
@@ -50,6 +50,8 @@ DEEPLINK_SHIM=off in front of a command of the script leaves it alone.
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(program: str, words: tuple[str, ...]) -> None:
     """Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`)."""
+    from deeplink.scheduler.slurm.command import become
+
     env = os.environ
     if env.get(SHIM_VARIABLE) == "off":
         _become_real(program, words)
@@ -60,7 +62,8 @@ def command(program: str, words: tuple[str, ...]) -> None:
         log.info("%s is left alone: %s", program, becomes.because)
         _become_real(program, words)
     else:
-        _execute([sys.executable, "-P", "-m", "deeplink", "run", *becomes.arguments])
+        sys.stdout.flush()
+        become([sys.executable, "-P", "-m", "deeplink", "run", *becomes.arguments])
 
 
 def _read(name: str) -> str:
@@ -72,15 +75,11 @@ def _read(name: str) -> str:
         return ""
 
 
-def _become_real(name: str, words: Sequence[str]) -> None:
-    from deeplink.scheduler.slurm.command import CommandMissingError
+def _become_real(name: str, words: Sequence[str]) -> NoReturn:
+    from deeplink.scheduler.slurm.command import CommandMissingError, become
 
     program = real_program(name, os.environ.get("PATH", ""))
     if program is None:
         raise CommandMissingError(name)
-    _execute([program, *words])
-
-
-def _execute(argv: list[str]) -> None:
     sys.stdout.flush()
-    os.execv(argv[0], argv)  # noqa: S606 - an argument list
+    become([program, *words])
