@@ -109,6 +109,7 @@ class Fleet:
     ) -> None:
         """Ask each member for its share; all of them work at once."""
         calls = []
+        doubted: set[tuple[NodeName, int]] = set()
         for name, wants in by_member.items():
             for part in self._parts(wants):
                 request = self._request(part)
@@ -122,7 +123,19 @@ class Fleet:
                 _failed(part, str(problem), outcome)
                 continue
             self._breaker.answered(name)
-            self._take(name, part, items, out, outcome)
+            doubted.update((name, shard) for shard in self._take(name, part, items, out, outcome))
+        for name, shard in sorted(doubted):
+            self._tell_doubt(name, shard)
+
+    def _tell_doubt(self, name: NodeName, shard: int) -> None:
+        """Ask a member that sent wrong bytes of a shard to verify it, and others for the shard meanwhile."""
+        with self._lock:
+            self._not_held[name, shard] = self._clock.monotonic() + _NOT_HELD_S
+        request = frames.Request(0, (), np.empty(0, frames.EXTENT), (self._index.shards[shard].id,))
+        try:
+            self._transport.start(self._members[name], request, self._deadline_s).result()
+        except MemberError as problem:
+            log.warning("%s; it was not told that its shard is doubted", problem)
 
     def _parts(self, wants: list[_Want]) -> Iterable[list[_Want]]:
         part: list[_Want] = []
@@ -163,8 +176,9 @@ class Fleet:
         items: list[Item],
         out: list[memoryview | None],
         outcome: Outcome,
-    ) -> None:
-        at = 0
+    ) -> set[int]:
+        """Hand out what came; return the shards of which other bytes came than were packed."""
+        at, doubted = 0, set()
         for want in part:
             count = max(-(-int(self._index.lengths[want.row]) // block.SPAN), 1)
             mine, at = items[at : at + count], at + count
@@ -177,8 +191,10 @@ class Fleet:
                 key = self._index.key(want.row)
                 log.error("member %s sent other bytes for %r than were packed", name, key)
                 _failed([want], f"member {name}: the bytes have changed", outcome)
+                doubted.add(int(self._index.shard[want.row]))
                 continue
             out[want.position] = data
+        return doubted
 
     def _refused(self, name: NodeName, want: _Want, status: int, outcome: Outcome) -> None:
         shard = int(self._index.shard[want.row])

@@ -34,11 +34,15 @@ _MOST_VARINT_BYTES = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A batch of extents: `extents` is an array of EXTENT whose `shard` is a position in `shards`."""
+    """A batch of extents: `extents` is an array of EXTENT whose `shard` is a position in `shards`.
+
+    `doubted` names shards of which the member has sent other bytes than were packed.
+    """
 
     id: int
     shards: Sequence[ShardId]
     extents: np.ndarray
+    doubted: Sequence[ShardId] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +56,9 @@ class Reply:
 
 def encode_request(request: Request) -> bytes:
     """Return the message of a request."""
-    message = cache_pb2.ReadRequest(id=request.id, shards=request.shards, extents=request.extents.tobytes())
+    message = cache_pb2.ReadRequest(
+        id=request.id, shards=request.shards, extents=request.extents.tobytes(), doubted=request.doubted
+    )
     return message.SerializeToString()
 
 
@@ -71,7 +77,8 @@ def decode_request(message: bytes) -> Request:
     extents = np.frombuffer(said.extents, EXTENT)
     if len(extents) > MOST_EXTENTS:
         raise FrameError(f"{len(extents)} extents, more than {MOST_EXTENTS}")
-    return Request(said.id, [ShardId(name) for name in said.shards], extents)
+    doubted = [ShardId(name) for name in said.doubted]
+    return Request(said.id, [ShardId(name) for name in said.shards], extents, doubted)
 
 
 def encode_reply(number: int, head: np.ndarray, body: Sequence[bytes | memoryview]) -> bytes:

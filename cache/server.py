@@ -118,8 +118,18 @@ class CacheServicer:
                 request = frames.decode_request(message)
             except FrameError as problem:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+            for shard in request.doubted:
+                self._doubt(shard)
             with metrics.CACHE_READ_SECONDS.time():
                 yield from self._answers(request)
+
+    def _doubt(self, shard: ShardId) -> None:
+        """Have a shard verified anew by whoever looks after the store; until then it is served as before."""
+        try:
+            if self._store.doubt(shard):
+                log.warning("shard %s: a reader was sent wrong bytes of it; it will be verified anew", shard)
+        except (ShardIdError, OSError) as problem:
+            log.warning("shard %s cannot be taken for unverified: %s", shard[:80], problem)
 
     def _answers(self, request: frames.Request) -> Iterator[bytes]:
         status, offsets = self._located(request)

@@ -142,6 +142,19 @@ class Store:
         self._write_mark(shard, before)
         return True
 
+    def doubt(self, shard: ShardId) -> bool:
+        """Take a shard for unverified from now on: it gave somebody wrong bytes. False: it was so already.
+
+        Raises:
+            ShardIdError: the name is not a shard's.
+            OSError: the mark cannot be removed.
+        """
+        try:
+            self._mark(layout.checked_shard_id(shard)).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
     def _write_mark(self, shard: ShardId, identity: dict[str, int]) -> None:
         try:
             write_text(self._mark(shard), json.dumps(identity))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
@@ -113,7 +113,7 @@ class PlainTransport(Transport):
 
     @override
     def start(self, member: Member, request: frames.Request, deadline_s: float) -> Pending:
-        numbered = frames.Request(next(self._numbers), request.shards, request.extents)
+        numbered = replace(request, id=next(self._numbers))
         size = int(request.extents["length"].sum(dtype="u8"))
         deadline = self._clock.monotonic() + deadline_s + size / _SLOWEST_BYTES_PER_S
         return _PlainPending(self, member, numbered, deadline)

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64\x65\x65plink/v1/cache.proto\x12\x0b\x64\x65\x65plink.v1\"\r\n\x0bStatRequest\"U\n\tStatReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12&\n\x06shards\x18\x02 \x03(\x0b\x32\x16.deeplink.v1.ShardStat\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\"8\n\tShardStat\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08verified\x18\x03 \x01(\x08\":\n\x0bReadRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06shards\x18\x02 \x03(\t\x12\x0f\n\x07\x65xtents\x18\x03 \x01(\x0c\"3\n\tReadReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"<\n\nPutRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\"\x1a\n\x08PutReply\x12\x0e\n\x06stored\x18\x01 \x01(\x08\"\x18\n\nGetRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x19\n\x08GetReply\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c*o\n\nReadStatus\x12\x12\n\x0eREAD_STATUS_OK\x10\x00\x12\x18\n\x14READ_STATUS_NO_SHARD\x10\x01\x12\x1a\n\x16READ_STATUS_BAD_EXTENT\x10\x02\x12\x17\n\x13READ_STATUS_DAMAGED\x10\x03\x32\xf1\x01\n\x05\x43\x61\x63he\x12\x38\n\x04Stat\x12\x18.deeplink.v1.StatRequest\x1a\x16.deeplink.v1.StatReply\x12<\n\x04Read\x12\x18.deeplink.v1.ReadRequest\x1a\x16.deeplink.v1.ReadReply(\x01\x30\x01\x12\x37\n\x03Put\x12\x17.deeplink.v1.PutRequest\x1a\x15.deeplink.v1.PutReply(\x01\x12\x37\n\x03Get\x12\x17.deeplink.v1.GetRequest\x1a\x15.deeplink.v1.GetReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64\x65\x65plink/v1/cache.proto\x12\x0b\x64\x65\x65plink.v1\"\r\n\x0bStatRequest\"U\n\tStatReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12&\n\x06shards\x18\x02 \x03(\x0b\x32\x16.deeplink.v1.ShardStat\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\"8\n\tShardStat\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08verified\x18\x03 \x01(\x08\"K\n\x0bReadRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06shards\x18\x02 \x03(\t\x12\x0f\n\x07\x65xtents\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64oubted\x18\x04 \x03(\t\"3\n\tReadReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"<\n\nPutRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\"\x1a\n\x08PutReply\x12\x0e\n\x06stored\x18\x01 \x01(\x08\"\x18\n\nGetRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x19\n\x08GetReply\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c*o\n\nReadStatus\x12\x12\n\x0eREAD_STATUS_OK\x10\x00\x12\x18\n\x14READ_STATUS_NO_SHARD\x10\x01\x12\x1a\n\x16READ_STATUS_BAD_EXTENT\x10\x02\x12\x17\n\x13READ_STATUS_DAMAGED\x10\x03\x32\xf1\x01\n\x05\x43\x61\x63he\x12\x38\n\x04Stat\x12\x18.deeplink.v1.StatRequest\x1a\x16.deeplink.v1.StatReply\x12<\n\x04Read\x12\x18.deeplink.v1.ReadRequest\x1a\x16.deeplink.v1.ReadReply(\x01\x30\x01\x12\x37\n\x03Put\x12\x17.deeplink.v1.PutRequest\x1a\x15.deeplink.v1.PutReply(\x01\x12\x37\n\x03Get\x12\x17.deeplink.v1.GetRequest\x1a\x15.deeplink.v1.GetReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deeplink.v1.cache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_READSTATUS']._serialized_start=456
-  _globals['_READSTATUS']._serialized_end=567
+  _globals['_READSTATUS']._serialized_start=473
+  _globals['_READSTATUS']._serialized_end=584
   _globals['_STATREQUEST']._serialized_start=40
   _globals['_STATREQUEST']._serialized_end=53
   _globals['_STATREPLY']._serialized_start=55
@@ -40,17 +40,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARDSTAT']._serialized_start=142
   _globals['_SHARDSTAT']._serialized_end=198
   _globals['_READREQUEST']._serialized_start=200
-  _globals['_READREQUEST']._serialized_end=258
-  _globals['_READREPLY']._serialized_start=260
-  _globals['_READREPLY']._serialized_end=311
-  _globals['_PUTREQUEST']._serialized_start=313
-  _globals['_PUTREQUEST']._serialized_end=373
-  _globals['_PUTREPLY']._serialized_start=375
-  _globals['_PUTREPLY']._serialized_end=401
-  _globals['_GETREQUEST']._serialized_start=403
-  _globals['_GETREQUEST']._serialized_end=427
-  _globals['_GETREPLY']._serialized_start=429
-  _globals['_GETREPLY']._serialized_end=454
-  _globals['_CACHE']._serialized_start=570
-  _globals['_CACHE']._serialized_end=811
+  _globals['_READREQUEST']._serialized_end=275
+  _globals['_READREPLY']._serialized_start=277
+  _globals['_READREPLY']._serialized_end=328
+  _globals['_PUTREQUEST']._serialized_start=330
+  _globals['_PUTREQUEST']._serialized_end=390
+  _globals['_PUTREPLY']._serialized_start=392
+  _globals['_PUTREPLY']._serialized_end=418
+  _globals['_GETREQUEST']._serialized_start=420
+  _globals['_GETREQUEST']._serialized_end=444
+  _globals['_GETREPLY']._serialized_start=446
+  _globals['_GETREPLY']._serialized_end=471
+  _globals['_CACHE']._serialized_start=587
+  _globals['_CACHE']._serialized_end=828
 # @@protoc_insertion_point(module_scope)

@@ -123,20 +123,26 @@ class ReadRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     EXTENTS_FIELD_NUMBER: _builtins.int
+    DOUBTED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     extents: _builtins.bytes
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def doubted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """shards this member sent other bytes of than were packed: it verifies them anew"""
+
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         shards: _abc.Iterable[_builtins.str] | None = ...,
         extents: _builtins.bytes = ...,
+        doubted: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["extents", b"extents", "id", b"id", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubted", b"doubted", "extents", b"extents", "id", b"id", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

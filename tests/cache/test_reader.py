@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from deeplink.cache import ownership
 from deeplink.cache.block import SPAN
 from deeplink.cache.errors import RowError, SampleUnavailableError
 from deeplink.cache.mapped import ShardFile
@@ -360,6 +361,30 @@ def test_wrong_bytes_from_a_member_are_healed_from_the_next(
         stats = reader.stats()
     assert 0 < stats.failures == stats.healed
     assert stats.source_samples == 0
+
+
+def test_a_member_is_told_that_its_shard_is_doubted_and_not_asked_for_it_at_once(
+    spread: Config, agents: Agents, files: dict[str, bytes]
+) -> None:
+    store = agents.stores[NodeName("n0")]
+    with Reader.open("digits", config=spread) as reader:
+        owned = [n for n, shard in enumerate(reader.index.shards) if store.has(shard.id)]
+        number = next(n for n in owned if ownership.ranked(reader.index.shards[n].id, agents.stores)[0] == "n0")
+        shard = reader.index.shards[number].id
+        before = store.path(shard).stat()
+        damage(store, shard, at=int(reader.index.block_offsets(number)[0]) + 10)
+        # As a disk does it: nothing tells of it.
+        os.utime(store.path(shard), ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert store.is_verified(shard)
+        assert read_all(reader) == files
+        failures = reader.stats().failures
+        assert failures == 1
+        assert not store.is_verified(shard)
+        assert read_all(reader) == files
+        assert reader.stats().failures == failures
+    assert [n for n in owned if not store.is_verified(reader.index.shards[n].id)] == [number]
+    assert not store.verify(shard)  # as the agent does with all that are not verified
+    assert not store.has(shard)
 
 
 def test_a_wrong_token_is_no_way_in_and_the_source_serves(

@@ -76,6 +76,18 @@ def test_a_generated_client_reads_extents_in_order(stub: cache_pb2_grpc.CacheStu
     assert ask(stub, [sealed.id], []) == []
 
 
+def test_a_doubted_shard_is_unverified_and_served_on(
+    agents: Agents, stub: cache_pb2_grpc.CacheStub, sealed: SealedShard
+) -> None:
+    store = agents.stores[NodeName("n0")]
+    names = [sealed.id, "0" * 40, "../" * 20, "nonsense"]
+    assert store.is_verified(sealed.id)
+    assert [r.id for r in stub.Read(iter([cache_pb2.ReadRequest(id=1, doubted=names)]), timeout=20)] == [1]
+    assert not store.is_verified(sealed.id)
+    assert ask(stub, [sealed.id], [(0, 0, 0, len(PAYLOADS[0]))]) == [(0, PAYLOADS[0])]
+    assert store.verify(sealed.id)
+
+
 def test_several_requests_on_one_stream_are_answered_in_order(
     stub: cache_pb2_grpc.CacheStub, sealed: SealedShard
 ) -> None:
