@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -13,6 +14,8 @@ from typing_extensions import override
 
 from deeplink.scheduler.slurm.submission import Submission, SubmissionError, submission, understood
 
+PING_S = 10.0
+"""How long slurmctld may take to answer: longer than Slurm's own clients take to turn to a backup controller."""
 MOST_SCRIPT = 16 << 20  # bytes; Slurm's own bound (max_script_size) is 4 MiB by default
 
 _EPILOG = """
@@ -59,8 +62,23 @@ def command(words: tuple[str, ...]) -> None:
         return
     from deeplink.scheduler.slurm.command import become
 
+    if wish.reaches_controller:
+        _ask_controller()
     sys.stdout.flush()
     become(made.argv, env={**os.environ, **made.changes})
+
+
+def _ask_controller() -> None:
+    """Find out in bounded time that slurmctld hangs; whatever else is wrong, sbatch itself has words for.
+
+    Raises:
+        CommandTimeoutError: it does not answer.
+    """
+    from deeplink.scheduler.slurm.command import CommandError, CommandMissingError, run
+
+    # One that is down is known at once, also to sbatch. Before one that hangs sbatch would stand silent for ever.
+    with contextlib.suppress(CommandError, CommandMissingError):
+        run(("scontrol", "ping"), timeout_s=PING_S)
 
 
 def _script_text(name: str | None) -> str:

@@ -69,6 +69,11 @@ class Wish:
             self.line.last(name) for name in ("wrap", "help", "usage", "version")
         )
 
+    @property
+    def reaches_controller(self) -> bool:
+        """Whether sbatch will talk to this cluster's controller, as far as the command line tells."""
+        return not any(self.line.last(name) for name in ("help", "usage", "version", "clusters"))
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from deeplink.cli import cli
+from deeplink.scheduler.slurm.command import CommandTimeoutError
 
 FAKE = f"""#!{sys.executable}
 import json, os, sys
@@ -91,6 +95,40 @@ def test_no_sbatch_at_all(env: dict[str, str], tmp_path: Path) -> None:
     done = sbatch({**env, "PATH": str(tmp_path)}, "job.sh")
     assert done.returncode == 127
     assert "sandbox" in done.stderr
+
+
+def program(env: dict[str, str], name: str, text: str) -> None:
+    path = Path(env["TOLD"]).parent / "bin" / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_a_controller_that_hangs_is_said_in_bounded_time(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(env, "scontrol", "exec sleep 60")
+    monkeypatch.setenv("PATH", env["PATH"])
+    monkeypatch.setattr("deeplink.cli.sbatch.PING_S", 0.3)
+    with pytest.raises(CommandTimeoutError) as caught:
+        CliRunner().invoke(cli, ["sbatch", "job.sh"], standalone_mode=False, catch_exceptions=False)
+    assert caught.value.exit_code == 1
+    assert "slurmctld" in caught.value.remedy
+    assert not Path(env["TOLD"]).exists()
+
+
+@pytest.mark.parametrize("word", ["--version", "--usage", "-V", "-Mother"])
+def test_what_needs_no_controller_of_ours_asks_none(env: dict[str, str], word: str, tmp_path: Path) -> None:
+    program(env, "scontrol", f"touch {tmp_path}/asked")
+    assert sbatch(env, word).stdout == "Submitted batch job 12\n"
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_controller_that_is_down_is_for_sbatch_to_say(env: dict[str, str], tmp_path: Path) -> None:
+    program(env, "scontrol", f"cat; echo $* >{tmp_path}/asked; echo 'Slurmctld(primary) at c is DOWN'; exit 1")
+    done = sbatch(env, "-N2", stdin="#!/bin/sh\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "Submitted batch job 12\n", "")
+    assert told(env)["stdin"] == "#!/bin/sh\n"
+    assert (tmp_path / "asked").read_text() == "ping\n"
 
 
 def test_help_is_ours_when_it_is_all_that_is_asked(env: dict[str, str]) -> None:
