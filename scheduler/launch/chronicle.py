@@ -1,7 +1,7 @@
 """What a run leaves behind: events for machines, lines for people, beats for the watchdog, a journal of its own.
 
 None of it can hold up supervision: beats and journal are written by threads of their own, with bounded queues, and
-what they cannot deliver they keep for the next time, or drop, oldest first.
+what they cannot deliver they keep for the next time, or drop when it becomes too much.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Fleet:
         reports: list[common_pb2.Progress] = []
         for watched in self._nodes.values():
             if stall > STALL_S:
-                self._forgive(watched, stall)
+                self._forgive(watched, stall, now)
             self._harvest(watched, now, reports)
             self._knock(watched, now)
             if now - watched.asked >= POLL_S and len(watched.pending) < MOST_IN_FLIGHT:
@@ -167,10 +167,11 @@ class Fleet:
         return reports
 
     @staticmethod
-    def _forgive(watched: _Watched, stall: float) -> None:
-        watched.heard += stall
-        watched.reached += stall
-        watched.asked_and_answered += stall
+    def _forgive(watched: _Watched, stall: float, now: float) -> None:
+        # Nothing was heard in the future: a node that came up during the stall is forgiven no more than its age.
+        watched.heard = min(now, watched.heard + stall)
+        watched.reached = min(now, watched.reached + stall)
+        watched.asked_and_answered = min(now, watched.asked_and_answered + stall)
 
     @staticmethod
     def _harvest(watched: _Watched, now: float, reports: list[common_pb2.Progress]) -> None:
@@ -199,8 +200,10 @@ class Fleet:
         # An agent may be too starved to answer while its node is well (few cores, many ranks starting): then its
         # kernel still accepts connections for it. That of a dead or cut-off node does not.
         if watched.knock is not None:
-            ready = select.select([], [watched.knock], [], 0)[1]
-            if not ready:
+            # Not select(), which fails beyond 1,024 open files: those of a thousand agents.
+            poll = select.poll()
+            poll.register(watched.knock, select.POLLOUT)
+            if not poll.poll(0):
                 return
             if watched.knock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
                 watched.reached = now

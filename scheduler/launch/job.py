@@ -73,6 +73,7 @@ def run_job(
         fleet = Fleet(backend.start_agents(token), token, clock)
         stack.callback(fleet.close)
         supervisor = Supervisor(backend, fleet, order, chronicle, clock=clock, policy=policy)
+        stack.callback(supervisor.close)
         stack.enter_context(_forwarding(supervisor.note_signal))
         logs = str(backend.folder / "agents.log")
         if not fleet.gather(

@@ -134,7 +134,8 @@ class SlurmBackend(Backend):
         env = step_environment(self.env, resources=True)
         # For this step alone: left in the environment, the file would bend every other srun of the user's script.
         env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: launch.packed()}
-        return SlurmRanks(self.rank_command(launch, command), env, self.slurm, (self.job, _step_name(launch)))
+        argv = [self._srun(), *self.rank_command(launch, command)[1:]]
+        return SlurmRanks(argv, env, self.slurm, (self.job, _step_name(launch)))
 
     @override
     def port_for(self, attempt: Attempt) -> int:
@@ -142,7 +143,7 @@ class SlurmBackend(Backend):
         return _PORTS[spread % len(_PORTS)]
 
     def _srun(self) -> str:
-        # Not a stand-in of ours, which would start us again.
+        # Not a stand-in of ours: at best it would cost each relaunch the start of one more Python.
         return real_program("srun", self.env.get("PATH", "")) or "srun"
 
     @override

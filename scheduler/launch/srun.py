@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from deeplink.clock import SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import AgentStep, RankStep
 from deeplink.scheduler.launch.environment import NodeFacts
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.client import Slurm
 
 log = logging.getLogger(__name__)
+
+_MOST_LOOKS, _LOOK_AGAIN_S = 20, 0.5
 
 
 class SlurmAgents(AgentStep):
@@ -112,9 +115,18 @@ class SlurmRanks(RankStep):
         else:
             threading.Thread(target=self._signal_step, args=(number,), name="deeplink-signal", daemon=True).start()
 
+    def _number(self) -> int | None:
+        # A step that was only just started is not known yet; a signal that came so early must not be lost.
+        for _ in range(_MOST_LOOKS):
+            step = self._slurm.steps(self._job).get(self._name)
+            if step is not None or self._process.poll() is not None:
+                return step
+            SystemClock().sleep(_LOOK_AGAIN_S)
+        return None
+
     def _signal_step(self, number: signal.Signals | None) -> None:
         try:
-            step = self._slurm.steps(self._job).get(self._name)
+            step = self._number()
             if step is None:
                 log.warning("step %s of job %d is not known to Slurm", self._name, self._job)
             else:

@@ -78,6 +78,12 @@ class Supervisor:
         self._signals: deque[signal.Signals] = deque(maxlen=64)
         self._ending: signal.Signals | None = None
         self._said = ""
+        self._step: RankStep | None = None
+
+    def close(self) -> None:
+        """End the ranks, should any still run: after an error of ours nobody would watch over them."""
+        if self._step is not None:
+            self._step.kill()
 
     @property
     def ending(self) -> signal.Signals | None:
@@ -135,7 +141,8 @@ class Supervisor:
             ring_crossings_stock=layout.crossings_stock,
             master=f"{layout.launch.master_address}:{port}",
         )
-        running = _Running(layout, self._backend.start_ranks(layout.launch, self._order.command))
+        self._step = self._backend.start_ranks(layout.launch, self._order.command)
+        running = _Running(layout, self._step)
         self._account.acted()
         self._account.enter(Phase.RUNNING)
         return running

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deeplink.clock import SystemClock
+from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.fleet import AgentsFailedError, Fleet
 from deeplink.scheduler.watch.node import NodeServicer, add_to
@@ -132,6 +134,46 @@ def test_a_frozen_agent_stays_in_contact() -> None:
         assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
         until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 2.5)
         assert fleet.silence()[NodeName("n0")].contact_s < 2.0
+        fleet.close()
+
+
+def test_a_node_that_dies_as_the_agents_come_up_late_is_not_forgiven_in_advance(
+    node: Callable[[str], Node],
+) -> None:
+    one, clock = node("n0"), ManualClock()
+    one.server.server.stop(0).wait(5)
+    agents = Agents()
+    fleet = Fleet(agents, TOKEN, clock)
+    clock.now += 60.0
+    agents.said = [one.facts]
+    assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+    fleet.tick(ATTEMPT)
+    clock.now += 4.0
+    assert fleet.silence()[NodeName("n0")].contact_s >= 4.0
+    fleet.close()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as the launcher of a thousand nodes has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2_048, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    yield
+    for file in held:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        fleet = Fleet(
+            Agents([NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")]), TOKEN, SystemClock()
+        )
+        assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+        until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 1.8)
+        assert fleet.silence()[NodeName("n0")].contact_s < 1.5
         fleet.close()
 
 

@@ -10,10 +10,19 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
+
+from deeplink.clock import SystemClock
+from deeplink.config import load_config
+from deeplink.scheduler.launch.job import run_job
+from deeplink.scheduler.launch.local import LocalBackend
+from deeplink.scheduler.launch.order import Order
+from deeplink.scheduler.sandbox.processes import ProcessId
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -145,3 +154,29 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     for agent in run.events("agents-ready")[0]["agents"].values():
         with pytest.raises(ProcessLookupError):
             os.kill(agent["pid"], 0)
+
+
+@dataclass(frozen=True)
+class BrokenClock(SystemClock):
+    """Fails, as an error of ours would, once rank 0 runs."""
+
+    pid_file: Path
+
+    @override
+    def sleep(self, seconds: float) -> None:
+        if self.pid_file.exists() and self.pid_file.read_text():
+            raise ArithmeticError("an error of ours")
+        super().sleep(seconds)
+
+
+def test_an_error_of_ours_leaves_no_rank_unwatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "own"))
+    pid_file = tmp_path / "pid"
+    rank = (
+        f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    )
+    backend = LocalBackend.on_this_machine(1, os.environ, tmp_path / "store", tmp_path / "own")
+    order = Order(command=(sys.executable, "-c", rank), per_node=1, count=1)
+    with pytest.raises(ArithmeticError):
+        run_job(backend, order, load_config(), clock=BrokenClock(pid_file))
+    assert ProcessId.of(int(pid_file.read_text())) is None
