@@ -77,7 +77,8 @@ def test_signals_reach_the_ranks_and_their_answer_comes_back(sandbox: Sandbox) -
     row = job.await_end()
     assert row.state is JobState.FAILED
     assert job.events("ended")[0]["code"] == 9, job.told()
-    assert noted.read_text().count(signal.SIGTERM.name) == 2
+    # One that is slow to end may get a second one from srun, which ends the others when the first one has failed.
+    assert {f"{rank} {signal.SIGTERM.name}" for rank in (0, 1)} <= set(noted.read_text().splitlines())
 
 
 @pytest.mark.parametrize("how", ["power off", "cut"])
