@@ -41,7 +41,8 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
     "--spares",
     type=click.IntRange(min=0),
     envvar="DEEPLINK_SPARES",
-    help="Nodes that rest until another one is lost. [default: those beyond --nnodes, else none]",
+    help="Nodes that rest until another one is lost; the job needs --no-kill (`deeplink sbatch` adds it). "
+    "[default: those beyond --nnodes, else none]",
 )
 @click.option(
     "--nproc-per-node",
