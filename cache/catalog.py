@@ -129,6 +129,22 @@ class Catalog:
         except (OSError, ValueError, TypeError):
             return None
 
+    def check_writable(self, name: str) -> None:
+        """Try whether a version could be published, so that who cannot learns it before the work; leaves nothing.
+
+        Raises:
+            DatasetNameError: no dataset can be called so.
+            CatalogError: it cannot be written.
+        """
+        folder = self._folder(name)
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        draft = there / f"{DRAFT_PREFIX}{uuid.uuid4().hex}"
+        try:
+            draft.touch()  # not access(2): root squashing, quotas and read-only mounts are beyond it
+            draft.unlink()
+        except OSError as problem:
+            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+
     def publish(self, name: str, content: IndexContent, record: PackRecord) -> Version:
         """Make a version and let the name point at it; readers see all of it or nothing.
 

@@ -125,6 +125,19 @@ def plan_pack(source: str, *, config: Config) -> tuple[Listing, Plan]:
     return listing, make_plan(origin.url, listing, config.shard_bytes)
 
 
+def check_pack(source: str, name: str, *, config: Config) -> None:
+    """Find what can be known to be wrong with a packing before anything is started for it; takes next to no time.
+
+    Raises:
+        SourceError: the source is not there, or of an unknown kind.
+        DatasetNameError: `name` cannot be a dataset's.
+        CatalogError: the catalog cannot be written.
+    """
+    checked_name(name)
+    open_source(source).check()
+    Catalog(config.catalog).check_writable(name)
+
+
 def pack(
     source: str,
     name: str,
@@ -161,6 +174,7 @@ def pack(
     origin = open_source(source)
     listing = origin.listing()
     plan = make_plan(origin.url, listing, config.shard_bytes)
+    Catalog(config.catalog).check_writable(name)
     tally = _Tally(plan, listing, progress)
     catalog, store = Catalog(config.catalog), Store(config.store)
     before = _latest(catalog, name)

@@ -53,6 +53,14 @@ class Source(Protocol):
     url: str
     local: bool
 
+    def check(self) -> None:
+        """Look whether there is a folder at all, without listing it.
+
+        Raises:
+            SourceError: the root is missing, no folder, or cannot be reached.
+        """
+        ...
+
     def listing(self) -> Listing:
         """Return all files, sorted by key; one pass over the source.
 
@@ -113,10 +121,14 @@ class LocalSource(Source):
         self.url = str(self._root)
 
     @override
-    def listing(self) -> Listing:
+    def check(self) -> None:
         if not self._root.is_dir():
             problem = "it is not a folder" if self._root.exists() else "there is no such folder"
             raise SourceError(self.url, problem)
+
+    @override
+    def listing(self) -> Listing:
+        self.check()
         found: dict[str, tuple[int, int]] = {}
         self._walk("", found)
         if not found:
@@ -213,16 +225,27 @@ class RemoteSource(Source):
                 yield path.removeprefix(prefix).lstrip("/"), facts
 
     @override
-    def listing(self) -> Listing:
+    def check(self) -> None:
         try:
-            found = list(self._entries()) if self._fs.exists(self._root) else None
+            there = self._fs.exists(self._root)
         except Exception as error:
             # What a driver raises is its own affair: botocore, aiohttp, paramiko ...
-            raise SourceError(self.url, f"cannot be listed: {error}", "Check the address and rights.") from error
+            raise self._unreachable(error) from error
+        if not there:
+            raise SourceError(self.url, "there is no such folder")
+
+    def _unreachable(self, error: Exception) -> SourceError:
+        return SourceError(self.url, f"cannot be listed: {error}", "Check the address and rights.")
+
+    @override
+    def listing(self) -> Listing:
+        self.check()
+        try:
+            found = list(self._entries())
+        except Exception as error:
+            raise self._unreachable(error) from error
         if not found:
-            raise SourceError(
-                self.url, "there is no such folder" if found is None else "the folder holds no files"
-            )
+            raise SourceError(self.url, "the folder holds no files")
         names = keys.checked_keys(name for name, _ in found)
         facts = dict(found)
         sizes = [facts[name].get("size") for name in names]

@@ -84,7 +84,7 @@ def command(
     import dataclasses
 
     from deeplink.cache.catalog import checked_name
-    from deeplink.cache.packer import pack
+    from deeplink.cache.packer import check_pack, pack
     from deeplink.config import load_config
     from deeplink.spread import target
 
@@ -96,6 +96,7 @@ def command(
     if dry_run:
         _say_plan(source, name, config, as_json=as_json)
         return
+    check_pack(source, name, config=config)
     with target(config, local=local or 0, here=here) as to, _shown_progress() as progress:
         result = pack(source, name, config=to.config, members=to.members, token=to.token, progress=progress)
     _say_result(result, as_json=as_json)

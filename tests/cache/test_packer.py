@@ -15,6 +15,7 @@ from deeplink.cache import shard as shard_module
 from deeplink.cache.block import SPAN
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import (
+    CatalogError,
     DatasetMissingError,
     DatasetNameError,
     PackRunningError,
@@ -292,6 +293,16 @@ def test_fewer_copies_than_wanted_are_counted(source: Path, agents: Agents) -> N
     result = pack(str(source), "digits", config=agents.config(), members=agents.members, token=agents.token)
     assert result.short == result.shards
     assert all(nodes == ("n0",) for nodes in result.placed.values())
+
+
+def test_a_catalog_that_cannot_be_written_is_said_before_anything_is_read(source: Path, tmp_path: Path) -> None:
+    config = config_below(tmp_path)
+    config.catalog.parent.mkdir(parents=True, exist_ok=True)
+    config.catalog.write_text("a file, so that it holds for root too")
+    seen: list[PackProgress] = []
+    with pytest.raises(CatalogError):
+        pack(str(source), "digits", config=config, progress=seen.append)
+    assert not seen
 
 
 def test_no_member_at_all_is_an_error_and_nothing_is_published(source: Path, agents: Agents) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -137,6 +138,40 @@ def test_an_empty_folder_is_refused(deeplink: Deeplink, tmp_path: Path) -> None:
     ended = deeplink("pack", str(tmp_path / "empty"), "digits")
     assert ended.code == 2
     assert "holds no files" in ended.err
+
+
+@pytest.fixture
+def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two nodes of Slurm's, and an srun that leaves the returned file when it is called."""
+    called = tmp_path / "called"
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f"#!/bin/sh\n/usr/bin/touch {called}\n")
+    srun.chmod(0o755)
+    job = {"JOB_ID": "7", "JOB_NUM_NODES": "2", "JOB_NODELIST": "n[0-1]", "RESTART_COUNT": "0"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
+    return called
+
+
+@pytest.mark.parametrize("wrong", ["/nowhere/at/all", "memory://nowhere"])
+def test_a_misspelt_source_starts_no_agents(deeplink: Deeplink, allocation: Path, wrong: str) -> None:
+    ended = deeplink("pack", wrong, "digits")
+    assert (ended.code, ended.out) == (2, "")
+    assert "no such folder" in ended.err
+    assert not allocation.exists()
+
+
+def test_a_catalog_that_cannot_be_written_starts_no_agents(
+    deeplink: Deeplink, source: Path, allocation: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "catalog").write_text("a file, so that it holds for root too")
+    ended = deeplink("pack", str(source), "digits")
+    assert ended.code == 1
+    assert "DEEPLINK_CATALOG" in ended.err
+    assert not allocation.exists()
 
 
 def test_members_that_do_not_answer_are_code_1_with_a_remedy(
