@@ -14,7 +14,7 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test check lint types layers unit whole format proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test check lint types layers unit whole bench-pack format proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -51,6 +51,9 @@ unit:
 whole:
 	$(call say,tests,"all of them")
 	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m pytest --whole $(ARGS)
+
+bench-pack: venv  ## pack and read small files beside raw files and a flat one; facts in build/bench/pack.json
+	@$(BIN)/python -m benchmarks.cache.pack_and_read $(ARGS)
 
 format:  ## put the code into its format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
