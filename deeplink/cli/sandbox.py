@@ -50,10 +50,32 @@ Examples:
   deeplink sandbox cut leaf1    a leaf switch from its spine: its nodes reach each other and nobody else
   deeplink sandbox heal leaf1
 """
+_DOWN_EPILOG = """
+\b
+Examples:
+  deeplink sandbox down
+  deeplink sandbox down --name four
+  deeplink sandbox down --dry-run         what would be ended and removed
+"""
+_STATUS_EPILOG = """
+\b
+Examples:
+  deeplink sandbox status
+  deeplink sandbox status --json | jq .links
+"""
+_GROUP_EPILOG = """
+\b
+Examples:
+  deeplink sandbox up                     8 nodes on two leaf switches
+  deeplink sandbox exec ctl srun -N2 -l hostname
+  deeplink sandbox crash n3
+  deeplink sandbox status
+  deeplink sandbox down
+"""
 _name = click.option("--name", default="default", show_default=True, help="Which sandbox.")
 
 
-@click.group("sandbox")
+@click.group("sandbox", epilog=_GROUP_EPILOG)
 def command() -> None:
     """A real multi-host Slurm cluster on this machine: to try, to test, to break."""
 
@@ -180,7 +202,7 @@ def _print_json(sandbox: Sandbox, **more: object) -> None:
     click.echo(json.dumps(facts, indent=1))
 
 
-@command.command()
+@command.command(epilog=_DOWN_EPILOG)
 @_name
 @click.option("--dry-run", is_flag=True, help="Say what would be ended and removed.")
 def down(name: str, dry_run: bool) -> None:
@@ -195,7 +217,7 @@ def down(name: str, dry_run: bool) -> None:
     click.echo(f"sandbox {name!r} is down" if was else f"sandbox {name!r} was not up")
 
 
-@command.command()
+@command.command(epilog=_STATUS_EPILOG)
 @_name
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(name: str, as_json: bool) -> None:

@@ -23,11 +23,23 @@ def test_a_verb_says_in_its_module_what_the_table_says(verb: str) -> None:
     assert command.help.strip().splitlines()[0].startswith(VERBS[verb].partition(" (")[0].rstrip("."))
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_has_help(verb: str) -> None:
-    done = CliRunner().invoke(cli, [verb, "--help"])
+def commands() -> list[tuple[str, ...]]:
+    """Return every verb, and every verb of a verb."""
+    found: list[tuple[str, ...]] = []
+    for verb in VERBS:
+        command = importlib.import_module(f"deeplink.cli.{verb}").command
+        below = command.commands if isinstance(command, click.Group) else ()
+        found += [(verb,), *((verb, name) for name in below)]
+    return found
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_a_verb_has_help_with_examples_of_itself(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, [*words, "--help"])
     assert done.exit_code == 0, done.output
     assert "Usage:" in done.output
+    _, _, examples = done.output.partition("Example")
+    assert f"deeplink {words[0]}" in examples
 
 
 def test_every_module_is_a_verb_or_the_part_of_one() -> None:

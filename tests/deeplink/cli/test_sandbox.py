@@ -37,8 +37,7 @@ def test_every_verb_explains_itself(verb: str) -> None:
     done = CliRunner().invoke(command, [verb, "--help"])
     assert done.exit_code == 0
     assert "--name" in done.output
-    if verb not in {"down", "status"}:
-        assert "deeplink sandbox" in done.output
+    assert "deeplink sandbox" in done.output
 
 
 @pytest.mark.parametrize(
