@@ -37,6 +37,7 @@ class PackRecord:
         bytes: their bytes.
         shards: number of shards.
         packed_unix: when, seconds since 1970.
+        shard_bytes: most bytes of samples in a shard; 0 where that was not noted.
     """
 
     source: str
@@ -45,6 +46,7 @@ class PackRecord:
     bytes: int
     shards: int
     packed_unix: float
+    shard_bytes: int = 0
 
 
 def checked_name(name: str) -> str:

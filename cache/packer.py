@@ -20,7 +20,7 @@ from deeplink.cache.errors import DatasetMissingError, IndexFormatError, ShardCo
 from deeplink.cache.index import IndexContent, ShardEntry
 from deeplink.cache.membership import node_name
 from deeplink.cache.placing import Placer
-from deeplink.cache.plan import Plan, ShardPlan, make_plan
+from deeplink.cache.plan import SHARDS_PER_MEMBER, Plan, ShardPlan, make_plan, shard_size
 from deeplink.cache.reading import FileReader
 from deeplink.cache.source import Listing, Source, open_source
 from deeplink.cache.staging import Piece, Staging, staging
@@ -114,15 +114,33 @@ class _Tally:
         self.add(files, size)
 
 
-def plan_pack(source: str, *, config: Config) -> tuple[Listing, Plan]:
-    """Return what `pack` would do: what the source holds and the shards to be. Nothing is written.
+def plan_pack(source: str, name: str, *, config: Config, members: int = 0) -> tuple[Listing, Plan]:
+    """Return what `pack` onto so many members would do: what the source holds, the shards to be. Writes nothing.
 
     Raises:
         SourceError, SourceFileError, BadKeyError, KeyCollisionError: the source cannot be packed.
+        DatasetNameError: `name` cannot be a dataset's.
+        CatalogError: the catalog cannot be read.
     """
     origin = open_source(source)
     listing = origin.listing()
-    return listing, make_plan(origin.url, listing, config.shard_bytes)
+    catalog = Catalog(config.catalog)
+    record = _record_of(catalog, name, _latest(catalog, name))
+    return listing, _planned(origin.url, listing, config.shard_bytes, members, record)
+
+
+def _planned(source: str, listing: Listing, most: int, members: int, before: PackRecord | None) -> Plan:
+    """Return the plan of the newest version if it still serves, so that nothing changes where no file did."""
+    size = shard_size(int(listing.sizes.sum()), most, members)
+    # Half as many shards as a new plan would have still spread well.
+    if before is not None and (
+        0 < before.shard_bytes < size
+        or (size <= before.shard_bytes <= most and before.shards * 2 >= members * SHARDS_PER_MEMBER)
+    ):
+        kept = make_plan(source, listing, before.shard_bytes)
+        if kept.digest == before.plan:
+            return kept
+    return make_plan(source, listing, size)
 
 
 def check_pack(source: str, name: str, *, config: Config) -> None:
@@ -150,6 +168,9 @@ def pack(
 ) -> PackResult:
     """Pack a source as the newest version of dataset `name`, and place `config.replicas` copies of each shard.
 
+    Shards have at most `config.shard_bytes` of samples, and less where several members are to share few (see
+    `plan.shard_size`). While no file changes they stay as they are, unless they are larger than that or too few.
+
     Args:
         source: a local folder or an fsspec URL.
         name: what to call the dataset.
@@ -173,12 +194,15 @@ def pack(
     checked_name(name)
     origin = open_source(source)
     listing = origin.listing()
-    plan = make_plan(origin.url, listing, config.shard_bytes)
-    Catalog(config.catalog).check_writable(name)
-    tally = _Tally(plan, listing, progress)
     catalog, store = Catalog(config.catalog), Store(config.store)
+    catalog.check_writable(name)
     before = _latest(catalog, name)
-    known = _published(catalog, name, plan) if listing.marked else {}
+    past = _record_of(catalog, name, before)
+    plan = _planned(origin.url, listing, config.shard_bytes, len(members), past)
+    tally = _Tally(plan, listing, progress)
+    known = {}
+    if before and past and past.plan == plan.digest and listing.marked:
+        known = _published(catalog, name, before, plan)
     with (
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
         FileReader(origin, clock) as reader,
@@ -207,6 +231,7 @@ def _record(source: str, tally: _Tally, clock: Clock) -> PackRecord:
     return PackRecord(
         source=source,
         plan=tally.plan.digest,
+        shard_bytes=tally.plan.shard_bytes,
         files=len(tally.listing),
         bytes=tally.total_bytes,
         shards=len(tally.plan.shards),
@@ -284,12 +309,12 @@ def _latest(catalog: Catalog, name: str) -> Version | None:
         return None
 
 
-def _published(catalog: Catalog, name: str, plan: Plan) -> dict[int, Piece]:
-    """Return the pieces of the newest version if it was packed by this very plan."""
-    version = _latest(catalog, name)
-    record = catalog.record(name, version) if version else None
-    if version is None or record is None or record.plan != plan.digest:
-        return {}
+def _record_of(catalog: Catalog, name: str, version: Version | None) -> PackRecord | None:
+    return catalog.record(name, version) if version else None
+
+
+def _published(catalog: Catalog, name: str, version: Version, plan: Plan) -> dict[int, Piece]:
+    """Return the pieces of a version that was packed by this very plan; none if its index is damaged."""
     try:
         index = catalog.open(name, version)
         index.verify()

@@ -42,7 +42,7 @@ class Config:
         store: folder of the shards on this node's own SSD.
         state: folder of what DeepLink remembers for this user between runs (journals, records of jobs).
         replicas: copies of each shard (R).
-        shard_bytes: target size of a shard, bytes.
+        shard_bytes: most bytes of samples in a shard; `plan.shard_size` says when it is less.
         agent_bind: `host:port` a node agent listens on; port 0 picks a free one.
         members: agents of a standing cache (`NAME=HOST:PORT,...`); inside a job `deeplink run` sets it.
         node: this node's member name; the host name when empty.

@@ -62,6 +62,22 @@ def in_allocation(env: Mapping[str, str] | None = None) -> bool:
     )
 
 
+def member_count(
+    config: Config, *, local: int = 0, here: bool = False, env: Mapping[str, str] | None = None
+) -> int:
+    """Return how many members `target` would give.
+
+    Raises:
+        ConfigError: the list of members cannot be read.
+    """
+    env = os.environ if env is None else env
+    if here or local:
+        return 0 if here else local
+    if not config.members and in_allocation(env):
+        return int(env["SLURM_JOB_NUM_NODES"])
+    return len(configured_members(config))
+
+
 @contextmanager
 def target(config: Config, *, local: int = 0, here: bool = False, clock: Clock | None = None) -> Iterator[Target]:
     """Give where to pack to: standing agents if any are configured, else the allocation's nodes, else this node.

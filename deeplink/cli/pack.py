@@ -20,6 +20,7 @@ _EPILOG = """
 SOURCE is a folder or any fsspec URL (s3://bucket/prefix, gs://, http://, zip:// ...). Each file becomes a sample
 whose key is its path below SOURCE. NAME then points at the new version; jobs that read an older one go on with it.
 After an interruption the same command goes on where it stopped; with nothing changed it places missing copies.
+Onto several nodes a small dataset goes in small shards, so that each node gets at least about four.
 
 \b
 Examples:
@@ -86,7 +87,7 @@ def command(
     from deeplink.cache.catalog import checked_name
     from deeplink.cache.packer import check_pack, pack
     from deeplink.config import load_config
-    from deeplink.spread import target
+    from deeplink.spread import member_count, target
 
     given: dict[str, Any] = {"members": members, "replicas": replicas, "shard_bytes": shard_size}
     config = dataclasses.replace(
@@ -94,7 +95,7 @@ def command(
     )
     checked_name(name)
     if dry_run:
-        _say_plan(source, name, config, as_json=as_json)
+        _say_plan(source, name, config, member_count(config, local=local or 0, here=here), as_json=as_json)
         return
     check_pack(source, name, config=config)
     with target(config, local=local or 0, here=here) as to, _shown_progress() as progress:
@@ -102,12 +103,12 @@ def command(
     _say_result(result, as_json=as_json)
 
 
-def _say_plan(source: str, name: str, config: Config, *, as_json: bool) -> None:
+def _say_plan(source: str, name: str, config: Config, members: int, *, as_json: bool) -> None:
     import json
 
     from deeplink.cache.packer import plan_pack
 
-    listing, plan = plan_pack(source, config=config)
+    listing, plan = plan_pack(source, name, config=config, members=members)
     sizes = [shard.payload for shard in plan.shards]
     facts: dict[str, Any] = {
         "name": name,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -231,7 +232,7 @@ def test_a_file_that_changes_size_meanwhile_ends_it(source: Path, config: Config
 
 
 def test_a_second_packer_of_the_same_is_turned_away(source: Path, config: Config) -> None:
-    _, plan = plan_pack(str(source), config=config)
+    _, plan = plan_pack(str(source), "digits", config=config)
     Store(config.store)
     with staging(config.store, plan.digest, 0.0), pytest.raises(PackRunningError):
         pack(str(source), "digits", config=config)
@@ -259,6 +260,26 @@ def test_each_shard_has_its_copies_on_members(source: Path, agents: Agents, file
     assert contents(config) == files
     again = pack(str(source), "digits", config=config, members=agents.members, token=agents.token)
     assert (again.unchanged, again.read_files, again.placed) == (True, 0, result.placed)
+
+
+def test_a_small_dataset_lies_on_all_members_and_stays_while_no_file_changes(
+    source: Path, agents: Agents, files: dict[str, bytes]
+) -> None:
+    def packed(count: int, shard_bytes: int = 256 << 20) -> PackResult:
+        config = dataclasses.replace(agents.config(), shard_bytes=shard_bytes)
+        _, plan = plan_pack(str(source), "digits", config=config, members=count)
+        result = pack(str(source), "digits", config=config, members=agents.members[:count], token=agents.token)
+        assert len(plan.shards) == result.shards
+        return result
+
+    assert packed(1).shards == 1
+    spread = packed(3)
+    assert spread.shards >= sum(map(len, files.values())) // (64 << 10) > 3
+    assert {node for nodes in spread.placed.values() for node in nodes} == {"n0", "n1", "n2"}
+    again = packed(3)
+    assert (again.unchanged, again.read_files) == (True, 0)
+    assert packed(1).version == spread.version
+    assert packed(3, 30_000).shards > spread.shards  # what is asked for is the bound
 
 
 def test_a_member_packs_into_its_own_store_without_the_network(source: Path, agents: Agents) -> None:

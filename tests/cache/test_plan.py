@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.plan import make_plan
+from deeplink.cache.plan import SHARDS_PER_MEMBER, make_plan, shard_size
 from deeplink.cache.source import Listing
 from deeplink.types import SampleKey
 
@@ -21,6 +21,15 @@ def test_every_row_is_in_one_shard_and_no_shard_is_larger_than_asked(sizes: list
     for shard in shards:
         assert shard.payload == sum(sizes[shard.rows])
         assert shard.payload <= shard_bytes or len([size for size in sizes[shard.rows] if size]) == 1
+
+
+@given(st.integers(0, 1 << 50), st.integers(1, 1 << 30), st.integers(0, 500))
+def test_members_get_four_to_eight_shards_each_where_there_is_enough(total: int, most: int, members: int) -> None:
+    size = shard_size(total, most, members)
+    assert size == most or (size < most and size.bit_count() == 1 and size >= 1 << 16 and members > 1)
+    if 1 << 16 < size < most:
+        assert SHARDS_PER_MEMBER * members * size <= total < 2 * SHARDS_PER_MEMBER * members * size + (1 << 20)
+    assert shard_size(total, most, members + 1) <= size
 
 
 def test_the_digest_follows_from_everything_that_shapes_shards() -> None:

@@ -105,9 +105,12 @@ def test_members_get_their_copies(
     deeplink: Deeplink, source: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEEPLINK_TOKEN_FILE", str(agents.token_file))
-    ended = deeplink("pack", str(source), "digits", "--members", format_members(agents.members), "--replicas", "2")
+    onto = ("--members", format_members(agents.members), "--replicas", "2")
+    ended = deeplink("pack", str(source), "digits", *onto)
     assert ended.code == 0, ended.err
-    assert "n0 1, n1 1" in ended.out
+    planned = json.loads(deeplink("pack", str(source), "digits", *onto, "--dry-run", "--json").out)
+    assert planned["shards"] > 2
+    assert f"n0 {planned['shards']}, n1 {planned['shards']}" in ended.out
     assert all(store.ids() for store in agents.stores.values())
 
 
