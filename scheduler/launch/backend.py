@@ -31,7 +31,15 @@ class NoAllocationError(DeepLinkError):
 
 
 class AgentStep(Protocol):
-    """The agents of all nodes, one per node."""
+    """The agents of all nodes, one per node.
+
+    Attributes:
+        starter: the program that starts them.
+        doubt: what to look at when it hangs, one sentence.
+    """
+
+    starter: str
+    doubt: str
 
     def announced(self) -> list[NodeFacts]:
         """Return the agents that became ready since the last call; does not wait."""
@@ -39,6 +47,10 @@ class AgentStep(Protocol):
 
     def ended(self) -> int | None:
         """Return the exit code once no agent runs any more; None before."""
+        ...
+
+    def last_words(self) -> str:
+        """Return the last line that the agents or their starter wrote; empty if there is none."""
         ...
 
     def stop(self) -> None:

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 START_S = 120.0
 """How long the agents that are needed may take to come up (Python on a cold shared file system is slow)."""
+QUIET_S = 10.0
+"""After so long without any agent we say what we wait for."""
 GRACE_S = 10.0
 """How long the others may take then."""
 POLL_S = 0.5
@@ -42,15 +44,32 @@ STALL_S = 1.0
 
 
 class AgentsFailedError(DeepLinkError):
-    """Too few node agents came up to run the ranks."""
+    """Too few node agents came up to run the ranks.
 
-    def __init__(self, missing: Collection[NodeName], waited_s: float, logs: str) -> None:
+    Args:
+        missing: the nodes without.
+        waited_s: how long they were waited for, seconds.
+        logs: where they log.
+        step: what was to start them.
+        none: whether not even one came up.
+    """
+
+    def __init__(
+        self, missing: Collection[NodeName], waited_s: float, logs: str, *, step: AgentStep, none: bool
+    ) -> None:
         names = ", ".join(sorted(missing)[:8]) + (", ..." if len(missing) > 8 else "")  # noqa: PLR2004
-        super().__init__(
-            f"no node agent came up on {names} within {waited_s:.0f} s",
-            remedy=f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node.",
-        )
-        self.missing, self.waited_s = tuple(missing), waited_s
+        code = step.ended()
+        remedy = f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node."
+        if code is not None:
+            problem = f"{step.starter} exited {code} before an agent came up on {names}: "
+            problem += step.last_words() or "(it said nothing)"
+        else:
+            problem = f"no node agent came up on {names} within {waited_s:.0f} s"
+            if none:
+                problem += f"; {step.starter} still hangs"
+                remedy = f"{step.doubt} {logs} has what was said."
+        super().__init__(problem, remedy=remedy)
+        self.missing, self.waited_s, self.code = tuple(missing), waited_s, code
 
 
 @dataclass(slots=True)
@@ -122,6 +141,7 @@ class Fleet:
         """
         began = self._clock.monotonic()
         enough: float | None = None
+        said = False
         while not told_to_end():
             for facts in self._step.announced():
                 if facts.node in nodes:
@@ -135,7 +155,12 @@ class Fleet:
                 log.warning("going on without agents on %s", ", ".join(set(nodes) - set(self._nodes)))
                 return True
             if enough is None and (now - began > START_S or self._step.ended() is not None):
-                raise AgentsFailedError(set(nodes) - set(self._nodes), now - began, logs)
+                missing = set(nodes) - set(self._nodes)
+                raise AgentsFailedError(missing, now - began, logs, step=self._step, none=not self._nodes)
+            if not said and not self._nodes and now - began > QUIET_S:
+                said = True
+                starter, doubt = self._step.starter, self._step.doubt
+                log.warning("%s has not started the agents yet, after %.0f s. %s", starter, now - began, doubt)
             self._clock.sleep(0.02)
         return False
 

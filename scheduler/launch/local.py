@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts
-from deeplink.scheduler.launch.process import drained, end_process, python_command
+from deeplink.scheduler.launch.process import drained, end_process, last_line, python_command
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
@@ -94,10 +94,15 @@ class LocalBackend(Backend):
 class LocalAgents(AgentStep):
     """One agent process per node."""
 
+    starter = "Python"
+    doubt = "Is this machine overloaded, or short of memory?"
+
     def __init__(self, backend: LocalBackend, token: str) -> None:
         self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=len(backend.nodes))
         self._processes = []
-        with (backend.folder / "agents.log").open("ab") as errors:
+        self._logfile = backend.folder / "agents.log"
+        with self._logfile.open("ab") as errors:
+            self._log_start = errors.tell()
             for node in backend.nodes:
                 store = backend.store / node
                 store.mkdir(parents=True, exist_ok=True)
@@ -135,6 +140,10 @@ class LocalAgents(AgentStep):
         return None if None in codes else max(code or 0 for code in codes)
 
     @override
+    def last_words(self) -> str:
+        return last_line(self._logfile, self._log_start)
+
+    @override
     def stop(self) -> None:
         _end_all(self._processes)
         for process in self._processes:
@@ -165,11 +174,6 @@ class LocalRanks(RankStep):
             task = ["--task", str(rank), str(rank % launch.per_node), node]
             argv = python_command("deeplink.scheduler.launch.rank", *task, "--", *command)
             self._ranks[rank] = processes.spawn(argv, env=packed)
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """Process id of each rank, for whoever wants to try what happens when a node dies."""
-        return {rank: process.pid for rank, process in self._ranks.items()}
 
     @override
     def exit_code(self) -> int | None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.slurm import command as processes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from deeplink.scheduler.launch.environment import NodeFacts
 
 log = logging.getLogger(__name__)
@@ -19,11 +21,23 @@ log = logging.getLogger(__name__)
 TERM_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 """srun, told to end, kills the ranks of living nodes within 0.1 s (measured), then waits 5 s for the dead one."""
+LONGEST_WORDS = 2048  # bytes
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs one of our modules on a node, safe from files in the user's working folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def last_line(log_file: Path, start: int) -> str:
+    """Return the last line of a file that is not empty, of what was written from byte `start` on."""
+    try:
+        with log_file.open("rb") as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - LONGEST_WORDS))
+            lines = file.read(LONGEST_WORDS).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def drained(said: queue.Queue[NodeFacts]) -> list[NodeFacts]:

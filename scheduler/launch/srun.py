@@ -17,7 +17,7 @@ from deeplink.clock import SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import AgentStep, RankStep
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.process import drained, end_process
+from deeplink.scheduler.launch.process import drained, end_process, last_line
 from deeplink.scheduler.launch.relay import FailureWatcher
 from deeplink.scheduler.slurm import command as processes
 
@@ -43,11 +43,16 @@ class SlurmAgents(AgentStep):
         count: how many agents there will be.
     """
 
+    starter = "srun"
+    doubt = "Does `scontrol ping` answer, and what does `squeue --steps` say of the job?"
+
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], *, token: str, logfile: Path, count: int
     ) -> None:
         self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=count)  # each says one line
+        self._logfile = logfile
         with logfile.open("ab") as errors:
+            self._log_start = errors.tell()
             self._process = processes.spawn(
                 argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=errors
             )
@@ -72,6 +77,10 @@ class SlurmAgents(AgentStep):
     @override
     def ended(self) -> int | None:
         return self._process.poll()
+
+    @override
+    def last_words(self) -> str:
+        return last_line(self._logfile, self._log_start)
 
     @override
     def stop(self) -> None:

@@ -30,6 +30,9 @@ class Agents:
     said: list[NodeFacts] = field(default_factory=list)
     code: int | None = None
     stopped: bool = False
+    words: str = ""
+    starter: str = "srun"
+    doubt: str = "Does it?"
 
     def announced(self) -> list[NodeFacts]:
         said, self.said = self.said, []
@@ -37,6 +40,9 @@ class Agents:
 
     def ended(self) -> int | None:
         return self.code
+
+    def last_words(self) -> str:
+        return self.words
 
     def stop(self) -> None:
         self.stopped = True
@@ -194,6 +200,25 @@ def test_too_few_agents_is_an_error_that_names_the_nodes(node: Callable[[str], N
         fleet.gather([NodeName("n0"), NodeName("n1")], 2, logs="/the/log", told_to_end=lambda: False)
     assert caught.value.missing == ("n1",)
     assert "/the/log" in caught.value.remedy
+    fleet.close()
+
+
+def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(Agents(), TOKEN, ManualClock())
+    with pytest.raises(AgentsFailedError, match="srun still hangs") as caught:
+        fleet.gather([NodeName("n0")], 1, logs="/the/log", told_to_end=lambda: False)
+    assert caught.value.remedy == "Does it? /the/log has what was said."
+    assert [record.message for record in caplog.records] == [
+        "srun has not started the agents yet, after 10 s. Does it?"
+    ]
+    fleet.close()
+
+
+def test_who_ended_is_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(Agents(code=1, words="srun: error: no such node"), TOKEN, SystemClock())
+    with pytest.raises(AgentsFailedError, match=r"srun exited 1 .* n0: srun: error: no such node"):
+        fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+    assert not caplog.records
     fleet.close()
 
 

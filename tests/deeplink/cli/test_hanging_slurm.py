@@ -1,0 +1,99 @@
+"""`deeplink run` and `deeplink pack` in an allocation whose srun hangs, fails, or is not there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deeplink.cli import main
+from deeplink.scheduler.launch import fleet
+from deeplink.scheduler.sandbox.processes import ProcessId
+
+Fails = Callable[[], tuple[int, str]]
+
+
+def srun(bin_folder: Path, text: str) -> None:
+    program = bin_folder / "srun"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job of two nodes whose programs are those of the returned folder alone."""
+    for name in [name for name in os.environ if name.startswith(("SLURM", "DEEPLINK_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"JOB_ID": "7", "JOB_NUM_NODES": "2", "JOB_NODELIST": "n[0-1]"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    for name in ("CATALOG", "STORE", "STATE"):
+        monkeypatch.setenv(f"DEEPLINK_{name}", str(tmp_path / name.lower()))
+    monkeypatch.setenv("DEEPLINK_CONFIG", os.devnull)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+@pytest.fixture(params=["run", "pack"])
+def fails(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Fails:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a").write_text("a")
+    words = {"run": ["--", "true"], "pack": [str(tmp_path / "source"), "digits"]}[request.param]
+
+    def call() -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["deeplink", request.param, *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, capsys.readouterr().err
+
+    return call
+
+
+def test_an_srun_that_hangs_is_named_and_ended(
+    bin_folder: Path,
+    fails: Fails,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    srun(bin_folder, f"echo $$ >{tmp_path}/pid; exec /bin/sleep 60")
+    monkeypatch.setattr(fleet, "QUIET_S", 0.2)
+    monkeypatch.setattr(fleet, "START_S", 1.0)
+    code, said = fails()
+    assert code == 1
+    assert "srun still hangs" in said
+    assert "`scontrol ping`" in said
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "srun has not started the agents yet"
+    ]
+    assert ProcessId.of(int((tmp_path / "pid").read_text())) is None
+
+
+def test_an_srun_that_fails_is_quoted(bin_folder: Path, fails: Fails, tmp_path: Path) -> None:
+    log = tmp_path / "state" / "jobs" / "7" / "agents.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("of an earlier step\n")
+    srun(bin_folder, "exit 3")
+    assert "srun exited 3 before an agent came up on n0, n1: (it said nothing)" in fails()[1]
+    srun(bin_folder, "echo 'srun: error: Invalid account' >&2; exit 1")
+    code, said = fails()
+    assert code == 1
+    assert "srun: error: Invalid account" in said
+    assert str(log) in said
+
+
+@pytest.mark.usefixtures("bin_folder")
+def test_an_srun_that_is_not_there_is_127(fails: Fails) -> None:
+    code, said = fails()
+    assert code == 127
+    assert "srun is not on PATH" in said
