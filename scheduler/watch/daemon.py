@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -94,6 +94,7 @@ class Daemon:
     def run(self, pause: Callable[[float], bool]) -> None:
         """Go round until `pause` (which waits for so many seconds) says to stop."""
         self.observer.book.restore(self.journal.jobs(), self.clock.monotonic())
+        self._close_doubts()
         while not pause(self.tick()):
             pass
 
@@ -210,12 +211,24 @@ class Daemon:
             outcome=Outcome.RECOVERED if recovered_unix else Outcome.OPEN,
         )
 
+    def _close_doubts(self) -> None:
+        # Whoever led before us was ended in doubt of himself: that is over; ours, if any, is another incident.
+        for hit in self.journal.incidents(only_open=True):
+            if hit.kind == Kind.SELF_IN_DOUBT:
+                over = replace(hit, outcome=Outcome.RECOVERED, recovered_unix=self.clock.unix())
+                self.journal.record_incident(over)
+
     def _close_ended(self, sight: Sight) -> None:
         for job in sight.jobs:
             if job.state is not None and job.state.final:
                 ended_well = job.state.value == "COMPLETED"
-                self.journal.close_incidents(job.attempt.job, Outcome.RECOVERED if ended_well else Outcome.FAILED)
-                self.observer.book.forget(job.attempt.job)
+                self._close(job.attempt.job, Outcome.RECOVERED if ended_well else Outcome.FAILED)
+        for number in self.observer.vanished():
+            self._close(number, Outcome.FAILED)
+
+    def _close(self, job: int, outcome: Outcome) -> None:
+        self.journal.close_incidents(job, outcome)
+        self.observer.book.forget(job)
 
     def _measure(self, sight: Sight, verdicts: tuple[Verdict, ...]) -> None:
         self.metrics.in_doubt.set(any(verdict.kind is Kind.SELF_IN_DOUBT for verdict in verdicts))

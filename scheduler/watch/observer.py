@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.states import JobState, NodeState
-from deeplink.scheduler.watch.evidence import TAG, Answer, JobSight, NodeSight, Policy, Sight, targets, tense
+from deeplink.scheduler.watch.evidence import (
+    FORGOTTEN_S,
+    TAG,
+    Answer,
+    JobSight,
+    NodeSight,
+    Policy,
+    Sight,
+    targets,
+    tense,
+)
 from deeplink.scheduler.watch.records import Kind, Outcome
 from deeplink.types import JobId
 
@@ -122,6 +132,12 @@ class Observer:
     def probe_now(self, names: tuple[NodeName, ...]) -> None:
         """Probe these nodes, suspicious or not."""
         self._probe(names)
+
+    def vanished(self) -> tuple[int, ...]:
+        """Return the jobs that Slurm has forgotten and that are silent for long: they ended while we were away."""
+        now = self.clock.monotonic()
+        silent = [heard.beat.attempt.job for heard in self.book.all() if now - heard.heard_at > FORGOTTEN_S]
+        return () if self.cluster.problem else tuple(job for job in silent if JobId(job) not in self.cluster.jobs)
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""

@@ -72,6 +72,8 @@ class Cluster:
         if "%x" in argv:
             return self.excluded
         (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
+        if not self.job_state:  # forgotten: it ended more than MinJobAge ago
+            return ""
         nodes = self.job_nodes if self.job_state == "RUNNING" else ""
         row = ["17", "17", self.job_state, self.reason, str(self.restarts), "1", "ada", nodes, "n0", "resnet"]
         assert len(row) == JOB_COLUMNS
@@ -286,6 +288,36 @@ def test_a_controller_that_does_not_answer_is_an_incident_and_nothing_is_touched
     ended = bench.journal.incident(incident.id)
     assert ended is not None
     assert ended.outcome is Outcome.RECOVERED
+
+
+def test_a_doubt_that_a_killed_watchdog_left_open_ends_on_return(bench: Bench) -> None:
+    bench.cluster.frozen = True
+    bench.turn(12)
+    assert [one.kind for one in bench.journal.incidents(only_open=True)] == ["self-in-doubt"]
+    bench.cluster.frozen = False
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    (doubt,) = [one for one in bench.journal.incidents() if one.kind == "self-in-doubt"]
+    assert doubt.outcome is Outcome.RECOVERED
+
+
+def test_a_job_that_ended_while_nobody_watched_leaves_no_incident_open(bench: Bench) -> None:
+    bench.act = False
+    bench.start()
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    assert len(bench.journal.incidents(only_open=True)) == 1
+    bench.cluster.job_state = ""
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    assert len(bench.book.all()) == 1
+    assert len(bench.journal.incidents(only_open=True)) == 1, "Slurm may be about to know it again"
+    for _ in range(50):
+        bench.clock.sleep(4.0)
+        bench.daemon.tick()
+    assert bench.book.all() == ()
+    (incident,) = bench.journal.incidents()
+    assert incident.outcome is Outcome.FAILED
 
 
 def test_a_job_of_another_user_than_the_one_who_beats_is_not_touched(bench: Bench) -> None:
