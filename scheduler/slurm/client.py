@@ -115,10 +115,6 @@ class Slurm:
                 return value.strip()
         raise SlurmTextError("scontrol show config", said)
 
-    def hostnames(self, expression: str) -> tuple[NodeName, ...]:
-        """Unfold a node list by Slurm's own rules, in Slurm's own order."""
-        return tuple(NodeName(name) for name in self.run(["scontrol", "show", "hostnames", expression]).split())
-
     def submit(self, arguments: Sequence[str]) -> JobId:
         """Submit a batch job with sbatch's own arguments and return its id.
 

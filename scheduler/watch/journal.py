@@ -134,11 +134,6 @@ class Journal:
         with self._transaction(durable=True) as db:
             return _put_incident(db, incident)
 
-    def record_progress(self, points: Iterable[ProgressPoint]) -> None:
-        """Keep reports of a training loop; the attempt need not be known."""
-        with self._transaction() as db:
-            _put_points(db, points)
-
     def close_incidents(self, job: int, outcome: Outcome) -> None:
         """Give every open incident of a job its end."""
         with self._transaction(durable=True) as db:

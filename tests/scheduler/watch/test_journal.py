@@ -191,7 +191,8 @@ def test_the_loss_curve_is_thinned_and_keeps_its_ends(journal: Journal, monkeypa
 
 
 def test_a_loss_that_is_no_number_is_kept(journal: Journal) -> None:
-    journal.record_progress([ProgressPoint(attempt=FIRST, step=1, unix=1.0, metrics={"loss": float("nan")})])
+    point = ProgressPoint(attempt=FIRST, step=1, unix=1.0, metrics={"loss": float("nan")})
+    journal.record_beat(Beat(attempt=FIRST, phase=Phase.RUNNING, progress=(point,)), 60.0)
     assert str(journal.points(17)[0].metrics["loss"]) == "nan"
 
 
