@@ -19,7 +19,7 @@ from deeplink.cache.errors import StoreError
 from deeplink.cache.server import CacheServicer
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
-from deeplink.daemon import BindError, is_loopback, split_bind
+from deeplink.daemon import is_loopback, split_bind
 from deeplink.scheduler.watch import node as node_service
 from deeplink.v1 import node_pb2
 from deeplink.wire import BoundServer, bound_server
@@ -94,7 +94,7 @@ class Agent:
         verified: set once every shard that was in the store at the start has been verified or set aside.
 
     Raises:
-        BindError: `start` cannot listen there.
+        ListenError: `start` cannot listen there.
         MetricsBindError: `start` cannot serve the metrics there.
         StoreError: the store's folder cannot be made.
     """
@@ -115,10 +115,7 @@ class Agent:
     def start(self, token_file: Path) -> Announcement:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
         host, _ = split_bind(self.settings.bind)
-        try:
-            self._server = bound_server(self.settings.bind, self.settings.token, self._register)
-        except RuntimeError as problem:
-            raise BindError(self.settings.bind, str(problem)) from problem
+        self._server = bound_server(self.settings.bind, self.settings.token, self._register)
         if self.settings.metrics_bind:
             try:
                 self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)

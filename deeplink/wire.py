@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
+from deeplink.listening import ListenError, try_to_bind
 from deeplink.plainrpc import TOKEN_HEADER
 from deeplink.types import Attempt
 from deeplink.v1 import common_pb2
@@ -219,9 +220,10 @@ def bound_server(
 
     Raises:
         ForkedError: see there.
-        RuntimeError: the address cannot be bound (gRPC's own error, with the reason).
+        ListenError: the address cannot be bound; PortBusyError where it is in use.
     """
     _GrpcUse.begin()
+    try_to_bind(bind)
     server = grpc.server(
         ThreadPoolExecutor(workers, thread_name_prefix="deeplink-rpc"),
         interceptors=[_RequireToken(token)],
@@ -240,7 +242,10 @@ def bound_server(
     for name in ["", *services]:
         answers.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
-    return BoundServer(server, server.add_insecure_port(bind), answers)
+    try:
+        return BoundServer(server, server.add_insecure_port(bind), answers)
+    except RuntimeError as problem:
+        raise ListenError(bind, str(problem)) from problem
 
 
 def open_channel(address: str, token: str) -> grpc.Channel:

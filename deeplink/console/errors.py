@@ -37,22 +37,3 @@ class BindFormatError(DeepLinkError):
     def __init__(self, bind: str, problem: str) -> None:
         super().__init__(f"{bind!r} is no HOST:PORT to listen on: {problem}", remedy="For example 127.0.0.1:8642.")
         self.bind, self.problem = bind, problem
-
-
-class PortBusyError(DeepLinkError):
-    """Something listens there already."""
-
-    def __init__(self, bind: str) -> None:
-        super().__init__(
-            f"{bind} is in use",
-            remedy="Perhaps a console runs there already: open it; or take any free port: --bind 127.0.0.1:0.",
-        )
-        self.bind = bind
-
-
-class BindFailedError(DeepLinkError):
-    """The system refused the address."""
-
-    def __init__(self, bind: str, problem: str) -> None:
-        super().__init__(f"cannot listen on {bind}: {problem}", remedy="Is the address one of this machine's own?")
-        self.bind, self.problem = bind, problem

@@ -115,7 +115,7 @@ def run(collector: Collector, bind: str, access: Access, started: Callable[[str]
         BindFormatError: `bind` is no address.
         BindRefusedError: it is beyond loopback and `access` has no token.
         PortBusyError: it is in use.
-        BindFailedError: the system refused it.
+        ListenError: the system refused it.
     """
     address = parse_address(bind)
     listener = listen(address, token=access.token)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import signal
 import socket
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 from typing_extensions import override
 
-from deeplink.console.errors import BindFailedError, BindFormatError, BindRefusedError, PortBusyError
+from deeplink.console.errors import BindFormatError, BindRefusedError
+from deeplink.listening import refused
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -82,7 +82,7 @@ def listen(address: Address, *, token: str) -> socket.socket:
     Raises:
         BindRefusedError: other machines could reach it and there is no token.
         PortBusyError: something listens there.
-        BindFailedError: the system refused otherwise.
+        ListenError: the system refused otherwise.
     """
     if not address.loopback and not token:
         raise BindRefusedError(f"{address.host}:{address.port}")
@@ -95,10 +95,7 @@ def listen(address: Address, *, token: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as problem:
         listener.close()
-        where = f"{address.host}:{address.port}"
-        if problem.errno == errno.EADDRINUSE:
-            raise PortBusyError(where) from problem
-        raise BindFailedError(where, problem.strerror or str(problem)) from problem
+        raise refused(f"{address.host}:{address.port}", problem) from problem
     return listener
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import grpc
 from typing_extensions import override
 
-from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import JournalError
 from deeplink.scheduler.watch.messages import beat_from_wire
 from deeplink.scheduler.watch.records import RecordError
@@ -22,17 +21,6 @@ if TYPE_CHECKING:
     from deeplink.wire import BoundServer
 
 SERVICE = watch_pb2.DESCRIPTOR.services_by_name["Watch"].full_name
-
-
-class WatchBindError(DeepLinkError):
-    """The address for beats cannot be used."""
-
-    def __init__(self, bind: str, problem: str) -> None:
-        super().__init__(
-            f"cannot listen on {bind}: {problem}",
-            remedy="Another watchdog may listen there; give a free HOST:PORT with --bind.",
-        )
-        self.bind, self.problem = bind, problem
 
 
 class WatchServicer(watch_pb2_grpc.WatchServicer):
@@ -64,14 +52,11 @@ def watch_server(bind: str, token: str, servicer: WatchServicer) -> BoundServer:
     """Return a server bound to `bind`, not yet serving; every call needs the token.
 
     Raises:
-        WatchBindError: the address cannot be bound.
+        ListenError: the address cannot be bound.
     """
 
     def register(server: grpc.Server) -> tuple[str, ...]:
         watch_pb2_grpc.add_WatchServicer_to_server(servicer, server)
         return (SERVICE,)
 
-    try:
-        return bound_server(bind, token, register)
-    except RuntimeError as problem:
-        raise WatchBindError(bind, str(problem)) from problem
+    return bound_server(bind, token, register)

@@ -69,7 +69,7 @@ def watching(
     Raises:
         LeaderError: another watchdog leads with this journal.
         JournalError: the journal cannot be used.
-        WatchBindError: `bind` cannot be listened on.
+        ListenError: `bind` cannot be listened on.
         MetricsBindError: `metrics_bind` cannot.
         CommandMissingError: Slurm's commands are not installed here.
     """

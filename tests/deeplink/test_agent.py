@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from deeplink.agent import Agent, AgentSettings
 from deeplink.cache.packer import pack
 from deeplink.config import Config
-from deeplink.daemon import BindError
+from deeplink.listening import PortBusyError
 from deeplink.metrics import MetricsBindError
 from deeplink.types import NodeName
 from deeplink.v1 import cache_pb2, cache_pb2_grpc, node_pb2, node_pb2_grpc
@@ -237,7 +237,7 @@ def test_what_start_could_not_finish_is_stopped(tmp_path: Path) -> None:
 
     first = Agent(settings("127.0.0.1:0"))
     address = first.start(Path("/unused")).address
-    with pytest.raises(BindError, match=address):
+    with pytest.raises(PortBusyError, match=address):
         Agent(settings(address)).start(Path("/unused"))
     with pytest.raises(MetricsBindError):
         Agent(settings("127.0.0.1:0", address)).start(Path("/unused"))

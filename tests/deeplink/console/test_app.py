@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from deeplink.console import app as apps
 from deeplink.console.collect import Collector
 from deeplink.console.delta import apply
-from deeplink.console.errors import BindFailedError, BindFormatError, BindRefusedError, PortBusyError
+from deeplink.console.errors import BindFormatError, BindRefusedError
 from deeplink.console.guard import Access
 from deeplink.console.serve import listen, parse_address
+from deeplink.listening import ListenError, PortBusyError
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Incident
 
@@ -201,6 +203,10 @@ def test_metrics_name_every_source(
     eventually(lambda: 'deeplink_console_nodes{health="down"} 2.0' in text())
     for source in ("nodes", "jobs", "switches", "journal"):
         assert f'deeplink_console_source_up{{source="{source}"}} 1.0' in text()
+    promtool = subprocess.run(
+        ["promtool", "check", "metrics"], input=text(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (promtool.returncode, promtool.stdout + promtool.stderr) == (0, "")
 
 
 def test_a_busy_port_is_said_with_what_to_do() -> None:
@@ -221,7 +227,7 @@ def test_beyond_loopback_with_a_token() -> None:
 
 
 def test_an_address_of_another_machine_is_refused_by_the_system() -> None:
-    with pytest.raises(BindFailedError):
+    with pytest.raises(ListenError):
         listen(parse_address("203.0.113.1:8642"), token="sesame")  # noqa: S106
 
 

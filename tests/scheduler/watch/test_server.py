@@ -13,12 +13,13 @@ from google.protobuf import text_format
 from prometheus_client import CollectorRegistry
 
 from deeplink.clock import ManualClock
+from deeplink.listening import PortBusyError
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.messages import beat_from_wire, beat_to_wire
 from deeplink.scheduler.watch.records import Beat, Incident, NodeRecord, Outcome, Phase, ProgressPoint
-from deeplink.scheduler.watch.server import SERVICE, WatchBindError, WatchServicer, watch_server
+from deeplink.scheduler.watch.server import SERVICE, WatchServicer, watch_server
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import open_channel
@@ -142,7 +143,7 @@ def test_a_journal_that_fails_leaves_the_beat_unanswered(running: Running) -> No
 
 
 def test_an_address_in_use_is_said_with_its_remedy(running: Running) -> None:
-    with pytest.raises(WatchBindError) as refused:
+    with pytest.raises(PortBusyError) as refused:
         watch_server(
             running.address, TOKEN, WatchServicer(running.journal, running.book, running.clock, running.metrics)
         )

@@ -1,0 +1,68 @@
+"""Why a server cannot listen where it was told to: one answer for every daemon of ours."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from deeplink.errors import DeepLinkError
+
+
+class ListenError(DeepLinkError):
+    """The system does not let a server listen there."""
+
+    def __init__(
+        self,
+        bind: str,
+        problem: str,
+        remedy: str = "Give HOST:PORT with an address of this machine's own; port 0 picks a free one.",
+    ) -> None:
+        super().__init__(f"cannot listen on {bind}: {problem}", remedy=remedy)
+        self.bind, self.problem = bind, problem
+
+
+class PortBusyError(ListenError):
+    """Something listens there already."""
+
+    def __init__(self, bind: str) -> None:
+        super().__init__(
+            bind,
+            "it is in use",
+            "Perhaps the same runs there already: `ss -ltnp` shows it. Or give --bind HOST:PORT; port 0: a free one.",
+        )
+
+
+def refused(bind: str, problem: OSError) -> ListenError:
+    """Return the error for a socket that could not be bound."""
+    if problem.errno == errno.EADDRINUSE:
+        return PortBusyError(bind)
+    return ListenError(bind, problem.strerror or str(problem))
+
+
+def try_to_bind(bind: str) -> None:
+    """Bind a socket to `host:port` and let go of it: gRPC says in a log line of its own why it cannot, and we not.
+
+    Raises:
+        PortBusyError: something listens there.
+        ListenError: no address of a name can be bound.
+    """
+    host, _, port = bind.rpartition(":")
+    failed = None
+    bound = 0
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as problem:
+        raise refused(bind, problem) from problem
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                bound += 1
+        except OSError as problem:
+            failed = problem
+            if problem.errno == errno.EADDRINUSE:
+                break
+    # A name may have an address this machine does not (localhost without IPv6): the others are enough.
+    if failed is not None and (not bound or failed.errno == errno.EADDRINUSE):
+        raise refused(bind, failed) from failed
