@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from deeplink.scheduler.launch.supervise import FORWARDED, Supervisor
 from deeplink.wire import new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from deeplink.config import Config
@@ -59,12 +60,12 @@ def run_job(
         StateFolderError: the job's state folder cannot be made.
     """
     clock = clock or SystemClock()
-    try:
-        backend.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise StateFolderError(backend.folder, str(problem)) from problem
+    _make(backend.folder)
     token = new_token()
+    signals: deque[signal.Signals] = deque(maxlen=64)
     with ExitStack() as stack:
+        # First and last: a signal must not end us alone, neither while agents start nor while they are ended.
+        stack.enter_context(_forwarding(signals))
         chronicle = Chronicle(backend.folder, clock, _couriers(backend, config, clock), as_json=as_json)
         stack.callback(chronicle.close)
         chronicle.event(
@@ -72,9 +73,8 @@ def run_job(
         )
         fleet = Fleet(backend.start_agents(token), token, clock)
         stack.callback(fleet.close)
-        supervisor = Supervisor(backend, fleet, order, chronicle, clock=clock, policy=policy)
+        supervisor = Supervisor(backend, fleet, order, chronicle, signals=signals, clock=clock, policy=policy)
         stack.callback(supervisor.close)
-        stack.enter_context(_forwarding(supervisor.note_signal))
         logs = str(backend.folder / "agents.log")
         if not fleet.gather(
             backend.nodes, order.count, logs=logs, told_to_end=lambda: supervisor.ending is not None
@@ -87,6 +87,13 @@ def run_job(
         return supervisor.run()
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise StateFolderError(folder, str(problem)) from problem
+
+
 def _couriers(backend: Backend, config: Config, clock: Clock) -> list[Courier]:
     couriers = [Courier(to_journal(backend.folder / "journal.sqlite", clock), "journal")]
     deliver = to_watchdog(config)
@@ -96,7 +103,10 @@ def _couriers(backend: Backend, config: Config, clock: Clock) -> list[Courier]:
 
 
 @contextmanager
-def _forwarding(note: Callable[[int, object], None]) -> Iterator[None]:
+def _forwarding(signals: deque[signal.Signals]) -> Iterator[None]:
+    def note(number: int, _frame: object) -> None:
+        signals.append(signal.Signals(number))
+
     before = {number: signal.signal(number, note) for number in FORWARDED}
     try:
         yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, d
 from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Collection
 
     from deeplink.clock import Clock
@@ -45,13 +45,14 @@ class _Running:
 
 
 class Supervisor:
-    """Runs an order on a fleet of agents to its end, in one thread; `note_signal` may be called from anywhere.
+    """Runs an order on a fleet of agents to its end, in one thread.
 
     Args:
         backend: the allocation.
         fleet: its agents, those that came up.
         order: what to run.
         chronicle: who is told.
+        signals: those that are meant for the ranks, put there as they come.
         clock: for every duration.
         policy: the thresholds of verdicts.
     """
@@ -63,6 +64,7 @@ class Supervisor:
         order: Order,
         chronicle: Chronicle,
         *,
+        signals: deque[signal.Signals],
         clock: Clock,
         policy: Policy | None = None,
     ) -> None:
@@ -75,7 +77,7 @@ class Supervisor:
         self._begun = 0
         self._asked = False  # Slurm to start the job again
         self._usable: list[NodeName] = []
-        self._signals: deque[signal.Signals] = deque(maxlen=64)
+        self._signals = signals
         self._ending: signal.Signals | None = None
         self._said = ""
         self._step: RankStep | None = None
@@ -89,10 +91,6 @@ class Supervisor:
     def ending(self) -> signal.Signals | None:
         """The signal that told us to end, if one did before the ranks were started."""
         return next((number for number in self._signals if number in ENDING), self._ending)
-
-    def note_signal(self, number: int, _frame: object = None) -> None:
-        """Take a signal that is meant for the ranks."""
-        self._signals.append(signal.Signals(number))
 
     def run(self) -> int:
         """Return the exit code of the whole run, once it has ended."""

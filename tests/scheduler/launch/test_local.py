@@ -137,6 +137,15 @@ def test_a_signal_is_passed_on_and_the_answer_comes_back(tmp_path: Path) -> None
     assert code == 9, said
 
 
+def test_a_signal_while_the_agents_start_ends_them_too(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2", steps=5000)
+    run.wait_for(lambda: run.events("job-started"))
+    run.process.send_signal(signal.SIGTERM)
+    code, said = run.ended()
+    assert code == 128 + signal.SIGTERM, said
+    assert run.events("ended")[0]["code"] == code
+
+
 def test_too_few_nodes_left_and_nobody_to_ask_is_an_end_with_75(tmp_path: Path) -> None:
     run = Run(tmp_path, "--local", "2", steps=5000)
     run.wait_for(lambda: run.events("first-step"))
