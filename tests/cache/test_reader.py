@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -337,6 +338,54 @@ def test_a_member_that_misbehaves_costs_no_sample(
     assert stats.source_samples == 0
     assert stats.failures > 0
     assert stats.failures == stats.healed
+
+
+def relay(address: str, answer: Callable[[socket.socket, bytes], None]) -> Callable[[socket.socket], None]:
+    """Return an act that lets the member at `address` answer, and hands its bytes on with `answer`."""
+    host, _, port = address.rpartition(":")
+
+    def pump(origin: socket.socket, hand_on: Callable[[bytes], None], target: socket.socket) -> None:
+        with contextlib.suppress(OSError), target:
+            while data := origin.recv(1 << 16):
+                hand_on(data)
+
+    def act(connection: socket.socket) -> None:
+        member = socket.create_connection((host, int(port)), timeout=20)
+        for pumped in ((connection, member.sendall, member), (member, partial(answer, connection), connection)):
+            threading.Thread(target=pump, args=pumped, daemon=True).start()
+
+    return act
+
+
+DEADLINE_MS = 300
+
+
+def late(connection: socket.socket, data: bytes) -> None:
+    threading.Event().wait(2 * DEADLINE_MS / 1000)
+    connection.sendall(data)
+
+
+def dripping(connection: socket.socket, data: bytes) -> None:
+    for byte in data:
+        connection.sendall(bytes([byte]))
+        threading.Event().wait(DEADLINE_MS / 1000 / 20)
+
+
+@pytest.mark.parametrize("answer", [late, dripping], ids=["after the deadline", "piece by piece"])
+def test_a_member_whose_right_answer_comes_too_slowly_costs_no_sample(
+    spread: Config, agents: Agents, files: dict[str, bytes], answer: Callable[[socket.socket, bytes], None]
+) -> None:
+    slow = Misbehaving(relay(agents.members[0].address, answer))
+    members = (Member(agents.members[0].name, slow.address), *agents.members[1:])
+    config = dataclasses.replace(spread, members=format_members(members), read_deadline_ms=DEADLINE_MS)
+    with Reader.open("digits", config=config) as reader:
+        assert read_all(reader) == files
+        assert read_all(reader, seed=1) == files  # what came late is nobody else's answer
+        stats = reader.stats()
+    slow.close()
+    assert stats.peer_samples == 2 * len(files)
+    assert stats.source_samples == 0
+    assert 0 < stats.failures == stats.healed
 
 
 def test_nobody_answers_and_the_source_serves(

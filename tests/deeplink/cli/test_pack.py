@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +20,6 @@ from tests.cache.agents import Agents, small_files, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -189,3 +191,59 @@ def test_members_that_do_not_answer_are_code_1_with_a_remedy(
 
 def test_help_has_examples(deeplink: Deeplink) -> None:
     assert "deeplink pack /data/imagenet imagenet" in deeplink("pack", "--help").out
+
+
+# Packs once, so that all is imported before the interpreter's folder may be out of reach; then as nobody.
+PACK_AS_NOBODY = """
+import os, sys
+from deeplink.cli import main
+def packs(source, name):
+    sys.argv = ["deeplink", "pack", source, name]
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code
+assert packs("readable", "first") == 0
+if os.geteuid() == 0:
+    for folder, _, files in os.walk("."):
+        for path in (folder, *(os.path.join(folder, name) for name in files)):
+            os.chown(path, 65534, 65534)
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+sys.exit(packs("source", "second"))
+"""
+
+
+@pytest.mark.parametrize("closed", ["train/b/closed.bin", "train/closed"])
+def test_what_an_ordinary_user_may_not_read_is_named_and_nothing_published(closed: str) -> None:
+    # Not below tmp_path: root's is closed to everybody else.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        top = Path(folder)
+        write_tree(top / "readable", small_files(3))
+        write_tree(top / "source", small_files(6))
+        refused = top / "source" / closed
+        if refused.suffix:
+            refused.write_bytes(b"secret")
+        else:
+            refused.mkdir()
+            (refused / "1.bin").write_bytes(b"secret")
+        refused.chmod(0)
+        settings = {"CATALOG": "catalog", "STORE": "store", "STATE": "state"}
+        env = {f"DEEPLINK_{name}": str(top / part) for name, part in settings.items()}
+        env |= {"DEEPLINK_CONFIG": "/dev/null", "DEEPLINK_NODE": "here", "PATH": os.environ["PATH"]}
+        done = subprocess.run(
+            [sys.executable, "-c", PACK_AS_NOBODY],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            cwd=top,
+            env=env,
+        )
+        refused.chmod(0o700)
+        assert done.returncode == 1, done.stderr
+        assert closed in done.stderr
+        assert "Permission denied" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert [path.name for path in (top / "catalog").iterdir()] == ["first"]
