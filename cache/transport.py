@@ -115,8 +115,11 @@ class PlainTransport(Transport):
     def start(self, member: Member, request: frames.Request, deadline_s: float) -> Pending:
         numbered = replace(request, id=next(self._numbers))
         size = int(request.extents["length"].sum(dtype="u8"))
-        deadline = self._clock.monotonic() + deadline_s + size / _SLOWEST_BYTES_PER_S
-        return _PlainPending(self, member, numbered, deadline)
+        return _PlainPending(self, member, numbered, deadline_s + size / _SLOWEST_BYTES_PER_S)
+
+    def deadline(self, allowance_s: float) -> float:
+        """Return the moment so many seconds from now."""
+        return self._clock.monotonic() + allowance_s
 
     def connection(self, member: Member, *, fresh: bool) -> PlainConnection:
         """Return a connection for one call, an idle one unless it is to be fresh.
@@ -152,9 +155,10 @@ class PlainTransport(Transport):
 
 class _PlainPending(Pending):
     def __init__(
-        self, transport: PlainTransport, member: Member, request: frames.Request, deadline: float
+        self, transport: PlainTransport, member: Member, request: frames.Request, allowance_s: float
     ) -> None:
-        self._transport, self._member, self._request, self._deadline = transport, member, request, deadline
+        self._transport, self._member, self._request = transport, member, request
+        self._allowance_s = allowance_s
         self._message = frames.encode_request(request)
         self._problem: MemberError | None = None
         self._connection: PlainConnection | None = None
@@ -167,7 +171,7 @@ class _PlainPending(Pending):
         connection = self._transport.connection(self._member, fresh=fresh)
         try:
             with member_errors(self._member):
-                connection.send(READ_METHOD, self._message, self._deadline)
+                connection.send(READ_METHOD, self._message, self._transport.deadline(self._allowance_s))
         except MemberError as problem:
             connection.close()
             if not connection.is_used or not isinstance(problem, MemberSilentError):
@@ -180,6 +184,8 @@ class _PlainPending(Pending):
         connection = self._connection
         if connection is None:
             raise self._problem or MemberError(self._member.name, "no connection")
+        # Another member may have been waited for until now, in vain: that is not this one's silence.
+        connection.postpone(self._transport.deadline(self._allowance_s))
         try:
             items = self._taken(connection)
         except MemberSilentError:

@@ -136,6 +136,14 @@ class PlainConnection:
         if self._link.is_established and self._send_window >= self._cost:
             self._flush()
 
+    def postpone(self, deadline: float) -> None:
+        """Let the call begun by `send` go on until `deadline`, if it can go on at all at this moment.
+
+        For who waited for another server meanwhile: what has come from this one in time is not late.
+        """
+        if deadline > self._link.deadline and self._link.is_ready(to_send=bool(self._unsent)):
+            self._link.deadline = deadline
+
     def _flush(self) -> None:
         try:
             if not self._link.is_established:

@@ -77,6 +77,12 @@ class Link:
             else:
                 raise OSError(code, os.strerror(code))
 
+    def is_ready(self, *, to_send: bool) -> bool:
+        """Tell whether the connection now stands (to send), or bytes have come, or the end of it."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT if to_send else select.POLLIN)
+        return bool(poll.poll(0))
+
     def _left_s(self) -> float:
         left = self.deadline - self._clock.monotonic()
         if left <= 0:
