@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.topology.graph import natural
+from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 class TooFewNodesError(DeepLinkError):
     """More nodes are wanted than there are."""
 
+    exit_code = 2
+
     def __init__(self, wanted: int, there: int) -> None:
         super().__init__(
-            f"{wanted} nodes are to run ranks, {there} can",
-            remedy="Ask Slurm for more nodes (-N), or run on fewer (--nnodes, --spares).",
+            f"{counted(wanted, 'node')} wanted for ranks and spares; the job has {there}",
+            remedy="Ask Slurm for more nodes (-N; --local without Slurm), or want fewer (--nnodes, --spares).",
         )
         self.wanted, self.there = wanted, there
 

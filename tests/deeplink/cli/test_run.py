@@ -76,8 +76,9 @@ def test_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--spares", "2"], ["--nnodes", "3"], ["--nnodes", "2", "--spares", "1"]])
 def test_more_nodes_than_there_are(words: list[str]) -> None:
-    with pytest.raises(TooFewNodesError):
+    with pytest.raises(TooFewNodesError) as caught:
         plan("--local", "2", *words, "--", "true")
+    assert caught.value.exit_code == 2
 
 
 def test_outside_of_a_job_the_remedies_are_named() -> None:
