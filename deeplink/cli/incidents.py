@@ -28,9 +28,13 @@ Examples:
 class IncidentUnknownError(DeepLinkError):
     """No incident of this number or id is on record."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        super().__init__(f"no incident {name!r} in {path}", remedy="`deeplink incidents` lists them.")
-        self.name, self.path = name, path
+    def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
+        where = str(paths[0])
+        if len(paths) > 1:
+            # One folder per job, all in one.
+            where = f"the journals of {len(paths)} jobs below {paths[0].parents[1]}"
+        super().__init__(f"no incident {name!r} in {where}", remedy="`deeplink incidents` lists them.")
+        self.name, self.paths = name, paths
 
 
 @click.command("incidents", epilog=_EPILOG)
@@ -102,7 +106,7 @@ class _Readable:
                 incident = journal.incident(number if number.isdigit() else name)
                 if incident is not None and not (self.per_job and name.isdigit()):
                     return incident, journal.actions(incident=incident.id)
-        raise IncidentUnknownError(name, self.paths[0])
+        raise IncidentUnknownError(name, self.paths)
 
     def newest(self, *, job: int | None, only_open: bool, limit: int) -> list[Incident]:
         from deeplink.scheduler.watch.journal import Journal

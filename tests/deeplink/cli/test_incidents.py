@@ -85,6 +85,16 @@ def test_an_unknown_one_is_an_error(state: Path) -> None:
     assert "deeplink incidents" in done.exception.remedy
 
 
+def test_an_unknown_one_is_in_none_of_the_jobs_journals(tmp_path: Path) -> None:
+    for job in ("17", "18"):
+        (tmp_path / "jobs" / job).mkdir(parents=True)
+        with Journal(tmp_path / "jobs" / job / "journal.sqlite") as journal:
+            journal.record_incident(ENDED)
+    problem = told(tmp_path, "19.1").exception
+    assert isinstance(problem, IncidentUnknownError)
+    assert f"the journals of 2 jobs below {tmp_path / 'jobs'}" in str(problem)
+
+
 def test_without_a_journal_the_remedy_is_named(tmp_path: Path) -> None:
     done = told(tmp_path)
     assert isinstance(done.exception, JournalMissingError)
