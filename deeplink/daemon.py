@@ -52,6 +52,19 @@ class MemberNameError(DeepLinkError):
         self.name = name
 
 
+class TokenFolderError(DeepLinkError):
+    """A token file is not there and cannot be made."""
+
+    exit_code = 2
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"token file {path} is not there and cannot be made: {problem}",
+            remedy="Make its folder first, or name a file in a folder that you may write to.",
+        )
+        self.path, self.problem = path, problem
+
+
 class BindError(DeepLinkError):
     """A daemon cannot listen where it was told to."""
 
@@ -120,17 +133,26 @@ def runtime_folder(node: str, env: Mapping[str, str] | None = None) -> Iterator[
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def standing_token(path: Path) -> str:
-    """Return the token in `path`, which is made with a new token when it is not there.
+def standing_token(given: Path | None, default: Path) -> tuple[str, Path]:
+    """Return the token of a daemon, and where it lies; the file is made with a new token when it is not there.
+
+    Args:
+        given: the file that was asked for, in a folder that must be there: a misspelt one is not made.
+        default: the file where none was asked for; its folder is made too.
 
     Raises:
         TokenFileError: the file cannot be used.
-        OSError: it cannot be made.
+        TokenFolderError: it cannot be made.
     """
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_token(path, new_token())
-    return read_token(path)
+    path = (given or default).absolute()
+    try:
+        if not path.exists():
+            if given is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            write_token(path, new_token())
+    except OSError as problem:
+        raise TokenFolderError(path, problem.strerror or str(problem)) from problem
+    return read_token(path), path
 
 
 def read_token_line(descriptor: int, clock: Clock | None = None) -> str:

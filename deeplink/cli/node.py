@@ -103,8 +103,7 @@ def _standing_token(bind: str, token_file: Path | None, state: Path) -> tuple[st
             "others can reach it, and there is no token file",
             "Give --token-file FILE (it is made when absent), and the same token to every client.",
         )
-    path = (token_file or state / "agent.token").absolute()
-    return standing_token(path), path
+    return standing_token(token_file, state / "agent.token")
 
 
 def _end_on_signals() -> None:

@@ -109,7 +109,7 @@ def _token(bind: str, path: Path | None, state: Path) -> str:
 
     if path is None and not is_loopback(split_bind(bind)[0]):
         raise click.UsageError(f"others can reach {bind}: give --token-file FILE, and the same token to every job")
-    return standing_token((path or state / "watch.token").absolute())
+    return standing_token(path, state / "watch.token")[0]
 
 
 def _speaker(*, as_json: bool) -> Callable[[str], None]:

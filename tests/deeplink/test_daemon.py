@@ -13,6 +13,7 @@ from deeplink import daemon
 from deeplink.daemon import (
     BindError,
     MemberNameError,
+    TokenFolderError,
     TokenInputError,
     is_loopback,
     member_name,
@@ -91,12 +92,21 @@ def test_a_token_that_never_comes_is_not_waited_for_without_end(monkeypatch: pyt
 
 def test_a_standing_token_is_made_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "made" / "token"
-    token = standing_token(path)
+    token = standing_token(None, path)
+    assert token[1] == path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert standing_token(path) == token
+    assert standing_token(path, tmp_path) == token
     path.chmod(0o644)
     with pytest.raises(TokenFileError):
-        standing_token(path)
+        standing_token(path, tmp_path)
+
+
+def test_a_token_file_that_was_asked_for_is_made_and_its_folder_is_not(tmp_path: Path) -> None:
+    assert standing_token(tmp_path / "token", tmp_path)[1].is_file()
+    with pytest.raises(TokenFolderError, match="No such file") as caught:
+        standing_token(tmp_path / "misspelt" / "token", tmp_path)
+    assert "folder" in caught.value.remedy
+    assert not (tmp_path / "misspelt").exists()
 
 
 def test_the_runtime_folder_is_private_and_gone_at_the_end(tmp_path: Path) -> None:
