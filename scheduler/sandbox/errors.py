@@ -96,6 +96,19 @@ class UnknownPartError(SandboxError):
         self.part, self.known = part, tuple(known)
 
 
+class NotMachineError(SandboxError):
+    """A switch has no processes to end; only its cable can fail."""
+
+    exit_code = 2
+
+    def __init__(self, switch: str, machines: Sequence[str]) -> None:
+        super().__init__(
+            f"{switch} is a switch, not a machine: it cannot crash or boot",
+            remedy=f"`deeplink sandbox cut {switch}` cuts it off. Machines: {' '.join(machines)}.",
+        )
+        self.switch, self.machines = switch, tuple(machines)
+
+
 class NotRunningError(SandboxError):
     """The machine is powered off: it crashed and was not booted."""
 

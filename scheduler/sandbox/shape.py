@@ -8,7 +8,7 @@ from typing import Self
 
 from typing_extensions import override
 
-from deeplink.scheduler.sandbox.errors import ShapeError, UnknownPartError
+from deeplink.scheduler.sandbox.errors import NotMachineError, ShapeError, UnknownPartError
 from deeplink.types import NodeName
 
 CTL = NodeName("ctl")
@@ -170,8 +170,11 @@ class Shape:
 
         Raises:
             UnknownPartError: no such machine.
+            NotMachineError: it is a switch.
         """
         if name not in self.machines:
+            if any(switch.name == name and switch.up for switch in self.switches):
+                raise NotMachineError(name, self.machines)
             raise UnknownPartError(name, self.machines)
         return NodeName(name)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.sandbox.errors import ShapeError, UnknownPartError
+from deeplink.scheduler.sandbox.errors import NotMachineError, ShapeError, UnknownPartError
 from deeplink.scheduler.sandbox.shape import CTL, MOST_NODES, Shape
 
 
@@ -81,6 +81,9 @@ def test_an_unknown_machine_or_switch_is_refused_with_those_there_are() -> None:
         with pytest.raises(UnknownPartError) as refused:
             asked("n7")
         assert "n1" in refused.value.remedy
+    with pytest.raises(NotMachineError) as a_switch:
+        shape.machine("leaf0")
+    assert "sandbox cut leaf0" in a_switch.value.remedy
     with pytest.raises(UnknownPartError):
         shape.node(CTL)
     assert shape.machine(CTL) == CTL
