@@ -28,7 +28,7 @@ class PortBusyError(ListenError):
         super().__init__(
             bind,
             "it is in use",
-            "Perhaps the same runs there already: `ss -ltnp` shows it. Or give --bind HOST:PORT; port 0: a free one.",
+            "Perhaps the same runs there already: `ss -ltnp` shows it. Or give --bind HOST:PORT; port 0 is any.",
         )
 
 
