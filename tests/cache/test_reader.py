@@ -357,7 +357,7 @@ def relay(address: str, answer: Callable[[socket.socket, bytes], None]) -> Calla
     return act
 
 
-DEADLINE_MS = 300
+DEADLINE_MS = 1000
 
 
 def late(connection: socket.socket, data: bytes) -> None:
