@@ -156,6 +156,9 @@ class SlurmBackend(Backend):
             # A requeue while an allocated node is unreachable and not down restarts the job without its GPUs.
             if not all(row.down for row in self.slurm.nodes(nodes)):
                 return False
+            # Cut off for a while, we may be what is left of an older run: the job has been started again already.
+            if self.slurm.job(self.job).restarts != self.restart:
+                return False
             self.slurm.requeue(self.job)
         except DeepLinkError as problem:
             log.warning("asking Slurm about %s: %s", ", ".join(nodes), problem)

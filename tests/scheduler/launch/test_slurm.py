@@ -1,0 +1,52 @@
+"""What a launcher asks of Slurm about its own job; with the real Slurm: tests/cluster/test_run.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.launch.slurm import SlurmBackend
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.types import NodeName
+
+LOST = NodeName("n1")
+
+
+@dataclass
+class Cluster:
+    """Job 17 and node n1, as Slurm's commands tell of them."""
+
+    node_state: str = "DOWN+NOT_RESPONDING"
+    restarts: int = 0
+    requeued: list[str] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        if argv[0] == "squeue":
+            (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
+            row = ("17", "17", "RUNNING", "None", str(self.restarts), "1", "ada", "n[0-1]", "n0", "resnet")
+            return "".join(word + separator for word in row)
+        if argv[1] == "show":
+            return f"NodeName=n1 State={self.node_state}"
+        self.requeued.append(argv[2])
+        return ""
+
+
+def backend(cluster: Cluster, restart: int = 0) -> SlurmBackend:
+    nodes = (NodeName("n0"), LOST)
+    return SlurmBackend(17, restart, "ada", "resnet", nodes, {}, Path("/state/17"), slurm=Slurm(cluster))
+
+
+def test_a_job_whose_lost_node_is_down_is_requeued() -> None:
+    cluster = Cluster(restarts=2)
+    assert backend(cluster, restart=2).requeue_if_down([LOST])
+    assert cluster.requeued == ["17"]
+
+
+@pytest.mark.parametrize("cluster", [Cluster(node_state="MIXED+NOT_RESPONDING"), Cluster(restarts=1)])
+def test_never_while_a_node_is_only_unreachable_nor_by_an_older_run(cluster: Cluster) -> None:
+    assert not backend(cluster).requeue_if_down([LOST])
+    assert cluster.requeued == []
