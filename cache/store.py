@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError, StoreError, StoreFullError
-from deeplink.publish import DRAFT_PREFIX, published_file, write_text
+from deeplink.publish import DRAFT_PREFIX, fsync_path, published_file, write_text
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Store:
     """The shards in one folder."""
 
     def __init__(self, root: Path, *, make: bool = True) -> None:
-        """Use `root`, which is made when it is not there unless told otherwise.
+        """Use `root`, which is made when it is not there, for this user alone, unless told otherwise.
 
         Raises:
             StoreError: the folder cannot be made.
@@ -61,7 +61,8 @@ class Store:
         if not make:
             return
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            # The files may be copies of some that others must not read.
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as problem:
             raise StoreError(root, problem.strerror or str(problem)) from problem
 
@@ -195,6 +196,7 @@ class Store:
         try:
             identity = _identity(draft.stat())
             draft.rename(self.path(shard))
+            fsync_path(self.root)
         except OSError as problem:
             raise StoreError(self.root, problem.strerror or str(problem)) from problem
         self._write_mark(shard, identity)

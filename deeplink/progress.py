@@ -135,10 +135,16 @@ class Reporter:
                 self._take(channel.call(_METHOD, self._message(said), self.clock.monotonic() + CALL_TIMEOUT_S))
                 pause = SEND_EVERY_S
             except (PlainCallError, OSError, UnicodeError) as problem:
+                stale = channel is not None and channel.is_used
                 if channel is not None:
                     channel.close()
-                channel, pause = None, RETRY_AFTER_S
-                self._complain(problem)
+                channel = None
+                if stale:  # the agent may have been started anew since: this report is worth another connection
+                    pause = 0.0
+                    self._put_back(said)
+                else:
+                    pause = RETRY_AFTER_S
+                    self._complain(problem)
             self._rest(pause)
         if channel is not None:
             channel.close()
@@ -151,6 +157,10 @@ class Reporter:
             said, self._waiting = self._waiting, None
             self._sending = said is not None
             return said
+
+    def _put_back(self, said: _Said) -> None:
+        with self._changed:
+            self._waiting = self._waiting or said
 
     def _rest(self, pause_s: float) -> None:
         with self._changed:

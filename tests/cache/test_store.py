@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -27,6 +28,14 @@ def sealed(tmp_path: Path) -> SealedShard:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
+
+
+def test_a_store_is_its_users_alone_unless_it_was_there(tmp_path: Path) -> None:
+    assert stat.S_IMODE(Store(tmp_path / "disk" / "store").root.stat().st_mode) == 0o700
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    assert stat.S_IMODE(Store(shared).root.stat().st_mode) == 0o755
 
 
 def chunks(path: Path) -> Iterator[bytes]:

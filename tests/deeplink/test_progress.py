@@ -141,6 +141,20 @@ def test_reports_go_on_when_the_agent_comes_back(
     assert reporter.flush(5.0)
 
 
+def test_a_report_is_not_lost_to_an_agent_that_was_started_anew(
+    agent: Agent, to: Destination, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(to)
+    reporter.tell(1, {})
+    eventually(lambda: agent.steps() == [1])
+    agent.stop()
+    agent.start()
+    reporter.tell(2, {})
+    assert reporter.flush(10.0)
+    assert agent.steps() == [2]
+    assert not caplog.records
+
+
 def test_a_metric_that_is_no_number_is_left_out_and_said_once(
     agent: Agent, to: Destination, caplog: pytest.LogCaptureFixture
 ) -> None:
