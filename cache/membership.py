@@ -51,5 +51,8 @@ def members_token(config: Config, members: Sequence[Member]) -> str:
     if not members:
         return ""
     if config.token_file is None:
-        raise ConfigError("configuration", "token_file", "members are configured, and no file with their token")
+        problem = "members are configured, and no file with their token"
+        raise ConfigError(
+            "configuration", "token_file", problem, "Let DEEPLINK_TOKEN_FILE name the agents' token."
+        )
     return read_token(config.token_file)

@@ -8,6 +8,7 @@ DEEPLINK_STORE. Paths may hold `~` and environment variables. An unknown key is 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import tomllib
 from dataclasses import dataclass
@@ -17,10 +18,16 @@ from typing import TYPE_CHECKING, Any
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 SITE_FILE = Path("/etc/deeplink/config.toml")
 USER_FILE = Path("~/.config/deeplink/config.toml")
+
+WHOLE = "(file)"
+"""Stands for a key where the file itself is at fault."""
+# Not settings: what a job hands on to its ranks, and what other modules read on their own.
+_OTHERS = frozenset({"agent", "attempt", "launch", "shim", "sandbox_root", "sandbox_folder"})
+_CLOSE = 0.8  # of difflib; "stoer" is so close to "store"
 
 
 class ConfigError(DeepLinkError):
@@ -28,8 +35,10 @@ class ConfigError(DeepLinkError):
 
     exit_code = 2
 
-    def __init__(self, origin: str, key: str, problem: str) -> None:
-        super().__init__(f"{origin}: {key}: {problem}", remedy="docs/configuration.md lists every key.")
+    def __init__(
+        self, origin: str, key: str, problem: str, remedy: str = "Correct it, or leave it out for the default."
+    ) -> None:
+        super().__init__(f"{origin}: {problem}" if key == WHOLE else f"{origin}: {key}: {problem}", remedy=remedy)
         self.origin, self.key, self.problem = origin, key, problem
 
 
@@ -90,6 +99,40 @@ def _converted(origin: str, key: str, kind: str, value: Any) -> Any:
     return value
 
 
+def _file_values(path: Path, *, named: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        remedy = (
+            "Make it, or unset DEEPLINK_CONFIG, which names it." if named else "Make it readable, or remove it."
+        )
+        raise ConfigError(str(path), WHOLE, problem.strerror or str(problem), remedy) from problem
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        remedy = 'It holds lines such as: store = "/local/deeplink".'
+        raise ConfigError(str(path), WHOLE, f"not TOML: {problem}", remedy) from problem
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, known, 1)
+    return f"Is {close[0]} meant?" if close else f"There are {', '.join(known)}."
+
+
+def misspelt(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that look like settings but are none, each with the one that is probably meant.
+
+    >>> misspelt({"DEEPLINK_STOER": "/ssd", "DEEPLINK_STORE": "/ssd", "DEEPLINK_ATTEMPT": "1.0.0", "HOME": "/"})
+    {'DEEPLINK_STOER': 'DEEPLINK_STORE'}
+    """
+    settings = {field.name for field in dataclasses.fields(Config)} | {"config", "spares"}
+    found = {}
+    for name in env:
+        key = name.removeprefix("DEEPLINK_").lower()
+        if name.startswith("DEEPLINK_") and key not in settings | _OTHERS:
+            close = difflib.get_close_matches(key, sorted(settings), 1, _CLOSE)
+            found |= {name: f"DEEPLINK_{close[0].upper()}"} if close else {}
+    return found
+
+
 def load_config(env: Mapping[str, str] | None = None) -> Config:
     """Return the configuration that holds for this process.
 
@@ -106,13 +149,9 @@ def load_config(env: Mapping[str, str] | None = None) -> Config:
     for path in [Path(named)] if named else [SITE_FILE, USER_FILE.expanduser()]:
         if not named and not path.exists():
             continue
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-            raise ConfigError(str(path), "(file)", str(problem)) from problem
-        for key, value in values.items():
+        for key, value in _file_values(path, named=bool(named)).items():
             if key not in kinds:
-                raise ConfigError(str(path), key, "unknown key")
+                raise ConfigError(str(path), key, "unknown key", _nearest(key, kinds))
             settings[key] = _converted(str(path), key, kinds[key], value)
     for key, kind in kinds.items():
         name = f"DEEPLINK_{key.upper()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 
 import click
@@ -26,6 +27,23 @@ VERBS = {
     "sandbox": "A real multi-host Slurm cluster on this machine.",
     "demo": "Pack, train, lose a node, recover: the whole story on this machine.",
 }
+
+
+_EPILOG = """
+`deeplink VERB --help` shows a verb's options and examples.
+Completion: eval "$(_DEEPLINK_COMPLETE=bash_source deeplink)".
+
+\b
+Exit codes:
+  0    done
+  1    failed
+  2    wrong usage or configuration
+  75   stranded: nodes were lost and nobody could help
+  77   fenced: a newer attempt runs in this one's place
+  127  a program is missing
+  130  interrupted
+Besides, `deeplink run` has the first failed rank's and `deeplink sbatch` has sbatch's own.
+"""
 
 
 class _LazyGroup(click.Group):
@@ -53,19 +71,33 @@ class _LazyGroup(click.Group):
 @click.group(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 115},
-    epilog="`deeplink VERB --help` shows a verb's options and examples. "
-    'Completion: eval "$(_DEEPLINK_COMPLETE=bash_source deeplink)".',
+    epilog=_EPILOG,
 )
 @click.version_option(deeplink.__version__, prog_name="deeplink")
 @click.option("-v", "--verbose", count=True, help="Say more (-v: what is done, -vv: every detail).")
 def cli(verbose: int) -> None:
     """DeepLink makes a Slurm cluster good at deep learning."""
+    _warn_of_misspelt()
     level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbose, 2)]
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
+def _warn_of_misspelt() -> None:
+    if not any(name.startswith("DEEPLINK_") for name in os.environ):
+        return  # `deeplink sbatch` does not pay for what there is no need of
+    from deeplink.config import misspelt
+
+    for name, meant in misspelt(os.environ).items():
+        click.echo(f"deeplink: {name} is set and means nothing; is {meant} meant?", err=True)
+
+
 def main() -> None:
-    """Run the command and exit: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
+    """Run the command and exit.
+
+    0 done, 1 failed, 2 wrong usage or configuration, 75 stranded (nodes were lost and nobody could help),
+    77 fenced (a newer attempt runs in this one's place), 127 a program is missing, 130 interrupted. `deeplink run`
+    has the first failed rank's code besides, and `deeplink sbatch` sbatch's own.
+    """
     try:
         code = cli.main(prog_name="deeplink", standalone_mode=False)
     except click.ClickException as problem:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
-from deeplink.config import Config, ConfigError, load_config
+from deeplink.config import Config, ConfigError, load_config, misspelt
 
 
 def test_defaults_hold_without_files_and_variables(tmp_path: Path) -> None:
@@ -54,8 +55,34 @@ def test_a_bad_setting_is_refused_by_file_and_key(tmp_path: Path, text: str, key
 
 
 def test_a_named_file_that_is_absent_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="absent"):
-        load_config({"DEEPLINK_CONFIG": str(tmp_path / "absent.toml")})
+    absent = str(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError) as caught:
+        load_config({"DEEPLINK_CONFIG": absent})
+    assert str(caught.value) == f"{absent}: No such file or directory"
+    assert "unset DEEPLINK_CONFIG" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("key", "remedy"), [("stoer", "Is store meant?"), ("xyz", "There are catalog, store, ")])
+def test_the_key_that_is_meant_is_named(tmp_path: Path, key: str, remedy: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"{key} = 1")
+    with pytest.raises(ConfigError) as caught:
+        load_config({"DEEPLINK_CONFIG": str(file)})
+    assert caught.value.remedy.startswith(remedy)
+
+
+def test_variables_that_jobs_and_commands_have_are_not_taken_for_misspelt() -> None:
+    root = Path(__file__).parents[2]
+    code = "".join(
+        path.read_text() for part in ("deeplink", "scheduler", "cache") for path in (root / part).rglob("*.py")
+    )
+    used = set(re.findall(r"\bDEEPLINK_[A-Z]+(?:_[A-Z]+)*\b", code)) - {"DEEPLINK_STOER"}
+    assert {"DEEPLINK_ATTEMPT", "DEEPLINK_SHIM", "DEEPLINK_STORE"} <= used
+    assert misspelt(dict.fromkeys(used, "")) == {}
+    assert misspelt({"DEEPLINK_TOKENFILE": "", "DEEPLINK_SPARE": "", "DEEPLINK_HOMEPAGE": "", "STORES": ""}) == {
+        "DEEPLINK_TOKENFILE": "DEEPLINK_TOKEN_FILE",
+        "DEEPLINK_SPARE": "DEEPLINK_SPARES",
+    }
 
 
 def test_a_bad_variable_is_refused_by_name(tmp_path: Path) -> None:

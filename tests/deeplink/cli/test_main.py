@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import click
 import pytest
@@ -78,6 +80,19 @@ def test_our_errors_are_one_line_and_a_remedy(
         deeplink.cli.main()
     assert ended.value.code == 9
     assert capsys.readouterr().err == "deeplink: the SSD is full\n  Make room.\n"
+
+
+def test_a_misspelt_setting_is_pointed_out_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DEEPLINK_STOER", "/ssd")
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path))
+    done = CliRunner().invoke(cli, ["run", "--dry-run", "--local", "1", "--", "true"])
+    assert done.exit_code == 0
+    assert done.stderr == "deeplink: DEEPLINK_STOER is set and means nothing; is DEEPLINK_STORE meant?\n"
+
+
+def test_help_lists_the_exit_codes() -> None:
+    said = CliRunner().invoke(cli, ["--help"]).output.split("Exit codes:")[1]
+    assert set(re.findall(r"\b\d+\b", said)) == {"0", "1", "2", "75", "77", "127", "130"}
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
