@@ -13,13 +13,15 @@ import pytest
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_the_story_ends_well_on_a_real_slurm(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "said"), [("auto", "slurm"), ("loopback", "slurm-loopback")])
+def test_the_story_ends_well_on_a_real_slurm(tmp_path: Path, backend: str, said: str) -> None:
     facts = tmp_path / "demo.json"
     argv = [sys.executable, "-m", "deeplink", "demo", "--name", f"demo-{os.getpid()}", "--facts", str(facts)]
+    argv += ["--backend", backend]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(facts.read_text())
-    assert found["backend"] == "slurm"
+    assert found["backend"] == said
     assert found["digest_equal"]
     assert found["attempts"] == 2
     assert (found["ring_crossings"], found["ring_crossings_stock"]) == (2, 4)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from deeplink.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ansible").rglob("*.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "ansible").rglob("*.md"),
+        *(ROOT / "benchmarks").rglob("*.md"),
+    ]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
@@ -21,6 +29,58 @@ VERB = re.compile(r"(?:^|[`;&|(]|\$ |-N\d+ |-- )\s*deeplink ([a-z][a-z-]*)", re.
 
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def command_of(words: list[str]) -> tuple[click.Command | None, list[str]]:
+    """Return the command that `words`, behind `deeplink`, begin with, and the words behind its name."""
+    if not words or words[0] not in VERBS:
+        return None, []
+    command = importlib.import_module(f"deeplink.cli.{words[0]}").command
+    if isinstance(command, click.Group) and words[1:] and words[1] in command.commands:
+        return command.commands[words[1]], words[2:]
+    assert isinstance(command, click.Command)
+    return command, words[1:]
+
+
+def options_of(command: click.Command) -> dict[str, bool]:
+    """Return the long options of a command, and whether a value follows."""
+    found = {"--help": False}
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            names = [*parameter.opts, *parameter.secondary_opts]
+            found |= dict.fromkeys(names, not (parameter.is_flag or parameter.count))
+    # `sbatch` takes sbatch's options too, so click does not know ours: they are in its help.
+    return found | dict.fromkeys(re.findall(r"--deeplink-[a-z-]+", command.epilog or ""), False)
+
+
+def unknown_of_one(words: list[str]) -> list[str]:
+    """Return the options among `words`, behind `deeplink`, that the command has not."""
+    command, rest = command_of(words)
+    if command is None:
+        return []
+    options, unknown = options_of(command), []
+    left = iter(rest)
+    for word in left:
+        if word in {"--", "|", ";", "&&", "||"}:
+            break
+        if word.startswith("--"):
+            option, value, _ = word.partition("=")
+            if options.get(option) and not value:
+                next(left, None)
+            if option not in options and (command.name != "sbatch" or option.startswith("--deeplink-")):
+                unknown.append(f"{command.name} {option}")
+        elif not command.context_settings.get("allow_interspersed_args", True):
+            break  # the rest is another program's
+    return unknown
+
+
+def unknown_options(code: str) -> list[str]:
+    """Return `verb --option` of each option in `code` that its verb has not."""
+    unknown = []
+    for line in code.replace("\\\n", " ").splitlines():
+        for part in re.split(r"(?<![\w/.-])deeplink(?=\s)", line.partition(" #")[0])[1:]:
+            unknown += unknown_of_one([word for word in re.split(r"[\s'\"`()\[\]]+", part) if word])
+    return unknown
 
 
 def anchor(heading: str) -> str:
@@ -47,6 +107,10 @@ class TestDocument:
         assert set(MAKE.findall(code)) <= targets()
         assert set(VERB.findall(code)) <= set(VERBS)
 
+    def test_every_option_of_a_verb_exists(self, document: Path) -> None:
+        code = "\n".join(CODE.findall(document.read_text()))
+        assert not unknown_options(code)
+
     def test_it_leaves_nothing_open(self, document: Path) -> None:
         assert not re.search(r"\b(TODO|FIXME|TBD|XXX)\b", document.read_text())
 
@@ -56,6 +120,24 @@ def test_the_patterns_find_what_they_look_for() -> None:
     code = "\n".join(CODE.findall(text))
     assert MAKE.findall(code) == ["demo", "test"]
     assert VERB.findall(code) == ["pack", "run"]
+
+
+@pytest.mark.parametrize(
+    ("line", "unknown"),
+    [
+        ("deeplink sandbox up --name x --nodes 4 --frob", ["up --frob"]),
+        ("deeplink sandbox exec --name x ctl squeue --states=all", []),
+        ("deeplink sandbox exec --nme x ctl squeue", ["exec --nme"]),
+        ("deeplink sandbox exec ctl salloc --exclusive deeplink pack a b --jsn", ["pack --jsn"]),
+        ("deeplink run [--spare N] -- python train.py --epochs 3", ["run --spare"]),
+        ("deeplink sbatch --requeue --deeplink-spares 1 --wrap \\\n 'deeplink run --foo -- x --y'", ["run --foo"]),
+        ("deeplink sbatch --deeplink-spare 1 x.sh", ["sbatch --deeplink-spare"]),
+        ("deeplink watch --act   # not --this", []),
+        ("deeplink console --json | jq --tab .", []),
+    ],
+)
+def test_an_option_that_a_verb_has_not_is_found(line: str, unknown: list[str]) -> None:
+    assert unknown_options(line) == unknown
 
 
 def test_every_document_is_linked_from_the_readme_or_from_one_that_is() -> None:
