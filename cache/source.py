@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from deeplink.types import SampleKey
 
+_KINDS = ("s3", "gs", "abfs", "https", "sftp", "ftp", "hdfs", "hf", "zip", "tar")
+_DRIVERS = ("s3fs", "gcsfs", "adlfs", "requests", "aiohttp", "paramiko", "huggingface_hub", "smbprotocol", "ocifs")
+"""Packages of kinds that fsspec has no driver of its own for, as its errors name them."""
 _CHANGE_MARKS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "md5Hash", "crc")
 
 
@@ -199,6 +202,16 @@ class LocalSource(Source):
         return data
 
 
+def _remedy(problem: Exception) -> str:
+    if isinstance(problem, ImportError):
+        missing = [package for package in _DRIVERS if package in str(problem)]
+        install = f"pip install {' '.join(missing)}" if missing else "Install what is missing"
+        return f"{install}, in the environment of this command and of the nodes."
+    if isinstance(problem, ValueError):
+        return f"Name a folder, or a URL of a known kind: {', '.join(f'{kind}://' for kind in _KINDS)} ..."
+    return "Check the address, and what its kind needs on this machine."
+
+
 class RemoteSource(Source):
     """Whatever fsspec can reach."""
 
@@ -213,7 +226,8 @@ class RemoteSource(Source):
         try:
             self._fs, root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError, OSError) as problem:
-            raise SourceError(url, str(problem)) from problem
+            # A driver that looked for a library in forty places names them all, a line each.
+            raise SourceError(url, str(problem).partition("\n")[0], _remedy(problem)) from problem
         self._root = str(root).rstrip("/")
 
     def _entries(self) -> Iterator[tuple[str, dict[str, Any]]]:

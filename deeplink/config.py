@@ -124,7 +124,7 @@ def misspelt(env: Mapping[str, str]) -> dict[str, str]:
     {'DEEPLINK_STOER': 'DEEPLINK_STORE'}
     """
     settings = {field.name for field in dataclasses.fields(Config)} | {"config", "spares"}
-    found = {}
+    found: dict[str, str] = {}
     for name in env:
         key = name.removeprefix("DEEPLINK_").lower()
         if name.startswith("DEEPLINK_") and key not in settings | _OTHERS:

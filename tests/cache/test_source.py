@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,22 @@ def test_a_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(SourceError, match="not a folder"):
         open_source(str(tmp_path / "file")).listing()
+
+
+def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SourceError, match="Protocol not known: s4") as caught:
+        open_source("s4://bucket/tiles")
+    assert "s3://, gs://" in caught.value.remedy
+
+
+@pytest.mark.parametrize("module", ["s3fs", "paramiko"])
+def test_the_package_a_kind_needs_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
+    kind = {"s3fs": "s3", "paramiko": "sftp"}[module]
+    with pytest.raises(SourceError) as caught:
+        open_source(f"{kind}://place/tiles")
+    assert f"pip install {module}," in caught.value.remedy
+    assert "\n" not in str(caught.value)
 
 
 def test_credentials_in_a_url_are_refused_and_not_shown() -> None:
