@@ -107,6 +107,7 @@ def _say_plan(source: str, name: str, config: Config, members: int, *, as_json: 
     import json
 
     from deeplink.cache.packer import plan_pack
+    from deeplink.wording import counted
 
     listing, plan = plan_pack(source, name, config=config, members=members)
     sizes = [shard.payload for shard in plan.shards]
@@ -123,7 +124,8 @@ def _say_plan(source: str, name: str, config: Config, members: int, *, as_json: 
     if as_json:
         click.echo(json.dumps(facts))
         return
-    click.echo(f"would pack {len(listing):,} files, {_size(sum(sizes))}, into {len(sizes)} shards as {name}")
+    files, shards = counted(len(listing), "file"), counted(len(sizes), "shard")
+    click.echo(f"would pack {files}, {_size(sum(sizes))}, into {shards} as {name}")
     click.echo(f"from {listing.keys[0]!r} to {listing.keys[-1]!r}")
     for shard in plan.shards[:10]:
         click.echo(f"  {shard.stop - shard.start:>9,} files  {_size(shard.payload)}")
@@ -135,15 +137,17 @@ def _say_result(result: PackResult, *, as_json: bool) -> None:
     import dataclasses
     import json
 
+    from deeplink.wording import counted
+
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result)))
         return
     if result.unchanged:
         click.echo(f"{result.name}: nothing has changed since version {result.version}")
     else:
-        rate = result.read_files / max(result.seconds, 1e-9)
+        files, rate = counted(result.files, "file"), result.read_files / max(result.seconds, 1e-9)
         click.echo(
-            f"{result.name}: {result.files:,} files, {_size(result.bytes)}, in {result.shards} shards; "
+            f"{result.name}: {files}, {_size(result.bytes)}, in {counted(result.shards, 'shard')}; "
             f"{result.read_files:,} read in {result.seconds:.1f} s ({rate:,.0f} files/s)"
         )
         click.echo(f"version {result.version}")
@@ -154,7 +158,8 @@ def _say_result(result: PackResult, *, as_json: bool) -> None:
     click.echo("shards per node: " + ", ".join(f"{node} {count}" for node, count in sorted(counts.items())))
     if result.short:
         click.echo(
-            f"{result.short} shards have fewer copies than wanted; run the command again to place them", err=True
+            f"fewer copies than wanted of {counted(result.short, 'shard')}; run the command again to place them",
+            err=True,
         )
 
 

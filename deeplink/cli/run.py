@@ -177,7 +177,7 @@ def _print_plan(backend: Backend, order: Order, *, as_json: bool) -> None:
         click.echo(f"{node}: rank {first}" if first == last else f"{node}: ranks {first}-{last}")
     if layout.resting:
         click.echo(f"resting: {', '.join(layout.resting)}")
-    click.echo(f"ring crossings: {layout.crossings} (in Slurm's own order {layout.crossings_stock})")
+    click.echo(layout.ring)
     import shlex
 
     click.echo(shlex.join(argv))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses
 from deeplink.scheduler.topology.order import choose_active, ring_crossings, stock_order
+from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -48,6 +51,18 @@ class Layout:
     launch: Launch
     crossings: int
     crossings_stock: int
+
+    @override
+    def __str__(self) -> str:
+        resting = f"; resting: {', '.join(self.resting)}" if self.resting else ""
+        return f"{counted(self.launch.world_size, 'rank')} on {', '.join(self.active)}{resting}; {self.ring}"
+
+    @property
+    def ring(self) -> str:
+        """How the ring over the ranks lies on the fabric, for people."""
+        if not self.crossings:
+            return "the ring stays on one leaf"
+        return f"the ring crosses leaves {self.crossings} times (in Slurm's own order {self.crossings_stock})"
 
     @property
     def active(self) -> tuple[NodeName, ...]:

@@ -126,11 +126,9 @@ class Supervisor:
             ring_crossings_stock=layout.crossings_stock,
             step_timeout_s=self._order.step_timeout_s,
         )
-        resting = f"; resting: {', '.join(layout.resting)}" if layout.resting else ""
         self._chronicle.event(
             "attempt-started",
-            f"attempt {self._attempt}: {layout.launch.world_size} ranks on {', '.join(layout.active)}{resting}; "
-            f"the ring crosses leaves {layout.crossings} times (in Slurm's own order {layout.crossings_stock})",
+            f"attempt {self._attempt}: {layout}",
             attempt=str(self._attempt),
             nodes=layout.active,
             spares=layout.resting,

@@ -189,6 +189,12 @@ def test_members_that_do_not_answer_are_code_1_with_a_remedy(
     assert "Start the agents" in ended.err
 
 
+def test_one_of_a_thing_is_said_as_one(deeplink: Deeplink, tmp_path: Path) -> None:
+    source = write_tree(tmp_path / "one", {"a": b"a"})
+    assert "would pack 1 file, 1 B, into 1 shard as one" in deeplink("pack", str(source), "one", "--dry-run").out
+    assert "one: 1 file, 1 B, in 1 shard; 1 read" in deeplink("pack", str(source), "one").out
+
+
 def test_help_has_examples(deeplink: Deeplink) -> None:
     assert "deeplink pack /data/imagenet imagenet" in deeplink("pack", "--help").out
 

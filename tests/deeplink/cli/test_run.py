@@ -71,6 +71,7 @@ def test_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
     done = run("--local", "2", "--dry-run", "--", "python", "a b")
     assert "local0: rank 0" in done.stdout
     assert "'a b'" in done.stdout
+    assert "the ring stays on one leaf" in done.stdout
     assert not list(tmp_path.iterdir())
 
 
