@@ -216,6 +216,13 @@ class MemberRefusedError(MemberError):
         super().__init__(member, "it refuses our token", "DEEPLINK_TOKEN_FILE must hold the token of that agent.")
 
 
+class MemberBusyError(MemberError):
+    """A member has as many calls to answer as it takes at once."""
+
+    def __init__(self, member: NodeName) -> None:
+        super().__init__(member, "it is busy", "More replicas spread the reading over more members.")
+
+
 class FrameError(DeepLinkError):
     """A message on the wire is not of the agreed layout."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from deeplink.cache import block, frames, ownership
 from deeplink.cache.breaker import Breaker
-from deeplink.cache.errors import MemberError
+from deeplink.cache.errors import MemberBusyError, MemberError
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -117,6 +117,11 @@ class Fleet:
         for name, part, call in calls:
             try:
                 items = call.result()
+            except MemberBusyError as problem:
+                # It is well: the next copy serves this time, and it is asked again the next.
+                log.info("%s; %d samples are read elsewhere", problem, len(part))
+                _failed(part, str(problem), outcome)
+                continue
             except MemberError as problem:
                 pause = self._breaker.failed(name, self._clock.monotonic())
                 log.warning("%s; skipped for %.0f s, %d samples are read elsewhere", problem, pause, len(part))

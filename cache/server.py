@@ -41,6 +41,8 @@ SERVICE = "deeplink.v1.Cache"
 _BODY_BYTES = 16 << 20
 """A reply's body is closed when it has so many bytes: it bounds the memory a call takes."""
 _MOST_OPEN = 400
+MOST_READS = 80
+"""Read calls at once. The agent has more threads: heartbeats and reports are answered whatever is read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +70,7 @@ class CacheServicer:
         self._lock = threading.Lock()
         self._open: OrderedDict[ShardId, _Served] = OrderedDict()
         self._cold = ColdGauge()
+        self._reading = threading.BoundedSemaphore(MOST_READS)
         self._samples = self._bytes = 0
 
     def register(self, server: grpc.Server) -> list[str]:
@@ -113,15 +116,20 @@ class CacheServicer:
 
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer batches of extents, in order."""
-        for message in requests:
-            try:
-                request = frames.decode_request(message)
-            except FrameError as problem:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
-            for shard in request.doubted:
-                self._doubt(shard)
-            with metrics.CACHE_READ_SECONDS.time():
-                yield from self._answers(request)
+        if not self._reading.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MOST_READS} calls read at this moment")
+        try:
+            for message in requests:
+                try:
+                    request = frames.decode_request(message)
+                except FrameError as problem:
+                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+                for shard in request.doubted:
+                    self._doubt(shard)
+                with metrics.CACHE_READ_SECONDS.time():
+                    yield from self._answers(request)
+        finally:
+            self._reading.release()
 
     def _doubt(self, shard: ShardId) -> None:
         """Have a shard verified anew by whoever looks after the store; until then it is served as before."""

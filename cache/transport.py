@@ -15,8 +15,20 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import override
 
 from deeplink.cache import frames
-from deeplink.cache.errors import FrameError, MemberError, MemberRefusedError, MemberSilentError
-from deeplink.plainrpc import PlainCallError, PlainConnection, PlainRefusedError, PlainSilentError
+from deeplink.cache.errors import (
+    FrameError,
+    MemberBusyError,
+    MemberError,
+    MemberRefusedError,
+    MemberSilentError,
+)
+from deeplink.plainrpc import (
+    PlainBusyError,
+    PlainCallError,
+    PlainConnection,
+    PlainRefusedError,
+    PlainSilentError,
+)
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -38,6 +50,7 @@ def member_errors(member: Member) -> Iterator[None]:
     Raises:
         MemberSilentError: no answer in time, or no connection.
         MemberRefusedError: the token was refused.
+        MemberBusyError: it has too much to do.
         MemberError: it answered something else.
     """
     try:
@@ -46,6 +59,8 @@ def member_errors(member: Member) -> Iterator[None]:
         raise MemberSilentError(member.name, str(problem)) from problem
     except PlainRefusedError as problem:
         raise MemberRefusedError(member.name) from problem
+    except PlainBusyError as problem:
+        raise MemberBusyError(member.name) from problem
     except PlainCallError as problem:
         raise MemberError(member.name, problem.problem, problem.remedy) from problem
 

@@ -16,13 +16,13 @@ import deeplink
 from deeplink import metrics
 from deeplink.address import primary_address
 from deeplink.cache.errors import StoreError
-from deeplink.cache.server import CacheServicer
+from deeplink.cache.server import MOST_READS, CacheServicer
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
 from deeplink.scheduler.watch import node as node_service
 from deeplink.v1 import node_pb2
-from deeplink.wire import BoundServer, bound_server
+from deeplink.wire import WORKERS, BoundServer, bound_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,9 @@ class Agent:
     def start(self, token_file: Path) -> Announcement:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
         host, _ = split_bind(self.settings.bind)
-        self._server = bound_server(self.settings.bind, self.settings.token, self._register)
+        self._server = bound_server(
+            self.settings.bind, self.settings.token, self._register, workers=MOST_READS + WORKERS
+        )
         if self.settings.metrics_bind:
             try:
                 self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from deeplink.plainrpc.connection import LARGEST_REQUEST, TOKEN_HEADER, PlainConnection
 from deeplink.plainrpc.errors import (
+    PlainBusyError,
     PlainCallError,
     PlainFormatError,
     PlainRefusedError,
@@ -20,6 +21,7 @@ from deeplink.plainrpc.errors import (
 __all__ = [
     "LARGEST_REQUEST",
     "TOKEN_HEADER",
+    "PlainBusyError",
     "PlainCallError",
     "PlainConnection",
     "PlainFormatError",

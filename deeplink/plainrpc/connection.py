@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from deeplink.plainrpc import hpack
 from deeplink.plainrpc.errors import (
+    PlainBusyError,
     PlainCallError,
     PlainFormatError,
     PlainRefusedError,
@@ -46,7 +47,7 @@ TOKEN_HEADER = "deeplink-token"  # noqa: S105 - the name of the header, not a to
 LARGEST_REQUEST = 60_000
 """Bytes of a request: within what a server takes before it has said anything, so sending never waits for it."""
 
-_OK, _CANCELLED, _DEADLINE, _UNAVAILABLE, _UNAUTHENTICATED = 0, 1, 4, 14, 16
+_OK, _CANCELLED, _DEADLINE, _EXHAUSTED, _UNAVAILABLE, _UNAUTHENTICATED = 0, 1, 4, 8, 14, 16
 
 
 class PlainConnection:
@@ -173,6 +174,7 @@ class PlainConnection:
         Raises:
             PlainSilentError: not all came before the deadline, or the connection broke.
             PlainRefusedError: the token was refused.
+            PlainBusyError: the server has too much to do.
             PlainStatusError: the call ended with another status.
             PlainFormatError: what came is not gRPC over HTTP/2.
         """
@@ -285,6 +287,8 @@ class PlainConnection:
             raise PlainRefusedError(self._address)
         if code in {_CANCELLED, _DEADLINE, _UNAVAILABLE}:
             raise PlainSilentError(self._address, details)
+        if code == _EXHAUSTED:
+            raise PlainBusyError(self._address)
         if code != _OK:
             raise PlainStatusError(self._address, code, details)
 

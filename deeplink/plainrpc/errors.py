@@ -24,6 +24,13 @@ class PlainRefusedError(PlainCallError):
         super().__init__(address, "it refuses our token", "The token file must hold the token of that agent.")
 
 
+class PlainBusyError(PlainCallError):
+    """The server has as many calls to answer as it takes at once."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "the server is busy")
+
+
 class PlainStatusError(PlainCallError):
     """The call ended with another status than success."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deeplink import wire
-from deeplink.cache import frames
+from deeplink.cache import frames, server
 from deeplink.cache.block import SPAN
 from deeplink.cache.client import MemberClient
-from deeplink.cache.errors import MemberError, MemberRefusedError, MemberSilentError
+from deeplink.cache.errors import MemberBusyError, MemberError, MemberRefusedError, MemberSilentError
+from deeplink.cache.transport import PlainTransport
+from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName, ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from tests.cache.agents import Agents
@@ -86,6 +89,36 @@ def test_a_doubted_shard_is_unverified_and_served_on(
     assert not store.is_verified(sealed.id)
     assert ask(stub, [sealed.id], [(0, 0, 0, len(PAYLOADS[0]))]) == [(0, PAYLOADS[0])]
     assert store.verify(sealed.id)
+
+
+def test_reads_that_stay_open_leave_room_for_other_calls(
+    agents: Agents, member: Member, sealed: SealedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_READS", 2)
+    agents.stop("n0")
+    member = agents.start("n0")
+    enough = threading.Event()
+    message = cache_pb2.ReadRequest(id=5)
+
+    def asking() -> Iterator[cache_pb2.ReadRequest]:
+        yield message
+        enough.wait(20)
+
+    with wire.open_channel(member.address, agents.token) as channel:
+        stub = cache_pb2_grpc.CacheStub(channel)
+        streams = [stub.Read(asking(), timeout=20) for _ in range(2)]
+        assert [next(stream).id for stream in streams] == [5, 5]
+        with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+            list(stub.Read(iter([message]), timeout=20))
+        transport = PlainTransport(agents.token, SystemClock())
+        request = frames.Request(0, [], np.empty(0, frames.EXTENT))
+        with pytest.raises(MemberBusyError):
+            transport.start(member, request, 10).result()
+        assert stub.Stat(cache_pb2.StatRequest(), timeout=20).shards[0].id == sealed.id
+        enough.set()
+        assert [list(stream) for stream in streams] == [[], []]
+        assert transport.start(member, request, 10).result() == []
+        transport.close()
 
 
 def test_several_requests_on_one_stream_are_answered_in_order(
