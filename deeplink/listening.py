@@ -28,7 +28,7 @@ class PortBusyError(ListenError):
         super().__init__(
             bind,
             "it is in use",
-            "Perhaps the same runs there already: `ss -ltnp` shows it. Or give --bind HOST:PORT; port 0 is any.",
+            "Perhaps the same runs there already: `ss -ltnp` shows it. Or --bind 127.0.0.1:0: any free port.",
         )
 
 
