@@ -113,8 +113,8 @@ def table(rows: Sequence[Row]) -> str:
         verdict = {True: "reached", False: "short", None: ""}[row.reached]
         low, high = row.spread
         goal = "" if row.goal is None else f"{row.goal:g}"
-        spread = f"{low:.3g} .. {high:.3g}"
-        lines.append((row.row, f"{row.value:.3g} {row.unit}", spread, str(row.runs), goal, verdict))
+        spread = f"{low:.4g} .. {high:.4g}"
+        lines.append((row.row, f"{row.value:.4g} {row.unit}", spread, str(row.runs), goal, verdict))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
