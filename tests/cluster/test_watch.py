@@ -234,7 +234,7 @@ def test_an_observer_only_says_it_and_one_killed_between_two_commands_finishes_o
         until(lambda: f": drain node {victim}" in watch.said(), 30, watch.said)
         kill()
     with watch.running("--act"):
-        until(lambda: in_second_run(job), 60, watch.said)
+        until(lambda: in_second_run(job), 60, lambda: watch.said() + job.told())
         job.await_event("first-step", 60, count=2)
         incident = await_recovered(watch, job)
         assert incident.node == victim
