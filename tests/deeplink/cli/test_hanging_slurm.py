@@ -68,7 +68,7 @@ def test_an_srun_that_hangs_is_named_and_ended(
 ) -> None:
     srun(bin_folder, f"echo $$ >{tmp_path}/pid; exec /bin/sleep 60")
     monkeypatch.setattr(fleet, "QUIET_S", 0.2)
-    monkeypatch.setattr(fleet, "START_S", 1.0)
+    monkeypatch.setattr(fleet, "START_S", 3.0)
     code, said = fails()
     assert code == 1
     assert "srun still hangs" in said
