@@ -263,7 +263,9 @@ def execute(name: str, root: bool, node: str, argv: tuple[str, ...]) -> None:
     from deeplink.scheduler.sandbox.cluster import Sandbox
     from deeplink.scheduler.slurm.command import become
 
-    become(Sandbox.open(name).inside(node, argv, root=root))
+    # `exec NODE -- COMMAND`, as ssh and srun users type it.
+    words = argv[1:] if argv[0] == "--" and len(argv) > 1 else argv
+    become(Sandbox.open(name).inside(node, words, root=root))
 
 
 @command.command(epilog=_CRASH_EPILOG)

@@ -432,6 +432,7 @@ def test_an_ordinary_user_gets_a_cluster_on_loopback_and_is_told_what_it_lacks(w
     assert without_root("exec", "--root", "n1", "id").returncode == 2
     assert without_root("up", "--user", "root", "--name", "other").returncode == 2
     assert without_root("exec", "n2", "printenv", "SLURMD_NODENAME").stdout == "n2\n"
+    assert without_root("exec", "n2", "--", "printenv", "SLURMD_NODENAME").stdout == "n2\n"
 
 
 def test_a_crash_on_loopback_ends_the_nodes_daemon_and_its_jobs_alone(without_root: Deeplink) -> None:
