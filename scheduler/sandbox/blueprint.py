@@ -6,10 +6,10 @@ import os
 import secrets
 import sys
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import deeplink
 from deeplink.scheduler.sandbox import loopback, namespaced, settings, users
 from deeplink.scheduler.sandbox.errors import SlurmMissingError, UserError
 from deeplink.scheduler.sandbox.programs import SYSTEM_PATH, Programs, cache_folder, installed, missing, unpacked
@@ -128,7 +128,7 @@ def _namespaces_allowed() -> bool:
 
 def exposures(options: Options) -> list[Path]:
     """Return the paths that the user is to reach: DeepLink, what runs it, and what was asked for."""
-    package = Path(deeplink.__file__).parent.parent
+    package = Path(str(resources.files("deeplink"))).parent
     wanted = [Path(sys.prefix), Path(sys.base_prefix), package, *options.expose]
     return list(dict.fromkeys(path.absolute() for path in wanted))
 
