@@ -2,178 +2,178 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deeplink.cache import block
+from deeplink.cache.copying import Copying, by_shard
 from deeplink.cache.errors import ShardCorruptError
-from deeplink.cache.mapped import ColdGauge, ShardFile
-from deeplink.cache.store import is_damage
+from deeplink.cache.mapped import ColdGauge
+from deeplink.cache.opened import OpenShards
+from deeplink.cache.touched import Touched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from deeplink.cache.batch import Batch
     from deeplink.cache.index import Index
+    from deeplink.cache.mapped import ShardFile
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
 
-log = logging.getLogger(__name__)
-
-_MOST_OPEN = 400
-"""Shards open at once: each holds two of the process's descriptors, of which 1,024 are customary."""
-_LOOK_AGAIN_S = 5.0
-"""How long a shard that is not here is taken to be absent."""
-
 
 class LocalReader:
-    """The shards of one index that this node holds.
+    """The samples of one index that this node holds.
 
-    Each sample's checksum is compared when this process first reads it. A shard found damaged is put into
-    quarantine; `take_damaged` tells of it.
+    Each sample's checksum is compared when this process first reads it, or whenever it does. A shard found damaged
+    is put aside; `shards.take_damaged` tells of it.
 
     Args:
         index: the dataset's version.
         store: this node's store.
         clock: where time comes from.
+        always: compare checksums at every read.
     """
 
-    def __init__(self, index: Index, store: Store, clock: Clock) -> None:
-        self._index, self._store, self._clock = index, store, clock
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, ShardFile] = OrderedDict()
-        self._absent_until: dict[int, float] = {}
-        self._checked = np.zeros((len(index) + 7) // 8, np.uint8)
+    def __init__(self, index: Index, store: Store, clock: Clock, *, always: bool = False) -> None:
+        self._index = index
+        self.shards = OpenShards(index, store, clock)
+        self._touched = Touched(index.checksums, always=always)
         self._cold = ColdGauge()
-        self._damaged: list[int] = []
 
-    def read(self, rows: np.ndarray, out: list[memoryview | None]) -> np.ndarray:
-        """Fill `out[i]` with the bytes of `rows[i]` where this node holds them; return the positions left empty.
+    def fill(self, rows: np.ndarray, batch: Batch) -> np.ndarray:
+        """Copy the samples that this node holds into `batch`; return the positions of those still missing.
+
+        Nothing that happens to a file meanwhile is worse than a missing sample.
 
         Args:
             rows: int64, each within the index.
-            out: as long as `rows`.
+            batch: with room for each of `rows`, in order.
         """
-        shards = self._index.shard[rows]
+        work = Copying(self._index, rows, batch)
         cold = self._cold.is_cold()
-        left: list[np.ndarray] = []
-        # Not np.unique: it imports modules when first called, which a fork at that moment turns into a deadlock.
-        for number in sorted(set(shards.tolist())):
-            positions = np.flatnonzero(shards == number)
-            left.append(self._read_shard(number, rows, positions, out, cold=cold))
-        return np.sort(np.concatenate(left)) if left else np.empty(0, np.int64)
-
-    def _read_shard(
-        self, number: int, rows: np.ndarray, positions: np.ndarray, out: list[memoryview | None], *, cold: bool
-    ) -> np.ndarray:
-        """Read the rows at `positions`, all of one shard; return the positions that could not be read."""
-        try:
+        for number, positions in by_shard(self._index.shard[rows]):
             file = self._file(number)
             if file is None:
-                return positions
-            mine = rows[positions]
-            found = self._read_rows(file, mine, cold=cold)
-            self._check_first_touch(number, mine, found)
-        except (ShardCorruptError, OSError) as problem:
+                work.missing.append(positions)
+            else:
+                work.add(number, file, positions, cold=cold)
+        for number, problem in work.copy():
             self._set_aside(number, problem)
-            return positions
-        for position, view in zip(positions.tolist(), found, strict=True):
-            out[position] = view
-        return positions[:0]
+        self._check(rows, batch, work)
+        return work.left()
 
-    def _read_rows(self, file: ShardFile, rows: np.ndarray, *, cold: bool) -> list[memoryview]:
-        lengths = self._index.lengths[rows]
-        if (lengths > block.SPAN).any():
-            return [self._read_long(file, int(row)) for row in rows]
-        return file.read(self._index.file_offsets(rows).tolist(), lengths.tolist(), cold=cold)
-
-    def _read_long(self, file: ShardFile, row: int) -> memoryview:
-        starts = self._index.block_offsets(int(self._index.shard[row]))
-        pieces = self._index.pieces(row)
-        offsets = [int(starts[number]) + offset for number, offset, _ in pieces]
-        parts = file.read(offsets, [length for _, _, length in pieces], cold=True)
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-
-    def _check_first_touch(self, number: int, rows: np.ndarray, found: Sequence[memoryview]) -> None:
-        bits = np.uint8(1) << (rows & 7).astype(np.uint8)
-        unseen = np.flatnonzero((self._checked[rows >> 3] & bits) == 0)
+    def _check(self, rows: np.ndarray, batch: Batch, work: Copying) -> None:
+        """Compare the samples that are new to this process; those that are wrong are missing."""
+        unseen = self._touched.unseen(rows)
+        if work.missing and len(unseen):
+            is_missing = np.zeros(len(rows), bool)
+            is_missing[work.left()] = True
+            unseen = unseen[~is_missing[unseen]]
         if not len(unseen):
             return
-        expected = self._index.checksums[rows[unseen]].tolist()
-        for position, checksum in zip(unseen.tolist(), expected, strict=True):
-            if block.checksum(found[position]) != checksum:
-                key = self._index.key(int(rows[position]))
-                raise ShardCorruptError(self._index.shards[number].id, f"the bytes of {key!r} have changed")
-        with self._lock:
-            np.bitwise_or.at(self._checked, rows[unseen] >> 3, bits[unseen])
+        data, starts = batch.data, batch.offsets[unseen].tolist()
+        samples = [data[a:b] for a, b in zip(starts, batch.offsets[unseen + 1].tolist(), strict=True)]
+        wrong = self._touched.wrong(rows[unseen], samples)
+        for number, positions in by_shard(self._index.shard[rows[unseen[wrong]]]):
+            work.missing.append(np.flatnonzero(self._index.shard[rows] == number))
+            self._set_aside(number, self._changed(int(rows[unseen[wrong[positions[0]]]])))
 
-    def _file(self, number: int) -> ShardFile | None:
-        """Return the open file of a shard; None where it is not here.
+    def _changed(self, row: int) -> ShardCorruptError:
+        shard = self._index.shards[int(self._index.shard[row])].id
+        return ShardCorruptError(shard, f"the bytes of {self._index.key(row)!r} have changed")
 
-        Raises:
-            ShardCorruptError: it is here and damaged.
-            OSError: it cannot be opened.
+    def views(self, rows: np.ndarray) -> list[memoryview | None]:
+        """Return views of mapped files, None for each sample that no mapping here holds whole.
+
+        Their pages are brought in and their bytes compared when this process first asks for them. A view is only
+        as safe as the file below it: one that is cut short, or a disk that fails once its pages were dropped from
+        memory, ends the process that touches it (SIGBUS).
         """
-        with self._lock:
-            file = self._open.get(number)
-            if file is not None:
-                self._open.move_to_end(number)
-                return file
-            if self._absent_until.get(number, 0.0) > self._clock.monotonic():
-                return None
-            file = self._opened(number)
-            if file is None:
-                self._absent_until[number] = self._clock.monotonic() + _LOOK_AGAIN_S
-                return None
-            self._open[number] = file
-            if len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)
-            return file
+        shards, offsets = self._index.shard[rows], self._index.file_offsets(rows)
+        stops = offsets + self._index.lengths[rows].astype(np.int64)
+        unseen = self._touched.unseen(rows)
+        cold = self._cold.is_cold()
+        is_due = np.full(len(rows), cold)
+        is_due[unseen] = True
+        maps: dict[int, memoryview] = {}
+        for number, positions in by_shard(shards):
+            file = self._mapped(number)
+            if file is None or file.view is None:
+                continue
+            mine = positions[is_due[positions]]
+            if self._is_populated(number, file, offsets[mine].tolist(), stops[mine].tolist(), cold=cold):
+                maps[number] = file.view
+        found = _sliced(maps, shards.tolist(), offsets.tolist(), stops.tolist())
+        self._leave_out_long(rows, found)
+        if len(unseen):
+            self._compare(rows, unseen, found)
+        return found
 
-    def _opened(self, number: int) -> ShardFile | None:
-        entry = self._index.shards[number]
-        verified = self._store.is_verified(entry.id)
-        try:
-            file = ShardFile(self._store.path(entry.id), entry.id, mapped=verified, expected=entry.bytes)
-        except FileNotFoundError:
+    def _mapped(self, number: int) -> ShardFile | None:
+        file = self._file(number)
+        if file is None or not file.is_mapped:
             return None
-        starts = self._index.block_offsets(number)
-        # The offsets are the packer's; a file of the same content could in principle be laid out otherwise.
-        (head,) = file.read([int(starts[-1]) - block.HEADER], [block.HEADER], cold=False)
-        if block.decode_header(bytes(head), entry.id).number != len(starts) - 1:
-            raise ShardCorruptError(entry.id, "its blocks are not where the index says")
+        try:
+            file.check()
+        except (ShardCorruptError, OSError) as problem:
+            self._set_aside(number, problem)
+            return None
         return file
 
+    def _is_populated(
+        self, number: int, file: ShardFile, starts: Sequence[int], stops: Sequence[int], *, cold: bool
+    ) -> bool:
+        lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
+        try:
+            if cold:
+                file.will_need(starts, lengths)
+            return all(file.populate(start, length) for start, length in zip(starts, lengths, strict=True))
+        except OSError as problem:
+            self._set_aside(number, problem)
+            return False
+
+    def _leave_out_long(self, rows: np.ndarray, found: list[memoryview | None]) -> None:
+        lengths = self._index.lengths[rows]
+        if len(lengths) and int(lengths.max()) > block.SPAN:  # it lies in several pieces
+            for position in np.flatnonzero(lengths > block.SPAN).tolist():
+                found[position] = None
+
+    def _compare(self, rows: np.ndarray, unseen: np.ndarray, found: list[memoryview | None]) -> None:
+        here = [position for position in unseen.tolist() if found[position] is not None]
+        samples = [view for position in here if (view := found[position]) is not None]
+        mine = rows[here]
+        for position in self._touched.wrong(mine, samples).tolist():
+            number = int(self._index.shard[mine[position]])
+            self._set_aside(number, self._changed(int(mine[position])))
+            for other in np.flatnonzero(self._index.shard[rows] == number).tolist():
+                found[other] = None
+
+    def _file(self, number: int) -> ShardFile | None:
+        try:
+            return self.shards.get(number)
+        except (ShardCorruptError, OSError) as problem:
+            self._set_aside(number, problem)
+            return None
+
     def _set_aside(self, number: int, problem: Exception) -> None:
-        shard = self._index.shards[number].id
-        log.error("%s; reading its samples from elsewhere", problem)
-        with self._lock:
-            file = self._open.pop(number, None)
-            self._absent_until[number] = self._clock.monotonic() + _LOOK_AGAIN_S
-            self._damaged.append(number)
-            # The file that comes to replace it has never been looked at.
-            rows = np.flatnonzero(self._index.shard == number)
-            np.bitwise_and.at(self._checked, rows >> 3, ~(np.uint8(1) << (rows & 7).astype(np.uint8)))
-        if is_damage(problem):
-            self._store.quarantine(shard, str(problem), inode=file.inode if file else None)
-
-    def take_damaged(self) -> set[int]:
-        """Return the numbers of the shards found damaged since the last call."""
-        if not self._damaged:
-            return set()
-        with self._lock:
-            taken, self._damaged = set(self._damaged), []
-        return taken
-
-    def look_again(self, number: int) -> None:
-        """Take notice that a shard may have come."""
-        with self._lock:
-            self._absent_until.pop(number, None)
+        self.shards.set_aside(number, problem)
+        # The file that comes to replace it has never been looked at.
+        self._touched.forget(np.flatnonzero(self._index.shard == number))
 
     def close(self) -> None:
         """Let go of all files; views that were handed out stay valid."""
-        with self._lock:
-            self._open.clear()
+        self.shards.close()
+
+
+def _sliced(
+    maps: dict[int, memoryview], shards: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+) -> list[memoryview | None]:
+    if len(maps) == 1 and shards.count(number := next(iter(maps))) == len(shards):
+        whole = maps[number]
+        return [whole[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    return [
+        maps[number][start:stop] if number in maps else None
+        for number, start, stop in zip(shards, starts, stops, strict=True)
+    ]

@@ -1,16 +1,21 @@
 """An open shard file, read at recorded offsets: mapped where the file was verified on this mount, else by preadv.
 
-Touching a mapping beyond the file's end, or on a failing disk, is SIGBUS, which no Python program survives. So the
-size is checked before each batch, and a file that was not verified here is read with system calls, which report
-such things. What is left: a verified file that is cut short, or a disk that fails, between check and touch.
+Touching a mapping beyond the file's end, or on a failing disk, is SIGBUS, which no Python program survives. So
+what is copied out of a mapping is copied by system calls, which report such things (`deeplink.cache.gather`), and
+before a view is handed out its pages are brought in by one (`populate`). What is left is a view that somebody
+holds while the file is cut short, or whose pages are dropped and cannot be read again.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import mmap
 import os
 import resource
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
     from deeplink.cache.layout import Layout
     from deeplink.types import ShardId
 
+_MADV_POPULATE_READ = 22
+"""Linux 5.14; Python has no name for it."""
+
 
 class ShardFile:
     """One shard's file, open for reading until nobody refers to it or its views. Safe to use from several threads.
@@ -30,6 +38,8 @@ class ShardFile:
         shard: its name.
         bytes: the size it has and must keep.
         is_mapped: whether reads are views of a mapping; copies otherwise.
+        view: all of the mapping; None where there is none.
+        address: where the mapping begins in memory; 0 where there is none.
         inode: of the file, to tell it from one that took its place.
     """
 
@@ -54,11 +64,14 @@ class ShardFile:
         self.bytes = found.st_size if expected is None else expected
         self.inode = found.st_ino
         self.check()
-        self._view: memoryview | None = None
+        self._map: mmap.mmap | None = None
+        self.view: memoryview | None = None
+        self.address = 0
         if mapped and self.bytes:
-            whole = mmap.mmap(self._fd, self.bytes, access=mmap.ACCESS_READ)
-            whole.madvise(mmap.MADV_RANDOM)
-            self._view = memoryview(whole)
+            self._map = mmap.mmap(self._fd, self.bytes, access=mmap.ACCESS_READ)
+            self._map.madvise(mmap.MADV_RANDOM)
+            self.view = memoryview(self._map)
+            self.address = int(np.frombuffer(self.view, np.uint8).ctypes.data)
 
     def check(self) -> None:
         """Return if the file still has its size.
@@ -85,31 +98,60 @@ class ShardFile:
         """
         self.check()
         if cold and len(offsets) > 1:
-            for offset, length in zip(offsets, lengths, strict=True):
-                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_WILLNEED)
-        view = self._view
+            self.will_need(offsets, lengths)
+        view = self.view
         if view is not None:
             return [view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)]
-        return self._copied(offsets, lengths)
+        arena = memoryview(bytearray(sum(lengths)))
+        ends = list(itertools.accumulate(lengths, initial=0))
+        parts = [arena[start:stop] for start, stop in itertools.pairwise(ends)]
+        self.read_into(parts, offsets)
+        return [part.toreadonly() for part in parts]
+
+    def will_need(self, offsets: Sequence[int], lengths: Sequence[int]) -> None:
+        """Ask the kernel to fetch all of these places, and do not wait for it."""
+        advise, descriptor, willneed = os.posix_fadvise, self._fd, os.POSIX_FADV_WILLNEED
+        for offset, length in zip(offsets, lengths, strict=True):
+            advise(descriptor, offset, length, willneed)
+
+    def populate(self, offset: int, length: int) -> bool:
+        """Bring a place of the mapping in, so that touching it is safe now. False: this kernel cannot.
+
+        Linux can from 5.14 on.
+
+        Raises:
+            OSError: the place cannot be read.
+        """
+        if self._map is None:
+            return False
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            self._map.madvise(_MADV_POPULATE_READ, start, offset + length - start)
+        except OSError as problem:
+            if problem.errno == errno.EINVAL:
+                return False
+            raise OSError(errno.EIO, "its file cannot be read", self.shard) from problem
+        return True
 
     def scan(self) -> Layout:
         """Return where the file's blocks lie (see `layout.scan`)."""
         return layout.scan(self._fd, self.shard)
 
-    def _copied(self, offsets: Sequence[int], lengths: Sequence[int]) -> list[memoryview]:
-        arena = memoryview(bytearray(sum(lengths)))
-        found, at = [], 0
-        for offset, length in zip(offsets, lengths, strict=True):
-            part = arena[at : at + length]
-            done = 0
-            while done < length:
-                count = os.preadv(self._fd, [part[done:]], offset + done)
+    def read_into(self, parts: Sequence[memoryview], offsets: Sequence[int]) -> None:
+        """Fill each of `parts` from its offset, by system calls.
+
+        Raises:
+            ShardCorruptError: the file ended while it was read.
+            OSError: the disk failed.
+        """
+        read, descriptor = os.preadv, self._fd
+        for part, offset in zip(parts, offsets, strict=True):
+            done = read(descriptor, [part], offset)
+            while done < len(part):
+                count = read(descriptor, [part[done:]], offset + done)
                 if not count:
                     raise ShardCorruptError(self.shard, "its file ended while it was read")
                 done += count
-            found.append(part.toreadonly())
-            at += length
-        return found
 
     def __del__(self) -> None:
         # Not a `close`: another thread may be reading, and a closed number may be another file's a moment later.

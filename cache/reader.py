@@ -8,12 +8,13 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from typing_extensions import override
 
 from deeplink.cache import block
+from deeplink.cache.batch import Batch
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import RowError, SampleUnavailableError, SourceChangedError
 from deeplink.cache.fleet import Fleet, Outcome
@@ -117,47 +118,86 @@ class Reader:
     def __len__(self) -> int:
         return len(self.index)
 
-    def read(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
-        """Return the bytes of samples, in the order of `rows`; views, valid as long as they are referred to.
+    def batch(self, rows: Sequence[int] | np.ndarray) -> Batch:
+        """Return the bytes of samples in one arena, in the order of `rows`.
+
+        They are copied by system calls, so that nothing that happens to a file or a disk meanwhile is worse than a
+        sample that is read from elsewhere.
 
         Raises:
             RowError: a row is not in the index.
             SampleUnavailableError: a sample cannot be had anywhere.
         """
-        wanted = np.asarray(rows, np.int64)
+        wanted = self._checked(rows)
+        batch = Batch.empty(self.index.lengths[wanted])
+        if len(wanted):
+            self._fill(wanted, batch)
+        return batch
+
+    def read(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
+        """Return the bytes of each sample of a `batch`. Raises as it does."""
+        return self.batch(rows).views()
+
+    def views(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
+        """Return the bytes of samples, in the order of `rows`, without copying what lies verified on this node.
+
+        The fastest way to read, for who does not fear for the SSD: see `LocalReader.views`. Views stay valid as
+        long as they are referred to; those of mapped files are read-only.
+
+        Raises:
+            RowError: a row is not in the index.
+            SampleUnavailableError: a sample cannot be had anywhere.
+        """
+        wanted = self._checked(rows)
         if not len(wanted):
             return []
-        low, high = int(wanted.min()), int(wanted.max())
-        if low < 0 or high >= len(self.index):
-            raise RowError(low if low < 0 else high, len(self.index))
+        found = self._process().local.views(wanted)
+        left = [position for position, view in enumerate(found) if view is None] if None in found else []
+        if left:
+            for position, view in zip(left, self.batch(wanted[left]).views(), strict=True):
+                found[position] = view
+        here = len(wanted) - len(left)
+        size = int(self.index.lengths[wanted].sum()) - (int(self.index.lengths[wanted[left]].sum()) if left else 0)
+        self._count(local_samples=here, local_bytes=size)
+        return [view for view in found if view is not None] if left else cast("list[memoryview]", found)
+
+    def _checked(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        wanted = np.asarray(rows, np.int64)
+        if len(wanted):
+            low, high = int(wanted.min()), int(wanted.max())
+            if low < 0 or high >= len(self.index):
+                raise RowError(low if low < 0 else high, len(self.index))
+        return wanted
+
+    def _fill(self, wanted: np.ndarray, batch: Batch) -> None:
         own = self._process()
-        out: list[memoryview | None] = [None] * len(wanted)
-        left = own.local.read(wanted, out)
-        size = int(self.index.lengths[wanted].sum())
+        left = own.local.fill(wanted, batch)
+        size = batch.arena.nbytes
         if len(left):
             size -= int(self.index.lengths[wanted[left]].sum())
-            self._read_elsewhere(own, wanted, left.tolist(), out)
+            self._fill_from_elsewhere(own, wanted, left.tolist(), batch)
         self._count(local_samples=len(wanted) - len(left), local_bytes=size)
-        return [view for view in out if view is not None]
 
-    def _read_elsewhere(
-        self, own: _Process, rows: np.ndarray, positions: list[int], out: list[memoryview | None]
-    ) -> None:
+    def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: list[int], batch: Batch) -> None:
         damaged = self._heal_damaged(own)
+        out: list[memoryview | None] = [None] * len(rows)
         outcome = own.fleet.read(rows, positions, out) if own.fleet else Outcome({p: [] for p in positions})
         peers = [position for position in positions if out[position] is not None]
         size = int(self.index.lengths[rows[peers]].sum()) if peers else 0
         self._count(peer_samples=len(peers), peer_bytes=size, failures=len(damaged) + len(outcome.failed))
         for position in positions:
-            if out[position] is None:
-                out[position] = self._from_source(own, int(rows[position]), outcome.problems[position])
+            data = out[position]
+            if data is None:
+                data = self._from_source(own, int(rows[position]), outcome.problems[position])
+            batch[position][:] = data
         shards = self.index.shard[rows]
         self._count(healed=sum(1 for p in positions if p in outcome.failed or int(shards[p]) in damaged))
 
     def _heal_damaged(self, own: _Process) -> set[int]:
-        damaged = own.local.take_damaged()
+        shards = own.local.shards
+        damaged = shards.take_damaged()
         for number in damaged:
-            own.healer.heal(self.index.shards[number], partial(own.local.look_again, number))
+            own.healer.heal(self.index.shards[number], partial(shards.look_again, number))
         return damaged
 
     def _from_source(self, own: _Process, row: int, problems: Sequence[str]) -> memoryview:

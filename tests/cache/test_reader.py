@@ -61,7 +61,7 @@ else:
     sys.exit(3)
 while taken:
     os.close(taken.pop())
-reader._own.local.look_again(0)
+reader._own.local.shards.look_again(0)
 reader.read([0])
 sys.exit(reader.stats().local_samples != 1)
 """
@@ -145,7 +145,58 @@ def test_a_shard_not_verified_here_is_not_mapped(local: Reader, config: Config, 
     for shard in store.ids():
         (store.root / f"{shard}.verified").unlink()
     assert read_all(local) == files
-    assert all(view.readonly for view in local.read(range(60)))
+    assert [bytes(view) for view in local.views(range(60))] == [files[key] for key in local.index.keys(range(60))]
+    assert str(store.root) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_views_are_of_the_mapping_and_the_same_bytes(local: Reader, files: dict[str, bytes]) -> None:
+    rows = list(range(60)) * 2
+    for _ in range(2):  # first touch, and again
+        views = local.views(rows)
+        assert [bytes(view) for view in views] == [files[local.index.key(row)] for row in rows]
+        assert all(view.readonly for view in views)
+    assert local.stats().local_samples == 240
+
+
+def test_views_of_a_shard_that_is_not_here_come_from_elsewhere(
+    local: Reader, config: Config, files: dict[str, bytes]
+) -> None:
+    lost = local.index.shards[0]
+    Store(config.store).remove(lost.id)
+    assert [bytes(view) for view in local.views(range(60))] == [files[key] for key in local.index.keys(range(60))]
+    assert local.stats().source_samples == lost.samples
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated"])
+def test_views_do_not_show_damage(local: Reader, config: Config, files: dict[str, bytes], how: str) -> None:
+    store, shard = Store(config.store), local.index.shards[0].id
+    if how == "flipped":
+        damage(store, shard, at=int(local.index.block_offsets(0)[0]) + 50)
+    else:
+        os.truncate(store.path(shard), 10_000)
+    assert [bytes(view) for view in local.views(range(60))] == [files[key] for key in local.index.keys(range(60))]
+    assert local.stats().failures == 1
+
+
+def test_a_file_cut_short_between_two_batches_kills_nobody(local: Reader, config: Config) -> None:
+    """The mapping is there, the pages are gone: a load would be SIGBUS."""
+    before = [bytes(view) for view in local.read(range(60))]
+    for shard in local.index.shards:
+        os.truncate(Store(config.store).path(shard.id), 0)
+    assert [bytes(view) for view in local.read(range(60))] == before
+    assert local.stats().local_samples == 60
+
+
+def test_a_batch_is_one_arena_in_order(local: Reader, files: dict[str, bytes]) -> None:
+    rows = [7, 3, 7, 0]
+    batch = local.batch(rows)
+    assert len(batch) == 4
+    assert batch.data == b"".join(files[local.index.key(row)] for row in rows)
+    assert [len(sample) for sample in batch] == batch.lengths.tolist()
+    assert batch[1] == files[local.index.key(3)]
+    with pytest.raises(IndexError):
+        batch[4]
+    assert len(local.batch([])) == 0
 
 
 def test_a_file_cut_short_while_open_is_an_error_and_no_signal(local: Reader, config: Config) -> None:

@@ -1,0 +1,118 @@
+"""The shards of one index that this node holds, opened when first wanted, and put aside when found damaged."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from deeplink.cache import block
+from deeplink.cache.errors import ShardCorruptError
+from deeplink.cache.mapped import ShardFile
+from deeplink.cache.store import is_damage
+
+if TYPE_CHECKING:
+    from deeplink.cache.index import Index
+    from deeplink.cache.store import Store
+    from deeplink.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_LEAST_OPEN, _MOST_OPEN = 200, 16_384
+_LOOK_AGAIN_S = 5.0
+"""How long a shard that is not here is taken to be absent."""
+
+
+def most_open() -> int:
+    """Return how many shards may be open at once: each holds two descriptors, and half of them are others'."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_OPEN
+    return min(max(soft // 4, _LEAST_OPEN), _MOST_OPEN)
+
+
+class OpenShards:
+    """Shard numbers of an index -> open files. Safe to use from several threads.
+
+    Args:
+        index: the dataset's version.
+        store: this node's store.
+        clock: where time comes from.
+    """
+
+    def __init__(self, index: Index, store: Store, clock: Clock) -> None:
+        self._index, self._store, self._clock = index, store, clock
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, ShardFile] = OrderedDict()
+        self._most = most_open()
+        self._absent_until: dict[int, float] = {}
+        self._damaged: set[int] = set()
+
+    def get(self, number: int) -> ShardFile | None:
+        """Return the open file of a shard; None where it is not here.
+
+        Raises:
+            ShardCorruptError: it is here and damaged.
+            OSError: it cannot be opened.
+        """
+        with self._lock:
+            file = self._open.get(number)
+            if file is not None:
+                self._open.move_to_end(number)
+                return file
+            if self._absent_until.get(number, 0.0) > self._clock.monotonic():
+                return None
+            file = self._opened(number)
+            if file is None:
+                self._absent_until[number] = self._clock.monotonic() + _LOOK_AGAIN_S
+                return None
+            self._open[number] = file
+            if len(self._open) > self._most:
+                self._open.popitem(last=False)
+            return file
+
+    def _opened(self, number: int) -> ShardFile | None:
+        entry = self._index.shards[number]
+        verified = self._store.is_verified(entry.id)
+        try:
+            file = ShardFile(self._store.path(entry.id), entry.id, mapped=verified, expected=entry.bytes)
+        except FileNotFoundError:
+            return None
+        starts = self._index.block_offsets(number)
+        # The offsets are the packer's; a file of the same content could in principle be laid out otherwise.
+        head = bytearray(block.HEADER)
+        file.read_into([memoryview(head)], [int(starts[-1]) - block.HEADER])
+        if block.decode_header(bytes(head), entry.id).number != len(starts) - 1:
+            raise ShardCorruptError(entry.id, "its blocks are not where the index says")
+        return file
+
+    def set_aside(self, number: int, problem: Exception) -> None:
+        """Stop reading a shard: something is wrong with it. If the shard itself is damaged, it is quarantined."""
+        shard = self._index.shards[number].id
+        log.error("%s; reading its samples from elsewhere", problem)
+        with self._lock:
+            file = self._open.pop(number, None)
+            self._absent_until[number] = self._clock.monotonic() + _LOOK_AGAIN_S
+            self._damaged.add(number)
+        if is_damage(problem):
+            self._store.quarantine(shard, str(problem), inode=file.inode if file else None)
+
+    def take_damaged(self) -> set[int]:
+        """Return the numbers of the shards put aside since the last call."""
+        if not self._damaged:
+            return set()
+        with self._lock:
+            taken, self._damaged = self._damaged, set()
+        return taken
+
+    def look_again(self, number: int) -> None:
+        """Take notice that a shard may have come."""
+        with self._lock:
+            self._absent_until.pop(number, None)
+
+    def close(self) -> None:
+        """Let go of all files; views that were handed out stay valid."""
+        with self._lock:
+            self._open.clear()
