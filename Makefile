@@ -51,7 +51,7 @@ unit:
 
 whole:
 	$(call say,tests,"all of them")
-	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m pytest --whole $(ARGS)
+	@$(BIN)/python tests/nothing_left.py $(BIN)/python tests/in_two.py --whole $(ARGS)
 
 bench-pack: venv  ## pack and read small files beside raw files and a flat one; facts in build/bench/pack.json
 	@$(BIN)/python -m benchmarks.cache.pack_and_read $(ARGS)

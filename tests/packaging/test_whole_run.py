@@ -105,3 +105,36 @@ def test_a_process_left_behind_fails_the_run_and_is_ended(tmp_path: Path) -> Non
     except FileNotFoundError:
         state = "gone"
     assert state in {"gone", "Z"}, f"process {pid} of {os.getpid()} still runs"
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> Path:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cluster: drives one\n")
+    (tmp_path / "test_halves.py").write_text(
+        "import pytest\n@pytest.mark.cluster\ndef test_of_a_cluster(): pass\ndef test_of_others(): assert 1\n"
+    )
+    return tmp_path
+
+
+def in_two(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run(TESTS / "in_two.py", *options, cwd=folder)
+
+
+def test_both_halves_run_and_are_shown(halves: Path) -> None:
+    done = in_two(halves)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("1 passed, 1 deselected") == 2
+
+
+@pytest.mark.parametrize("half", ["test_of_a_cluster(): pass", "test_of_others(): assert 1"])
+def test_a_failure_in_either_half_fails_the_run(halves: Path, half: str) -> None:
+    path = halves / "test_halves.py"
+    path.write_text(path.read_text().replace(half, half.partition(":")[0] + ": assert 0"))
+    done = in_two(halves)
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.count("1 passed, 1 deselected") == 1
+
+
+def test_nothing_chosen_is_no_success(halves: Path) -> None:
+    assert in_two(halves, "-k", "nothing_is_called_so").returncode == 5
+    assert in_two(halves, "-k", "of_others").returncode == 0
