@@ -44,6 +44,124 @@ READ_STATUS_DAMAGED: ReadStatus.ValueType  # 3
 """the shard's file here is cut short or cannot be read"""
 Global___ReadStatus: _TypeAlias = ReadStatus  # noqa: Y015
 
+class _FillOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FillOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FillOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FILL_OUTCOME_HELD: _FillOutcome.ValueType  # 0
+    """it was here, and is verified"""
+    FILL_OUTCOME_FETCHED: _FillOutcome.ValueType  # 1
+    """it came and was verified"""
+    FILL_OUTCOME_FAILED: _FillOutcome.ValueType  # 2
+    """nobody could give it"""
+    FILL_OUTCOME_NO_ROOM: _FillOutcome.ValueType  # 3
+    """nothing may be dropped for it"""
+    FILL_OUTCOME_CHANGED: _FillOutcome.ValueType  # 4
+    """only the source is left, and it has changed"""
+
+class FillOutcome(_FillOutcome, metaclass=_FillOutcomeEnumTypeWrapper): ...
+
+FILL_OUTCOME_HELD: FillOutcome.ValueType  # 0
+"""it was here, and is verified"""
+FILL_OUTCOME_FETCHED: FillOutcome.ValueType  # 1
+"""it came and was verified"""
+FILL_OUTCOME_FAILED: FillOutcome.ValueType  # 2
+"""nobody could give it"""
+FILL_OUTCOME_NO_ROOM: FillOutcome.ValueType  # 3
+"""nothing may be dropped for it"""
+FILL_OUTCOME_CHANGED: FillOutcome.ValueType  # 4
+"""only the source is left, and it has changed"""
+Global___FillOutcome: _TypeAlias = FillOutcome  # noqa: Y015
+
+class _EvictOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EvictOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EvictOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EVICT_OUTCOME_GONE: _EvictOutcome.ValueType  # 0
+    """dropped, or would be"""
+    EVICT_OUTCOME_ABSENT: _EvictOutcome.ValueType  # 1
+    """not held here"""
+    EVICT_OUTCOME_NEEDED: _EvictOutcome.ValueType  # 2
+    """kept: a job needs it"""
+    EVICT_OUTCOME_ONLY: _EvictOutcome.ValueType  # 3
+    """kept: it is not known that it can be had again"""
+    EVICT_OUTCOME_FAILED: _EvictOutcome.ValueType  # 4
+    """kept: the disk refused"""
+
+class EvictOutcome(_EvictOutcome, metaclass=_EvictOutcomeEnumTypeWrapper): ...
+
+EVICT_OUTCOME_GONE: EvictOutcome.ValueType  # 0
+"""dropped, or would be"""
+EVICT_OUTCOME_ABSENT: EvictOutcome.ValueType  # 1
+"""not held here"""
+EVICT_OUTCOME_NEEDED: EvictOutcome.ValueType  # 2
+"""kept: a job needs it"""
+EVICT_OUTCOME_ONLY: EvictOutcome.ValueType  # 3
+"""kept: it is not known that it can be had again"""
+EVICT_OUTCOME_FAILED: EvictOutcome.ValueType  # 4
+"""kept: the disk refused"""
+Global___EvictOutcome: _TypeAlias = EvictOutcome  # noqa: Y015
+
+class _PackProblem:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PackProblemEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PackProblem.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PACK_PROBLEM_UNKNOWN: _PackProblem.ValueType  # 0
+    PACK_PROBLEM_SOURCE: _PackProblem.ValueType  # 1
+    """this member cannot read a file of it, or not the one that was listed"""
+    PACK_PROBLEM_STORE: _PackProblem.ValueType  # 2
+    """this member's SSD takes no more"""
+    PACK_PROBLEM_PLACEMENT: _PackProblem.ValueType  # 3
+    """nobody took a copy"""
+    PACK_PROBLEM_HOME: _PackProblem.ValueType  # 4
+    """the home takes no more"""
+
+class PackProblem(_PackProblem, metaclass=_PackProblemEnumTypeWrapper): ...
+
+PACK_PROBLEM_UNKNOWN: PackProblem.ValueType  # 0
+PACK_PROBLEM_SOURCE: PackProblem.ValueType  # 1
+"""this member cannot read a file of it, or not the one that was listed"""
+PACK_PROBLEM_STORE: PackProblem.ValueType  # 2
+"""this member's SSD takes no more"""
+PACK_PROBLEM_PLACEMENT: PackProblem.ValueType  # 3
+"""nobody took a copy"""
+PACK_PROBLEM_HOME: PackProblem.ValueType  # 4
+"""the home takes no more"""
+Global___PackProblem: _TypeAlias = PackProblem  # noqa: Y015
+
+class _VerifyStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerifyStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VerifyStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERIFY_STATUS_UNKNOWN: _VerifyStatus.ValueType  # 0
+    VERIFY_STATUS_OK: _VerifyStatus.ValueType  # 1
+    VERIFY_STATUS_NO_SHARD: _VerifyStatus.ValueType  # 2
+    """not held here"""
+    VERIFY_STATUS_DAMAGED: _VerifyStatus.ValueType  # 3
+    """not what its name says; set aside by now"""
+    VERIFY_STATUS_UNREADABLE: _VerifyStatus.ValueType  # 4
+    """could not be read for a reason that says nothing about what it holds"""
+
+class VerifyStatus(_VerifyStatus, metaclass=_VerifyStatusEnumTypeWrapper): ...
+
+VERIFY_STATUS_UNKNOWN: VerifyStatus.ValueType  # 0
+VERIFY_STATUS_OK: VerifyStatus.ValueType  # 1
+VERIFY_STATUS_NO_SHARD: VerifyStatus.ValueType  # 2
+"""not held here"""
+VERIFY_STATUS_DAMAGED: VerifyStatus.ValueType  # 3
+"""not what its name says; set aside by now"""
+VERIFY_STATUS_UNREADABLE: VerifyStatus.ValueType  # 4
+"""could not be read for a reason that says nothing about what it holds"""
+Global___VerifyStatus: _TypeAlias = VerifyStatus  # noqa: Y015
+
 @_typing.final
 class StatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -66,8 +184,19 @@ class StatReply(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    SOURCE_BYTES_FIELD_NUMBER: _builtins.int
+    SOURCE_REQUESTS_FIELD_NUMBER: _builtins.int
+    FILLING_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     free_bytes: _builtins.int
+    budget_bytes: _builtins.int
+    """what the store may hold; 0 where the member has no limit of its own"""
+    source_bytes: _builtins.int
+    """read from sources since the member started"""
+    source_requests: _builtins.int
+    filling: _builtins.int
+    """shards that are being brought, or wait for it"""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardStat]: ...
     def __init__(
@@ -76,10 +205,14 @@ class StatReply(_message.Message):
         node: _builtins.str = ...,
         shards: _abc.Iterable[Global___ShardStat] | None = ...,
         free_bytes: _builtins.int = ...,
+        budget_bytes: _builtins.int = ...,
+        source_bytes: _builtins.int = ...,
+        source_requests: _builtins.int = ...,
+        filling: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "node", b"node", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "filling", b"filling", "free_bytes", b"free_bytes", "node", b"node", "shards", b"shards", "source_bytes", b"source_bytes", "source_requests", b"source_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,3 +393,423 @@ class GetReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetReply: _TypeAlias = GetReply  # noqa: Y015
+
+@_typing.final
+class FillRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """dataset"""
+    version: _builtins.str
+    members: _builtins.str
+    """NAME=HOST:PORT[*WEIGHT],...: who may have copies; empty: whom the member knows"""
+    replicas: _builtins.int
+    """copies of each shard; 0: as the member is configured"""
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers in the index; none: those that this member is to hold"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+        members: _builtins.str = ...,
+        replicas: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "name", b"name", "replicas", b"replicas", "shards", b"shards", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillRequest: _TypeAlias = FillRequest  # noqa: Y015
+
+@_typing.final
+class FillReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    """number in the index"""
+    id: _builtins.str
+    outcome: Global___FillOutcome.ValueType
+    origin: _builtins.str
+    """whom it came from: a member's name, "home" or "source" """
+    bytes: _builtins.int
+    problem: _builtins.str
+    total: _builtins.int
+    """shards this call is about"""
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        id: _builtins.str = ...,
+        outcome: Global___FillOutcome.ValueType = ...,
+        origin: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "id", b"id", "origin", b"origin", "outcome", b"outcome", "problem", b"problem", "shard", b"shard", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillReply: _TypeAlias = FillReply  # noqa: Y015
+
+@_typing.final
+class EvictRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    force: _builtins.bool
+    dry_run: _builtins.bool
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[_builtins.str] | None = ...,
+        force: _builtins.bool = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "force", b"force", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictRequest: _TypeAlias = EvictRequest  # noqa: Y015
+
+@_typing.final
+class EvictedShard(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    outcome: Global___EvictOutcome.ValueType
+    bytes: _builtins.int
+    problem: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        outcome: Global___EvictOutcome.ValueType = ...,
+        bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "id", b"id", "outcome", b"outcome", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictedShard: _TypeAlias = EvictedShard  # noqa: Y015
+
+@_typing.final
+class EvictReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvictedShard]: ...
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[Global___EvictedShard] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictReply: _TypeAlias = EvictReply  # noqa: Y015
+
+@_typing.final
+class PackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def task(self) -> Global___PackTask: ...
+    @_builtins.property
+    def shard(self) -> Global___PackShard: ...
+    def __init__(
+        self,
+        *,
+        task: Global___PackTask | None = ...,
+        shard: Global___PackShard | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard", "task", b"task", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard", "task", b"task", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["task", "shard"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___PackRequest: _TypeAlias = PackRequest  # noqa: Y015
+
+@_typing.final
+class PackTask(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    HOME_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """folder or URL, as this member reaches it too"""
+    plan: _builtins.str
+    """digest of the whole plan, 40 hexadecimal digits"""
+    members: _builtins.str
+    """who may own shards: NAME=HOST:PORT,..."""
+    replicas: _builtins.int
+    """copies wanted of each shard"""
+    home: _builtins.str
+    """folder or URL to put each shard into besides; empty for none"""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        plan: _builtins.str = ...,
+        members: _builtins.str = ...,
+        replicas: _builtins.int = ...,
+        home: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["home", b"home", "members", b"members", "plan", b"plan", "replicas", b"replicas", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackTask: _TypeAlias = PackTask  # noqa: Y015
+
+@_typing.final
+class PackShard(_message.Message):
+    """The files of one shard, in order. Numbers are little endian."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    KEY_LENGTHS_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    keys: _builtins.bytes
+    """UTF-8, one after another"""
+    key_lengths: _builtins.bytes
+    """u16 each"""
+    sizes: _builtins.bytes
+    """u64 each"""
+    mark: _builtins.int
+    """change mark of the first file, that the member must find too; 0 where there is none"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        keys: _builtins.bytes = ...,
+        key_lengths: _builtins.bytes = ...,
+        sizes: _builtins.bytes = ...,
+        mark: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_lengths", b"key_lengths", "keys", b"keys", "mark", b"mark", "number", b"number", "sizes", b"sizes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackShard: _TypeAlias = PackShard  # noqa: Y015
+
+@_typing.final
+class PackReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADVANCE_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def advance(self) -> Global___PackAdvance: ...
+    @_builtins.property
+    def done(self) -> Global___PackDone: ...
+    @_builtins.property
+    def failed(self) -> Global___PackFailed: ...
+    def __init__(
+        self,
+        *,
+        advance: Global___PackAdvance | None = ...,
+        done: Global___PackDone | None = ...,
+        failed: Global___PackFailed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "done", b"done", "failed", b"failed", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "done", b"done", "failed", b"failed", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["advance", "done", "failed"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___PackReply: _TypeAlias = PackReply  # noqa: Y015
+
+@_typing.final
+class PackAdvance(_message.Message):
+    """How much was read since the last one; comes every second also when it is nothing, as long as the member works."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    files: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        files: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackAdvance: _TypeAlias = PackAdvance  # noqa: Y015
+
+@_typing.final
+class PackDone(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BLOCK_OFFSETS_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    id: _builtins.str
+    bytes: _builtins.int
+    """size of the sealed file"""
+    block_offsets: _builtins.bytes
+    """u64 each"""
+    checksums: _builtins.bytes
+    """u64 each"""
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """members that hold a copy now"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        id: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        block_offsets: _builtins.bytes = ...,
+        checksums: _builtins.bytes = ...,
+        holders: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_offsets", b"block_offsets", "bytes", b"bytes", "checksums", b"checksums", "holders", b"holders", "id", b"id", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackDone: _TypeAlias = PackDone  # noqa: Y015
+
+@_typing.final
+class PackFailed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    problem: Global___PackProblem.ValueType
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        problem: Global___PackProblem.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "problem", b"problem", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackFailed: _TypeAlias = PackFailed  # noqa: Y015
+
+@_typing.final
+class VerifyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
+
+@_typing.final
+class VerifyReply(_message.Message):
+    """One per shard, in order. Messages without an id say that the member still reads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    status: Global___VerifyStatus.ValueType
+    problem: _builtins.str
+    checksums: _builtins.int
+    """xxh3-64 over the xxh3-64 (u64 each) of all its samples' bytes as read, in order"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        status: Global___VerifyStatus.ValueType = ...,
+        problem: _builtins.str = ...,
+        checksums: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "id", b"id", "problem", b"problem", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyReply: _TypeAlias = VerifyReply  # noqa: Y015

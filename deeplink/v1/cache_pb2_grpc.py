@@ -55,6 +55,26 @@ class CacheStub(object):
                 request_serializer=deeplink_dot_v1_dot_cache__pb2.GetRequest.SerializeToString,
                 response_deserializer=deeplink_dot_v1_dot_cache__pb2.GetReply.FromString,
                 _registered_method=True)
+        self.Pack = channel.stream_stream(
+                '/deeplink.v1.Cache/Pack',
+                request_serializer=deeplink_dot_v1_dot_cache__pb2.PackRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_cache__pb2.PackReply.FromString,
+                _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/deeplink.v1.Cache/Verify',
+                request_serializer=deeplink_dot_v1_dot_cache__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_cache__pb2.VerifyReply.FromString,
+                _registered_method=True)
+        self.Fill = channel.unary_stream(
+                '/deeplink.v1.Cache/Fill',
+                request_serializer=deeplink_dot_v1_dot_cache__pb2.FillRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_cache__pb2.FillReply.FromString,
+                _registered_method=True)
+        self.Evict = channel.unary_unary(
+                '/deeplink.v1.Cache/Evict',
+                request_serializer=deeplink_dot_v1_dot_cache__pb2.EvictRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_cache__pb2.EvictReply.FromString,
+                _registered_method=True)
 
 
 class CacheServicer(object):
@@ -92,6 +112,37 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pack(self, request_iterator, context):
+        """Pack shards of a source straight onto this member's SSD, in the order they are asked for, and bring them to
+        their owners. The first request names the task, the others a shard each; each shard is answered once.
+        Refused (RESOURCE_EXHAUSTED) while this member packs for another call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Read shards back from this member's disk, all of each, and say what was found.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fill(self, request, context):
+        """Brings shards of a version here; one reply per shard, once it is held and verified or cannot be had. The work
+        goes on if the caller leaves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Evict(self, request, context):
+        """Drops shards; what a job needs, or what cannot be had again, only by force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +165,26 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=deeplink_dot_v1_dot_cache__pb2.GetRequest.FromString,
                     response_serializer=deeplink_dot_v1_dot_cache__pb2.GetReply.SerializeToString,
+            ),
+            'Pack': grpc.stream_stream_rpc_method_handler(
+                    servicer.Pack,
+                    request_deserializer=deeplink_dot_v1_dot_cache__pb2.PackRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_cache__pb2.PackReply.SerializeToString,
+            ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=deeplink_dot_v1_dot_cache__pb2.VerifyRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_cache__pb2.VerifyReply.SerializeToString,
+            ),
+            'Fill': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fill,
+                    request_deserializer=deeplink_dot_v1_dot_cache__pb2.FillRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_cache__pb2.FillReply.SerializeToString,
+            ),
+            'Evict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evict,
+                    request_deserializer=deeplink_dot_v1_dot_cache__pb2.EvictRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_cache__pb2.EvictReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +296,114 @@ class Cache(object):
             '/deeplink.v1.Cache/Get',
             deeplink_dot_v1_dot_cache__pb2.GetRequest.SerializeToString,
             deeplink_dot_v1_dot_cache__pb2.GetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pack(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/deeplink.v1.Cache/Pack',
+            deeplink_dot_v1_dot_cache__pb2.PackRequest.SerializeToString,
+            deeplink_dot_v1_dot_cache__pb2.PackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/deeplink.v1.Cache/Verify',
+            deeplink_dot_v1_dot_cache__pb2.VerifyRequest.SerializeToString,
+            deeplink_dot_v1_dot_cache__pb2.VerifyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fill(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/deeplink.v1.Cache/Fill',
+            deeplink_dot_v1_dot_cache__pb2.FillRequest.SerializeToString,
+            deeplink_dot_v1_dot_cache__pb2.FillReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Cache/Evict',
+            deeplink_dot_v1_dot_cache__pb2.EvictRequest.SerializeToString,
+            deeplink_dot_v1_dot_cache__pb2.EvictReply.FromString,
             options,
             channel_credentials,
             insecure,

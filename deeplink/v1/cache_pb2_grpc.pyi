@@ -45,6 +45,19 @@ class CacheStub:
     """A whole sealed shard, in order; published on this member when the last byte has been verified."""
     Get: _grpc.UnaryStreamMultiCallable[_cache_pb2.GetRequest, _cache_pb2.GetReply]
     """A whole sealed shard, to heal another member from."""
+    Pack: _grpc.StreamStreamMultiCallable[_cache_pb2.PackRequest, _cache_pb2.PackReply]
+    """Pack shards of a source straight onto this member's SSD, in the order they are asked for, and bring them to
+    their owners. The first request names the task, the others a shard each; each shard is answered once.
+    Refused (RESOURCE_EXHAUSTED) while this member packs for another call.
+    """
+    Verify: _grpc.UnaryStreamMultiCallable[_cache_pb2.VerifyRequest, _cache_pb2.VerifyReply]
+    """Read shards back from this member's disk, all of each, and say what was found."""
+    Fill: _grpc.UnaryStreamMultiCallable[_cache_pb2.FillRequest, _cache_pb2.FillReply]
+    """Brings shards of a version here; one reply per shard, once it is held and verified or cannot be had. The work
+    goes on if the caller leaves.
+    """
+    Evict: _grpc.UnaryUnaryMultiCallable[_cache_pb2.EvictRequest, _cache_pb2.EvictReply]
+    """Drops shards; what a job needs, or what cannot be had again, only by force."""
 
 @_typing.type_check_only
 class CacheAsyncStub(CacheStub):
@@ -63,6 +76,19 @@ class CacheAsyncStub(CacheStub):
     """A whole sealed shard, in order; published on this member when the last byte has been verified."""
     Get: _aio.UnaryStreamMultiCallable[_cache_pb2.GetRequest, _cache_pb2.GetReply]  # type: ignore[assignment]
     """A whole sealed shard, to heal another member from."""
+    Pack: _aio.StreamStreamMultiCallable[_cache_pb2.PackRequest, _cache_pb2.PackReply]  # type: ignore[assignment]
+    """Pack shards of a source straight onto this member's SSD, in the order they are asked for, and bring them to
+    their owners. The first request names the task, the others a shard each; each shard is answered once.
+    Refused (RESOURCE_EXHAUSTED) while this member packs for another call.
+    """
+    Verify: _aio.UnaryStreamMultiCallable[_cache_pb2.VerifyRequest, _cache_pb2.VerifyReply]  # type: ignore[assignment]
+    """Read shards back from this member's disk, all of each, and say what was found."""
+    Fill: _aio.UnaryStreamMultiCallable[_cache_pb2.FillRequest, _cache_pb2.FillReply]  # type: ignore[assignment]
+    """Brings shards of a version here; one reply per shard, once it is held and verified or cannot be had. The work
+    goes on if the caller leaves.
+    """
+    Evict: _aio.UnaryUnaryMultiCallable[_cache_pb2.EvictRequest, _cache_pb2.EvictReply]  # type: ignore[assignment]
+    """Drops shards; what a job needs, or what cannot be had again, only by force."""
 
 class CacheServicer(metaclass=_abc_1.ABCMeta):
     """A member's shards. Samples travel in ordered batches; one contiguous body per message."""
@@ -102,5 +128,42 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cache_pb2.GetReply], _abc.AsyncIterator[_cache_pb2.GetReply]]:
         """A whole sealed shard, to heal another member from."""
+
+    @_abc_1.abstractmethod
+    def Pack(
+        self,
+        request_iterator: _MaybeAsyncIterator[_cache_pb2.PackRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_cache_pb2.PackReply], _abc.AsyncIterator[_cache_pb2.PackReply]]:
+        """Pack shards of a source straight onto this member's SSD, in the order they are asked for, and bring them to
+        their owners. The first request names the task, the others a shard each; each shard is answered once.
+        Refused (RESOURCE_EXHAUSTED) while this member packs for another call.
+        """
+
+    @_abc_1.abstractmethod
+    def Verify(
+        self,
+        request: _cache_pb2.VerifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_cache_pb2.VerifyReply], _abc.AsyncIterator[_cache_pb2.VerifyReply]]:
+        """Read shards back from this member's disk, all of each, and say what was found."""
+
+    @_abc_1.abstractmethod
+    def Fill(
+        self,
+        request: _cache_pb2.FillRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_cache_pb2.FillReply], _abc.AsyncIterator[_cache_pb2.FillReply]]:
+        """Brings shards of a version here; one reply per shard, once it is held and verified or cannot be had. The work
+        goes on if the caller leaves.
+        """
+
+    @_abc_1.abstractmethod
+    def Evict(
+        self,
+        request: _cache_pb2.EvictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.EvictReply, _abc.Awaitable[_cache_pb2.EvictReply]]:
+        """Drops shards; what a job needs, or what cannot be had again, only by force."""
 
 def add_CacheServicer_to_server(servicer: CacheServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

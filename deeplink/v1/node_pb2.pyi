@@ -69,8 +69,11 @@ class StatusRequest(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     AFTER_REPORT_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     after_report: _builtins.int
     """return only progress with a greater sequence number"""
+    members: _builtins.str
+    """NAME=HOST:PORT[*WEIGHT],... of the job's agents, this one among them"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt:
         """the attempt the caller runs; the agent fences older ones from now on"""
@@ -80,10 +83,11 @@ class StatusRequest(_message.Message):
         *,
         attempt: _common_pb2.Attempt | None = ...,
         after_report: _builtins.int = ...,
+        members: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,6 +151,10 @@ class StoreStatus(_message.Message):
     SERVED_SAMPLES_FIELD_NUMBER: _builtins.int
     SERVED_BYTES_FIELD_NUMBER: _builtins.int
     SHARD_IDS_FIELD_NUMBER: _builtins.int
+    VERIFIED_SHARDS_FIELD_NUMBER: _builtins.int
+    VERIFIED_BYTES_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     shards: _builtins.int
     bytes: _builtins.int
     free_bytes: _builtins.int
@@ -154,6 +162,13 @@ class StoreStatus(_message.Message):
     served_samples: _builtins.int
     """sent to other nodes"""
     served_bytes: _builtins.int
+    verified_shards: _builtins.int
+    """read as a whole on this mount, and found to be what their names say"""
+    verified_bytes: _builtins.int
+    budget_bytes: _builtins.int
+    """what the store may hold"""
+    problem: _builtins.str
+    """what is wrong with the store's disk; empty while it is well"""
     @_builtins.property
     def shard_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -165,10 +180,14 @@ class StoreStatus(_message.Message):
         served_samples: _builtins.int = ...,
         served_bytes: _builtins.int = ...,
         shard_ids: _abc.Iterable[_builtins.str] | None = ...,
+        verified_shards: _builtins.int = ...,
+        verified_bytes: _builtins.int = ...,
+        budget_bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "free_bytes", b"free_bytes", "served_bytes", b"served_bytes", "served_samples", b"served_samples", "shard_ids", b"shard_ids", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "bytes", b"bytes", "free_bytes", b"free_bytes", "problem", b"problem", "served_bytes", b"served_bytes", "served_samples", b"served_samples", "shard_ids", b"shard_ids", "shards", b"shards", "verified_bytes", b"verified_bytes", "verified_shards", b"verified_shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
