@@ -183,6 +183,13 @@ class Index:
         found: list[str] = chosen.to_pylist()
         return found
 
+    def key_text(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bytes of all keys (uint8), and where each begins in them (int64, one entry more than rows).
+
+        Views of the file, for work on all keys at once without a text of each.
+        """
+        return np.frombuffer(self._text, np.uint8), np.frombuffer(self._ends, np.int64)[: len(self) + 1]
+
     def _first_not_below(self, key: bytes) -> int:
         low, high = 0, len(self)
         while low < high:
