@@ -16,7 +16,7 @@ import xxhash
 from deeplink.cache.errors import ShardCorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from deeplink.types import SampleKey
 
@@ -68,9 +68,8 @@ class Header:
     checksum: int
 
 
-def checksum(data: bytes | bytearray | memoryview) -> int:
-    """Return the xxh3-64 of `data`."""
-    return xxhash.xxh3_64_intdigest(data)
+checksum: Callable[[bytes | bytearray | memoryview], int] = xxhash.xxh3_64_intdigest
+"""The xxh3-64 of some bytes. The library's own function: a wrapper would cost a sixth of hashing 4 KiB."""
 
 
 def encode_header(header: Header) -> bytes:

@@ -84,36 +84,39 @@ class LocalReader:
         shard = self._index.shards[int(self._index.shard[row])].id
         return ShardCorruptError(shard, f"the bytes of {self._index.key(row)!r} have changed")
 
-    def views(self, rows: np.ndarray) -> list[memoryview | None]:
-        """Return views of mapped files, None for each sample that no mapping here holds whole.
+    def views(self, rows: np.ndarray) -> tuple[list[memoryview | None], list[int]]:
+        """Return views of mapped files, and the positions of samples that no mapping here holds: there is None.
 
         Their pages are brought in and their bytes compared when this process first asks for them. A view is only
         as safe as the file below it: one that is cut short, or a disk that fails once its pages were dropped from
         memory, ends the process that touches it (SIGBUS).
         """
-        shards, offsets = self._index.shard[rows], self._index.file_offsets(rows)
-        stops = offsets + self._index.lengths[rows].astype(np.int64)
-        unseen = self._touched.unseen(rows)
-        cold = self._cold.is_cold()
-        is_due = np.full(len(rows), cold)
-        is_due[unseen] = True
+        index = self._index
+        shards, starts, lengths = index.shard[rows], index.file_offsets(rows), index.lengths[rows].view(np.int64)
+        unseen, cold = self._touched.unseen(rows), self._cold.is_cold()
         maps: dict[int, memoryview] = {}
+        missing: list[int] = []
         for number, positions in by_shard(shards):
             file = self._mapped(number)
-            if file is None or file.view is None:
-                continue
-            mine = positions[is_due[positions]]
-            if self._is_populated(number, file, offsets[mine].tolist(), stops[mine].tolist(), cold=cold):
+            due = (
+                positions if cold else positions[_chosen(unseen, len(rows))[positions]] if len(unseen) else unseen
+            )
+            if file is None or (len(due) and not self._is_populated(number, file, rows[due], cold=cold)):
+                missing.extend(positions.tolist())
+            elif file.view is not None:
                 maps[number] = file.view
-        found = _sliced(maps, shards.tolist(), offsets.tolist(), stops.tolist())
-        self._leave_out_long(rows, found)
+        found = _sliced(maps, shards, starts.tolist(), (starts + lengths).tolist())
+        if int(lengths.max()) > block.SPAN:  # it lies in several pieces
+            missing.extend(np.flatnonzero(lengths > block.SPAN).tolist())
         if len(unseen):
-            self._compare(rows, unseen, found)
-        return found
+            missing.extend(self._wrong(rows, _without(unseen, missing, len(rows)), found))
+        for position in missing:
+            found[position] = None
+        return found, missing
 
     def _mapped(self, number: int) -> ShardFile | None:
         file = self._file(number)
-        if file is None or not file.is_mapped:
+        if file is None or file.view is None:
             return None
         try:
             file.check()
@@ -122,33 +125,41 @@ class LocalReader:
             return None
         return file
 
-    def _is_populated(
-        self, number: int, file: ShardFile, starts: Sequence[int], stops: Sequence[int], *, cold: bool
-    ) -> bool:
-        lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
+    def _is_populated(self, number: int, file: ShardFile, rows: np.ndarray, *, cold: bool) -> bool:
+        """Bring in the pages of samples of one shard: whole blocks where they are in memory."""
+        if not cold:
+            is_left = np.array(
+                [not self._has_block(number, file, b) for b in self._index.block[rows].tolist()], bool
+            )
+            rows = rows[is_left]
+        starts, lengths = self._index.file_offsets(rows).tolist(), self._index.lengths[rows].tolist()
         try:
-            if cold:
+            if len(starts) > 1:
                 file.will_need(starts, lengths)
             return all(file.populate(start, length) for start, length in zip(starts, lengths, strict=True))
         except OSError as problem:
             self._set_aside(number, problem)
             return False
 
-    def _leave_out_long(self, rows: np.ndarray, found: list[memoryview | None]) -> None:
-        lengths = self._index.lengths[rows]
-        if len(lengths) and int(lengths.max()) > block.SPAN:  # it lies in several pieces
-            for position in np.flatnonzero(lengths > block.SPAN).tolist():
-                found[position] = None
+    def _has_block(self, number: int, file: ShardFile, place: int) -> bool:
+        known = file.populated.get(place)
+        if known is None:
+            offsets = self._index.block_offsets(number)
+            start = int(offsets[place])
+            # The next block's header begins a page before its payload, and so this one's payload ends before.
+            stop = int(offsets[place + 1]) - block.PAGE if place + 1 < len(offsets) else file.bytes
+            known = file.populated[place] = file.populate_resident(start, min(stop - start, block.SPAN))
+        return known
 
-    def _compare(self, rows: np.ndarray, unseen: np.ndarray, found: list[memoryview | None]) -> None:
-        here = [position for position in unseen.tolist() if found[position] is not None]
-        samples = [view for position in here if (view := found[position]) is not None]
-        mine = rows[here]
-        for position in self._touched.wrong(mine, samples).tolist():
-            number = int(self._index.shard[mine[position]])
-            self._set_aside(number, self._changed(int(mine[position])))
-            for other in np.flatnonzero(self._index.shard[rows] == number).tolist():
-                found[other] = None
+    def _wrong(self, rows: np.ndarray, due: np.ndarray, found: list[memoryview | None]) -> list[int]:
+        """Compare samples with their checksums; return the positions of all in a shard with a wrong one."""
+        samples = [view for position in due.tolist() if (view := found[position]) is not None]
+        wrong: list[int] = []
+        for row in rows[due[self._touched.wrong(rows[due], samples)]].tolist():
+            number = int(self._index.shard[row])
+            self._set_aside(number, self._changed(row))
+            wrong.extend(np.flatnonzero(self._index.shard[rows] == number).tolist())
+        return wrong
 
     def _file(self, number: int) -> ShardFile | None:
         try:
@@ -167,13 +178,27 @@ class LocalReader:
         self.shards.close()
 
 
+def _chosen(positions: np.ndarray, count: int) -> np.ndarray:
+    found = np.zeros(count, bool)
+    found[positions] = True
+    return found
+
+
+def _without(positions: np.ndarray, others: Sequence[int], count: int) -> np.ndarray:
+    if not others:
+        return positions
+    is_other = _chosen(np.array(others, np.int64), count)
+    found: np.ndarray = positions[~is_other[positions]]
+    return found
+
+
 def _sliced(
-    maps: dict[int, memoryview], shards: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    maps: dict[int, memoryview], shards: np.ndarray, starts: Sequence[int], stops: Sequence[int]
 ) -> list[memoryview | None]:
-    if len(maps) == 1 and shards.count(number := next(iter(maps))) == len(shards):
+    if len(maps) == 1 and (shards == (number := next(iter(maps)))).all():
         whole = maps[number]
         return [whole[start:stop] for start, stop in zip(starts, stops, strict=True)]
     return [
         maps[number][start:stop] if number in maps else None
-        for number, start, stop in zip(shards, starts, stops, strict=True)
+        for number, start, stop in zip(shards.tolist(), starts, stops, strict=True)
     ]

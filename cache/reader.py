@@ -151,22 +151,23 @@ class Reader:
         wanted = self._checked(rows)
         if not len(wanted):
             return []
-        found = self._process().local.views(wanted)
-        left = [position for position, view in enumerate(found) if view is None] if None in found else []
+        found, left = self._process().local.views(wanted)
+        size = int(self.index.lengths[wanted].sum())
         if left:
-            for position, view in zip(left, self.batch(wanted[left]).views(), strict=True):
+            left = sorted(set(left))
+            rest = self.batch(wanted[left])
+            size -= rest.arena.nbytes
+            for position, view in zip(left, rest.views(), strict=True):
                 found[position] = view
-        here = len(wanted) - len(left)
-        size = int(self.index.lengths[wanted].sum()) - (int(self.index.lengths[wanted[left]].sum()) if left else 0)
-        self._count(local_samples=here, local_bytes=size)
-        return [view for view in found if view is not None] if left else cast("list[memoryview]", found)
+        self._count(local_samples=len(wanted) - len(left), local_bytes=size)
+        return cast("list[memoryview]", found)
 
     def _checked(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         wanted = np.asarray(rows, np.int64)
-        if len(wanted):
+        # A negative row is a huge one when it is taken for unsigned: one look for both ends.
+        if len(wanted) and int(wanted.view(np.uint64).max()) >= len(self.index):
             low, high = int(wanted.min()), int(wanted.max())
-            if low < 0 or high >= len(self.index):
-                raise RowError(low if low < 0 else high, len(self.index))
+            raise RowError(low if low < 0 else high, len(self.index))
         return wanted
 
     def _fill(self, wanted: np.ndarray, batch: Batch) -> None:

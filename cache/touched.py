@@ -37,8 +37,7 @@ class Touched:
 
     def wrong(self, rows: np.ndarray, samples: Sequence[memoryview]) -> np.ndarray:
         """Return the positions in `rows` whose bytes are not those that were packed, and remember the others."""
-        digest = block.checksum
-        found = np.fromiter((digest(sample) for sample in samples), np.uint64, len(samples))
+        found = np.fromiter(map(block.checksum, samples), np.uint64, len(samples))
         is_wrong = found != self._checksums[rows]
         self._remember(rows[~is_wrong] if is_wrong.any() else rows)
         return np.flatnonzero(is_wrong)

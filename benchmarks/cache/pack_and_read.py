@@ -153,7 +153,7 @@ def flat_batches(flat: tuple[memoryview, list[int]], wanted: Sequence[list[int]]
 def our_batches(reader: Reader, wanted: Sequence[list[int]]) -> Batches:
     """Yield batches out of the cache."""
     for rows in wanted:
-        yield reader.read(rows)
+        yield reader.views(rows)
 
 
 def consume(found: Batches) -> int:
