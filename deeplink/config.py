@@ -60,6 +60,12 @@ class Config:
         watch: `host:port` of the site's watchdog; empty where there is none.
         watch_token_file: file with the watchdog's token.
         console_bind: `host:port` the operator console listens on.
+        store_bytes: most bytes of shards in the store; 0: nine tenths of its file system.
+        fill_bytes_per_s: rate at which an agent brings shards on its own account, bytes per second.
+        source_bytes_per_s: most that one node reads from sources to bring shards, bytes per second.
+        source_requests_per_s: most files that one node asks of sources per second, for the same.
+        scrub_days: how often an agent reads every shard again and compares it with its name.
+        unused_days: a shard that nobody read for so long is dropped if it can be had again.
     """
 
     catalog: Path = Path("~/.local/share/deeplink/catalog")
@@ -75,6 +81,12 @@ class Config:
     watch: str = ""
     watch_token_file: Path | None = None
     console_bind: str = "127.0.0.1:8642"
+    store_bytes: int = 0
+    fill_bytes_per_s: int = 200_000_000
+    source_bytes_per_s: int = 200_000_000
+    source_requests_per_s: int = 2000
+    scrub_days: int = 7
+    unused_days: int = 30
 
 
 def _converted(origin: str, key: str, kind: str, value: Any) -> Any:

@@ -25,6 +25,25 @@ NODE_HEARTBEATS = Counter("deeplink_node_heartbeats", "Heartbeats answered.")
 STORE_SHARDS = Gauge("deeplink_store_shards", "Sealed shards in this node's store.")
 STORE_BYTES = Gauge("deeplink_store_bytes", "Bytes of the sealed shards in this node's store.")
 STORE_FREE_BYTES = Gauge("deeplink_store_free_bytes", "Free bytes of the file system the store is on.")
+STORE_VERIFIED_SHARDS = Gauge(
+    "deeplink_store_verified_shards", "Shards that were read whole and found right here."
+)
+STORE_VERIFIED_BYTES = Gauge("deeplink_store_verified_bytes", "Bytes of the verified shards.")
+STORE_BUDGET_BYTES = Gauge("deeplink_store_budget_bytes", "Most bytes of shards this node's store may hold.")
+STORE_HEALTHY = Gauge("deeplink_store_healthy", "1 while the store's disk takes writes and can be listed, else 0.")
+STORE_WIPED = Gauge("deeplink_store_wiped", "1 if the store was found empty at the start and held shards before.")
+STORE_EVICTED_SHARDS = Counter("deeplink_store_evicted_shards", "Shards dropped.", ["reason"])
+STORE_FILLED_SHARDS = Counter(
+    "deeplink_store_filled_shards", "Shards brought or given up, by outcome.", ["outcome"]
+)
+STORE_FILLED_BYTES = Counter("deeplink_store_filled_bytes", "Bytes of shards brought, by origin.", ["origin"])
+STORE_FILLING_SHARDS = Gauge("deeplink_store_filling_shards", "Shards that are being brought, or wait for it.")
+SCRUB_SHARDS = Counter("deeplink_scrub_shards", "Shards read again as a whole, by what was found.", ["result"])
+SCRUB_BYTES = Counter("deeplink_scrub_bytes", "Bytes of shards read again as a whole.")
+SCRUB_OLDEST_SECONDS = Gauge("deeplink_scrub_oldest_seconds", "Time since the shard verified longest ago was.")
+SOURCE_BYTES = Counter("deeplink_source_bytes", "Bytes read from sources to bring shards.")
+SOURCE_REQUESTS = Counter("deeplink_source_requests", "Files and ranges read from sources to bring shards.")
+SOURCE_WAIT_SECONDS = Counter("deeplink_source_wait_seconds", "Time that the cap on source load has cost.")
 
 # Reads over the wire and what became of shards.
 CACHE_SERVED_SAMPLES = Counter("deeplink_cache_served_samples", "Samples sent to other nodes.")

@@ -81,36 +81,61 @@ class FencedError(DeepLinkError):
         self.attempt, self.newest, self.where = attempt, newest, where
 
 
+_MOST_WEIGHT = 1 << 30
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node that serves shards: its name and the `host:port` of its agent."""
+    """A node that serves shards.
+
+    Attributes:
+        name: its name.
+        address: the `host:port` of its agent.
+        weight: how large a share of the shards it is to hold, against the others: see `cache.ownership`.
+    """
 
     name: NodeName
     address: str
+    weight: int = 1
 
 
 def parse_members(text: str) -> tuple[Member, ...]:
-    """Read `n0=10.77.0.10:4000,n1=10.77.0.11:4000`, the value of DEEPLINK_MEMBERS.
+    """Read `n0=10.77.0.10:4000*1024,n1=10.77.0.11:4000*2048`, the value of DEEPLINK_MEMBERS.
+
+    The weights are part of the list, so that all who have the list agree on who holds what.
 
     >>> parse_members("n0=10.77.0.10:4000")
-    (Member(name='n0', address='10.77.0.10:4000'),)
+    (Member(name='n0', address='10.77.0.10:4000', weight=1),)
+    >>> parse_members("n0=10.77.0.10:4000*512")[0].weight
+    512
     >>> parse_members("")
     ()
 
     Raises:
-        ValueError: an item lacks its name or its address, or a name occurs twice.
+        ValueError: an item lacks its name or its address, a weight is no whole number above 0, only some members
+            have one, or a name occurs twice.
     """
-    members = []
+    members: list[Member] = []
+    weighted: set[bool] = set()
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, address = item.partition("=")
         if not (name and equals and address):
             raise ValueError(f"{item!r} is not NAME=HOST:PORT")
-        members.append(Member(NodeName(name), address))
+        address, star, weight = address.partition("*")
+        if star and not (weight.isascii() and weight.isdigit() and 0 < int(weight) <= _MOST_WEIGHT):
+            raise ValueError(f"{item!r}: the weight is not a whole number from 1 to {_MOST_WEIGHT}")
+        members.append(Member(NodeName(name), address, int(weight) if star else 1))
+        weighted.add(bool(star))
+    if len(weighted) > 1:
+        raise ValueError(f"give every member a weight, or none: {text!r}")
     if len({member.name for member in members}) != len(members):
         raise ValueError(f"a member is named twice in {text!r}")
     return tuple(members)
 
 
 def format_members(members: tuple[Member, ...]) -> str:
-    """Write what `parse_members` reads."""
-    return ",".join(f"{member.name}={member.address}" for member in members)
+    """Write what `parse_members` reads; weights only where they differ."""
+    differ = len({member.weight for member in members}) > 1
+    return ",".join(
+        f"{member.name}={member.address}" + (f"*{member.weight}" if differ else "") for member in members
+    )

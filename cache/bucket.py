@@ -1,0 +1,127 @@
+"""A cap on what is read from a source: bytes and requests per second, over all threads of a process."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from deeplink import metrics
+from deeplink.cache.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.cache.source import Listing
+    from deeplink.clock import Clock
+
+_BURST_S = 1.0
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Two rates; `take` says how long to wait. State only: time is passed in, nobody sleeps here.
+
+    What is taken is taken at once, beforehand: who comes later waits behind who came earlier, and one request that
+    is larger than a second's worth is let through and paid for afterwards.
+
+    Args:
+        bytes_per_s: most bytes per second; 0 for no limit.
+        requests_per_s: most requests per second; 0 for no limit.
+    """
+
+    bytes_per_s: float
+    requests_per_s: float
+    _bytes_free_at: float = float("-inf")
+    _requests_free_at: float = float("-inf")
+
+    def take(self, now: float, size: int, requests: int = 1) -> float:
+        """Take so much; return the seconds to wait before it is used.
+
+        Args:
+            now: monotonic time, seconds.
+            size: bytes.
+            requests: how many.
+        """
+        wait = 0.0
+        if self.bytes_per_s:
+            start = max(self._bytes_free_at, now - _BURST_S)
+            self._bytes_free_at = start + size / self.bytes_per_s
+            wait = max(wait, start - now)
+        if self.requests_per_s:
+            start = max(self._requests_free_at, now - _BURST_S)
+            self._requests_free_at = start + requests / self.requests_per_s
+            wait = max(wait, start - now)
+        return wait
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLoad:
+    """What was read from sources since the process started: bytes, requests, and seconds that the cap cost."""
+
+    bytes: int
+    requests: int
+    waited_s: float
+
+
+class SourceCap:
+    """The cap of a process, and the count of what went through it. Safe to use from several threads.
+
+    Args:
+        bucket: the rates.
+        clock: where time comes from.
+        wait: what waits so many seconds; returns early when the process ends.
+    """
+
+    def __init__(self, bucket: TokenBucket, clock: Clock, wait: Callable[[float], object] | None = None) -> None:
+        self._bucket, self._clock = bucket, clock
+        self._wait = wait or clock.sleep
+        self._lock = threading.Lock()
+        self._load = SourceLoad(0, 0, 0.0)
+
+    def spend(self, size: int, requests: int = 1) -> None:
+        """Return when so much may be read."""
+        with self._lock:
+            delay = self._bucket.take(self._clock.monotonic(), size, requests)
+            load = self._load
+            self._load = SourceLoad(load.bytes + size, load.requests + requests, load.waited_s + max(delay, 0.0))
+        metrics.SOURCE_BYTES.inc(size)
+        metrics.SOURCE_REQUESTS.inc(requests)
+        if delay > 0:
+            metrics.SOURCE_WAIT_SECONDS.inc(delay)
+            self._wait(delay)
+
+    def load(self) -> SourceLoad:
+        """Return what was read so far."""
+        with self._lock:
+            return self._load
+
+
+class CappedSource(Source):
+    """A source whose reads keep to a cap."""
+
+    def __init__(self, source: Source, cap: SourceCap) -> None:
+        self._source, self._cap = source, cap
+        self.url, self.local = source.url, source.local
+
+    @override
+    def check(self) -> None:
+        self._cap.spend(0)
+        self._source.check()
+
+    @override
+    def listing(self) -> Listing:
+        self._cap.spend(0)
+        return self._source.listing()
+
+    @override
+    def read(self, key: str, size: int) -> bytes:
+        self._cap.spend(size)
+        return self._source.read(key, size)
+
+    @override
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        self._cap.spend(length)
+        return self._source.read_range(key, start, length)
