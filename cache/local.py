@@ -96,7 +96,8 @@ class LocalReader:
         unseen, cold = self._touched.unseen(rows), self._cold.is_cold()
         maps: dict[int, memoryview] = {}
         missing: list[int] = []
-        for number, positions in by_shard(shards):
+        groups = list(by_shard(shards))
+        for number, positions in groups:
             file = self._mapped(number)
             due = (
                 positions if cold else positions[_chosen(unseen, len(rows))[positions]] if len(unseen) else unseen
@@ -105,7 +106,12 @@ class LocalReader:
                 missing.extend(positions.tolist())
             elif file.view is not None:
                 maps[number] = file.view
-        found = _sliced(maps, shards, starts.tolist(), (starts + lengths).tolist())
+        if len(groups) == 1 and maps:
+            found: list[memoryview | None] = _slices(
+                maps.popitem()[1], starts.tolist(), (starts + lengths).tolist()
+            )
+        else:
+            found = _slices_of(maps, shards.tolist(), starts.tolist(), (starts + lengths).tolist())
         if int(lengths.max()) > block.SPAN:  # it lies in several pieces
             missing.extend(np.flatnonzero(lengths > block.SPAN).tolist())
         if len(unseen):
@@ -128,10 +134,7 @@ class LocalReader:
     def _is_populated(self, number: int, file: ShardFile, rows: np.ndarray, *, cold: bool) -> bool:
         """Bring in the pages of samples of one shard: whole blocks where they are in memory."""
         if not cold:
-            is_left = np.array(
-                [not self._has_block(number, file, b) for b in self._index.block[rows].tolist()], bool
-            )
-            rows = rows[is_left]
+            rows = rows[~self._has_blocks(number, file, self._index.block[rows])]
         starts, lengths = self._index.file_offsets(rows).tolist(), self._index.lengths[rows].tolist()
         try:
             if len(starts) > 1:
@@ -141,15 +144,18 @@ class LocalReader:
             self._set_aside(number, problem)
             return False
 
-    def _has_block(self, number: int, file: ShardFile, place: int) -> bool:
-        known = file.populated.get(place)
-        if known is None:
-            offsets = self._index.block_offsets(number)
-            start = int(offsets[place])
+    def _has_blocks(self, number: int, file: ShardFile, blocks: np.ndarray) -> np.ndarray:
+        """Tell of each block whether all its pages are in memory, now or when it was first looked at."""
+        offsets = self._index.block_offsets(number)
+        if file.populated is None:
+            file.populated = np.zeros(len(offsets), np.int8)
+        for place in sorted(set(blocks[file.populated[blocks] == 0].tolist())):
             # The next block's header begins a page before its payload, and so this one's payload ends before.
             stop = int(offsets[place + 1]) - block.PAGE if place + 1 < len(offsets) else file.bytes
-            known = file.populated[place] = file.populate_resident(start, min(stop - start, block.SPAN))
-        return known
+            there = file.populate_resident(int(offsets[place]), min(stop - int(offsets[place]), block.SPAN))
+            file.populated[place] = 1 if there else -1
+        found: np.ndarray = file.populated[blocks] > 0
+        return found
 
     def _wrong(self, rows: np.ndarray, due: np.ndarray, found: list[memoryview | None]) -> list[int]:
         """Compare samples with their checksums; return the positions of all in a shard with a wrong one."""
@@ -192,13 +198,14 @@ def _without(positions: np.ndarray, others: Sequence[int], count: int) -> np.nda
     return found
 
 
-def _sliced(
-    maps: dict[int, memoryview], shards: np.ndarray, starts: Sequence[int], stops: Sequence[int]
+def _slices(whole: memoryview, starts: Sequence[int], stops: Sequence[int]) -> list[memoryview | None]:
+    return [whole[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+
+def _slices_of(
+    maps: dict[int, memoryview], shards: Sequence[int], starts: Sequence[int], stops: Sequence[int]
 ) -> list[memoryview | None]:
-    if len(maps) == 1 and (shards == (number := next(iter(maps)))).all():
-        whole = maps[number]
-        return [whole[start:stop] for start, stop in zip(starts, stops, strict=True)]
     return [
         maps[number][start:stop] if number in maps else None
-        for number, start, stop in zip(shards.tolist(), starts, stops, strict=True)
+        for number, start, stop in zip(shards, starts, stops, strict=True)
     ]

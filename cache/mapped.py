@@ -43,7 +43,7 @@ class ShardFile:
         is_mapped: whether reads are views of a mapping; copies otherwise.
         view: all of the mapping; None where there is none.
         address: where the mapping begins in memory; 0 where there is none.
-        populated: what `populate_resident` said of each block, by its number; kept here by who asks.
+        populated: per block 1 or -1, what `populate_resident` said of it, or 0; kept here for who asks.
         inode: of the file, to tell it from one that took its place.
     """
 
@@ -73,7 +73,7 @@ class ShardFile:
         self._map: mmap.mmap | None = None
         self.view: memoryview | None = None
         self.address = 0
-        self.populated: dict[int, bool] = {}
+        self.populated: np.ndarray | None = None
         if mapped and self.bytes:
             self._map = mmap.mmap(self._fd, self.bytes, access=mmap.ACCESS_READ)
             self._map.madvise(mmap.MADV_RANDOM)
