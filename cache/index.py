@@ -6,122 +6,83 @@ that file, 40 digits of it, so `sha256sum` checks it.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from deeplink.cache import block
 from deeplink.cache.errors import IndexFormatError, KeyMissingError, RowError
-from deeplink.cache.layout import DIGEST_DIGITS
-from deeplink.types import SampleKey, ShardId, Version
+from deeplink.cache.index_format import IndexContent, ShardEntry, file_version, write_index
+from deeplink.cache.index_parts import load
+from deeplink.cache.key_column import KeyColumn
+from deeplink.types import SampleKey, Version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-FORMAT = 1
-_META = b"deeplink"
-_OFFSETS = b"deeplink.block_offsets"
-_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.large_string(), nullable=False),
-        pa.field("shard", pa.uint32(), nullable=False),
-        pa.field("block", pa.uint32(), nullable=False),
-        pa.field("offset", pa.uint32(), nullable=False),
-        pa.field("length", pa.uint64(), nullable=False),
-        pa.field("checksum", pa.uint64(), nullable=False),
-    ]
-)
+__all__ = ["Folder", "Index", "IndexContent", "Labels", "ShardEntry", "file_version", "write_index"]
+
+_MOST_EQUAL = 64
+"""Keys of one hash looked at; among 10 million there is hardly ever a second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardEntry:
-    """One shard of a version.
+class Folder(NamedTuple):
+    """What lies directly in a folder: names of folders, sorted, and int64 rows of its samples."""
+
+    folders: list[str]
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """The classes below a root, and which rows are of which: a class's rows follow one another.
 
     Attributes:
-        id: its name.
-        bytes: size of its file.
-        samples: how many of the version's rows it holds.
-        blocks: how many blocks, of all kinds, it has.
+        classes: names of the folders directly below the root, sorted.
+        starts: where each run of rows of one class begins, counted from the root's first row; ascending.
+        labels: per run, the position of its class in `classes`; -1 for samples directly in the root.
+        count: rows below the root.
     """
 
-    id: ShardId
-    bytes: int
-    samples: int
-    blocks: int
+    classes: list[str]
+    starts: list[int]
+    labels: list[int]
+    count: int
 
+    def __getitem__(self, position: int) -> int:
+        """Return the label of one row, counted from the root's first."""
+        if not 0 <= position < self.count:
+            raise IndexError(position)
+        return self.labels[bisect_right(self.starts, position) - 1]
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class IndexContent:
-    """What an index is made of; columns in the order of the sorted keys.
+    def of(self, positions: np.ndarray) -> np.ndarray:
+        """Return the labels of some rows, int64, in the shape of `positions`."""
+        runs = np.searchsorted(np.array(self.starts, np.int64), positions, side="right") - 1
+        found: np.ndarray = np.array(self.labels, np.int64)[runs]
+        return found
 
-    Attributes:
-        source: where the small files are.
-        shards: the shards, as numbered in `shard`.
-        block_offsets: per shard, uint64: where each block's payload begins in its file.
-        keys: sorted.
-        shard, block, offset: uint32, where each sample begins (see docs/format.md).
-        length, checksum: uint64, bytes and xxh3-64 of each sample.
-    """
-
-    source: str
-    shards: Sequence[ShardEntry]
-    block_offsets: Sequence[np.ndarray]
-    keys: Sequence[SampleKey]
-    shard: np.ndarray
-    block: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
-    checksum: np.ndarray
-
-
-def write_index(path: Path, content: IndexContent) -> Version:
-    """Write an index file and return its version; the same content gives the same file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    meta = {"format": FORMAT, "source": content.source, "shards": [asdict(shard) for shard in content.shards]}
-    offsets = np.concatenate([np.asarray(part, "<u8") for part in content.block_offsets])
-    schema = _SCHEMA.with_metadata({_META: json.dumps(meta, sort_keys=True).encode(), _OFFSETS: offsets.tobytes()})
-    columns = [
-        pa.array(content.keys, pa.large_string()),
-        pa.array(content.shard, pa.uint32()),
-        pa.array(content.block, pa.uint32()),
-        pa.array(content.offset, pa.uint32()),
-        pa.array(content.length, pa.uint64()),
-        pa.array(content.checksum, pa.uint64()),
-    ]
-    batch = pa.record_batch(columns, schema=schema)
-    # One record batch, so that each column is one run of memory.
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        writer.write_batch(batch)
-    return file_version(path)
-
-
-def file_version(path: Path) -> Version:
-    """Return the version that a file's bytes stand for; reads all of it.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return Version(hashlib.file_digest(file, "sha256").hexdigest()[:DIGEST_DIGITS])
+    def every(self) -> np.ndarray:
+        """Return the label of each row below the root, int64, shape (count,)."""
+        ends = np.array([*self.starts[1:], self.count], np.int64)
+        return np.repeat(np.array(self.labels, np.int64), ends - np.array(self.starts, np.int64))
 
 
 class Index:
     """A version of a dataset, mapped into memory. Safe to read from any thread, and across fork.
 
+    What is damaged in the file is an IndexFormatError when it is met, or gives bytes that do not have the checksum
+    they should: `verify` tells.
+
     Attributes:
         path: the file.
         version: the dataset version (the file's name says it; `verify` checks it).
+        format: of the file.
         source: where the small files came from.
-        shards: the shards, numbered as in `shard`.
+        shards: the shards, numbered as in `shard`; an entry is made when it is asked for.
         shard, block, offset: uint32 arrays, one entry per row; read-only views of the file.
         lengths: uint64, bytes of each sample.
         checksums: uint64, xxh3-64 of each sample.
@@ -135,90 +96,119 @@ class Index:
             OSError: it cannot be opened.
         """
         self.path, self.version = path, version
-        try:
-            batch, meta = _load(path)
-            self._take(batch, meta)
-        except (pa.ArrowInvalid, ValueError, KeyError, TypeError) as problem:
-            raise IndexFormatError(path, str(problem)) from problem
-
-    def _take(self, batch: pa.RecordBatch, meta: dict[bytes, bytes]) -> None:
-        said: dict[str, Any] = json.loads(meta[_META])
-        if said["format"] != FORMAT:
-            raise IndexFormatError(self.path, f"format {said['format']}, this release reads format {FORMAT}")
-        self.source: str = said["source"]
-        self.shards = tuple(ShardEntry(**entry) for entry in said["shards"])
-        self._first_block = np.cumsum([0, *(entry.blocks for entry in self.shards)], dtype=np.int64)
-        self._offsets = np.frombuffer(meta[_OFFSETS], "<u8").astype(np.int64)
-        if len(self._offsets) != self._first_block[-1]:
-            raise IndexFormatError(self.path, "the list of block offsets does not fit the list of shards")
-        self._keys: pa.LargeStringArray = batch.column("key")
-        _, ends, text = self._keys.buffers()
-        # Plain memory for the search by key: Arrow's scalars cost ten times as much.
-        self._ends = memoryview(ends).cast("q") if ends is not None else memoryview(b"").cast("q")
-        self._text = memoryview(text) if text is not None else memoryview(b"")
-        self.shard, self.block, self.offset, self.lengths, self.checksums = (
-            batch.column(name).to_numpy(zero_copy_only=True)
-            for name in ("shard", "block", "offset", "length", "checksum")
-        )
+        parts = load(path)
+        self.format, self.source, self.shards = parts.format, parts.source, parts.shards
+        self._keys = KeyColumn(path, parts.ends, parts.text)
+        self.shard, self.block, self.offset = (parts.columns[name] for name in ("shard", "block", "offset"))
+        self.lengths, self.checksums = parts.columns["length"], parts.columns["checksum"]
+        self._hashes = self._hash_rows = memoryview(b"")
+        if parts.hashes is not None and parts.hash_rows is not None and len(self):
+            self._hashes = parts.hashes.data.cast("B").cast("Q")
+            self._hash_rows = parts.hash_rows.data.cast("B").cast("I")
+        # Hashes lie evenly: where one of `count` should be, it is missed by sqrt(count) / 2 in the mean.
+        self._near = 4 * math.isqrt(len(self)) + 64
 
     def __len__(self) -> int:
         return len(self._keys)
-
-    def _key_bytes(self, row: int) -> bytes:
-        return bytes(self._text[self._ends[row] : self._ends[row + 1]])
 
     def key(self, row: int) -> SampleKey:
         """Return the key of a row.
 
         Raises:
             RowError: there is no such row.
+            IndexFormatError: it is damaged.
         """
         if not 0 <= row < len(self):
             raise RowError(row, len(self))
-        return SampleKey(self._key_bytes(row).decode())
+        return SampleKey(self._keys.text(row))
 
     def keys(self, rows: range | None = None) -> list[str]:
-        """Return the keys of all rows, or of a run of them; makes a text of each."""
-        chosen = self._keys if rows is None else self._keys.slice(rows.start, len(rows))
-        found: list[str] = chosen.to_pylist()
-        return found
-
-    def key_text(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bytes of all keys (uint8), and where each begins in them (int64, one entry more than rows).
-
-        Views of the file, for work on all keys at once without a text of each.
-        """
-        return np.frombuffer(self._text, np.uint8), np.frombuffer(self._ends, np.int64)[: len(self) + 1]
-
-    def _first_not_below(self, key: bytes) -> int:
-        low, high = 0, len(self)
-        while low < high:
-            middle = (low + high) // 2
-            if self._key_bytes(middle) < key:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        """Return the keys of all rows, or of a run of them; makes a text of each. Raises as `key`."""
+        chosen = range(len(self)) if rows is None else rows
+        if chosen and not 0 <= chosen.start <= chosen.stop <= len(self):
+            raise RowError(chosen.stop - 1 if chosen.stop > len(self) else chosen.start, len(self))
+        return self._keys.texts(chosen)
 
     def row(self, key: str) -> int:
         """Return the row of a key.
 
         Raises:
             KeyMissingError: the dataset has no such sample.
+            IndexFormatError: the index is damaged.
         """
-        raw = key.encode(errors="surrogateescape")
-        row = self._first_not_below(raw)
-        if row == len(self) or self._key_bytes(row) != raw:
+        raw = _encoded(key)
+        count, at = len(self._hashes), 0
+        if count:
+            wanted = block.checksum(raw)
+            guess = wanted * count >> 64
+            low, high = max(guess - self._near, 0), min(guess + self._near, count)
+            at = bisect_left(self._hashes, wanted, low, high)
+            if at in {low, high}:
+                at = bisect_left(self._hashes, wanted)
+            for place in range(at, min(at + _MOST_EQUAL, count)):
+                if self._hashes[place] != wanted:
+                    break
+                row = self._hash_rows[place]
+                if row < count and self._keys.raw(row) == raw:
+                    return row
+        # Format 1 has no hashes, and damaged ones shall not hide a sample that is there.
+        row = self._keys.first_not_below(raw)
+        if row == len(self) or self._keys.raw(row) != raw:
             raise KeyMissingError(key)
         return row
 
     def rows_below(self, folder: str) -> range:
-        """Return the rows of all samples below a folder, `""` for all of them; empty where there is none."""
-        name = folder.strip("/").encode(errors="surrogateescape")
-        if not name:
-            return range(len(self))
-        # "0" follows "/" in ASCII.
-        return range(self._first_not_below(name + b"/"), self._first_not_below(name + b"0"))
+        """Return the rows of all samples below a folder, `""` for all of them; empty where there is none.
+
+        Raises:
+            IndexFormatError: the index is damaged.
+        """
+        return self._keys.below(_encoded(folder.strip("/")))
+
+    def listing(self, folder: str = "") -> Folder:
+        """Return what lies directly in a folder, `""` for the top; costs nothing for what lies below its folders.
+
+        Raises:
+            KeyMissingError: there is no such folder.
+            IndexFormatError: the index is damaged.
+        """
+        folders: list[bytes] = []
+        runs: list[np.ndarray] = []
+        for child in self._keys.children(_encoded(folder.strip("/"))):
+            if child.name:
+                folders.append(child.name)
+            else:
+                runs.append(np.arange(child.rows.start, child.rows.stop, dtype=np.int64))
+        if not (folders or runs) and folder.strip("/"):
+            raise KeyMissingError(folder)
+        return Folder(self._texts(folders), np.concatenate(runs) if runs else np.empty(0, np.int64))
+
+    def _texts(self, names: Sequence[bytes]) -> list[str]:
+        try:
+            # UTF-8 sorts as its code points do.
+            return [name.decode() for name in sorted(names)]
+        except UnicodeDecodeError as problem:
+            raise IndexFormatError(self.path, f"a key is damaged: {problem}") from None
+
+    def classed(self, root: str = "") -> Labels:
+        """Return the classes below `root` as ImageFolder has them, without touching each sample.
+
+        Raises:
+            KeyMissingError: there are no samples below `root`.
+            IndexFormatError: the index is damaged.
+        """
+        found = list(self._keys.children(_encoded(root.strip("/"))))
+        if not found:
+            raise KeyMissingError(root)
+        names = sorted(child.name for child in found if child.name)
+        rank = {name: number for number, name in enumerate(names)} | {b"": -1}
+        first = found[0].rows.start
+        return Labels(
+            classes=self._texts(names),
+            starts=[child.rows.start - first for child in found],
+            labels=[rank[child.name] for child in found],
+            count=found[-1].rows.stop - first,
+        )
 
     def classes(self, root: str = "") -> list[str]:
         """Return the sorted names of the folders directly below `root` that hold samples (ImageFolder's classes).
@@ -226,7 +216,7 @@ class Index:
         Raises:
             KeyMissingError: there are no samples below `root`.
         """
-        return self._classed(root)[0]
+        return self.classed(root).classes
 
     def labels(self, root: str = "") -> np.ndarray:
         """Return, for each of `rows_below(root)`, the position of its class in `classes(root)`.
@@ -236,33 +226,27 @@ class Index:
         Raises:
             KeyMissingError: there are no samples below `root`.
         """
-        return self._classed(root)[1]
-
-    def _classed(self, root: str) -> tuple[list[str], np.ndarray]:
-        rows = self.rows_below(root)
-        if not rows:
-            raise KeyMissingError(root)
-        depth = len(root.strip("/").split("/")) if root.strip("/") else 0
-        parts = pc.split_pattern(self._keys.slice(rows.start, len(rows)), "/", max_splits=depth + 1)
-        # A sample directly in the root has no part after its own name.
-        classed = pc.greater(pc.list_value_length(parts), depth + 1)
-        first = pc.if_else(classed, pc.list_element(parts, depth), pa.scalar(None, pa.large_string()))
-        coded = first.dictionary_encode()
-        seen: list[str] = coded.dictionary.to_pylist()
-        names = sorted(seen)
-        rank_of = {name: position for position, name in enumerate(names)}
-        rank = np.array([rank_of[name] for name in seen], np.int64)
-        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return names, np.append(rank, -1)[codes].astype(np.int64)
+        return self.classed(root).every()
 
     def block_offsets(self, shard: int) -> np.ndarray:
-        """Return where each block's payload of a shard begins in its file (int64)."""
-        return self._offsets[self._first_block[shard] : self._first_block[shard + 1]]
+        """Return where each block's payload of a shard begins in its file (int64).
+
+        Raises:
+            IndexFormatError: there is no such shard: the row it was taken from is damaged.
+        """
+        return self.shards.offsets(shard)
 
     def file_offsets(self, rows: np.ndarray) -> np.ndarray:
-        """Return where in their shards' files samples begin (int64); for one longer than SPAN, its first piece."""
-        blocks = self._first_block[self.shard[rows]] + self.block[rows]
-        found: np.ndarray = self._offsets[blocks] + self.offset[rows]
+        """Return where in their shards' files samples begin (int64); for one longer than SPAN, its first piece.
+
+        Raises:
+            IndexFormatError: a row is damaged: it names a shard or a block that there is not.
+        """
+        try:
+            blocks = self.shards.first_block[self.shard[rows]] + self.block[rows]
+            found: np.ndarray = self.shards.block_offsets[blocks] + self.offset[rows]
+        except IndexError as problem:
+            raise IndexFormatError(self.path, f"a row is damaged: {problem}") from None
         return found
 
     def pieces(self, row: int) -> list[tuple[int, int, int]]:
@@ -281,10 +265,6 @@ class Index:
             raise IndexFormatError(self.path, f"its content is that of version {found}")
 
 
-def _load(path: Path) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
-    with pa.memory_map(str(path)) as mapped:
-        reader = pa.ipc.open_file(mapped)
-        meta = reader.schema.metadata or {}
-        if reader.num_record_batches != 1 or not reader.schema.equals(_SCHEMA):
-            raise IndexFormatError(path, "it does not have an index's columns")
-        return reader.get_batch(0), meta
+def _encoded(key: str) -> bytes:
+    # Half a surrogate has no UTF-8: what this makes of it is nobody's key.
+    return key.encode(errors="surrogatepass")

@@ -1,0 +1,232 @@
+"""Taking the file of an index apart without trusting it.
+
+What comes back are views that lie within the mapped file: Arrow itself believes what a damaged file says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from deeplink.cache.errors import IndexFormatError
+from deeplink.cache.index_format import (
+    FORMAT,
+    ID_BYTES,
+    META,
+    OFFSETS_1,
+    PLACE,
+    READABLE,
+    SCHEMA,
+    SCHEMA_1,
+    ShardEntry,
+)
+from deeplink.types import ShardId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class ShardNumberError(IndexFormatError, IndexError):
+    """A number stands for no shard of an index: the row it was taken from is damaged."""
+
+    def __init__(self, path: Path, number: int, shards: int) -> None:
+        super().__init__(path, f"a row lies in shard {number} of {shards}")
+        self.number, self.shards = number, shards
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardTable(Sequence[ShardEntry]):
+    """The shards of a version; an entry is made when it is asked for.
+
+    Attributes:
+        path: of the index.
+        ids: their names, 20 bytes each, one after another.
+        sizes, samples: uint64, as in ShardEntry.
+        first_block: int64, shape (shards + 1,): where each one's offsets begin in `block_offsets`.
+        block_offsets: int64, where each block's payload begins in its shard's file, of all shards.
+    """
+
+    path: Path
+    ids: memoryview
+    sizes: np.ndarray
+    samples: np.ndarray
+    first_block: np.ndarray
+    block_offsets: np.ndarray
+
+    def __post_init__(self) -> None:
+        first = self.first_block
+        if first[0] != 0 or first[-1] != len(self.block_offsets) or (first[1:] < first[:-1]).any():
+            raise IndexFormatError(self.path, "the list of block offsets does not fit the list of shards")
+
+    @override
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, number: int) -> ShardEntry: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[ShardEntry]: ...
+    @override
+    def __getitem__(self, number: int | slice) -> ShardEntry | list[ShardEntry]:
+        """Return an entry, or a list of some.
+
+        Raises:
+            ShardNumberError: there is no such shard.
+        """
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        at = number + len(self) if number < 0 else number
+        if not 0 <= at < len(self):
+            raise ShardNumberError(self.path, number, len(self))
+        return ShardEntry(
+            id=ShardId(self.ids[at * ID_BYTES : (at + 1) * ID_BYTES].hex()),
+            bytes=int(self.sizes[at]),
+            samples=int(self.samples[at]),
+            blocks=int(self.first_block[at + 1] - self.first_block[at]),
+        )
+
+    @override
+    def __iter__(self) -> Iterator[ShardEntry]:
+        return (self[i] for i in range(len(self)))
+
+    def offsets(self, number: int) -> np.ndarray:
+        """Return where each block's payload of a shard begins in its file (int64).
+
+        Raises:
+            ShardNumberError: there is no such shard.
+        """
+        if not 0 <= number < len(self):
+            raise ShardNumberError(self.path, number, len(self))
+        return self.block_offsets[self.first_block[number] : self.first_block[number + 1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Parts:
+    """What an index file holds, as read-only views of it.
+
+    Attributes:
+        format: its format.
+        source: where the small files came from.
+        shards: the shards.
+        ends: int64, shape (rows + 1,): where each key begins in `text`. Not looked at.
+        text: the keys, one after another.
+        columns: `shard`, `block`, `offset`, `length`, `checksum`, per row. Not looked at.
+        hashes, hash_rows: uint64 and uint32: sorted xxh3-64 of the keys, and the row of each; None in format 1.
+    """
+
+    format: int
+    source: str
+    shards: ShardTable
+    ends: np.ndarray
+    text: memoryview
+    columns: dict[str, np.ndarray]
+    hashes: np.ndarray | None
+    hash_rows: np.ndarray | None
+
+
+def load(path: Path) -> Parts:
+    """Map an index file and return its parts; reads nothing of its columns.
+
+    Raises:
+        IndexFormatError: it is no index, damaged, or of an unknown format.
+        OSError: it cannot be opened.
+    """
+    try:
+        with pa.memory_map(str(path)) as mapped:
+            return _parts(path, pa.ipc.open_file(mapped))
+    except (pa.ArrowException, ValueError, KeyError, TypeError, OverflowError, AttributeError) as problem:
+        raise IndexFormatError(path, str(problem)) from problem
+    except OSError as problem:
+        if problem.errno is None:  # Arrow's own word for a file that does not hold together
+            raise IndexFormatError(path, str(problem)) from problem
+        raise
+
+
+def _parts(path: Path, reader: pa.RecordBatchFileReader) -> Parts:
+    # The format first: a newer one may have other columns, and is to be refused by its name.
+    meta = reader.schema.metadata or {}
+    said: dict[str, Any] = json.loads(meta[META]) if META in meta else {}
+    if not isinstance(said.get("format"), int) or not isinstance(said.get("source"), str):
+        raise IndexFormatError(path, "it is not an index")
+    if said["format"] not in READABLE:
+        newer = " was written by a newer release;" if said["format"] > FORMAT else ""
+        known = " and ".join(map(str, READABLE))
+        raise IndexFormatError(path, f"format {said['format']}{newer} this release reads formats {known}")
+    schema = SCHEMA if said["format"] == FORMAT else SCHEMA_1
+    if reader.num_record_batches != 1 or not reader.schema.equals(schema):
+        raise IndexFormatError(path, "it does not have an index's columns")
+    batch = reader.get_batch(0)
+    count = batch.num_rows
+    if said.get("samples", count) != count:
+        raise IndexFormatError(path, f"{count:,} rows, not the {said['samples']:,} it was written with")
+    shard = batch.column("shard")
+    first = said["format"] == 1
+    table = _shards_1(path, said, meta[OFFSETS_1]) if first else _shards(path, shard.dictionary)
+    _, ends, text = batch.column("key").buffers()
+    return Parts(
+        format=said["format"],
+        source=said["source"],
+        shards=table,
+        ends=_frozen(ends if count else np.zeros(1, np.int64), "<i8", count + 1),
+        text=memoryview(text or b"").cast("B").toreadonly(),
+        columns={"shard": _flat(shard if first else shard.indices, "<u4", count)}
+        | {name: _flat(batch.column(name), f"<u{kind.bit_width // 8}", count) for name, kind in PLACE},
+        hashes=None if first else _flat(batch.column("hash"), "<u8", count),
+        hash_rows=None if first else _flat(batch.column("hash_row"), "<u4", count),
+    )
+
+
+def _flat(array: pa.Array, kind: str, count: int) -> np.ndarray:
+    """Return an array's values as a view, after it was seen that they are there: Arrow does not look."""
+    validity, data = array.buffers()
+    if array.offset or validity is not None or len(array) != count:
+        raise ValueError(f"a column of {len(array)} values where {count} were expected")
+    return _frozen(data if data is not None else b"", kind, count)
+
+
+def _frozen(data: Any, kind: str, count: int) -> np.ndarray:
+    found: np.ndarray = np.frombuffer(data, kind, count) if count else np.empty(0, kind)
+    found.flags.writeable = False
+    return found
+
+
+def _shards(path: Path, dictionary: pa.StructArray) -> ShardTable:
+    count = len(dictionary)
+    lists = dictionary.field("block_offsets")
+    ids = _flat(dictionary.field("id"), "u1", 0) if not count else _ids(dictionary.field("id"), count)
+    _, ends, *_ = lists.buffers()
+    values = lists.values
+    return ShardTable(
+        path=path,
+        ids=ids.data.cast("B") if count else memoryview(b""),
+        sizes=_flat(dictionary.field("bytes"), "<u8", count),
+        samples=_flat(dictionary.field("samples"), "<u8", count),
+        first_block=_frozen(ends if count else np.zeros(1, np.int64), "<i8", count + 1),
+        block_offsets=_flat(values, "<i8", len(values)),
+    )
+
+
+def _ids(array: pa.FixedSizeBinaryArray, count: int) -> np.ndarray:
+    validity, data = array.buffers()
+    if array.offset or validity is not None or len(array) != count:
+        raise ValueError("the list of shards is damaged")
+    return _frozen(data, "u1", count * ID_BYTES)
+
+
+def _shards_1(path: Path, said: dict[str, Any], offsets: bytes) -> ShardTable:
+    entries = [ShardEntry(**entry) for entry in said["shards"]]
+    return ShardTable(
+        path=path,
+        ids=memoryview(b"".join(bytes.fromhex(entry.id) for entry in entries)),
+        sizes=np.array([entry.bytes for entry in entries], np.uint64),
+        samples=np.array([entry.samples for entry in entries], np.uint64),
+        first_block=np.cumsum([0, *(entry.blocks for entry in entries)], dtype=np.int64),
+        block_offsets=_frozen(offsets, "<i8", len(offsets) // 8),
+    )
