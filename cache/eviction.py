@@ -99,7 +99,7 @@ def in_order(held: Iterable[HeldShard]) -> list[HeldShard]:
 
 
 def to_evict(held: Sequence[HeldShard], excess: int) -> tuple[ShardId, ...]:
-    """Return the shards that leave so that `excess` bytes become free; all that may leave where that is not enough."""
+    """Return the shards that leave for `excess` bytes to become free; all that may, where that is not enough."""
     gone: list[ShardId] = []
     for shard in in_order(held):
         if excess <= 0:

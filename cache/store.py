@@ -2,7 +2,10 @@
 
     <root>/<shard>.mdb         a sealed shard; appears whole, never changes
     <root>/<shard>.verified    says that this very file was read and found whole (device, inode, size, time)
+    <root>/<shard>.used        when it was last read: its modification time
     <root>/quarantine/         shards found damaged, kept for a look
+    <root>/.wanted/<shard>     a shard that was lost here and is to be brought again
+    <root>/.pins/              what running jobs need (`pins`)
     <root>/.draft-*            unfinished
 
 Several processes use one store at once: agent, packer, training processes. Nothing is remembered but what is in
@@ -11,6 +14,7 @@ the folder.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -26,12 +30,12 @@ from deeplink.publish import DRAFT_PREFIX, fsync_path, published_file, write_tex
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_SUFFIX = ".mdb"
+_SUFFIX, _USED, _WANTED = ".mdb", ".used", ".wanted"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DRAFT_KEPT_S = 3600.0
 _MOST_QUARANTINED = 4
@@ -40,12 +44,23 @@ _MOST_QUARANTINED = 4
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What a store holds: shards, their bytes, free bytes of its file system, the shards' names sorted."""
+    """What a store holds.
+
+    Attributes:
+        shards, bytes: all shards' files.
+        free_bytes: what the store's file system has left.
+        ids: the shards' names, sorted.
+        verified, verified_bytes: of those, what was read whole on this mount and found right.
+        sizes: bytes of each shard, in the order of `ids`.
+    """
 
     shards: int
     bytes: int
     free_bytes: int
     ids: tuple[ShardId, ...]
+    verified: int
+    verified_bytes: int
+    sizes: tuple[int, ...]
 
 
 class Store:
@@ -58,6 +73,9 @@ class Store:
             StoreError: the folder cannot be made.
         """
         self.root = root
+        self.make_room: Callable[[int], None] = lambda _needed: None
+        """Called with the bytes of a shard that is to come; may drop others, or raise StoreFullError."""
+        self._marked: dict[ShardId, tuple[int, ...]] = {}
         if not make:
             return
         try:
@@ -100,13 +118,20 @@ class Store:
             StoreError: the folder cannot be looked at.
         """
         try:
-            ids, held = self.ids(), 0
-            for shard in ids:
-                try:
-                    held += self.path(shard).stat().st_size
-                except FileNotFoundError:  # removed since
-                    continue
-            return StoreStatus(len(ids), held, self.free_bytes(), tuple(ids))
+            sizes: dict[ShardId, int] = {}
+            for shard in self.ids():
+                with contextlib.suppress(FileNotFoundError):  # removed since
+                    sizes[shard] = self.path(shard).stat().st_size
+            verified = [shard for shard in sizes if self.is_verified(shard)]
+            return StoreStatus(
+                shards=len(sizes),
+                bytes=sum(sizes.values()),
+                free_bytes=self.free_bytes(),
+                ids=tuple(sizes),
+                verified=len(verified),
+                verified_bytes=sum(sizes[shard] for shard in verified),
+                sizes=tuple(sizes.values()),
+            )
         except OSError as problem:
             raise StoreError(self.root, problem.strerror or str(problem)) from problem
 
@@ -116,11 +141,53 @@ class Store:
 
     def is_verified(self, shard: ShardId) -> bool:
         """Tell whether the very file that is here now was read and found whole on this mount."""
+        mark = self._mark(shard)
         try:
-            said = json.loads(self._mark(shard).read_text(encoding="ascii"))
-            return bool(said == _identity(self.path(shard).stat()))
+            facts, found = mark.stat(), _identity(self.path(shard).stat())
+            seen = (facts.st_ino, facts.st_mtime_ns, *found.values())
+            if self._marked.get(shard) == seen:  # asked for every shard twice a second
+                return True
+            if json.loads(mark.read_text(encoding="ascii")) != found:
+                return False
         except (OSError, ValueError):
+            self._marked.pop(shard, None)
             return False
+        self._marked[shard] = seen
+        return True
+
+    def verified_unix(self, shard: ShardId) -> float:
+        """Return when the file that is here now was last read whole and found right; 0 where it was not."""
+        return self._mark(shard).stat().st_mtime if self.is_verified(shard) else 0.0
+
+    def touch(self, shard: ShardId) -> None:
+        """Note that a shard is being read; a disk that takes no writes is no reason not to read it."""
+        with contextlib.suppress(OSError):
+            (self.root / f"{shard}{_USED}").touch(mode=0o600)
+
+    def used_unix(self, shard: ShardId) -> float:
+        """Return when a shard was last read, or came here; 0 where it is not here."""
+        found = 0.0
+        for path in (self.root / f"{shard}{_USED}", self.path(shard)):
+            with contextlib.suppress(OSError):
+                found = max(found, path.stat().st_mtime)
+        return found
+
+    def wanted(self) -> list[ShardId]:
+        """Return the shards that were lost here and have not come back, sorted; forget those that have."""
+        found = []
+        for path in (self.root / _WANTED).glob("*"):
+            if not layout.is_shard_id(path.name):
+                continue
+            if self.has(ShardId(path.name)):
+                path.unlink(missing_ok=True)
+            else:
+                found.append(ShardId(path.name))
+        return sorted(found)
+
+    def forget_wanted(self, shard: ShardId) -> None:
+        """Give a lost shard up."""
+        with contextlib.suppress(OSError):
+            (self.root / _WANTED / layout.checked_shard_id(shard)).unlink(missing_ok=True)
 
     def verify(self, shard: ShardId) -> bool:
         """Read all of a shard; mark it verified if it is whole. False: it was not, and is in quarantine now.
@@ -173,8 +240,7 @@ class Store:
         """
         if self.has(shard):
             return False
-        if self.free_bytes() < total:
-            raise StoreFullError(self.root, total, self.free_bytes())
+        self.check_room(total)
         try:
             with published_file(self.path(shard), mode=0o644) as draft:
                 _write_chunks(draft, shard, chunks, total)
@@ -183,6 +249,21 @@ class Store:
             self.raise_as_store_error(problem, total)
         self._write_mark(shard, identity)
         return True
+
+    def check_room(self, total: int) -> None:
+        """Make room for a shard of `total` bytes, and return if there is.
+
+        Raises:
+            StoreFullError: there is not.
+            StoreError: the store cannot be looked at.
+        """
+        try:
+            self.make_room(total)
+            free = self.free_bytes()
+        except OSError as problem:
+            raise StoreError(self.root, problem.strerror or str(problem)) from problem
+        if free < total:
+            raise StoreFullError(self.root, total, free)
 
     def adopt(self, draft: Path, shard: ShardId) -> bool:
         """Move a sealed file of this file system, just written and read back, into the store. False: it was here.
@@ -215,6 +296,8 @@ class Store:
             self.path(shard).unlink()
         except FileNotFoundError:
             return False
+        (self.root / f"{shard}{_USED}").unlink(missing_ok=True)
+        self.forget_wanted(shard)
         return True
 
     def quarantine(self, shard: ShardId, why: str, *, inode: int | None = None) -> bool:
@@ -230,6 +313,8 @@ class Store:
             if inode is not None and self.path(shard).stat().st_ino != inode:
                 return False
             folder.mkdir(exist_ok=True)
+            (self.root / _WANTED).mkdir(exist_ok=True)
+            (self.root / _WANTED / shard).touch()
             self.path(shard).rename(folder / f"{shard}-{time.time_ns()}{_SUFFIX}")
             self._mark(shard).unlink(missing_ok=True)
             for older in sorted(folder.iterdir(), key=lambda path: path.name.partition("-")[2])[

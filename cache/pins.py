@@ -1,0 +1,190 @@
+"""What running jobs need of a store: each holder's small file in it, a lease that ends when it is not renewed.
+
+    <store>/.pins/<holder>.json     {"name", "version", "ttl_s", "needed", "shards"}
+
+`shards` are in the order of their next use; the first `needed` of them the running epoch still has to read, the
+others it announces for later. The lease is the file's modification time and `ttl_s`: renewing is one system call,
+and a holder that was killed is forgotten in time. Processes of several jobs pin at once; the agent reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.cache.layout import is_shard_id
+from deeplink.publish import write_text
+from deeplink.types import ShardId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from deeplink.cache.index import Index
+    from deeplink.clock import Clock
+
+log = logging.getLogger(__name__)
+
+TTL_S = 1800.0
+"""How long a job may read nothing (an evaluation, a checkpoint) before what it pinned may leave."""
+_RENEW = 1 / 20
+_HOLDER = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_FOLDER = ".pins"
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """One holder's pin.
+
+    Attributes:
+        holder: who.
+        name, version: of the dataset.
+        shards: in the order of their next use.
+        needed: how many of them, from the first, the running epoch still needs.
+        expires_unix: until when it holds unless renewed.
+    """
+
+    holder: str
+    name: str
+    version: str
+    shards: tuple[ShardId, ...]
+    needed: int
+    expires_unix: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What all holders together need: shards that must stay, and how far off the next use of others is, in shards."""
+
+    needed: frozenset[ShardId]
+    next_use: Mapping[ShardId, int]
+
+
+def demand(pins: Iterable[Pinned]) -> Demand:
+    """Return what these pins come to: a shard is needed if anybody needs it, and its next use is the nearest."""
+    needed: set[ShardId] = set()
+    next_use: dict[ShardId, int] = {}
+    for pin in pins:
+        needed.update(pin.shards[: pin.needed])
+        for distance, shard in enumerate(pin.shards):
+            next_use[shard] = min(distance, next_use.get(shard, distance))
+    return Demand(frozenset(needed), next_use)
+
+
+def read_pins(root: Path, now: float) -> list[Pinned]:
+    """Return the pins in the store at `root` that hold at `now` (seconds since 1970), by holder.
+
+    What cannot be read is logged and taken for no pin; what has expired is removed.
+    """
+    found = []
+    for path in sorted((root / _FOLDER).glob("*.json")):
+        try:
+            pin = _read(path)
+        except FileNotFoundError:  # released since
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            log.warning("pin %s cannot be used: %s", path, problem)
+            continue
+        if pin.expires_unix > now:
+            found.append(pin)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+    return found
+
+
+def _read(path: Path) -> Pinned:
+    with path.open(encoding="utf-8") as file:
+        facts = os.fstat(file.fileno())
+        if facts.st_size > _MOST_BYTES:
+            raise ValueError(f"{facts.st_size:,} bytes")
+        said = json.load(file)
+    shards = tuple(ShardId(shard) for shard in said["shards"])
+    if not all(isinstance(shard, str) and is_shard_id(shard) for shard in shards):
+        raise ValueError("it names what is no shard")
+    return Pinned(
+        holder=path.stem,
+        name=str(said["name"]),
+        version=str(said["version"]),
+        shards=shards,
+        needed=int(said["needed"]),
+        expires_unix=facts.st_mtime + float(said["ttl_s"]),
+    )
+
+
+class Pin:
+    """One process's pin of a dataset's version in this node's store. Not to be carried across fork.
+
+    Nothing here fails: a store that takes no writes is read without a pin.
+
+    Args:
+        root: the store's folder.
+        name: the dataset.
+        index: its version; all its shards are needed until `announce` says otherwise.
+        clock: where time comes from.
+        holder: who; made up when not given.
+        ttl_s: how long it holds unless renewed, seconds.
+    """
+
+    def __init__(
+        self, root: Path, name: str, index: Index, clock: Clock, *, holder: str = "", ttl_s: float = TTL_S
+    ) -> None:
+        self.holder = holder or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        if not _HOLDER.fullmatch(self.holder):
+            raise ValueError(f"{self.holder!r} cannot be a holder's name")
+        self._path = root / _FOLDER / f"{self.holder}.json"
+        self._name, self._version, self._clock, self._ttl_s = name, index.version, clock, ttl_s
+        self._shards: Sequence[ShardId] = [entry.id for entry in index.shards]
+        self._needed = len(self._shards)
+        self._renewed = float("-inf")
+        self.renew()
+
+    def announce(self, shards: Sequence[ShardId], needed: int) -> None:
+        """Say in which order shards are needed from now on, and how many of them the running epoch still needs."""
+        if not 0 <= needed <= len(shards):
+            raise ValueError(f"{needed} of {len(shards)} shards cannot be needed")
+        self._shards, self._needed = tuple(shards), needed
+        self._write()
+
+    def renew(self) -> None:
+        """Keep the pin; next to nothing unless it is due. Call it with every batch."""
+        now = self._clock.monotonic()
+        if now - self._renewed < self._ttl_s * _RENEW:
+            return
+        self._renewed = now
+        try:
+            unix = self._clock.unix()
+            os.utime(self._path, (unix, unix))
+        except FileNotFoundError:  # never written, or it expired while this process was stopped
+            self._write()
+        except OSError as problem:
+            log.debug("pin %s cannot be renewed: %s", self._path, problem)
+
+    def _write(self) -> None:
+        said = {
+            "name": self._name,
+            "version": self._version,
+            "ttl_s": self._ttl_s,
+            "needed": self._needed,
+            "shards": list(self._shards),
+        }
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_text(self._path, json.dumps(said), mode=0o600)
+            unix = self._clock.unix()
+            os.utime(self._path, (unix, unix))
+        except OSError as problem:
+            log.debug("pin %s cannot be written: %s", self._path, problem)
+
+    def release(self) -> None:
+        """Need nothing any more."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
