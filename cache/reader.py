@@ -21,6 +21,7 @@ from deeplink.cache.fleet import Fleet, Outcome
 from deeplink.cache.healing import Healer
 from deeplink.cache.local import LocalReader
 from deeplink.cache.membership import members_token, other_members
+from deeplink.cache.mounts import slowness
 from deeplink.cache.source import open_source
 from deeplink.cache.store import Store
 from deeplink.cache.transport import PlainTransport
@@ -238,7 +239,9 @@ class Reader:
             fleet = Fleet(
                 self.index, members, PlainTransport(token, self._clock), self._clock, deadline_s=deadline_s
             )
-        local = LocalReader(self.index, store, self._clock)
+        local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
+        if problem := slowness(self._config.store, self.index.source):
+            log.warning("dataset %s may be read slower than its files: %s", self.name, problem)
         return _Process(os.getpid(), local, fleet, Healer(store, members, token, self._clock))
 
     def _count(self, **counts: int) -> None:

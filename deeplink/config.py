@@ -27,6 +27,7 @@ WHOLE = "(file)"
 """Stands for a key where the file itself is at fault."""
 # Not settings: what a job hands on to its ranks, and what other modules read on their own.
 _OTHERS = frozenset({"agent", "attempt", "launch", "shim", "sandbox_root", "sandbox_folder"})
+_SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _CLOSE = 0.8  # of difflib; "stoer" is so close to "store"
 
 
@@ -56,6 +57,7 @@ class Config:
         members: agents of a standing cache (`NAME=HOST:PORT,...`); inside a job `deeplink run` sets it.
         node: this node's member name; the host name when empty.
         read_deadline_ms: how long a member may take to answer a batch of reads, besides the transfer.
+        check_every_read: compare checksums whenever a sample is read here, not only the first time in a process.
         token_file: 0600 file with the token that calls carry.
         watch: `host:port` of the site's watchdog; empty where there is none.
         watch_token_file: file with the watchdog's token.
@@ -77,6 +79,7 @@ class Config:
     members: str = ""
     node: str = ""
     read_deadline_ms: int = 2000
+    check_every_read: bool = False
     token_file: Path | None = None
     watch: str = ""
     watch_token_file: Path | None = None
@@ -91,24 +94,37 @@ class Config:
 
 def _converted(origin: str, key: str, kind: str, value: Any) -> Any:
     if "Path" in kind:
-        if not isinstance(value, str):
-            raise ConfigError(origin, key, f"expected a path, got {value!r}")
-        if not value:
-            if "None" in kind:
-                return None
-            raise ConfigError(origin, key, "the path is empty")
-        return Path(os.path.expandvars(value)).expanduser()
+        return _as_path(origin, key, value, may_be_empty="None" in kind)
     if kind == "int":
-        try:
-            number = int(value)
-        except (TypeError, ValueError):
-            raise ConfigError(origin, key, f"expected a whole number, got {value!r}") from None
-        if number <= 0:
-            raise ConfigError(origin, key, f"must be positive, got {number}")
-        return number
+        return _as_number(origin, key, value)
+    if kind == "bool":
+        found = value if isinstance(value, bool) else _SWITCH.get(str(value).lower())
+        if found is None:
+            raise ConfigError(origin, key, f"expected true or false, got {value!r}")
+        return found
     if not isinstance(value, str):
         raise ConfigError(origin, key, f"expected a text, got {value!r}")
     return value
+
+
+def _as_path(origin: str, key: str, value: Any, *, may_be_empty: bool) -> Path | None:
+    if not isinstance(value, str):
+        raise ConfigError(origin, key, f"expected a path, got {value!r}")
+    if value:
+        return Path(os.path.expandvars(value)).expanduser()
+    if not may_be_empty:
+        raise ConfigError(origin, key, "the path is empty")
+    return None
+
+
+def _as_number(origin: str, key: str, value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(origin, key, f"expected a whole number, got {value!r}") from None
+    if number <= 0:
+        raise ConfigError(origin, key, f"must be positive, got {number}")
+    return number
 
 
 def _file_values(path: Path, *, named: bool) -> dict[str, Any]:

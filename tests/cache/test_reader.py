@@ -9,6 +9,7 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -176,6 +177,35 @@ def test_views_do_not_show_damage(local: Reader, config: Config, files: dict[str
         os.truncate(store.path(shard), 10_000)
     assert [bytes(view) for view in local.views(range(60))] == [files[key] for key in local.index.keys(range(60))]
     assert local.stats().failures == 1
+
+
+def test_bytes_that_rot_after_the_first_read_are_noticed_where_that_was_asked_for(
+    local: Reader, config: Config, files: dict[str, bytes]
+) -> None:
+    store, shard = Store(config.store), local.index.shards[0]
+    with Reader.open("digits", config=dataclasses.replace(config, check_every_read=True)) as careful:
+        assert read_all(careful) == read_all(local) == files
+        damage(store, shard.id, at=int(local.index.block_offsets(0)[0]) + 50)
+        assert read_all(careful) == files
+        assert careful.stats().failures == 1
+
+
+def test_a_store_on_a_slow_file_system_is_said(
+    local: Reader, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    local.read([0])
+    assert "may be read slower" not in caplog.text
+    assert "may be read slower" in slowly_stored(config, caplog)
+
+
+def slowly_stored(config: Config, caplog: pytest.LogCaptureFixture) -> str:
+    """What is said when the source lies in memory and the store does not."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (Path(folder) / "a").write_bytes(b"a")
+        pack(folder, "in-memory", config=config)
+        with Reader.open("in-memory", config=config) as reader:
+            assert bytes(reader.read([0])[0]) == b"a"
+    return caplog.text
 
 
 def test_a_file_cut_short_between_two_batches_kills_nobody(local: Reader, config: Config) -> None:

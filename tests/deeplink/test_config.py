@@ -22,6 +22,11 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
     assert (config.store, config.replicas) == (Path("/ssd/b"), 3)
 
 
+@pytest.mark.parametrize(("said", "meant"), [("1", True), ("TRUE", True), ("no", False)])
+def test_a_switch_is_true_or_false(said: str, meant: bool) -> None:
+    assert load_config({"DEEPLINK_CONFIG": "/dev/null", "DEEPLINK_CHECK_EVERY_READ": said}).check_every_read is meant
+
+
 def test_paths_expand_home_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("WHERE", "ssd")
@@ -42,6 +47,7 @@ def test_paths_expand_home_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
         ("store = 7", "store"),
         ("store = ''", "store"),
         ("watch = 1", "watch"),
+        ("check_every_read = 'perhaps'", "check_every_read"),
         ("not toml", "(file)"),
     ],
 )
