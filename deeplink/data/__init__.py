@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from deeplink.data.blocks import BLOCK_WINDOW, BlockOrder, Blocks
 from deeplink.data.digest import DeliveryDigest, receipt
+from deeplink.data.errors import SamplerMisuseError, SamplerStateError, TooFewSamplesError
 from deeplink.data.order import Order, shuffled
-from deeplink.data.sampler import ResumableSampler, SamplerMisuseError, SamplerStateError, TooFewSamplesError
+from deeplink.data.sampler import ResumableSampler
+from deeplink.data.share import Residency
 
 __all__ = [
+    "BLOCK_WINDOW",
+    "BlockOrder",
+    "Blocks",
     "DeliveryDigest",
     "Order",
+    "Residency",
     "ResumableSampler",
     "SamplerMisuseError",
     "SamplerStateError",

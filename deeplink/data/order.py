@@ -11,6 +11,8 @@ Algorithm `feistel-1`. It is part of every sampler state, so it never changes; a
     k_0 ... k_7: little endian, the BLAKE2b-512 digest of "deeplink feistel-1 <version> <seed> <epoch>"
 
 Each round is undone by subtraction, so the whole is a permutation whatever `mix` does.
+
+`blocks-1`, in `deeplink.data.blocks`, puts the same permutation to another use.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ class Order(Enum):
     """How an epoch's samples follow one another; the value is what sampler states say."""
 
     SHUFFLED = "feistel-1"
+    BLOCKS = "blocks-1"
     SEQUENTIAL = "sequential"
 
 
-def _keys(version: str, seed: int, epoch: int) -> list[np.uint64]:
-    digest = hashlib.blake2b(f"deeplink feistel-1 {version} {seed} {epoch}".encode()).digest()
+def _keys(name: str) -> list[np.uint64]:
+    digest = hashlib.blake2b(name.encode()).digest()
     return [np.uint64(key) for key in np.frombuffer(digest, "<u8")]
 
 
@@ -60,6 +63,23 @@ def _once(places: NDArray[np.uint64], a: np.uint64, b: np.uint64, keys: list[np.
     return left * b + right
 
 
+def permuted(places: NDArray[np.int64], length: int, name: str) -> NDArray[np.int64]:
+    """Return what the permutation called `name` of 0 to length-1 has at each of `places`; shape kept.
+
+    Raises:
+        IndexError: a place is not in 0 to length-1.
+    """
+    if places.size and not (int(places.min()) >= 0 and int(places.max()) < length):
+        raise IndexError(f"places must lie in 0 to {length - 1}")
+    keys = _keys(name)[:_ROUNDS]
+    side = max(1, math.isqrt(max(length - 1, 0)) + 1)
+    a, b = np.uint64(side), np.uint64(max(1, -(-length // side)))
+    found = _once(places.astype(np.uint64), a, b, keys)
+    while (outside := found >= np.uint64(length)).any():
+        found[outside] = _once(found[outside], a, b, keys)
+    return found.astype(np.int64)
+
+
 def shuffled(places: NDArray[np.int64], length: int, *, version: str, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return which sample comes at each of `places` of a shuffled epoch; both are 0 to length-1, shape kept.
 
@@ -70,12 +90,4 @@ def shuffled(places: NDArray[np.int64], length: int, *, version: str, seed: int,
     Raises:
         IndexError: a place is not in 0 to length-1.
     """
-    if places.size and not (int(places.min()) >= 0 and int(places.max()) < length):
-        raise IndexError(f"places must lie in 0 to {length - 1}")
-    keys = _keys(version, seed, epoch)[:_ROUNDS]
-    side = max(1, math.isqrt(max(length - 1, 0)) + 1)
-    a, b = np.uint64(side), np.uint64(max(1, -(-length // side)))
-    found = _once(places.astype(np.uint64), a, b, keys)
-    while (outside := found >= np.uint64(length)).any():
-        found[outside] = _once(found[outside], a, b, keys)
-    return found.astype(np.int64)
+    return permuted(places, length, f"deeplink feistel-1 {version} {seed} {epoch}")

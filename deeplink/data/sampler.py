@@ -2,104 +2,77 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from deeplink.data.blocks import BLOCK_WINDOW, BlockOrder
+from deeplink.data.errors import SamplerMisuseError, SamplerStateError
 from deeplink.data.order import Order, shuffled
-from deeplink.errors import DeepLinkError
+from deeplink.data.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized
+
+    from deeplink.data.share import Residency
+
+log = logging.getLogger(__name__)
 
 STATE_FORMAT: Final = "deeplink-sampler-1"
 _STRETCH = 8192
 """Places put through the permutation at once: one call costs as much for 10 as for 1,000."""
 
 
-class SamplerMisuseError(DeepLinkError):
-    """The sampler was called in an order that would lose or repeat samples unseen."""
+class _Pass:
+    """One pass over what is left of an epoch. Stateful as torchdata's StatefulDataLoader understands it.
 
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(f"ResumableSampler: {problem}", remedy=remedy)
-        self.problem = problem
-
-
-class SamplerStateError(DeepLinkError):
-    """A state does not belong to this sampler.
-
-    Attributes:
-        key: which part of the state differs.
-        found: what the state says; `expected` is what this sampler has.
+    Its own state says what was handed out, where the sampler's says what was finished: that is what a
+    StatefulDataLoader keeps, which knows what its workers fetched ahead.
     """
 
-    def __init__(self, key: str, found: object, expected: object) -> None:
-        super().__init__(
-            f"the sampler's state is of another run: {key} is {found!r}, here it is {expected!r}",
-            remedy="Resume with the dataset version, seed and order the state was saved with, or start from anew.",
-        )
-        self.key, self.found, self.expected = key, found, expected
+    def __init__(self, sampler: ResumableSampler) -> None:
+        self._sampler = sampler
+        self.epoch, self.position = sampler.epoch, sampler.position
+        self._batches = self._found()
 
+    def __iter__(self) -> Self:
+        return self
 
-class TooFewSamplesError(DeepLinkError):
-    """The samples left in the epoch cannot be shared out so that every rank gets some, and none twice."""
+    def __next__(self) -> list[int]:
+        batch, self.position = next(self._batches)
+        return batch
 
-    def __init__(self, left: int, world_size: int, batch_size: int) -> None:
-        super().__init__(
-            f"{left} samples left in the epoch cannot be shared by {world_size} ranks in batches of {batch_size}",
-            remedy="Use a batch size over 1 and no more ranks than samples, or go on with set_epoch(epoch + 1).",
-        )
-        self.left, self.world_size, self.batch_size = left, world_size, batch_size
+    def _found(self) -> Iterator[tuple[list[int], int]]:
+        position = self.position
+        while position < self._sampler.length:
+            rows, sizes = self._sampler.stretch(self.epoch, position)
+            taken = 0
+            for mine, size in sizes:
+                self._sampler.give(self)
+                position += size
+                yield rows[taken : taken + mine], position
+                taken += mine
+        self._sampler.used_up(self)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the next batch begins, in the form of the sampler's own state."""
+        return {**self._sampler.state_dict(), "epoch": self.epoch, "position": self.position}
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """How many ranks take how many samples each; every step follows from what is left alone.
-
-    So a run that is resumed with the same share goes through the very same batches as one never interrupted.
-    """
-
-    batch_size: int
-    world_size: int
-
-    def steps(self, left: int) -> int:
-        """Return in how many steps `left` samples are used up."""
-        return -(-left // (self.batch_size * self.world_size))
-
-    def step_size(self, left: int) -> int:
-        """Return how many samples the next step takes over all ranks; steps differ by one sample at most.
-
-        >>> Share(batch_size=4, world_size=2).step_size(10)
-        5
-
-        Raises:
-            TooFewSamplesError: a rank would get none.
-        """
-        steps = self.steps(left)
-        size = -(-left // steps) if steps else 0
-        if steps and left // steps < self.world_size:
-            raise TooFewSamplesError(left, self.world_size, self.batch_size)
-        return size
-
-    def part(self, size: int, rank: int) -> tuple[int, int]:
-        """Return the offsets in a step of `size` samples between which a rank's part lies.
-
-        >>> [Share(batch_size=4, world_size=3).part(8, rank) for rank in range(3)]
-        [(0, 3), (3, 6), (6, 8)]
-        """
-        each, more = divmod(size, self.world_size)
-        start = rank * each + min(rank, more)
-        return start, start + each + (rank < more)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` stands, and take the sampler there. Raises as `ResumableSampler.load_state_dict`."""
+        self._sampler.take_over(self, state)
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._batches = self._found()
 
 
 class ResumableSampler:
     """Yields this rank's batches of row positions; hand it to `DataLoader(batch_sampler=...)`.
 
-    An epoch's order is a function of (version, seed, epoch) alone. What is left of it is cut into steps of equal
-    size (one sample more or less), each step into one part per rank: every sample comes exactly once, none is
-    padded or dropped, at any world size and after any number of resumptions at others.
+    An epoch's order is a function of (version, seed, epoch) alone, by blocks of the window too. What is left of it
+    is cut into steps of equal size (one sample more or less), each step into one part per rank: every sample comes
+    exactly once, none is padded or dropped, at any world size and after any number of resumptions at others.
 
     Call `finished()` once after each optimizer step: it is what moves the position that `state_dict` tells, not
     what DataLoader workers have fetched ahead. After the last step of an epoch it moves on to the next epoch:
@@ -116,11 +89,15 @@ class ResumableSampler:
         rank: this process's; RANK of the environment when None, else 0.
         world_size: the number of ranks; WORLD_SIZE of the environment when None, else 1.
         seed: another seed is another order.
-        shuffle: False keeps the dataset's own order in every epoch.
+        shuffle: False keeps the dataset's own order in every epoch; an `Order` is that one: `Order.BLOCKS` needs a
+            dataset that knows its `blocks`.
+        window: blocks mixed with one another in `Order.BLOCKS`.
+        residency: where samples lie: each step's samples go to ranks that are near to them where that can be.
         version: in place of the dataset's own.
 
     Raises:
         ValueError: a number is out of range.
+        SamplerMisuseError: the dataset does not know its blocks.
     """
 
     def __init__(
@@ -131,7 +108,9 @@ class ResumableSampler:
         rank: int | None = None,
         world_size: int | None = None,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | Order = True,
+        window: int = BLOCK_WINDOW,
+        residency: Residency | None = None,
         version: str | None = None,
     ) -> None:
         self.length = dataset if isinstance(dataset, int) else len(dataset)
@@ -142,13 +121,22 @@ class ResumableSampler:
             raise ValueError(f"nothing to sample: the length is {self.length}")
         if batch_size <= 0 or not 0 <= self.rank < world:
             raise ValueError(f"batch_size {batch_size}, rank {self.rank} of {world}")
-        self.share = Share(batch_size, world)
-        self.seed, self.order = seed, Order.SHUFFLED if shuffle else Order.SEQUENTIAL
+        if residency is not None and len(residency.nodes) != world:
+            raise ValueError(f"the residency knows {len(residency.nodes)} ranks of {world}")
+        self.share, self.residency = Share(batch_size, world), residency
+        self.seed, self.order = seed, _order(shuffle)
+        self._by_blocks = self._block_order(dataset, window) if self.order is Order.BLOCKS else None
         self.epoch = self.position = 0
         self._begin_pass()
 
+    def _block_order(self, dataset: object, window: int) -> BlockOrder:
+        blocks = getattr(dataset, "blocks", None)
+        if blocks is None or blocks.samples != self.length:
+            raise SamplerMisuseError("Order.BLOCKS without blocks", "Give it the deeplink.Dataset itself.")
+        return BlockOrder(blocks, window, version=self.version, seed=self.seed)
+
     def _begin_pass(self) -> None:
-        self._pass: object = object()  # tells a pass from those before it
+        self._pass: object = None  # tells a pass from those before it
         self._given = self._done = 0
         self._exhausted = False
 
@@ -157,11 +145,11 @@ class ResumableSampler:
         return self.share.steps(self.length - self.position)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches left in the epoch, from the first sample after the last finished step.
+        """Return the batches left in the epoch, from the first sample after the last finished step.
 
         Raises:
             SamplerMisuseError: the last pass was used up and `finished` not called for all of it.
-            TooFewSamplesError: what is left cannot be shared out.
+            TooFewSamplesError: what is left cannot be shared out (when the first batch is taken).
         """
         if self._exhausted and self._done < self._given:
             raise SamplerMisuseError(
@@ -170,39 +158,72 @@ class ResumableSampler:
                 "to say that the pass was left on purpose.",
             )
         self._begin_pass()
-        return self._batches(self._pass, self.epoch, self.position)
+        self._pass = begun = _Pass(self)
+        return begun
 
-    def _batches(self, this_pass: object, epoch: int, position: int) -> Iterator[list[int]]:
-        while position < self.length:
-            spans, position = self._stretch(position)
-            places = np.concatenate([np.arange(start, stop) for start, stop in spans])
-            rows = self._rows(places, epoch).tolist()
-            taken = 0
-            for start, stop in spans:
-                if self._pass is not this_pass:
-                    raise SamplerMisuseError(
-                        "an earlier pass goes on after another began", "Keep one loader at a time."
-                    )
-                self._given += 1
-                yield rows[taken : taken + stop - start]
-                taken += stop - start
-        self._exhausted = True
+    def give(self, by: object) -> None:
+        """Count a batch that a pass hands out.
 
-    def _stretch(self, position: int) -> tuple[list[tuple[int, int]], int]:
-        """Return where this rank's parts of the next steps lie, some thousand samples, and where the steps end."""
-        spans, taken = [], 0
+        Raises:
+            SamplerMisuseError: another pass has begun since.
+        """
+        if self._pass is not by:
+            raise SamplerMisuseError("an earlier pass goes on after another began", "Keep one loader at a time.")
+        self._given += 1
+
+    def used_up(self, by: object) -> None:
+        """Take notice that a pass has no batch left."""
+        self._exhausted = self._exhausted or self._pass is by
+
+    def stretch(self, epoch: int, position: int) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return this rank's rows of the steps from `position` on, some thousand samples of them.
+
+        With, for each step, how many of the rows are its, and how many samples it takes over all ranks.
+        """
+        spans, sizes, taken = [], [], 0
         while position < self.length and taken < _STRETCH:
             size = self.share.step_size(self.length - position)
             start, stop = self.share.part(size, self.rank)
-            spans.append((position + start, position + stop))
-            taken += stop - start
+            whole = self.residency is not None
+            spans.append(
+                np.arange(position, position + size) if whole else np.arange(position + start, position + stop)
+            )
+            sizes.append((stop - start, size))
+            taken += len(spans[-1])
             position += size
-        return spans, position
+        rows = self._rows(np.concatenate(spans), epoch)
+        if self.residency is not None:
+            edges = np.cumsum([size for _, size in sizes])[:-1]
+            rows = np.concatenate([self._near(step, self.residency) for step in np.split(rows, edges)])
+        return rows.tolist(), sizes
+
+    def _near(self, step: np.ndarray, residency: Residency) -> np.ndarray:
+        parts = [self.share.part(len(step), rank) for rank in range(self.share.world_size)]
+        mine: np.ndarray = step[
+            residency.ranks(step, np.array([stop - start for start, stop in parts])) == self.rank
+        ]
+        return mine
 
     def _rows(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        if self._by_blocks is not None:
+            return self._by_blocks.rows(places, epoch)
         if self.order is Order.SEQUENTIAL:
             return places
         return shuffled(places, self.length, version=self.version, seed=self.seed, epoch=epoch)
+
+    def coming(self, epoch: int, position: int) -> np.ndarray:
+        """Return the samples, of all ranks, of the window of blocks after the one under way; else none.
+
+        What a disk or another member can be asked for ahead; int64.
+        """
+        return np.empty(0, np.int64) if self._by_blocks is None else self._by_blocks.window_rows(position, epoch)
+
+    @property
+    def shuffle_quality(self) -> float:
+        """How good a shuffle this order is for this step size: see `BlockOrder.quality`; 1.0 is an exact one."""
+        if self._by_blocks is None:
+            return float(self.order is Order.SHUFFLED)
+        return self._by_blocks.quality(self.share.batch_size * self.share.world_size, self.epoch)
 
     def finished(self, steps: int = 1) -> None:
         """Say that the next batch handed out (or the next `steps`) has been trained on, on every rank.
@@ -243,7 +264,7 @@ class ResumableSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands after the last finished step; JSON, the same on every rank."""
-        return {
+        state = {
             "format": STATE_FORMAT,
             "version": self.version,
             "length": self.length,
@@ -252,6 +273,11 @@ class ResumableSampler:
             "epoch": self.epoch,
             "position": self.position,
         }
+        if self._by_blocks is not None:
+            state["window"] = self._by_blocks.window
+        if self.residency is not None:
+            state["residency"] = self.residency.digest
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` stands; world size and batch size may differ from those it was saved with.
@@ -259,15 +285,34 @@ class ResumableSampler:
         Raises:
             SamplerStateError: the state is of another dataset version, length, seed, order or format, or damaged.
         """
+        self._check(state, self.length - 1)
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._begin_pass()
+
+    def _check(self, state: Mapping[str, Any], last: int) -> None:
         mine = self.state_dict()
-        for key in mine.keys() | state.keys():
+        if state.get("residency") != mine.get("residency") and state.get("position"):
+            log.info("the epoch goes on with samples shared out to ranks by another residency")
+        for key in (mine.keys() | state.keys()) - {"residency"}:
             moving = key in {"epoch", "position"}
             if key not in mine or key not in state or (not moving and state[key] != mine[key]):
                 raise SamplerStateError(key, state.get(key), mine.get(key))
         epoch, position = state["epoch"], state["position"]
         if not isinstance(epoch, int) or epoch < 0:
             raise SamplerStateError("epoch", epoch, "a whole number, 0 or more")
-        if not isinstance(position, int) or not 0 <= position < self.length:
-            raise SamplerStateError("position", position, f"0 to {self.length - 1}")
-        self.epoch, self.position = epoch, position
+        if not isinstance(position, int) or not 0 <= position <= last:
+            raise SamplerStateError("position", position, f"0 to {last}")
+
+    def take_over(self, by: object, state: Mapping[str, Any]) -> None:
+        """Take what a pass's state says was handed out for finished, and let that pass go on."""
+        self._check(state, self.length)
+        is_over = state["position"] == self.length
+        self.epoch, self.position = state["epoch"] + is_over, 0 if is_over else state["position"]
         self._begin_pass()
+        self._pass = by
+
+
+def _order(shuffle: bool | Order) -> Order:  # noqa: FBT001 - as the sampler takes it
+    if isinstance(shuffle, Order):
+        return shuffle
+    return Order.SHUFFLED if shuffle else Order.SEQUENTIAL
