@@ -67,8 +67,8 @@ class Labels:
 
     def every(self) -> np.ndarray:
         """Return the label of each row below the root, int64, shape (count,)."""
-        ends = np.array([*self.starts[1:], self.count], np.int64)
-        return np.repeat(np.array(self.labels, np.int64), ends - np.array(self.starts, np.int64))
+        ends, starts = np.array([*self.starts[1:], self.count], np.int64), np.array(self.starts, np.int64)
+        return np.repeat(np.array(self.labels, np.int64), ends - starts)
 
 
 class Index:

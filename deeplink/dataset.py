@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -9,6 +10,7 @@ import numpy as np
 from torch.utils import data as torch_data
 from typing_extensions import override
 
+from deeplink.cache.index import Labels
 from deeplink.cache.reader import Reader, ReadStats
 from deeplink.data.digest import receipt
 from deeplink.errors import DeepLinkError
@@ -68,7 +70,8 @@ class Dataset(torch_data.Dataset[Any]):
         name, root, version: as above; the version is the one that was found.
         classes: names of the folders directly below root, sorted; empty with `labels=False`.
         class_to_idx: class name to label.
-        targets: label of each sample, int64, shape (len,); -1 where there is none; empty with `labels=False`.
+        targets: label of each sample, int64, shape (len,); -1 where there is none; empty with `labels=False`. Made
+            when it is first asked for: reading items does without.
 
     Raises:
         DatasetMissingError: there is no such dataset, or not this version of it.
@@ -96,9 +99,16 @@ class Dataset(torch_data.Dataset[Any]):
         self._range = index.rows_below(self.root)
         if not self._range:
             raise EmptyRootError(name, self.version, root, index.classes() if len(index) else [])
-        self.classes: list[str] = index.classes(self.root) if labels else []
-        self.targets: np.ndarray = index.labels(self.root) if labels else np.empty(0, np.int64)
+        self._labels = index.classed(self.root) if labels else Labels([], [], [], 0)
+        self.classes = self._labels.classes
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+
+    @functools.cached_property
+    def targets(self) -> np.ndarray:  # noqa: D102 - among the class's attributes
+        return self._labels.every()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "targets"}
 
     def __len__(self) -> int:
         return len(self._range)
@@ -138,7 +148,7 @@ class Dataset(torch_data.Dataset[Any]):
         return tuple(parts) if len(parts) > 1 else parts[0]
 
     def _label(self, position: int) -> Any:
-        label = int(self.targets[position])
+        label = self._labels[position]
         if label < 0:
             raise NoClassError(self.name, self.root, self.key(position))
         return self.target_transform(label) if self.target_transform else label

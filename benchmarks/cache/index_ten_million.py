@@ -24,6 +24,7 @@ from deeplink.types import ShardId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkContext, SpawnContext
 
     from deeplink.types import Version
 
@@ -121,9 +122,8 @@ def _worker(pipe: Connection, opened: Index | tuple[Path, Version], seed: int) -
     pipe.recv()
 
 
-def _workers_mib(method: str, opened: Index | tuple[Path, Version]) -> float:
+def _workers_mib(context: SpawnContext | ForkContext, opened: Index | tuple[Path, Version]) -> float:
     """Return the MiB that the workers together took, all of them alive at once."""
-    context = multiprocessing.get_context(method)
     pipes = [context.Pipe() for _ in range(WORKERS)]
     workers = [
         context.Process(target=_worker, args=(there, opened, seed)) for seed, (_, there) in enumerate(pipes)
@@ -211,10 +211,10 @@ def measure(work: Path, samples: int = SAMPLES) -> list[Row]:
         rows.append(make_row("index: bytes per sample without the key", [each], "B", at_most=64))
         rows += [*_opens(path, version), *_lookups(index)]
         rows += [
-            make_row(f"index: {WORKERS} workers, {how}", [_workers_mib(method, opened)], "MiB", at_most=50)
-            for how, method, opened in (
-                ("each opens it", "spawn", (path, version)),
-                ("forked with it open", "fork", index),
+            make_row(f"index: {WORKERS} workers, {how}", [_workers_mib(start, opened)], "MiB", at_most=50)
+            for how, start, opened in (
+                ("each opens it", context, (path, version)),
+                ("forked with it open", multiprocessing.get_context("fork"), index),
             )
         ]
     finally:
