@@ -87,3 +87,18 @@ def write_text(final: Path, text: str, *, mode: int | None = None) -> None:
     """Publish a small text file (see `published_file`)."""
     with published_file(final, mode=mode) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def write_unsynced(final: Path, data: bytes | memoryview) -> None:
+    """Write a file that appears whole or not at all, and may be lost with the machine; makes its folder.
+
+    Raises:
+        OSError: it cannot be written; nothing is left.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(final)
+    try:
+        draft.write_bytes(data)
+        draft.replace(final)
+    finally:
+        draft.unlink(missing_ok=True)

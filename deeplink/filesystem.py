@@ -1,0 +1,315 @@
+"""`deeplink://name[@version]/path`: packed datasets as an fsspec file system, to be read only.
+
+So that whatever reads through fsspec (pyarrow, pandas, Hugging Face datasets, an ImageFolder of one's own) reads
+packed samples. `deeplink://` lists the catalog's datasets. fsspec finds this by an entry point, or when it is
+imported.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from glob import has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.spec import AbstractBufferedFile
+from fsspec.utils import isfilelike
+from typing_extensions import override
+
+from deeplink.cache.block import SPAN
+from deeplink.filecalls import ByteCalls, RefusedWrites
+from deeplink.library import IsFolderError, Library, NotThereError, ReadOnlyError, forget_open_datasets
+from deeplink.path import PROTOCOL, stripped
+from deeplink.publish import write_unsynced
+from deeplink.samplefile import SampleFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from deeplink.config import Config
+    from deeplink.library import Found
+    from deeplink.tree import Entry
+
+_FSSPEC_OPTIONS = frozenset({"asynchronous", "loop", "use_listings_cache", "listings_expiry_time", "max_paths"})
+
+
+class _LongSampleFile(AbstractBufferedFile):  # type: ignore[misc]
+    """A sample of many MiB: its bytes come at the first read, not when it is opened."""
+
+    _whole: bytes | None = None
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        if self._whole is None:
+            self._whole = self.fs.cat_file(self.path)
+        return self._whole[start:end]
+
+
+class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """Packed datasets, read only. Safe to use from several threads, across fork, and to pickle.
+
+    A dataset's version is fixed when an instance first looks at it: what is packed meanwhile is seen by the next
+    instance. fsspec keeps no instances of it, so `fsspec.open(url)` always sees the newest. A pickled instance
+    carries its versions along. A sample whose name holds `*`, `?` or `[` is found by that very name, too.
+
+    Args:
+        versions: dataset name to version, or the beginning of one, for datasets not to be read at their newest.
+        config: where catalog, store and members are; what the environment and the files say when None.
+        options: fsspec's own.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        TypeError: an option is unknown.
+    """
+
+    protocol = PROTOCOL
+    root_marker = ""
+    cachable = False
+
+    def __init__(
+        self, *, versions: Mapping[str, str] | None = None, config: Config | None = None, **options: Any
+    ) -> None:
+        if unknown := sorted(options.keys() - _FSSPEC_OPTIONS):
+            raise TypeError(f"deeplink:// has no option {', '.join(unknown)}: it has versions and config")
+        super().__init__(**options)
+        self._library = Library(versions=versions, config=config)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions read where a path names none: those given, and those looked at so far."""
+        return self._library.versions
+
+    @property
+    def fsid(self) -> str:
+        """The same in all sessions that read the same catalog."""
+        return f"{PROTOCOL}:{self._library.config.catalog}"
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (type(self), self.versions, self._library.config)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DeepLinkFileSystem):
+            return NotImplemented
+        return (self._library.config, self.versions) == (other._library.config, other.versions)
+
+    @override
+    def __hash__(self) -> int:
+        return hash(self._library.config)
+
+    def to_dict(self, **options: Any) -> dict[str, Any]:
+        """Return what fsspec makes the same file system of, at the same versions."""
+        return {**super().to_dict(**options), "versions": self.versions}
+
+    @classmethod
+    def clear_instance_cache(cls) -> None:
+        """Let go of the datasets that this process keeps open."""
+        super().clear_instance_cache()
+        forget_open_datasets()
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(part) for part in path]
+        return stripped(os.fspath(path))
+
+    # What there is.
+
+    def info(self, path: str, **_options: Any) -> dict[str, Any]:
+        """Return name, size, type and, for a sample, its checksum as ETag; of a dataset also the version.
+
+        Raises:
+            NotThereError: nothing lies there.
+        """
+        if not stripped(path):
+            return _folder("")
+        found = self._library.at(path)
+        if not found.place.inner:
+            return {**_folder(found.place.root), "version": found.reader.version}
+        return _facts(found, found.entry)
+
+    def ls(self, path: str, detail: bool = True, **_options: Any) -> list[Any]:  # noqa: FBT001, FBT002 - fsspec's
+        """Return what lies directly in a folder, sorted; a sample lists itself; the root lists the datasets.
+
+        Raises:
+            NotThereError: nothing lies there.
+        """
+        if stripped(path):
+            found = self._library.at(path)
+            facts = [_facts(found, entry) for entry in found.entries()]
+        else:
+            facts = [_folder(name) for name in self._library.catalog.names()]
+        return facts if detail else [fact["name"] for fact in facts]
+
+    def exists(self, path: str, **_options: Any) -> bool:
+        """Tell whether something lies there. Raises what keeps it from being looked for."""
+        return bool(self._kind(path))
+
+    def isdir(self, path: str) -> bool:
+        """Tell whether it is a folder. Raises what keeps it from being looked for."""
+        return self._kind(path) == "directory"
+
+    def isfile(self, path: str) -> bool:
+        """Tell whether it is a sample. Raises what keeps it from being looked for."""
+        return self._kind(path) == "file"
+
+    def _kind(self, path: str) -> str:
+        try:
+            return str(self.info(path)["type"])
+        except NotThereError:
+            return ""
+
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,  # noqa: FBT001, FBT002 - fsspec's
+        detail: bool = False,  # noqa: FBT001, FBT002 - fsspec's
+        prefix: str = "",
+        **_options: Any,
+    ) -> Any:
+        """Return all samples below a folder, sorted, or details by name.
+
+        Args:
+            path: the folder; a sample finds itself; where there is nothing, nothing is found.
+            maxdepth: how many levels down.
+            withdirs: the folder and those below it, too.
+            detail: a dict of what `info` says instead of names.
+            prefix: only what lies in `path` under a name that begins so.
+
+        Raises:
+            ValueError: maxdepth is below 1.
+        """
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        try:
+            found = {fact["name"]: fact for fact in self._below(stripped(path), maxdepth)}
+        except NotThereError:
+            found = {}
+        if not withdirs:
+            found = {name: fact for name, fact in found.items() if fact["type"] == "file"}
+        if prefix:
+            start = f"{stripped(path)}/{prefix}".lstrip("/")
+            found = {name: fact for name, fact in found.items() if name.startswith(start)}
+        return {name: found[name] for name in sorted(found)} if detail else sorted(found)
+
+    def _below(self, path: str, depth: int | None) -> Iterator[dict[str, Any]]:
+        if path:
+            found = self._library.at(path)
+            yield self.info(path)
+            yield from (_facts(found, entry) for entry in found.below(depth))
+            return
+        for name in self._library.catalog.names():
+            if depth == 1:
+                yield _folder(name)
+            else:
+                yield from self._below(name, None if depth is None else depth - 1)
+
+    def expand_path(
+        self,
+        path: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002 - fsspec's
+        maxdepth: int | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Return the paths that patterns and folders stand for; a sample of that very name is no pattern.
+
+        Raises:
+            NotThereError: nothing matches.
+            ValueError: maxdepth is below 1.
+        """
+        asked = [path] if isinstance(path, str | os.PathLike) else list(path)
+        asked = self._strip_protocol(asked)
+        found: set[str] = {part for part in asked if has_magic(part) and self.isfile(part)}
+        patterns = [part for part in asked if part not in found]
+        try:
+            found.update(super().expand_path(patterns, recursive, maxdepth, **options))
+        except FileNotFoundError as problem:
+            if not found:
+                raise NotThereError(", ".join(asked)) from problem
+        return sorted(found)
+
+    def checksum(self, path: str) -> int:
+        """Return a sample's xxh3-64; a number of the version for a dataset or a folder.
+
+        Raises:
+            NotThereError: nothing lies there.
+        """
+        return self._library.at(path).checksum
+
+    def modified(self, path: str) -> datetime:
+        """Return when the version was packed.
+
+        Raises:
+            NotThereError: nothing lies there, or it is not known.
+        """
+        found = self._library.at(path)
+        record = self._library.catalog.record(found.place.name, found.reader.version)
+        if record is None:
+            raise NotThereError(stripped(path), "it is not known when it was packed", "")
+        return datetime.fromtimestamp(record.packed_unix, UTC)
+
+    created = modified
+
+    # Bytes.
+
+    def get_file(
+        self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **_options: Any
+    ) -> None:
+        """Copy one sample to a local file, which appears whole or not at all; make a folder for a folder.
+
+        Raises:
+            NotThereError: there is no such sample.
+            NotReadError: its bytes cannot be had anywhere.
+            OSError: it cannot be written.
+        """
+        outfile = lpath if outfile is None and isfilelike(lpath) else outfile
+        if outfile is None and self.isdir(rpath):
+            Path(lpath).mkdir(parents=True, exist_ok=True)
+            return
+        data = self._library.read([rpath])[rpath]
+        callback.set_size(len(data))
+        if outfile is None:
+            write_unsynced(Path(lpath), data)
+        else:
+            outfile.write(data)
+        callback.relative_update(len(data))
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> Any:
+        if set(mode) & set("wax+"):
+            raise ReadOnlyError(f"open with mode {mode!r}")
+        if mode != "rb":
+            raise ValueError(f"mode {mode!r}")
+        found = self._library.at(path)
+        if found.entry.is_folder:
+            raise IsFolderError(path)
+        if found.bytes > SPAN:
+            options["cache_type"] = "none"
+            return _LongSampleFile(self, path, mode, block_size or "default", **options)
+        return SampleFile(path, self.cat_file(path))
+
+
+def _folder(name: str) -> dict[str, Any]:
+    return {"name": name, "size": 0, "type": "directory"}
+
+
+def _facts(found: Found, entry: Entry) -> dict[str, Any]:
+    if entry.is_folder:
+        return _folder(found.path_of(entry))
+    index = found.reader.index
+    return {
+        "name": found.path_of(entry),
+        "size": int(index.lengths[entry.row]),
+        "type": "file",
+        "ETag": f"{int(index.checksums[entry.row]):016x}",
+    }
+
+
+def _reopened(kind: type[DeepLinkFileSystem], versions: dict[str, str], config: Config) -> DeepLinkFileSystem:
+    return kind(versions=versions, config=config)
+
+
+fsspec.register_implementation(PROTOCOL, DeepLinkFileSystem, clobber=True)

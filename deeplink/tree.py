@@ -1,0 +1,97 @@
+"""A version of a dataset as folders and files. Pure: what is asked of the index, and how it is arranged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.cache.errors import KeyMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deeplink.cache.index import Index
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A folder or a sample.
+
+    Attributes:
+        path: where it is, from the dataset's root.
+        row: the sample's row; -1 for a folder.
+    """
+
+    path: str
+    row: int = -1
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return self.row < 0
+
+
+class Tree:
+    """The folders and samples of one version; asks the index anew each time, remembers nothing."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+
+    def entry(self, path: str) -> Entry | None:
+        """Return what lies at a path; None where nothing does."""
+        try:
+            return Entry(path, self.index.row(path)) if path else Entry("")
+        except KeyMissingError:
+            return Entry(path) if self._is_folder(path) else None
+
+    def _is_folder(self, path: str) -> bool:
+        # The index takes slashes at the ends for nothing; in a path they are wrong.
+        return path == path.strip("/") and bool(self.index.rows_below(path))
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what lies directly in a folder, sorted by name; empty where there is no such folder."""
+        prefix = f"{folder}/" if folder else ""
+        rows = self.index.rows_below(folder)
+        found = []
+        row = rows.start
+        while row < rows.stop:
+            rest = self.index.key(row)[len(prefix) :]
+            name, slash, _ = rest.partition("/")
+            if slash:
+                found.append(Entry(prefix + name))
+                row = self.index.rows_below(prefix + name).stop
+            else:
+                found.append(Entry(prefix + name, row))
+                row += 1
+        return sorted(found, key=lambda entry: entry.path)
+
+    def below(self, folder: str, depth: int | None = None) -> Iterator[Entry]:
+        """Yield all that lies below a folder, folders before what is in them, at most `depth` levels down."""
+        if depth is None:
+            yield from self._all_below(folder)
+            return
+        for entry in self.entries(folder):
+            yield entry
+            if entry.is_folder and depth > 1:
+                yield from self.below(entry.path, depth - 1)
+
+    def _all_below(self, folder: str) -> Iterator[Entry]:
+        rows = self.index.rows_below(folder)
+        start = len(folder) + 1 if folder else 0
+        seen: set[str] = set()
+        for row, key in zip(rows, self.index.keys(rows), strict=True):
+            parent = key.rpartition("/")[0]
+            if len(parent) > len(folder) and parent not in seen:
+                yield from self._new_folders(parent, start, seen)
+            yield Entry(key, row)
+
+    @staticmethod
+    def _new_folders(parent: str, start: int, seen: set[str]) -> Iterator[Entry]:
+        end = parent.find("/", start)
+        while end >= 0:
+            if parent[:end] not in seen:
+                seen.add(parent[:end])
+                yield Entry(parent[:end])
+            end = parent.find("/", end + 1)
+        seen.add(parent)
+        yield Entry(parent)
