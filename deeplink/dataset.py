@@ -107,6 +107,7 @@ class Dataset(torch_data.Dataset[Any]):
     def targets(self) -> np.ndarray:  # noqa: D102 - among the class's attributes
         return self._labels.every()
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "targets"}
 
