@@ -77,6 +77,9 @@ class LocalReader:
         samples = [data[a:b] for a, b in zip(starts, batch.offsets[unseen + 1].tolist(), strict=True)]
         wrong = self._touched.wrong(rows[unseen], samples)
         for number, positions in by_shard(self._index.shard[rows[unseen[wrong]]]):
+            if self.shards.is_vouched(number):  # the index is wrong about these samples alone
+                work.missing.append(unseen[wrong[positions]])
+                continue
             work.missing.append(np.flatnonzero(self._index.shard[rows] == number))
             self._set_aside(number, self._changed(int(rows[unseen[wrong[positions[0]]]])))
 
@@ -161,8 +164,12 @@ class LocalReader:
         """Compare samples with their checksums; return the positions of all in a shard with a wrong one."""
         samples = [view for position in due.tolist() if (view := found[position]) is not None]
         wrong: list[int] = []
-        for row in rows[due[self._touched.wrong(rows[due], samples)]].tolist():
+        for position in due[self._touched.wrong(rows[due], samples)].tolist():
+            row = int(rows[position])
             number = int(self._index.shard[row])
+            if self.shards.is_vouched(number):  # the index is wrong about this sample alone
+                wrong.append(position)
+                continue
             self._set_aside(number, self._changed(row))
             wrong.extend(np.flatnonzero(self._index.shard[rows] == number).tolist())
         return wrong

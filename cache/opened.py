@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import threading
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 _LEAST_OPEN, _MOST_OPEN = 200, 16_384
 _LOOK_AGAIN_S = 5.0
 """How long a shard that is not here is taken to be absent."""
+_VOUCHED_S = 600.0
+"""How long a shard that was read whole and found right is not doubted again: the index is at fault, or memory."""
+_USED_EVERY_S = 60.0
 
 
 def most_open() -> int:
@@ -49,6 +53,8 @@ class OpenShards:
         self._most = most_open()
         self._absent_until: dict[int, float] = {}
         self._damaged: set[int] = set()
+        self._vouched_until: dict[int, float] = {}
+        self._used: dict[int, float] = {}
 
     def get(self, number: int) -> ShardFile | None:
         """Return the open file of a shard; None where it is not here.
@@ -61,6 +67,7 @@ class OpenShards:
             file = self._open.get(number)
             if file is not None:
                 self._open.move_to_end(number)
+                self._note_use(number)
                 return file
             if self._absent_until.get(number, 0.0) > self._clock.monotonic():
                 return None
@@ -69,9 +76,16 @@ class OpenShards:
                 self._absent_until[number] = self._clock.monotonic() + _LOOK_AGAIN_S
                 return None
             self._open[number] = file
+            self._note_use(number)
             if len(self._open) > self._most:
                 self._open.popitem(last=False)
             return file
+
+    def _note_use(self, number: int) -> None:
+        now = self._clock.monotonic()
+        if now - self._used.get(number, float("-inf")) > _USED_EVERY_S:
+            self._used[number] = now
+            self._store.touch(self._index.shards[number].id)
 
     def _opened(self, number: int) -> ShardFile | None:
         entry = self._index.shards[number]
@@ -89,15 +103,27 @@ class OpenShards:
         return file
 
     def set_aside(self, number: int, problem: Exception) -> None:
-        """Stop reading a shard: something is wrong with it. If the shard itself is damaged, it is quarantined."""
+        """Stop reading a shard: something is wrong with it, or with what the index says of it.
+
+        It is not put into quarantine here. Whoever heals (`take_damaged` tells of it) reads it whole first.
+        """
         shard = self._index.shards[number].id
         log.error("%s; reading its samples from elsewhere", problem)
         with self._lock:
-            file = self._open.pop(number, None)
-            self._absent_until[number] = self._clock.monotonic() + _LOOK_AGAIN_S
+            now = self._clock.monotonic()
+            self._open.pop(number, None)
+            is_vouched = self._vouched_until.get(number, 0.0) > now
+            self._absent_until[number] = now + (_VOUCHED_S if is_vouched else _LOOK_AGAIN_S)
+            if is_vouched:
+                return
             self._damaged.add(number)
         if is_damage(problem):
-            self._store.quarantine(shard, str(problem), inode=file.inode if file else None)
+            with contextlib.suppress(OSError):
+                self._store.doubt(shard)
+
+    def is_vouched(self, number: int) -> bool:
+        """Tell whether a shard was read whole not long ago and found right, so that it is not what is at fault."""
+        return self._vouched_until.get(number, 0.0) > self._clock.monotonic()
 
     def take_damaged(self) -> set[int]:
         """Return the numbers of the shards put aside since the last call."""
@@ -108,9 +134,10 @@ class OpenShards:
         return taken
 
     def look_again(self, number: int) -> None:
-        """Take notice that a shard may have come."""
+        """Take notice that a shard is here and is what its name promises."""
         with self._lock:
             self._absent_until.pop(number, None)
+            self._vouched_until[number] = self._clock.monotonic() + _VOUCHED_S
 
     def close(self) -> None:
         """Let go of all files; views that were handed out stay valid."""

@@ -62,7 +62,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What all holders together need: shards that must stay, and how far off the next use of others is, in shards."""
+    """What all holders together need: shards that must stay, and how far off each one's next use is, in shards."""
 
     needed: frozenset[ShardId]
     next_use: Mapping[ShardId, int]

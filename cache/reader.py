@@ -17,6 +17,7 @@ from deeplink.cache import block
 from deeplink.cache.batch import Batch
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import RowError, SampleUnavailableError, SourceChangedError
+from deeplink.cache.fetching import Wanted
 from deeplink.cache.fleet import Fleet, Outcome
 from deeplink.cache.healing import Healer
 from deeplink.cache.local import LocalReader
@@ -199,7 +200,7 @@ class Reader:
         shards = own.local.shards
         damaged = shards.take_damaged()
         for number in damaged:
-            own.healer.heal(self.index.shards[number], partial(shards.look_again, number))
+            own.healer.heal(Wanted.of(self.index, number), partial(shards.look_again, number))
         return damaged
 
     def _from_source(self, own: _Process, row: int, problems: Sequence[str]) -> memoryview:

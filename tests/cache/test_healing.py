@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog
+from deeplink.cache.fetching import Wanted
 from deeplink.cache.healing import Healer
 from deeplink.cache.packer import pack
 from deeplink.cache.store import Store
@@ -14,13 +15,19 @@ from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deeplink.cache.index import ShardEntry
     from tests.cache.agents import Agents
 
 
-def packed(source: Path, agents: Agents) -> tuple[ShardEntry, ...]:
+def packed(source: Path, agents: Agents) -> Sequence[ShardEntry]:
     pack(str(source), "digits", config=agents.config(), members=agents.members, token=agents.token)
     return Catalog(agents.config().catalog).open("digits").shards
+
+
+def wanted(shard: ShardEntry) -> Wanted:
+    return Wanted(id=shard.id, bytes=shard.bytes)
 
 
 def test_many_shards_come_back_in_one_thread(source: Path, agents: Agents, tmp_path: Path) -> None:
@@ -37,7 +44,7 @@ def test_many_shards_come_back_in_one_thread(source: Path, agents: Agents, tmp_p
             all_back.set()
 
     for shard in [*shards, *shards]:
-        healer.heal(shard, healed)
+        healer.heal(wanted(shard), healed)
     assert all_back.wait(20)
     assert len(threads) == len(shards)
     assert all(store.is_verified(shard.id) for shard in shards)
@@ -51,11 +58,11 @@ def test_a_shard_that_nobody_has_does_not_hold_up_the_others(source: Path, agent
     dead = Member(NodeName("dead"), "127.0.0.1:1")
     healer = Healer(store, [dead, *agents.members], agents.token, SystemClock())
     back = threading.Event()
-    healer.heal(first, back.clear)
-    healer.heal(second, back.set)
+    healer.heal(wanted(first), back.clear)
+    healer.heal(wanted(second), back.set)
     assert back.wait(20)
     assert store.ids() == [second.id]
-    assert not healer.fetch(first)
+    assert not store.has(first.id)
 
 
 def test_a_store_that_cannot_be_written_does_not_end_healing(source: Path, agents: Agents, tmp_path: Path) -> None:
@@ -63,9 +70,9 @@ def test_a_store_that_cannot_be_written_does_not_end_healing(source: Path, agent
     store = Store(tmp_path / "later", make=False)
     healer = Healer(store, agents.members, agents.token, SystemClock())
     back = threading.Event()
-    healer.heal(shard, back.set)
+    healer.heal(wanted(shard), back.set)
     while healer._busy:
         assert not back.wait(0.01)
     Store(tmp_path / "later")
-    healer.heal(shard, back.set)
+    healer.heal(wanted(shard), back.set)
     assert back.wait(20)
