@@ -813,3 +813,55 @@ class VerifyReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyReply: _TypeAlias = VerifyReply  # noqa: Y015
+
+@_typing.final
+class DescribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class DescribeReply(_message.Message):
+    """The first has `bytes` and `block_offsets`, each of the others the payload of a table record (docs/format.md)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    BLOCK_OFFSETS_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """size of the sealed file"""
+    block_offsets: _builtins.bytes
+    """u64 each, little endian: where each block's payload begins in the file"""
+    payloads: _builtins.bytes
+    """u64 each, little endian: bytes of each block's payload"""
+    table: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        block_offsets: _builtins.bytes = ...,
+        payloads: _builtins.bytes = ...,
+        table: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_offsets", b"block_offsets", "bytes", b"bytes", "payloads", b"payloads", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015

@@ -75,6 +75,11 @@ class CacheStub(object):
                 request_serializer=deeplink_dot_v1_dot_cache__pb2.EvictRequest.SerializeToString,
                 response_deserializer=deeplink_dot_v1_dot_cache__pb2.EvictReply.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_stream(
+                '/deeplink.v1.Cache/Describe',
+                request_serializer=deeplink_dot_v1_dot_cache__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_cache__pb2.DescribeReply.FromString,
+                _registered_method=True)
 
 
 class CacheServicer(object):
@@ -143,6 +148,13 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """What a shard says of itself: where its blocks lie, and its tables. Enough to list it in an index.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -185,6 +197,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=deeplink_dot_v1_dot_cache__pb2.EvictRequest.FromString,
                     response_serializer=deeplink_dot_v1_dot_cache__pb2.EvictReply.SerializeToString,
+            ),
+            'Describe': grpc.unary_stream_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=deeplink_dot_v1_dot_cache__pb2.DescribeRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_cache__pb2.DescribeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -404,6 +421,33 @@ class Cache(object):
             '/deeplink.v1.Cache/Evict',
             deeplink_dot_v1_dot_cache__pb2.EvictRequest.SerializeToString,
             deeplink_dot_v1_dot_cache__pb2.EvictReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/deeplink.v1.Cache/Describe',
+            deeplink_dot_v1_dot_cache__pb2.DescribeRequest.SerializeToString,
+            deeplink_dot_v1_dot_cache__pb2.DescribeReply.FromString,
             options,
             channel_credentials,
             insecure,

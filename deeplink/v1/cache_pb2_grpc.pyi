@@ -58,6 +58,8 @@ class CacheStub:
     """
     Evict: _grpc.UnaryUnaryMultiCallable[_cache_pb2.EvictRequest, _cache_pb2.EvictReply]
     """Drops shards; what a job needs, or what cannot be had again, only by force."""
+    Describe: _grpc.UnaryStreamMultiCallable[_cache_pb2.DescribeRequest, _cache_pb2.DescribeReply]
+    """What a shard says of itself: where its blocks lie, and its tables. Enough to list it in an index."""
 
 @_typing.type_check_only
 class CacheAsyncStub(CacheStub):
@@ -89,6 +91,8 @@ class CacheAsyncStub(CacheStub):
     """
     Evict: _aio.UnaryUnaryMultiCallable[_cache_pb2.EvictRequest, _cache_pb2.EvictReply]  # type: ignore[assignment]
     """Drops shards; what a job needs, or what cannot be had again, only by force."""
+    Describe: _aio.UnaryStreamMultiCallable[_cache_pb2.DescribeRequest, _cache_pb2.DescribeReply]  # type: ignore[assignment]
+    """What a shard says of itself: where its blocks lie, and its tables. Enough to list it in an index."""
 
 class CacheServicer(metaclass=_abc_1.ABCMeta):
     """A member's shards. Samples travel in ordered batches; one contiguous body per message."""
@@ -165,5 +169,13 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.EvictReply, _abc.Awaitable[_cache_pb2.EvictReply]]:
         """Drops shards; what a job needs, or what cannot be had again, only by force."""
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _cache_pb2.DescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_cache_pb2.DescribeReply], _abc.AsyncIterator[_cache_pb2.DescribeReply]]:
+        """What a shard says of itself: where its blocks lie, and its tables. Enough to list it in an index."""
 
 def add_CacheServicer_to_server(servicer: CacheServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
