@@ -71,9 +71,8 @@ class Budget:
         return max(over, lacking, 0)
 
 
-RESERVE = 0.05
-"""Share of the file system that stays free."""
 _SHARE, _LOW = 0.9, 0.9
+_RESERVE, _MOST_RESERVE = 0.02, 4 << 30
 
 
 def budget_of(setting: int, capacity: int) -> Budget:
@@ -84,7 +83,7 @@ def budget_of(setting: int, capacity: int) -> Budget:
         capacity: bytes of the file system in all.
     """
     most = int(setting or capacity * _SHARE)
-    return Budget(bytes=most, low=int(most * _LOW), reserve=int(capacity * RESERVE))
+    return Budget(bytes=most, low=int(most * _LOW), reserve=min(int(capacity * _RESERVE), _MOST_RESERVE))
 
 
 def in_order(held: Iterable[HeldShard]) -> list[HeldShard]:

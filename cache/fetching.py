@@ -13,6 +13,7 @@ import os
 import threading
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from deeplink.cache import ownership
@@ -191,8 +192,7 @@ class Fetcher:
         by_name = {member.name: member for member in members}
         for name in ownership.ranked(wanted.id, by_name, ownership.weights(members)):
             if not self._breaker.is_skipped(name, self._clock.monotonic()):
-                member = by_name[name]
-                yield name, lambda member=member: self._from_member(member, wanted)
+                yield name, partial(self._from_member, by_name[name], wanted)
         index = wanted.index
         if index is None:
             return

@@ -75,6 +75,7 @@ class Fleet:
     ) -> None:
         self._index, self._transport, self._clock, self._deadline_s = index, transport, clock, deadline_s
         self._members = {member.name: member for member in members}
+        self._weights = ownership.weights(members)
         self._breaker = Breaker()
         self._lock = threading.Lock()
         self._not_held: dict[tuple[NodeName, int], float] = {}
@@ -97,7 +98,9 @@ class Fleet:
         now = self._clock.monotonic()
         ranked = self._ranked.get(shard)
         if ranked is None:
-            ranked = self._ranked[shard] = ownership.ranked(self._index.shards[shard].id, self._members)
+            ranked = self._ranked[shard] = ownership.ranked(
+                self._index.shards[shard].id, self._members, self._weights
+            )
         return [
             name
             for name in ranked

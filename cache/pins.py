@@ -19,9 +19,9 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.cache.layout import is_shard_id
+from deeplink.cache.errors import ShardIdError
+from deeplink.cache.layout import checked_shard_id
 from deeplink.publish import write_text
-from deeplink.types import ShardId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.index import Index
     from deeplink.clock import Clock
+    from deeplink.types import ShardId
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def read_pins(root: Path, now: float) -> list[Pinned]:
             pin = _read(path)
         except FileNotFoundError:  # released since
             continue
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, ShardIdError) as problem:
             log.warning("pin %s cannot be used: %s", path, problem)
             continue
         if pin.expires_unix > now:
@@ -107,9 +108,7 @@ def _read(path: Path) -> Pinned:
         if facts.st_size > _MOST_BYTES:
             raise ValueError(f"{facts.st_size:,} bytes")
         said = json.load(file)
-    shards = tuple(ShardId(shard) for shard in said["shards"])
-    if not all(isinstance(shard, str) and is_shard_id(shard) for shard in shards):
-        raise ValueError("it names what is no shard")
+    shards = tuple(checked_shard_id(str(shard)) for shard in said["shards"])
     return Pinned(
         holder=path.stem,
         name=str(said["name"]),

@@ -39,6 +39,7 @@ class Placer:
     ) -> None:
         self._store, self._node = store, node
         self._names = [member.name for member in members] or [node]
+        self._weights = ownership.weights(members)
         self.wanted = min(replicas, len(self._names))
         self._clients = {member.name: MemberClient(member, token) for member in members if member.name != node}
         self._held: dict[NodeName, dict[ShardId, int]] = {}
@@ -68,7 +69,9 @@ class Placer:
 
     def holders(self, shard: ShardId) -> tuple[NodeName, ...]:
         """Return the members that hold a shard, in the order in which they are to hold it."""
-        return tuple(name for name in ownership.ranked(shard, self._names) if self._has(name, shard))
+        return tuple(
+            name for name in ownership.ranked(shard, self._names, self._weights) if self._has(name, shard)
+        )
 
     def is_placed(self, shard: ShardId) -> bool:
         """Tell whether a shard has all the copies that are wanted."""
@@ -85,7 +88,7 @@ class Placer:
         """
         held, problems = list(self.holders(shard)), []
         path = draft
-        for name in ownership.ranked(shard, self._names):
+        for name in ownership.ranked(shard, self._names, self._weights):
             if len(held) >= self.wanted:
                 break
             if name in held:

@@ -15,13 +15,13 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.slurm import SlurmBackend
-from deeplink.types import Member, NodeName
 from deeplink.wire import new_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from deeplink.config import Config
+    from deeplink.types import Member
 
 
 class StagingFolderError(DeepLinkError):
@@ -117,7 +117,7 @@ def _gathered(config: Config, local: int, clock: Clock) -> Iterator[Target]:
     try:
         logs = str(backend.folder / "agents.log")
         fleet.gather(backend.nodes, len(backend.nodes), logs=logs, told_to_end=lambda: False)
-        members = tuple(Member(NodeName(facts.node), facts.address) for facts in fleet.facts.values())
+        members = tuple(facts.member for facts in fleet.facts.values())
         among = not local and node_name(config) in {member.name for member in members}
         yield Target(config if among else replace(config, store=_staging_folder()), members, token)
     finally:

@@ -42,6 +42,7 @@ class NodeFacts:
         store: node-local folder of shards.
         interface: network interface that carries `address`.
         pid: process id of the agent on its node.
+        weight: how large a share of the shards the node is to hold.
     """
 
     node: str
@@ -51,6 +52,12 @@ class NodeFacts:
     store: str = ""
     interface: str = ""
     pid: int = 0
+    weight: int = 1
+
+    @property
+    def member(self) -> Member:
+        """The node as a member of the cache."""
+        return Member(self.name, self.address, self.weight)
 
     @property
     def name(self) -> NodeName:
@@ -148,7 +155,7 @@ def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict
     if group >= len(launch.nodes) or launch.nodes[group].node != task.node:
         raise NotLaunchedError(f"rank {task.rank} is not meant for {task.node}")
     here = launch.nodes[group]
-    everyone = tuple(Member(NodeName(facts.node), facts.address) for facts in (*launch.nodes, *launch.spares))
+    everyone = tuple(facts.member for facts in (*launch.nodes, *launch.spares))
     settings = {
         "RANK": str(task.rank),
         "WORLD_SIZE": str(launch.world_size),

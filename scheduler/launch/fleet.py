@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.types import NodeName
+from deeplink.types import NodeName, format_members
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_to_wire, open_channel
 
@@ -178,6 +178,7 @@ class Fleet:
         stall = now - self._ticked
         self._ticked = now
         reports: list[common_pb2.Progress] = []
+        members = format_members(tuple(watched.facts.member for watched in self._nodes.values()))
         for watched in self._nodes.values():
             if stall > STALL_S:
                 self._forgive(watched, stall, now)
@@ -186,7 +187,7 @@ class Fleet:
             if now - watched.asked >= POLL_S and len(watched.pending) < MOST_IN_FLIGHT:
                 watched.asked = now
                 request = node_pb2.StatusRequest(
-                    attempt=attempt_to_wire(attempt), after_report=watched.after_report
+                    attempt=attempt_to_wire(attempt), after_report=watched.after_report, members=members
                 )
                 watched.pending.append((now, watched.stub.Status.future(request, timeout=ANSWER_S)))
         return reports

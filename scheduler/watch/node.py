@@ -116,6 +116,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         topology_address: SLURM_TOPOLOGY_ADDR as seen on this node; empty outside of Slurm.
         store_status: returns what the node's store holds; called once per Status, so it must be quick.
         clock: where the uptime comes from.
+        told_members: called with the list of the job's agents that a launcher sends with each question.
     """
 
     def __init__(
@@ -125,10 +126,11 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         store_status: Callable[[], node_pb2.StoreStatus],
         *,
         clock: Clock | None = None,
+        told_members: Callable[[str], None] = lambda _members: None,
     ) -> None:
         self.bulletin = Bulletin()
         self._node, self._topology_address = node, topology_address
-        self._store_status = store_status
+        self._store_status, self._told_members = store_status, told_members
         self._clock = clock or SystemClock()
         self._began = self._clock.monotonic()
 
@@ -150,6 +152,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     def Status(self, request: node_pb2.StatusRequest, context: grpc.ServicerContext) -> node_pb2.StatusReply:
         """Answer the heartbeat; older attempts of the caller's job are fenced from now on."""
         NODE_HEARTBEATS.inc()
+        if request.members:
+            self._told_members(request.members)
         job = newest = None
         if request.HasField("attempt"):
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
