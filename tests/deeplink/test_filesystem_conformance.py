@@ -1,8 +1,8 @@
 """fsspec's own conformance suite over packed datasets, as far as it only reads.
 
-Of `fsspec.tests.abstract`, Copy, Put, Pipe and Open write to what they test: tests/deeplink/test_filesystem.py shows
-that each such call is refused. Of Get, `test_get_directory_recursive` makes its own files in what it tests: here it
-reads the same files from a packed tree.
+Of `fsspec.tests.abstract`, Copy, Put, Pipe and Open write to what they test; that each such call is refused is
+shown in tests/deeplink/test_filesystem.py. Of Get, `test_get_directory_recursive` makes its own files in what it
+tests: here it reads the same files from a packed tree.
 """
 
 from __future__ import annotations
