@@ -3,27 +3,42 @@
 <catalog>/<name>/<version>.arrow    the index, never changed
 <catalog>/<name>/<version>.json     the record of how it was packed
 <catalog>/<name>/latest             the newest version, as text
+<catalog>/<name>/.removed-*         indexes taken out, kept for a week: on network file systems who still reads one
+                                    on another node would be killed if it were gone
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 import uuid
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
-from deeplink.cache.errors import CatalogError, DatasetMissingError, DatasetNameError, IndexFormatError
+from deeplink.cache.errors import (
+    CatalogError,
+    DatasetMissingError,
+    DatasetNameError,
+    IndexFormatError,
+    NewestVersionError,
+)
 from deeplink.cache.index import Index, IndexContent, write_index
 from deeplink.cache.layout import DIGEST_DIGITS
 from deeplink.publish import DRAFT_PREFIX, fsync_path, write_text
 from deeplink.types import Version
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(rf"[0-9a-f]{{{DIGEST_DIGITS}}}")
+_REMOVED = ".removed-"
+_DRAFT_KEPT_S = 86_400.0
+_REMOVED_KEPT_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +53,7 @@ class PackRecord:
         shards: number of shards.
         packed_unix: when, seconds since 1970.
         shard_bytes: most bytes of samples in a shard; 0 where that was not noted.
+    shard_ids: names of its shards, in the order of its index, which can be made anew of them.
     """
 
     source: str
@@ -47,6 +63,23 @@ class PackRecord:
     shards: int
     packed_unix: float
     shard_bytes: int = 0
+    shard_ids: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what was written by this or any other release: keys unknown here are left out.
+
+        Raises:
+            ValueError, TypeError: it is no record.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        said = {key: value for key, value in dict(json.loads(text)).items() if key in known}
+        said["shard_ids"] = tuple(map(str, said.get("shard_ids", ())))
+        return cls(**said)
+
+    def text(self) -> str:
+        """Return what `parse` reads."""
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
 
 
 def checked_name(name: str) -> str:
@@ -115,19 +148,29 @@ class Catalog:
             IndexFormatError: the index is damaged or of another format.
         """
         chosen = version or self.latest(name)
-        path = self._folder(name) / f"{chosen}.arrow"
-        if not _VERSION.fullmatch(chosen) or not path.is_file():
-            raise DatasetMissingError(name, chosen, self.root)
+        path = self.path(name, chosen)
         try:
             return Index(path, chosen)
+        except FileNotFoundError:
+            raise DatasetMissingError(name, chosen, self.root, self.versions(name)) from None
         except OSError as problem:
             raise CatalogError(self.root, f"{path}: {problem.strerror or problem}") from problem
+
+    def path(self, name: str, version: Version) -> Path:
+        """Return where the index of a version is, or would be.
+
+        Raises:
+            DatasetNameError: no dataset can be called so.
+            DatasetMissingError: no version can be called so.
+        """
+        if not _VERSION.fullmatch(version):
+            raise DatasetMissingError(name, version, self.root, self.versions(name))
+        return self._folder(name) / f"{version}.arrow"
 
     def record(self, name: str, version: Version) -> PackRecord | None:
         """Return how a version was packed; None where that is not known."""
         try:
-            text = (self._folder(name) / f"{version}.json").read_text(encoding="utf-8")
-            return PackRecord(**json.loads(text))
+            return PackRecord.parse(self.path(name, version).with_suffix(".json").read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -155,22 +198,108 @@ class Catalog:
             CatalogError: it cannot be written; the name points where it did.
         """
         folder = self._folder(name)
+        noted = dataclasses.replace(record, shard_ids=tuple(entry.id for entry in content.shards))
         try:
-            return self._publish(folder, content, record)
+            folder.mkdir(parents=True, exist_ok=True)
+            with _draft(folder) as draft:
+                # Not `published_file`: the name is known once the file is written.
+                version = write_index(draft, content)
+                _move_in(draft, folder / f"{version}.arrow")
+            write_text(folder / f"{version}.json", noted.text())
+            write_text(folder / "latest", f"{version}\n")
+            self._sweep(folder)
+        except OSError as problem:
+            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+        return version
+
+    def restore(self, name: str, version: Version, content: IndexContent, *, dry_run: bool = False) -> Version:
+        """Put the index of a version back in place of a lost or damaged one; the name points where it did.
+
+        Return the version that `content` is; nothing was changed where it is another than `version`.
+
+        Raises:
+            CatalogError: it cannot be written.
+        """
+        final = self.path(name, version)
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            with _draft(final.parent) as draft:
+                found = write_index(draft, content)
+                if found != version or dry_run:
+                    return found
+                record = self.record(name, version)
+                if record is not None:  # `versions` sorts by when they came
+                    os.utime(draft, (record.packed_unix, record.packed_unix))
+                _move_in(draft, final)
+                self._point(name, version)
+        except OSError as problem:
+            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+        return found
+
+    def _point(self, name: str, version: Version) -> None:
+        try:
+            self.latest(name)
+        except (DatasetMissingError, IndexFormatError):
+            write_text(self._folder(name) / "latest", f"{version}\n")
+
+    def remove(self, name: str, version: Version, *, now: bool = False) -> None:
+        """Take a version out of the catalog; who has it open reads on. Its shards stay where they are.
+
+        Args:
+            name: the dataset.
+            version: not its newest, unless it is the only one.
+            now: free the space at once, also if a job on another node may still read it.
+
+        Raises:
+            DatasetMissingError: there is no such version.
+            NewestVersionError: the name points at it, and there are others.
+            CatalogError: it cannot be removed.
+        """
+        path, there = self.path(name, version), self.versions(name)
+        if version not in there:
+            raise DatasetMissingError(name, version, self.root, there)
+        if self._points_at(name, version) and len(there) > 1:
+            raise NewestVersionError(name, version)
+        try:
+            if len(there) == 1:
+                (path.parent / "latest").unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
+            kept = path.with_name(f"{_REMOVED}{version}-{uuid.uuid4().hex[:12]}")
+            path.rename(kept)
+            os.utime(kept)  # it is kept from now on, not from when it was packed
+            if now:
+                kept.unlink()
+            self._sweep(path.parent)
+            fsync_path(path.parent)
         except OSError as problem:
             raise CatalogError(self.root, problem.strerror or str(problem)) from problem
 
-    def _publish(self, folder: Path, content: IndexContent, record: PackRecord) -> Version:
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f"{DRAFT_PREFIX}{uuid.uuid4().hex}"
+    def _points_at(self, name: str, version: Version) -> bool:
         try:
-            # Not `published_file`: the name is known once the file is written.
-            version = write_index(draft, content)
-            fsync_path(draft)
-            draft.replace(folder / f"{version}.arrow")
-            fsync_path(folder)
-        finally:
-            draft.unlink(missing_ok=True)
-        write_text(folder / f"{version}.json", json.dumps(asdict(record), indent=1, sort_keys=True) + "\n")
-        write_text(folder / "latest", f"{version}\n")
-        return version
+            return self.latest(name) == version
+        except (DatasetMissingError, IndexFormatError):
+            return False
+
+    @staticmethod
+    def _sweep(folder: Path) -> None:
+        """Remove what was left by who was killed, and what was taken out long ago."""
+        for prefix, kept_s in ((DRAFT_PREFIX, _DRAFT_KEPT_S), (_REMOVED, _REMOVED_KEPT_S)):
+            for path in folder.glob(f"{prefix}*"):
+                # By the file system's own clock: the draft of this very moment is on it.
+                if folder.stat().st_mtime - path.stat().st_mtime > kept_s:
+                    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _draft(folder: Path) -> Iterator[Path]:
+    draft = folder / f"{DRAFT_PREFIX}{uuid.uuid4().hex}"
+    try:
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _move_in(draft: Path, final: Path) -> None:
+    fsync_path(draft)
+    draft.replace(final)
+    fsync_path(final.parent)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 import grpc
 
+from deeplink.cache.described import from_replies
 from deeplink.cache.errors import MemberError, MemberRefusedError, MemberSilentError
 from deeplink.types import ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from deeplink.cache.described import ShardDescription
     from deeplink.types import Member
 
 CHUNK_BYTES = 1 << 20
 _ASK_S = 5.0
+_DESCRIBE_S = 60.0
+"""A page read per block: some thousand, on a cold disk."""
 _SLOWEST_BYTES_PER_S = 4 << 20
 """A shard that moves slower than this counts as stuck."""
 
@@ -99,6 +103,19 @@ class MemberClient:
                 yield reply.chunk
         except grpc.RpcError as problem:
             raise_member_error(self.member, problem)
+
+    def describe(self, shard: ShardId) -> ShardDescription:
+        """Return what a shard that the member holds says of itself.
+
+        Raises:
+            MemberError: the member does not say.
+            ShardCorruptError: what it says does not fit together.
+        """
+        try:
+            replies = list(self._stub.Describe(cache_pb2.DescribeRequest(id=shard), timeout=_DESCRIBE_S))
+        except grpc.RpcError as problem:
+            raise_member_error(self.member, problem)
+        return from_replies(shard, replies)
 
 
 def _move_s(total: int) -> float:

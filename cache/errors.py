@@ -88,13 +88,29 @@ class DatasetMissingError(DeepLinkError):
 
     exit_code = 2
 
-    def __init__(self, name: str, version: str, catalog: Path) -> None:
+    def __init__(self, name: str, version: str, catalog: Path, versions: Sequence[str] = ()) -> None:
         wanted = f"version {version} of {name!r}" if version else f"dataset {name!r}"
+        there = f"Versions there are, the newest last: {', '.join(versions[-5:])}."
         super().__init__(
             f"the catalog {catalog} has no {wanted}",
-            remedy="`deeplink pack SOURCE NAME` makes one; DEEPLINK_CATALOG says where to look.",
+            remedy=there
+            if versions
+            else "`deeplink pack SOURCE NAME` makes one; DEEPLINK_CATALOG says where to look.",
         )
-        self.name, self.version, self.catalog = name, version, catalog
+        self.name, self.version, self.catalog, self.versions = name, version, catalog, tuple(versions)
+
+
+class NewestVersionError(DeepLinkError):
+    """The version a name points at was to be removed while there are others."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(
+            f"{version} is the newest version of {name!r}: whoever opens {name!r} reads it",
+            remedy="Pack the dataset anew, or remove its other versions first.",
+        )
+        self.name, self.version = name, version
 
 
 class CatalogError(DeepLinkError):
@@ -114,9 +130,56 @@ class IndexFormatError(DeepLinkError):
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
             f"index {path}: {problem}",
-            remedy="Pack the dataset again, or read it with the release of DeepLink that wrote it.",
+            remedy="`deeplink index rebuild` makes it anew from its shards; a newer format needs a newer release.",
         )
         self.path, self.problem = path, problem
+
+
+class ShardsUnknownError(DeepLinkError):
+    """Nobody says of which shards an index is to be made."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(
+            f"of which shards version {version or '(none)'} of {name!r} was made is not on record",
+            remedy="Name them with --shard, or take all there are with --all; --source says where the files are.",
+        )
+        self.name, self.version = name, version
+
+
+class ShardsNotFoundError(DeepLinkError):
+    """Shards that an index is to be made of are in no folder and at no member that was asked."""
+
+    def __init__(self, missing: Sequence[ShardId], wanted: int, asked: Sequence[str]) -> None:
+        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")  # noqa: PLR2004 - as many as are read
+        super().__init__(
+            f"{len(missing)} of {wanted} shards were not found ({some}); asked: {'; '.join(asked) or 'nobody'}",
+            remedy="Name more folders with --from or more agents with --members.",
+        )
+        self.missing, self.wanted, self.asked = tuple(missing), wanted, tuple(asked)
+
+
+class KeyInTwoShardsError(DeepLinkError):
+    """Shards that an index is to be made of hold samples of one name: they are of several versions."""
+
+    def __init__(self, keys: int, example: str, shards: tuple[ShardId, ShardId]) -> None:
+        super().__init__(
+            f"{keys:,} keys are in two shards, such as {example!r} in {shards[0]} and {shards[1]}",
+            remedy="They are of different versions: name the shards of one version with --shard.",
+        )
+        self.keys, self.example, self.shards = keys, example, shards
+
+
+class RebuiltDiffersError(DeepLinkError):
+    """An index made anew is not the one that was lost."""
+
+    def __init__(self, name: str, wanted: str, found: str) -> None:
+        super().__init__(
+            f"what the shards of {name!r} make is version {found}, not {wanted}",
+            remedy="--as-new publishes it as a version of its own; it may hold samples the lost one left out.",
+        )
+        self.name, self.wanted, self.found = name, wanted, found
 
 
 class RowError(DeepLinkError):
@@ -252,3 +315,23 @@ class PackRunningError(DeepLinkError):
             f"another `deeplink pack` of this source works in {folder}", remedy="Wait until it is done."
         )
         self.folder = folder
+
+
+class HomeError(DeepLinkError):
+    """A packed home does not give, or does not take, a file."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(
+            f"home {url}: {problem}", remedy="--home names a folder or an fsspec URL that you may write to."
+        )
+        self.url, self.problem = url, problem
+
+
+class AppendError(DeepLinkError):
+    """A version cannot be made from the one before it."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"dataset {name!r} cannot be appended to: {problem}", remedy="Pack it without --append.")
+        self.name, self.problem = name, problem

@@ -116,7 +116,7 @@ def write_index(path: Path, content: IndexContent) -> Version:
     keys = _key_array(content.keys)
     if len(keys) > MOST_ROWS:
         raise ValueError(f"{len(keys):,} samples; an index holds {MOST_ROWS:,} at most")
-    if len(keys) > 1 and not pc.all(pc.less(keys[:-1], keys[1:])).as_py():
+    if not is_ascending(keys):
         raise ValueError("the keys are not sorted, or one is there twice")
     meta = {"format": FORMAT, "samples": len(keys), "source": content.source}
     schema = SCHEMA.with_metadata({META: json.dumps(meta, sort_keys=True).encode()})
@@ -133,6 +133,11 @@ def write_index(path: Path, content: IndexContent) -> Version:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(batch)
     return file_version(path)
+
+
+def is_ascending(keys: pa.LargeStringArray) -> bool:
+    """Tell whether keys are sorted by their bytes, each there once."""
+    return len(keys) <= 1 or bool(pc.all(pc.less(keys[:-1], keys[1:])).as_py())
 
 
 def _key_array(keys: Sequence[SampleKey] | pa.LargeStringArray) -> pa.LargeStringArray:

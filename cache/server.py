@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 
 from deeplink import metrics
-from deeplink.cache import frames, layout
+from deeplink.cache import described, frames, layout
 from deeplink.cache.client import CHUNK_BYTES
 from deeplink.cache.errors import (
     FrameError,
@@ -30,7 +30,7 @@ from deeplink.cache.store import is_damage
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from deeplink.cache.store import Store
     from deeplink.types import NodeName, ShardId
@@ -72,6 +72,8 @@ class CacheServicer:
         self._cold = ColdGauge()
         self._reading = threading.BoundedSemaphore(MOST_READS)
         self._samples = self._bytes = 0
+        self.missed: Callable[[ShardId], None] = lambda _shard: None
+        """Told, in passing, of shards that are asked for and not here."""
 
     def register(self, server: grpc.Server) -> list[str]:
         """Add the service to a server and return its full name, as `deeplink.wire.bound_server` wants it."""
@@ -95,6 +97,7 @@ class CacheServicer:
                 response_serializer=cache_pb2.GetReply.SerializeToString,
             ),
         }
+        handlers["Describe"] = described.handler(self._store)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         return [SERVICE]
 
@@ -225,11 +228,15 @@ class CacheServicer:
             return served, cache_pb2.READ_STATUS_OK
         try:
             served = self._opened(layout.checked_shard_id(name))
-        except (ShardIdError, FileNotFoundError):
+        except ShardIdError:
+            return None, cache_pb2.READ_STATUS_NO_SHARD
+        except FileNotFoundError:
+            self.missed(name)
             return None, cache_pb2.READ_STATUS_NO_SHARD
         except (ShardCorruptError, OSError) as problem:
             self._set_aside(name, problem)
             return None, cache_pb2.READ_STATUS_DAMAGED
+        self._store.touch(name)
         with self._lock:
             self._open[name] = served
             if len(self._open) > _MOST_OPEN:

@@ -1,0 +1,228 @@
+"""Makes an index anew of shards alone: each says what it holds."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deeplink.cache import described
+from deeplink.cache.catalog import PackRecord
+from deeplink.cache.client import MemberClient
+from deeplink.cache.errors import (
+    IndexFormatError,
+    KeyInTwoShardsError,
+    MemberError,
+    ShardCorruptError,
+    ShardsNotFoundError,
+    ShardsUnknownError,
+)
+from deeplink.cache.index import IndexContent, ShardEntry
+from deeplink.cache.index_format import is_ascending
+from deeplink.cache.layout import checked_shard_id
+from deeplink.cache.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from deeplink.cache.catalog import Catalog
+    from deeplink.cache.described import ShardDescription
+    from deeplink.types import Member, ShardId, Version
+
+
+class _Place(Protocol):
+    """Where shards are."""
+
+    name: str
+    problems: list[str]
+
+    def ids(self) -> list[ShardId]: ...
+
+    def describe(self, shard: ShardId) -> ShardDescription | None: ...
+
+
+class _FolderPlace:
+    """A folder with files of shards."""
+
+    def __init__(self, root: Path, *, verify: bool) -> None:
+        self.name, self._store, self._verify = str(root), Store(root, make=False), verify
+        self.problems: list[str] = []
+
+    def ids(self) -> list[ShardId]:
+        return self._store.ids()
+
+    def describe(self, shard: ShardId) -> ShardDescription | None:
+        try:
+            return described.describe(self._store.path(shard), shard, verify=self._verify)
+        except FileNotFoundError:
+            return None
+        except (ShardCorruptError, OSError) as problem:
+            self.problems.append(str(problem))
+            return None
+
+
+class _MemberPlace:
+    """An agent that holds shards."""
+
+    def __init__(self, client: MemberClient) -> None:
+        self.name, self._client = str(client.member.name), client
+        self.problems: list[str] = []
+        self._held: set[ShardId] = set()
+        try:
+            self._held = set(client.held())
+        except MemberError as problem:
+            self.problems.append(str(problem))
+
+    def ids(self) -> list[ShardId]:
+        return sorted(self._held)
+
+    def describe(self, shard: ShardId) -> ShardDescription | None:
+        if shard not in self._held:
+            return None
+        try:
+            return self._client.describe(shard)
+        except (MemberError, ShardCorruptError) as problem:
+            self.problems.append(str(problem))
+            return None
+
+
+class ShardFinder:
+    """Finds what shards say of themselves: in folders, then at members. Use `with`.
+
+    Args:
+        folders: with files of shards, such as a node's store.
+        members: agents to ask, each once.
+        token: what calls to them carry.
+        verify: read all of each file in a folder, and compare its name.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], members: Sequence[Member] = (), token: str = "", *, verify: bool = False
+    ) -> None:
+        self._folders, self._members, self._token, self._verify = folders, members, token, verify
+        self._places: list[_Place] = []
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._places = [_FolderPlace(folder, verify=self._verify) for folder in self._folders]
+        for member in self._members:
+            client = self._open.enter_context(MemberClient(member, self._token))
+            self._places.append(_MemberPlace(client))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def every(self) -> list[ShardId]:
+        """Return all shards there are, sorted by name."""
+        return sorted({shard for place in self._places for shard in place.ids()})
+
+    def describe(
+        self, shards: Sequence[ShardId], progress: Callable[[int, int], None] = lambda _done, _all: None
+    ) -> list[ShardDescription]:
+        """Return what each of `shards` says of itself, in their order.
+
+        Args:
+            shards: which.
+            progress: called after each, with how many are done and how many there are.
+
+        Raises:
+            ShardsNotFoundError: some are nowhere, or damaged wherever they are.
+        """
+        found: list[ShardDescription] = []
+        missing: list[ShardId] = []
+        for done, shard in enumerate(shards, 1):
+            descriptions = (place.describe(shard) for place in self._places)
+            description = next((one for one in descriptions if one is not None), None)
+            if description is None:
+                missing.append(shard)
+            else:
+                found.append(description)
+            progress(done, len(shards))
+        if missing:
+            asked = [f"{place.name} ({'; '.join(place.problems[:3]) or 'not there'})" for place in self._places]
+            raise ShardsNotFoundError(missing, len(shards), asked)
+        return found
+
+
+def lost_shards(catalog: Catalog, name: str, version: Version) -> list[ShardId]:
+    """Return the shards of a version in their order: as its record says, else as its damaged index still does.
+
+    Raises:
+        ShardsUnknownError: neither says.
+        DatasetNameError: no dataset can be called so.
+    """
+    record = catalog.record(name, version)
+    if record is not None and record.shard_ids:
+        return [checked_shard_id(shard) for shard in record.shard_ids]
+    try:
+        return [entry.id for entry in catalog.open(name, version).shards]
+    except IndexFormatError:
+        raise ShardsUnknownError(name, version) from None
+
+
+def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDescription]:
+    """Return descriptions in the order of their first keys, which is the order they are packed in."""
+    return sorted(descriptions, key=lambda one: one.keys[0].as_py().encode())
+
+
+def joined(descriptions: Sequence[ShardDescription], source: str) -> IndexContent:
+    """Return the content of an index of shards, numbered as they come.
+
+    Raises:
+        KeyInTwoShardsError: two of them hold a sample of one name.
+    """
+    counts = [len(one) for one in descriptions]
+    keys = pa.concat_arrays([one.keys for one in descriptions])
+    columns = {
+        name: np.concatenate([one.columns[name] for one in descriptions])
+        for name in ("blocks", "offsets", "lengths", "checksums")
+    }
+    columns["shard"] = np.repeat(np.arange(len(descriptions), dtype=np.uint32), counts)
+    if not is_ascending(keys):  # shards of several packings lie across each other
+        order = pc.sort_indices(keys)
+        keys = keys.take(order)
+        columns = {name: column[order.to_numpy()] for name, column in columns.items()}
+        _refuse_twice(keys, columns["shard"], descriptions)
+    entries = [
+        ShardEntry(id=one.id, bytes=one.bytes, samples=len(one), blocks=len(one.block_offsets))
+        for one in descriptions
+    ]
+    return IndexContent(
+        source=source,
+        shards=entries,
+        block_offsets=[one.block_offsets for one in descriptions],
+        keys=keys,
+        shard=columns["shard"],
+        block=columns["blocks"],
+        offset=columns["offsets"],
+        length=columns["lengths"],
+        checksum=columns["checksums"],
+    )
+
+
+def _refuse_twice(keys: pa.LargeStringArray, shard: np.ndarray, descriptions: Sequence[ShardDescription]) -> None:
+    twice = np.flatnonzero(pc.equal(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False))
+    if len(twice):
+        at = int(twice[0])
+        ids = (descriptions[int(shard[at])].id, descriptions[int(shard[at + 1])].id)
+        raise KeyInTwoShardsError(len(twice), keys[at].as_py(), ids)
+
+
+def record_of(content: IndexContent, packed_unix: float) -> PackRecord:
+    """Return the record of a version that was made anew: it says nothing of how it was packed."""
+    return PackRecord(
+        source=content.source,
+        plan="",
+        files=len(content.keys),
+        bytes=int(content.length.sum()),
+        shards=len(content.shards),
+        packed_unix=packed_unix,
+    )
