@@ -81,9 +81,26 @@ class Fleet:
         self._not_held: dict[tuple[NodeName, int], float] = {}
         self._ranked: dict[int, tuple[NodeName, ...]] = {}
 
-    def read(self, rows: np.ndarray, positions: Sequence[int], out: list[memoryview | None]) -> Outcome:
-        """Fill `out[p]` with the bytes of `rows[p]` for each of `positions` that some member serves whole."""
-        wants = [_Want(p, int(rows[p]), self._candidates(int(self._index.shard[rows[p]]))) for p in positions]
+    def read(
+        self,
+        rows: np.ndarray,
+        positions: Sequence[int],
+        out: list[memoryview | None],
+        *,
+        last_resort: bool = False,
+    ) -> Outcome:
+        """Fill `out[p]` with the bytes of `rows[p]` for each of `positions` that some member serves whole.
+
+        Args:
+            rows: of the index.
+            positions: the places in `rows` that are wanted.
+            out: what came.
+            last_resort: ask also who is being left alone for a while: there is nobody else any more.
+        """
+        wants = [
+            _Want(p, int(rows[p]), self._candidates(int(self._index.shard[rows[p]]), last_resort=last_resort))
+            for p in positions
+        ]
         outcome = Outcome({want.position: [] for want in wants})
         while wants:
             by_member: dict[NodeName, list[_Want]] = {}
@@ -94,13 +111,15 @@ class Fleet:
             wants = [want for want in wants if out[want.position] is None and want.candidates]
         return outcome
 
-    def _candidates(self, shard: int) -> list[NodeName]:
+    def _candidates(self, shard: int, *, last_resort: bool) -> list[NodeName]:
         now = self._clock.monotonic()
         ranked = self._ranked.get(shard)
         if ranked is None:
             ranked = self._ranked[shard] = ownership.ranked(
                 self._index.shards[shard].id, self._members, self._weights
             )
+        if last_resort:
+            return list(ranked)
         return [
             name
             for name in ranked

@@ -188,13 +188,35 @@ class Reader:
         peers = [position for position in positions if out[position] is not None]
         size = int(self.index.lengths[rows[peers]].sum()) if peers else 0
         self._count(peer_samples=len(peers), peer_bytes=size, failures=len(damaged) + len(outcome.failed))
+        lost: dict[int, SampleUnavailableError] = {}
         for position in positions:
             data = out[position]
-            if data is None:
-                data = self._from_source(own, int(rows[position]), outcome.problems[position])
-            batch[position][:] = data
+            try:
+                batch[position][:] = (
+                    self._from_source(own, int(rows[position]), outcome.problems[position])
+                    if data is None
+                    else data
+                )
+            except SampleUnavailableError as problem:
+                lost[position] = problem
+        self._last_resort(own, rows, lost, batch)
         shards = self.index.shard[rows]
-        self._count(healed=sum(1 for p in positions if p in outcome.failed or int(shards[p]) in damaged))
+        failed = outcome.failed | lost.keys()
+        self._count(healed=sum(1 for p in positions if p in failed or int(shards[p]) in damaged))
+
+    def _last_resort(
+        self, own: _Process, rows: np.ndarray, lost: dict[int, SampleUnavailableError], batch: Batch
+    ) -> None:
+        """Have samples from members that are left alone because they failed a moment ago: they may be back."""
+        out: list[memoryview | None] = [None] * len(rows)
+        if lost and own.fleet:
+            own.fleet.read(rows, sorted(lost), out, last_resort=True)
+        for position, problem in lost.items():
+            data = out[position]
+            if data is None:
+                raise problem
+            batch[position][:] = data
+            self._count(peer_samples=1, peer_bytes=len(data))
 
     def _heal_damaged(self, own: _Process) -> set[int]:
         shards = own.local.shards
