@@ -82,6 +82,18 @@ class KeyColumn:
         except UnicodeDecodeError as problem:
             raise IndexFormatError(self._path, f"a key is damaged: {problem}") from None
 
+    def run(self, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bytes of the keys of a run of rows (uint8), and where each begins in them (int64, one more).
+
+        Raises:
+            IndexFormatError: where a key begins is damaged.
+        """
+        bounds = self._bounds[rows.start : rows.stop + 1]
+        base, end = (int(bounds[0]), int(bounds[-1])) if len(bounds) else (0, 0)
+        if not 0 <= base <= end <= self._size or (bounds[1:] < bounds[:-1]).any():
+            raise self._damaged(rows.start)
+        return np.frombuffer(self._text[base:end], np.uint8), bounds - base
+
     def first_not_below(self, key: bytes, low: int = 0, high: int | None = None) -> int:
         """Return the first row from `low` on whose key is not less than `key`; `high` (the end) if there is none.
 

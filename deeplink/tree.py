@@ -51,19 +51,13 @@ class Tree:
     def entries(self, folder: str) -> list[Entry]:
         """Return what lies directly in a folder, sorted by name; empty where there is no such folder."""
         prefix = f"{folder}/" if folder else ""
-        rows = self.index.rows_below(folder)
-        found = []
-        row = rows.start
-        while row < rows.stop:
-            rest = self.index.key(row)[len(prefix) :]
-            name, slash, _ = rest.partition("/")
-            if slash:
-                found.append(Entry(prefix + name))
-                row = self.index.rows_below(prefix + name).stop
-            else:
-                found.append(Entry(prefix + name, row))
-                row += 1
-        return sorted(found, key=lambda entry: entry.path)
+        try:
+            found = self.index.listing(folder)
+        except KeyMissingError:
+            return []
+        entries = [Entry(prefix + name) for name in found.folders]
+        entries += [Entry(self.index.key(row), row) for row in found.rows.tolist()]
+        return sorted(entries, key=lambda entry: entry.path)
 
     def below(self, folder: str, depth: int | None = None) -> Iterator[Entry]:
         """Yield all that lies below a folder, folders before what is in them, at most `depth` levels down."""
