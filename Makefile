@@ -3,18 +3,20 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-bench
 PROTOS := $(sort $(wildcard proto/deeplink/v1/*.proto))
 PROTO_OUT ?= .
 SLURM := slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins iproute2 util-linux
 TEST_TOOLS := chromium chromium-driver prometheus systemd
 # setuptools warns of its own editable installs; nobody here can do anything about it.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+PEER_PIP := PYTHONWARNINGS=ignore $(PEERS)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-deps --no-compile
 say = @printf '%-9s %s\n' $(1) $(2)
 
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test check lint types layers unit whole bench-pack format proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test check lint types layers unit whole bench-pack bench-cache format proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -55,6 +57,19 @@ whole:
 
 bench-pack: venv  ## pack and read small files beside raw files and a flat one; facts in build/bench/pack.json
 	@$(BIN)/python -m benchmarks.cache.pack_and_read $(ARGS)
+
+# Peers pin what we cannot live with: an environment of their own, as in benchmarks/requirements.txt and nothing resolved.
+bench-cache: venv $(PEERS)/.ready  ## measure the cache beside its peers; ARGS="--quick --only packing,local"; build/bench/cache.json
+	@.ci/debian bench 'redis-server memcached' redis-server memcached
+	@$(BIN)/python -m benchmarks.cache $(ARGS)
+
+$(PEERS)/.ready: benchmarks/requirements.txt
+	@mkdir -p build && .ci/python-venv $(PYTHON) $(PEERS)
+	$(call say,peers,"installing benchmarks/requirements.txt into $(PEERS); one that cannot be had is not measured")
+	@$(PEER_PIP) -r $< 2>build/peers.txt || while read -r line; do \
+	    case $$line in ''|\#*) ;; *) $(PEER_PIP) "$$line" 2>>build/peers.txt || echo "peers     not installed: $$line";; esac; \
+	done <$<
+	@touch $@
 
 format:  ## put the code into its format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
@@ -104,4 +119,4 @@ test-tools: | slurm
 
 clean:  ## remove what was built (not .venv)
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './$(VENV)/*' -not -path './$(PEERS)/*' -prune -exec rm -rf {} +

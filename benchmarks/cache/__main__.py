@@ -1,0 +1,162 @@
+"""Measures the cache beside its peers, in turns within one run, and says which goals are reached.
+
+make bench-cache
+make bench-cache ARGS="--quick --only packing,local"
+make bench-cache ARGS=--resume          after an interruption: what was finished is kept
+make bench-cache ARGS=--write-docs      writes docs/benchmarks.md besides
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cache.child import side_named
+from benchmarks.cache.lab import FULL, QUICK, SIDES, TINY, Lab, Scale
+from benchmarks.report import page, write_page
+from benchmarks.rows import BENCH, Row, machine, table, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SUBJECTS = {
+    "packing": "Packing and space",
+    "local": "Local reads",
+}
+SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
+PARTS = BENCH / "cache-parts"
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+
+@dataclass(slots=True)
+class Found:
+    """What a run came to, subject by subject.
+
+    Attributes:
+        rows: of each subject that was measured.
+        missing: what was not measured, and why.
+        failed: subjects that ended with an error.
+    """
+
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def all_rows(self) -> list[Row]:
+        """All rows, in the subjects' order."""
+        return [row for name in SUBJECTS for row in self.rows.get(name, [])]
+
+
+def run(subjects: Sequence[str], scale: Scale, parts: Path, say: Callable[[str], None]) -> Found:
+    """Measure subjects; each is noted below `parts` when finished, and not repeated when it is noted there."""
+    found = Found()
+    for number, name in enumerate(subjects, 1):
+        part = parts / f"{name}.json"
+        if part.exists():
+            noted = json.loads(part.read_text(encoding="utf-8"))
+            found.rows[name] = [Row(**{**row, "spread": tuple(row["spread"])}) for row in noted["rows"]]
+            found.missing |= noted["missing"]
+            say(f"{name}: measured before, kept")
+            continue
+        say(f"{number} of {len(subjects)}: {SUBJECTS[name]}")
+        _run_one(name, scale, parts, say, found)
+    return found
+
+
+def _run_one(name: str, scale: Scale, parts: Path, say: Callable[[str], None], found: Found) -> None:
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=BENCH) as work, Lab(Path(work), scale, say) as lab:
+        try:
+            rows = importlib.import_module(f"benchmarks.cache.{name}").measure(lab)
+        except Exception as problem:  # noqa: BLE001 - the other subjects go on; said here and by the exit status
+            say(f"{name} FAILED: {type(problem).__name__}: {problem}")
+            found.failed.append(name)
+            found.missing[name] = f"{type(problem).__name__}: {problem}"
+            return
+        found.rows[name] = rows
+        found.missing |= lab.missing
+        parts.mkdir(parents=True, exist_ok=True)
+        write_rows(name, rows, folder=parts)
+        noted: dict[str, Any] = {"rows": json.loads((parts / f"{name}.json").read_text(encoding="utf-8"))}
+        (parts / f"{name}.json").write_text(json.dumps({**noted, "missing": lab.missing}), encoding="utf-8")
+        say(f"{name}: done\n{table(rows)}")
+
+
+def settings() -> dict[str, str]:
+    """Return how each side is used."""
+    sides = [side_named(where) for where in (*SIDES, "plain.Tar")]
+    return {side.name: side.settings for side in sides}
+
+
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make bench-cache", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scale", choices=SCALES, default="full", help="how much is measured (default: full)")
+    parser.add_argument("--quick", action="store_const", const="quick", dest="scale", help="same as --scale quick")
+    parser.add_argument("--only", metavar="A,B", default=",".join(SUBJECTS), help=f"of: {', '.join(SUBJECTS)}")
+    parser.add_argument("--resume", action="store_true", help="keep what an interrupted run had finished")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON; what goes on goes to stderr")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md")
+    asked = parser.parse_args(arguments)
+    asked.subjects = asked.only.split(",")
+    unknown = sorted(set(asked.subjects) - set(SUBJECTS))
+    if unknown:
+        parser.error(f"--only: no such subject: {', '.join(unknown)}; there are {', '.join(SUBJECTS)}")
+    return asked
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write build/bench/cache.json; 1 when a subject could not be measured for an error of its own."""
+    asked = _asked(arguments)
+    out = sys.stderr if asked.json else sys.stdout
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:4.0f} s] {line}", file=out, flush=True)
+
+    parts = PARTS / asked.scale
+    if not asked.resume:
+        shutil.rmtree(parts, ignore_errors=True)
+    BENCH.mkdir(parents=True, exist_ok=True)
+    say(f"{machine()}; scale {asked.scale}; below {BENCH}")
+    for name, said in settings().items():
+        print(f"  {name}: {said}", file=out)
+    found = run(asked.subjects, SCALES[asked.scale], parts, say)
+    rows = found.all_rows
+    path = write_rows("cache", rows)
+    goals = [row for row in rows if row.goal is not None]
+    print(
+        f"\nFigures to reach: {sum(1 for row in goals if row.reached)} of {len(goals)}\n{table(goals)}", file=out
+    )
+    for what, why in found.missing.items():
+        print(f"not measured: {what}: {why}", file=out)
+    if asked.write_docs:
+        write_page(PAGE, _page(found, asked.scale))
+    if asked.json:
+        print(path.read_text(encoding="utf-8"), end="")
+    say(f"written to {path}{f' and {PAGE}' if asked.write_docs else ''}")
+    return 1 if found.failed else 0
+
+
+def _page(found: Found, scale: str) -> str:
+    return page(
+        {SUBJECTS[name]: rows for name, rows in found.rows.items()},
+        missing=found.missing,
+        settings=settings(),
+        when=datetime.now(UTC).date().isoformat(),
+        scale=f"scale {scale}",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

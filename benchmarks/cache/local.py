@@ -1,0 +1,217 @@
+"""Random and shuffled reads of one process from its own disk, warm and cold, beside all peers."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from benchmarks.cache import memory
+from benchmarks.cache.lab import SIDES, in_turns
+from benchmarks.cache.order import batches, expected
+from benchmarks.cache.players import UnmeasuredError
+from benchmarks.rows import make_row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.cache.lab import Lab, Turns
+    from benchmarks.cache.players import Answer
+    from benchmarks.rows import Row
+
+FOUR = 4096
+SIZES = {FOUR: "4 KiB", 33_000: "33 KB", 1024: "1 KiB", 110_000: "110 KB"}
+OURS = ("ours, batch", "ours, views")
+RAW, FLAT, AHEAD, LITDATA = "raw files", "flat mmap", "flat mmap with WILLNEED", "litdata"
+_RAW = "plain.RawFiles"
+_WARM = tuple(side for side in SIDES if side not in {"plain.FlatAhead", "peers.WebDataset"})
+_COLD = tuple(side for side in SIDES if side not in {"plain.FlatMap", "peers.WebDataset"})
+_EPOCH = tuple(side for side in SIDES if side != "plain.FlatAhead")
+_PASSES = 3
+_MOST_RESIDENT = 0.02
+
+
+class WrongBytesError(Exception):
+    """A side did not read the bytes that were written."""
+
+
+def measure(lab: Lab) -> list[Row]:
+    """Return all rows about local reads."""
+    rows: list[Row] = []
+    for size, name in SIZES.items():
+        lab.say(f"local, {name}: {len(lab.source(size).digests)} files; every side packs them")
+        for side in SIDES:
+            _ready(lab, side, size)
+        rows += _warm(lab, size, name) + _epoch(lab, size, name) + _cold(lab, size, name)
+        lab.close_all()
+        if size != FOUR:  # which other subjects use
+            lab.forget(size)
+    return rows
+
+
+def _ready(lab: Lab, side: str, size: int) -> None:
+    try:
+        lab.kept(side, size)
+    except UnmeasuredError as problem:
+        lab.drop(side, "reads", problem)
+
+
+def checked(lab: Lab, size: int, seed: int, answer: Answer) -> Answer:
+    """Return the answer of a side that read the first samples of an order.
+
+    Raises:
+        WrongBytesError: they were other bytes.
+    """
+    digests = lab.source(size).digests
+    rows = chain.from_iterable(batches(seed, len(digests), answer.samples))
+    if expected(digests, rows) != answer.digest:
+        raise WrongBytesError(f"{answer.samples} samples of {size} bytes came to another digest than they have")
+    return answer
+
+
+def _open(lab: Lab, side: str, size: int) -> None:
+    player = lab.player(side)
+    player.ask("close")
+    player.ask("open", source=str(lab.source(size).root), packed=str(lab.kept(side, size)))
+
+
+def _touch(lab: Lab, size: int, side: str, seed: int) -> Answer:
+    samples = len(lab.source(size).digests)
+    count = lab.count(side, samples)
+    answer = lab.player(side).ask("random", seed=seed, samples=samples, count=count, touch=True)
+    return checked(lab, size, seed, answer)
+
+
+def _first_touch(lab: Lab, size: int, side: str, seed: int) -> Answer:
+    _open(lab, side, size)
+    return _touch(lab, size, side, seed)
+
+
+def _locate(lab: Lab, size: int, side: str, seed: int) -> Answer:
+    samples = len(lab.source(size).digests)
+    count = lab.count(side, samples)
+    answer = lab.player(side).ask("random", seed=seed, samples=samples, count=count, touch=False, passes=_PASSES)
+    if answer.digest != answer.samples * size:
+        raise WrongBytesError(f"{answer.samples} samples of {size} bytes came to {answer.digest} bytes")
+    return answer
+
+
+def _whole(lab: Lab, size: int, side: str, seed: int) -> Answer:
+    answer = lab.player(side).ask("epoch", seed=seed)
+    return checked(lab, size, seed, answer)
+
+
+def cold_turn(lab: Lab, size: int, side: str, seed: int, *, names: bool = False) -> Answer:
+    """Return the answer of a side that was opened anew, and of whose files nothing was in memory.
+
+    Args:
+        lab: where it is measured.
+        size: of the samples.
+        side: who reads.
+        seed: of the order.
+        names: names and inodes stay in memory.
+
+    Raises:
+        UnmeasuredError: its files stay in memory whatever we do.
+    """
+    files = lab.files_of(side, size)
+    lab.close_all()
+    memory.evict(files)
+    player = lab.player(side)
+    player.ask("open", source=str(lab.source(size).root), packed=str(lab.kept(side, size)))
+    memory.evict(files)  # what opening it read ahead
+    share = memory.resident(files)
+    if share > _MOST_RESIDENT:
+        raise UnmeasuredError(f"{share:.0%} of its files stay in memory")
+    if side == _RAW and not names:
+        memory.forget_names()
+    samples = len(lab.source(size).digests)
+    count = min(lab.scale.cold, lab.count(side, samples))
+    return checked(lab, size, seed, player.ask("random", seed=seed, samples=samples, count=count, touch=True))
+
+
+def _warm(lab: Lab, size: int, name: str) -> list[Row]:
+    lab.say(f"local, {name}: warm random reads")
+    first = in_turns(lab, _WARM, f"warm, {name}", partial(_first_touch, lab, size))
+    again = in_turns(lab, [*_WARM[:2], _RAW, "plain.FlatMap"], f"warm again, {name}", partial(_touch, lab, size))
+    views = in_turns(lab, _WARM, f"views, {name}", partial(_locate, lab, size))
+    what = f"local warm random, {name}"
+    four = size == FOUR
+    rows = [
+        *_against(first, f"{what}, consumed and verified at first touch", {RAW: 4, FLAT: 0.7} if four else {}),
+        *_against_best(first, f"{what}, consumed and verified at first touch", 3 if four else None),
+        *_against(again, f"{what}, consumed, verified before", {}),
+        *_against(views, f"{what}, views", {RAW: 10, FLAT: 0.7} if four else {}, ours=OURS[1], only=(RAW, FLAT)),
+        *_against_best(views, f"{what}, views", 3 if four else None, ours=OURS[1]),
+    ]
+    return rows + _costs(first, what, size)
+
+
+def _epoch(lab: Lab, size: int, name: str) -> list[Row]:
+    lab.say(f"local, {name}: a shuffled epoch, warm")
+    for side in _EPOCH:
+        if lab.has(side):
+            _open(lab, side, size)
+    turns = in_turns(lab, _EPOCH, f"epoch, {name}", partial(_whole, lab, size))
+    return _against(turns, f"shuffled epoch, {name}, warm, each by its own iteration", {})
+
+
+def _cold(lab: Lab, size: int, name: str) -> list[Row]:
+    lab.say(f"local, {name}: cold random reads")
+    turns = in_turns(lab, _COLD, f"cold, {name}", partial(cold_turn, lab, size))
+    what = f"local cold random batches of 256, {name}"
+    raw = in_turns(lab, [*_COLD[:2], _RAW], what, partial(cold_turn, lab, size, names=True))
+    goals: dict[str, float] = {FOUR: {RAW: 8, AHEAD: 0.9}, 33_000: {RAW: 2, AHEAD: 0.9}}.get(size, {})
+    return [
+        *_against(turns, what, goals),
+        *_against(raw, f"{what}, names in memory", {}, only=(RAW,)),
+        *_against_best(turns, what, None),
+        *_costs(turns, what, size),
+    ]
+
+
+def _peers(turns: Turns) -> list[str]:
+    return [name for name in turns.of if name in turns.listed]
+
+
+def _against(
+    turns: Turns,
+    what: str,
+    goals: dict[str, float],
+    *,
+    ours: str | None = None,
+    only: Sequence[str] | None = None,
+) -> list[Row]:
+    """Return a row for each other side: how many times faster we are."""
+    us = ours or turns.faster(*OURS)
+    others = [name for name in turns.of if name not in OURS and (only is None or name in only)]
+    return [
+        make_row(f"{what} ({us}): {other}", turns.over(us, other), at_least=goals.get(other)) for other in others
+    ]
+
+
+def _against_best(turns: Turns, what: str, goal: float | None, *, ours: str | None = None) -> list[Row]:
+    """Return a row for the best of the peers that the issue lists."""
+    us, peers = ours or turns.faster(*OURS), _peers(turns)
+    if not peers:
+        return []
+    return [
+        make_row(
+            f"{what} ({us}): the best peer ({turns.faster(*peers)})", turns.over_best(us, peers), at_least=goal
+        )
+    ]
+
+
+def _costs(turns: Turns, what: str, size: int) -> list[Row]:
+    """Return what each side costs: samples/s, CPU s per GB, bytes by read calls and from disk over the payload."""
+    kinds: dict[str, tuple[str, Callable[[Answer], float]]] = {
+        "samples per second": ("1/s", lambda answer: answer.rate),
+        "CPU": ("s/GB", lambda answer: answer.cpu_s / (answer.samples * size / 1e9)),
+        "bytes by read calls over payload": ("B/B", lambda answer: answer.by_calls / (answer.samples * size)),
+        "bytes from disk over payload": ("B/B", lambda answer: answer.from_disk / (answer.samples * size)),
+    }
+    return [
+        make_row(f"{what}, {kind}: {name}", [of(answer) for answer in answers], unit)
+        for kind, (unit, of) in kinds.items()
+        for name, answers in turns.of.items()
+    ]

@@ -1,0 +1,94 @@
+"""Our side: one reader that copies into an arena, one that hands out views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from benchmarks.cache.order import batches
+from benchmarks.cache.sides.base import Side
+from deeplink.cache.packer import pack
+from deeplink.cache.reader import Reader
+from deeplink.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from benchmarks.cache.sides.base import Batches
+
+NAME = "bench"
+
+
+def config_in(folder: Path) -> Config:
+    """Return the configuration of a cache that lies in `folder` alone, whatever this machine's files say."""
+    return Config(catalog=folder / "catalog", store=folder / "store", state=folder / "state", replicas=1)
+
+
+class Ours(Side):
+    """Reader.batch: copies by system calls, safe whatever happens to the disk."""
+
+    name = "ours, batch"
+    kept = "deeplink"
+    settings = "Reader.batch: one arena per batch; every sample's checksum compared at first touch"
+    samples_per_s = 1_000_000
+
+    def __init__(self) -> None:
+        self.reader: Reader | None = None
+
+    @override
+    def pack(self, source: Path, packed: Path, *, ordered: bool) -> None:
+        pack(str(source), NAME, config=config_in(packed))
+
+    @override
+    def open(self, source: Path, packed: Path) -> None:
+        self.reader = Reader.open(NAME, config=config_in(packed))
+        self.reader.read([0])  # a reader opens its files when first used
+
+    def opened(self) -> Reader:
+        """Return the open reader.
+
+        Raises:
+            RuntimeError: it was not opened.
+        """
+        if self.reader is None:
+            raise RuntimeError("not opened")
+        return self.reader
+
+    @override
+    def read(self, wanted: Sequence[Sequence[int]]) -> Batches:
+        reader = self.opened()
+        for rows in wanted:
+            yield reader.batch(rows).views()
+        self._check(reader)
+
+    @override
+    def epoch(self, seed: int) -> Batches:
+        samples = len(self.opened())
+        return self.read(batches(seed, samples, samples))
+
+    @override
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+    def _check(self, reader: Reader) -> None:
+        stats = reader.stats()
+        if stats.peer_samples or stats.source_samples or stats.failures:
+            raise RuntimeError(f"not all was read from the store: {stats}")
+
+
+class OursViews(Ours):
+    """Reader.views: no copy."""
+
+    name = "ours, views"
+    settings = "Reader.views: views of mapped shards; every sample's checksum compared at first touch"
+
+    @override
+    def read(self, wanted: Sequence[Sequence[int]]) -> Batches:
+        reader = self.opened()
+        for rows in wanted:
+            yield reader.views(rows)
+        self._check(reader)

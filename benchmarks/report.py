@@ -1,0 +1,83 @@
+"""Writes what was measured as a page for readers: docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeplink.publish import write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from benchmarks.rows import Row
+
+_HEAD = """\
+# Benchmarks of the cache
+
+Written by `make bench-cache ARGS=--write-docs`; what is measured and by which rules is in `benchmarks/README.md`.
+Measured on {when} ({scale}) on: {machine}.
+
+A ratio (`x`) is how many times faster than that peer we are, in turns within one run; the spread is the lowest and
+the highest of the runs. Client and servers share one machine's cores, so remote figures are bound by its
+processors and not by a network.
+"""
+
+
+def page(
+    subjects: Mapping[str, Sequence[Row]],
+    *,
+    missing: Mapping[str, str],
+    settings: Mapping[str, str],
+    when: str,
+    scale: str,
+) -> str:
+    """Return the page.
+
+    Args:
+        subjects: rows of each subject, by its name.
+        missing: what was not measured, and why.
+        settings: of each side, by its name.
+        when: the day.
+        scale: how it was run.
+    """
+    rows = [row for of in subjects.values() for row in of]
+    goals = [row for row in rows if row.goal is not None]
+    reached = sum(1 for row in goals if row.reached)
+    parts = [
+        _HEAD.format(when=when, scale=scale, machine=rows[0].machine if rows else "nothing"),
+        f"## Figures to reach: {reached} of {len(goals)}\n",
+        _table(goals),
+    ]
+    for name, of in subjects.items():
+        parts += [f"## {name}\n", _table(of)]
+    parts.append("## Settings\n")
+    parts.append("".join(f"- **{name}**: {said}\n" for name, said in settings.items()))
+    if missing:
+        parts.append("## Not measured\n")
+        parts.append("".join(f"- {what}: {_cell(why)}\n" for what, why in missing.items()))
+    return "\n".join(parts)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = ["| what | value | spread | runs | at least/most | |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        verdict = {True: "reached", False: "**short**", None: ""}[row.reached]
+        goal = "" if row.goal is None else f"{row.goal:g}"
+        low, high = row.spread
+        value = f"{row.value:.4g} {row.unit}"
+        lines.append(f"| {_cell(row.row)} | {value} | {low:.4g} .. {high:.4g} | {row.runs} | {goal} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write the page, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_text(path, text)
