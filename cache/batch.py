@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,11 +25,17 @@ class Batch:
     offsets: np.ndarray
 
     @classmethod
-    def empty(cls, lengths: np.ndarray) -> Self:
-        """Return a batch with room for samples of these lengths, whose bytes are whatever was in memory."""
+    def empty(cls, lengths: np.ndarray, room: Callable[[int], np.ndarray] | None = None) -> Self:
+        """Return a batch with room for samples of these lengths, whose bytes are whatever was in memory.
+
+        Args:
+            lengths: bytes of each sample.
+            room: gives the arena, uint8, for so many bytes; memory of its own when not given.
+        """
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
-        return cls(np.empty(int(offsets[-1]), np.uint8), offsets)
+        size = int(offsets[-1])
+        return cls(np.empty(size, np.uint8) if room is None else room(size), offsets)
 
     @property
     def data(self) -> memoryview:

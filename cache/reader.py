@@ -31,7 +31,7 @@ from deeplink.config import Config, load_config
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from deeplink.cache.index import Index
@@ -120,18 +120,22 @@ class Reader:
     def __len__(self) -> int:
         return len(self.index)
 
-    def batch(self, rows: Sequence[int] | np.ndarray) -> Batch:
+    def batch(self, rows: Sequence[int] | np.ndarray, room: Callable[[int], np.ndarray] | None = None) -> Batch:
         """Return the bytes of samples in one arena, in the order of `rows`.
 
         They are copied by system calls, so that nothing that happens to a file or a disk meanwhile is worse than a
         sample that is read from elsewhere.
+
+        Args:
+            rows: which.
+            room: gives the arena for so many bytes, uint8; memory of its own when not given.
 
         Raises:
             RowError: a row is not in the index.
             SampleUnavailableError: a sample cannot be had anywhere.
         """
         wanted = self._checked(rows)
-        batch = Batch.empty(self.index.lengths[wanted])
+        batch = Batch.empty(self.index.lengths[wanted], room)
         if len(wanted):
             self._fill(wanted, batch)
         return batch

@@ -1,6 +1,8 @@
 """DeepLink: what training code imports.
 
-`Dataset` reads packed samples, `Checkpoints` saves whole or not at all, `report` tells how far the training is.
+`Dataset` and `IterableDataset` read packed samples, `Checkpoints` saves whole or not at all, `report` tells how
+far the training is.
+
 Names are loaded when first used, so that a head node without torch can import the package and a command that needs
 none of it starts at once.
 """
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from deeplink.checkpoints import Checkpoints as Checkpoints
     from deeplink.dataset import Dataset as Dataset
     from deeplink.errors import DeepLinkError as DeepLinkError
+    from deeplink.iterable import IterableDataset as IterableDataset
     from deeplink.progress import report as report
 
 __version__ = "0.1.0"
@@ -24,10 +27,11 @@ _HOMES = {
     "Checkpoints": "deeplink.checkpoints",
     "Dataset": "deeplink.dataset",
     "DeepLinkError": "deeplink.errors",
+    "IterableDataset": "deeplink.iterable",
     "report": "deeplink.progress",
 }
 
-__all__ = ["Checkpoint", "Checkpoints", "Dataset", "DeepLinkError", "__version__", "report"]
+__all__ = ["Checkpoint", "Checkpoints", "Dataset", "DeepLinkError", "IterableDataset", "__version__", "report"]
 
 
 def __getattr__(name: str) -> object:

@@ -12,13 +12,16 @@ from typing_extensions import override
 
 from deeplink.cache.index import Labels
 from deeplink.cache.reader import Reader, ReadStats
+from deeplink.data.blocks import Blocks
 from deeplink.data.digest import receipt
 from deeplink.errors import DeepLinkError
+from deeplink.packed import PackedBatch, Packing, ring_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.config import Config
+    from deeplink.data.ring import Ring
     from deeplink.types import SampleKey, Version
 
 
@@ -64,6 +67,9 @@ class Dataset(torch_data.Dataset[Any]):
         target_transform: gets the label, an int; its result is the label.
         labels: False for datasets without class folders, or where labels are not wanted.
         receipts: append a receipt of the delivered bytes to each item.
+        packed: give batches as a `PackedBatch`, one tensor, instead of lists of items; for DataLoaders that
+            `deeplink.packed.loader` makes, or that have `collate_fn=deeplink.packed.collate`. Item `i` is a batch
+            of one.
         config: where catalog, store and members are; what the environment and the files say when None.
 
     Attributes:
@@ -77,6 +83,7 @@ class Dataset(torch_data.Dataset[Any]):
         DatasetMissingError: there is no such dataset, or not this version of it.
         EmptyRootError: there are no samples below root.
         ConfigError: the configuration cannot be used.
+        ValueError: transforms together with packed: what they would do is done to a whole batch after it.
     """
 
     def __init__(
@@ -89,12 +96,17 @@ class Dataset(torch_data.Dataset[Any]):
         target_transform: Callable[[int], Any] | None = None,
         labels: bool = True,
         receipts: bool = False,
+        packed: bool = False,
         config: Config | None = None,
     ) -> None:
+        if packed and (transform or target_transform):
+            raise ValueError("packed=True gives batches as they are: transform them in a collate_fn, or after")
         self._reader = Reader.open(name, version=version, config=config)
         self.name, self.root, self.version = name, root.strip("/"), self._reader.version
         self.transform, self.target_transform = transform, target_transform
-        self.labels, self.receipts = labels, receipts
+        self.labels, self.receipts, self.packed = labels, receipts, packed
+        self._ring: Ring | None = None
+        self._outgrown: list[Ring | None] = []  # loaders made before still use them
         index = self._reader.index
         self._range = index.rows_below(self.root)
         if not self._range:
@@ -109,7 +121,8 @@ class Dataset(torch_data.Dataset[Any]):
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "targets"}
+        kept = {name: value for name, value in vars(self).items() if name not in {"targets", "blocks"}}
+        return kept | {"_outgrown": []}
 
     def __len__(self) -> int:
         return len(self._range)
@@ -123,14 +136,78 @@ class Dataset(torch_data.Dataset[Any]):
             NoClassError: the sample has no label.
             SampleUnavailableError: its bytes cannot be had anywhere.
         """
-        return self.__getitems__([index])[0]
+        found = self.__getitems__([index])
+        return found if self.packed else found[0]
 
-    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> Any:
         """Return items in the order of `indices`; their bytes are read at once. Raises as `__getitem__`."""
+        if self.packed:
+            return self._batch(indices)
         positions = [self._position(index) for index in indices]
         start = self._range.start
         views = self._reader.read([start + position for position in positions])
         return [self._item(position, bytes(view)) for position, view in zip(positions, views, strict=True)]
+
+    def _batch(self, indices: Sequence[SupportsIndex]) -> PackedBatch:
+        positions = np.array(indices, np.int64)
+        if len(positions) and not -len(self) <= positions.min() <= positions.max() < len(self):
+            raise IndexError(f"items {positions.min()} to {positions.max()} of {len(self)}")
+        positions[positions < 0] += len(self)
+        labels = self._labels_of(positions) if self.labels else None
+        packing = Packing(positions + self._range.start, labels, self._ring, receipts=self.receipts)
+        return packing.batch(self._reader.batch(packing.rows, packing.room))
+
+    def _labels_of(self, positions: np.ndarray) -> np.ndarray:
+        starts, labels = self._runs
+        found: np.ndarray = labels[np.searchsorted(starts, positions, side="right") - 1]
+        if len(found) and found.min() < 0:
+            raise NoClassError(self.name, self.root, self.key(int(positions[found < 0][0])))
+        return found
+
+    @functools.cached_property
+    def _runs(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self._labels.starts, np.int64), np.array(self._labels.labels, np.int64)
+
+    def share(self, *, workers: int, batch_size: int, slots: int = 4) -> None:
+        """Have DataLoader workers that are started from now on write batches into memory that this process reads.
+
+        Without it packed batches go through workers as torch sends tensors, several times slower; so does a batch
+        that finds no room. Calling it again with no more than before costs nothing.
+
+        Args:
+            workers: how many there are.
+            batch_size: samples of a batch.
+            slots: batches of one worker that may be on their way or in the trainer's hands at once.
+
+        Raises:
+            RingMemoryError: there is not enough memory for workers * slots batches.
+        """
+        ring = ring_for(self._ring, self.lengths, (workers, slots, batch_size))
+        if ring is not self._ring:
+            self._outgrown.append(self._ring)
+            self._ring = ring
+
+    @functools.cached_property
+    def blocks(self) -> Blocks:
+        """Which samples lie in one block of about 1 MiB, for `Order.BLOCKS`; made when it is first asked for."""
+        return Blocks.of(self.shard, self._reader.index.block[self._range.start : self._range.stop])
+
+    @property
+    def shard(self) -> np.ndarray:
+        """Shard number of each item, uint32, shape (len,)."""
+        found: np.ndarray = self._reader.index.shard[self._range.start : self._range.stop]
+        return found
+
+    @property
+    def shards(self) -> list[str]:
+        """Name of each shard by number."""
+        return [entry.id for entry in self._reader.index.shards]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Bytes of each item, uint64, shape (len,)."""
+        found: np.ndarray = self._reader.index.lengths[self._range.start : self._range.stop]
+        return found
 
     def _position(self, index: SupportsIndex) -> int:
         position = operator.index(index)

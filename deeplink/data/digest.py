@@ -23,6 +23,10 @@ STATE_FORMAT: Final = "deeplink-digest-1"
 _MASK = (1 << 64) - 1
 _SIGN = 1 << 63
 _PAIR = struct.Struct("<QQ")
+_NUMBER = 8
+_AT_ONCE = 1 << 16
+# Of xxh3's default secret, the 64-bit numbers at 24 and 32, at 40 and 48, each pair xored.
+_FLIP_LOW, _FLIP_HIGH = np.uint64(0x6782737BEA4239B9), np.uint64(0xAF56BC3B0996523A)
 
 
 class DigestStateError(DeepLinkError):
@@ -60,6 +64,32 @@ def receipt(row: int, data: bytes | memoryview) -> int:
     return signed(xxhash.xxh3_64_intdigest(_PAIR.pack(row, xxhash.xxh3_64_intdigest(data))))
 
 
+def _pair_digests(rows: np.ndarray, checksums: np.ndarray) -> np.ndarray:
+    """Return the receipts, uint64, of rows (int64) delivered with these checksums (uint64): `receipt` for arrays.
+
+    xxh3-64 of 16 bytes with seed 0, as the reference has it (xxHash 0.8, `XXH3_len_9to16_64b`): a hash by hash in
+    Python takes 70 times as long.
+    """
+    low, high = rows.astype(np.uint64) ^ _FLIP_LOW, checksums.astype(np.uint64) ^ _FLIP_HIGH
+    half, below = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a, b, c, d = low & below, low >> half, high & below, high >> half
+    # The 128 bits of low * high, by schoolbook multiplication; the upper half of it folded onto the lower.
+    cross = (a * c >> half) + (b * c & below) + a * d
+    upper = (b * c >> half) + (cross >> half) + b * d
+    found = np.uint64(2 * _NUMBER) + low.byteswap() + high + (upper ^ low * high)
+    found ^= found >> np.uint64(37)
+    found *= np.uint64(0x165667919E3779F9)
+    found ^= found >> half
+    return found
+
+
+def receipts_of(rows: np.ndarray, samples: Sequence[bytes | memoryview]) -> np.ndarray:
+    """Return the receipt of each sample as int64; rows are int64, in the order of the samples."""
+    digest = xxhash.xxh3_64_intdigest
+    checksums = np.fromiter(map(digest, samples), np.uint64, len(samples))
+    return _pair_digests(rows, checksums).view(np.int64)
+
+
 class DeliveryDigest:
     """Counts and sums of receipts per epoch. Not thread-safe."""
 
@@ -68,9 +98,12 @@ class DeliveryDigest:
 
     def add(self, epoch: int, receipts: Iterable[int]) -> None:
         """Take in the receipts of a finished step: whole numbers, a numpy array, an int64 tensor."""
-        tolist = getattr(receipts, "tolist", None)
-        numbers: Sequence[int] = tolist() if tolist else list(receipts)
-        self._put(epoch, len(numbers), sum(numbers))
+        if not hasattr(receipts, "__array__"):
+            receipts = [number & _MASK for number in receipts]
+            numbers = np.array(receipts, np.uint64)
+        else:
+            numbers = np.asarray(receipts).astype(np.uint64)
+        self._put(epoch, len(numbers), int(numbers.sum(dtype=np.uint64)))
 
     def _put(self, epoch: int, count: int, total: int) -> None:
         if epoch < 0:
@@ -91,13 +124,13 @@ class DeliveryDigest:
             dataset: a `deeplink.Dataset`, or whatever else has rows and checksums.
             epochs: which, or how many from 0.
         """
-        pairs = np.empty((len(dataset.rows), 2), "<u8")
-        pairs[:, 0], pairs[:, 1] = dataset.rows, dataset.checksums
-        packed, digest = memoryview(pairs.tobytes()), xxhash.xxh3_64_intdigest
-        total = sum(digest(packed[start : start + _PAIR.size]) for start in range(0, len(packed), _PAIR.size))
+        total = 0
+        for start in range(0, len(dataset.rows), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            total += int(_pair_digests(dataset.rows[part], dataset.checksums[part]).sum(dtype=np.uint64))
         made = cls()
         for epoch in range(epochs) if isinstance(epochs, int) else epochs:
-            made._put(epoch, len(pairs), total)
+            made._put(epoch, len(dataset.rows), total)
         return made
 
     def table(self, epochs: int) -> list[list[int]]:

@@ -236,13 +236,26 @@ class ResumableSampler:
                 f"finished() for {self._done + steps} steps, and this pass gave {self._given} batches",
                 "Call it once per batch, in the process that iterates the loader, after the optimizer's step.",
             )
-        for _ in range(steps):
-            self.position += self.share.step_size(self.length - self.position)
+        self.move(steps)
         self._done += steps
-        if self.position == self.length:
-            self.epoch, self.position = self.epoch + 1, 0
+        if not self.position:
             # The loader may ask for the end of this pass only after the last step: that is no misuse.
             self._given = self._done = 0
+
+    def move(self, steps: int) -> None:
+        """Go on by so many steps; after the last step of an epoch to the start of the next. See `finished`.
+
+        Raises:
+            SamplerMisuseError: the epoch has not so many left.
+        """
+        if not 1 <= steps <= len(self):
+            raise SamplerMisuseError(
+                f"{steps} steps, and the epoch has {len(self)} left", "Call finished() once per step."
+            )
+        for _ in range(steps):
+            self.position += self.share.step_size(self.length - self.position)
+        if self.position == self.length:
+            self.epoch, self.position = self.epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`; where it is the epoch that is under way, stay at the position reached.
