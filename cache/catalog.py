@@ -212,7 +212,7 @@ class Catalog:
             raise CatalogError(self.root, problem.strerror or str(problem)) from problem
         return version
 
-    def restore(self, name: str, version: Version, content: IndexContent, *, dry_run: bool = False) -> Version:
+    def restore(self, name: str, version: Version, content: IndexContent) -> Version:
         """Put the index of a version back in place of a lost or damaged one; the name points where it did.
 
         Return the version that `content` is; nothing was changed where it is another than `version`.
@@ -225,7 +225,7 @@ class Catalog:
             final.parent.mkdir(parents=True, exist_ok=True)
             with _draft(final.parent) as draft:
                 found = write_index(draft, content)
-                if found != version or dry_run:
+                if found != version:
                     return found
                 record = self.record(name, version)
                 if record is not None:  # `versions` sorts by when they came
@@ -235,6 +235,29 @@ class Catalog:
         except OSError as problem:
             raise CatalogError(self.root, problem.strerror or str(problem)) from problem
         return found
+
+    def preview(self, name: str, content: IndexContent) -> Version:
+        """Return the version that `content` would be; leaves nothing.
+
+        Raises:
+            CatalogError: the catalog cannot be written.
+        """
+        self.check_writable(name)
+        folder = self._folder(name)
+        try:
+            with _draft(folder if folder.is_dir() else self.root) as draft:
+                return write_index(draft, content)
+        except OSError as problem:
+            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+
+    def recorded(self, name: str) -> list[Version]:
+        """Return the versions that have an index or a record, sorted; an index may be lost and its record not.
+
+        Raises:
+            DatasetNameError: no dataset can be called so.
+        """
+        found = {path.stem for path in self._folder(name).glob("*.json")} | set(self.versions(name))
+        return [Version(stem) for stem in sorted(found) if _VERSION.fullmatch(stem)]
 
     def _point(self, name: str, version: Version) -> None:
         try:
@@ -255,13 +278,10 @@ class Catalog:
             NewestVersionError: the name points at it, and there are others.
             CatalogError: it cannot be removed.
         """
-        path, there = self.path(name, version), self.versions(name)
-        if version not in there:
-            raise DatasetMissingError(name, version, self.root, there)
-        if self._points_at(name, version) and len(there) > 1:
-            raise NewestVersionError(name, version)
+        self.check_removable(name, version)
+        path = self.path(name, version)
         try:
-            if len(there) == 1:
+            if len(self.versions(name)) == 1:
                 (path.parent / "latest").unlink(missing_ok=True)
             path.with_suffix(".json").unlink(missing_ok=True)
             kept = path.with_name(f"{_REMOVED}{version}-{uuid.uuid4().hex[:12]}")
@@ -273,6 +293,14 @@ class Catalog:
             fsync_path(path.parent)
         except OSError as problem:
             raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+
+    def check_removable(self, name: str, version: Version) -> None:
+        """Return if `remove` would remove a version. Raises as it does."""
+        there = self.versions(name)
+        if version not in there:
+            raise DatasetMissingError(name, version, self.root, there)
+        if self._points_at(name, version) and len(there) > 1:
+            raise NewestVersionError(name, version)
 
     def _points_at(self, name: str, version: Version) -> bool:
         try:

@@ -153,8 +153,9 @@ class ShardsNotFoundError(DeepLinkError):
 
     def __init__(self, missing: Sequence[ShardId], wanted: int, asked: Sequence[str]) -> None:
         some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")  # noqa: PLR2004 - as many as are read
+        what = f"{len(missing)} of {wanted} shards were not found ({some})" if wanted else "no shard was found"
         super().__init__(
-            f"{len(missing)} of {wanted} shards were not found ({some}); asked: {'; '.join(asked) or 'nobody'}",
+            f"{what}; asked: {'; '.join(asked) or 'nobody'}",
             remedy="Name more folders with --from or more agents with --members.",
         )
         self.missing, self.wanted, self.asked = tuple(missing), wanted, tuple(asked)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -13,12 +14,15 @@ from deeplink.cache import described
 from deeplink.cache.catalog import PackRecord
 from deeplink.cache.client import MemberClient
 from deeplink.cache.errors import (
+    DatasetMissingError,
     IndexFormatError,
     KeyInTwoShardsError,
     MemberError,
+    RebuiltDiffersError,
     ShardCorruptError,
     ShardsNotFoundError,
     ShardsUnknownError,
+    SourceError,
 )
 from deeplink.cache.index import IndexContent, ShardEntry
 from deeplink.cache.index_format import is_ascending
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.described import ShardDescription
+    from deeplink.clock import Clock
     from deeplink.types import Member, ShardId, Version
 
 
@@ -134,7 +139,7 @@ class ShardFinder:
             progress: called after each, with how many are done and how many there are.
 
         Raises:
-            ShardsNotFoundError: some are nowhere, or damaged wherever they are.
+            ShardsNotFoundError: some are nowhere, or damaged wherever they are; or there are none at all.
         """
         found: list[ShardDescription] = []
         missing: list[ShardId] = []
@@ -146,26 +151,119 @@ class ShardFinder:
             else:
                 found.append(description)
             progress(done, len(shards))
-        if missing:
+        if missing or not found:
             asked = [f"{place.name} ({'; '.join(place.problems[:3]) or 'not there'})" for place in self._places]
             raise ShardsNotFoundError(missing, len(shards), asked)
         return found
 
 
-def lost_shards(catalog: Catalog, name: str, version: Version) -> list[ShardId]:
-    """Return the shards of a version in their order: as its record says, else as its damaged index still does.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be made anew.
+
+    Attributes:
+        name: the dataset.
+        version: the version that was lost or damaged; None where it is not known.
+        shards: of these, in their order; none: of those it had.
+        every: of all shards that are found, in the order of their keys.
+        source: where the small files are; what is on record when empty.
+        as_new: publish it as a version of its own.
+    """
+
+    name: str
+    version: Version | None
+    shards: Sequence[ShardId] = ()
+    every: bool = False
+    source: str = ""
+    as_new: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """An index that was made anew: `restored` if it is, byte for byte, the one that was lost."""
+
+    name: str
+    version: Version
+    restored: bool
+    samples: int
+    bytes: int
+    shards: int
+
+
+def rebuild(
+    catalog: Catalog,
+    wanted: Wanted,
+    finder: ShardFinder,
+    clock: Clock,
+    *,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    dry_run: bool = False,
+) -> Rebuilt:
+    """Make an index of shards, and put it back where it is the one that was lost.
+
+    Args:
+        catalog: where it belongs.
+        wanted: what to make.
+        finder: where to look for shards; entered.
+        clock: where time comes from.
+        progress: called after each shard, with how many are done and how many there are.
+        dry_run: change nothing.
 
     Raises:
-        ShardsUnknownError: neither says.
-        DatasetNameError: no dataset can be called so.
+        ShardsUnknownError: of which shards is not known.
+        SourceError: where the small files are is not known.
+        ShardsNotFoundError: a shard was not found whole.
+        KeyInTwoShardsError: the shards are of several versions.
+        RebuiltDiffersError: what they make is not `wanted.version`, and not to be published as new.
+        CatalogError: the catalog cannot be written.
     """
-    record = catalog.record(name, version)
-    if record is not None and record.shard_ids:
-        return [checked_shard_id(shard) for shard in record.shard_ids]
-    try:
-        return [entry.id for entry in catalog.open(name, version).shards]
-    except IndexFormatError:
-        raise ShardsUnknownError(name, version) from None
+    content = joined(_described(catalog, wanted, finder, progress), wanted.source or _source(catalog, wanted))
+    lost = None if wanted.as_new else wanted.version
+    if dry_run:
+        found = catalog.preview(wanted.name, content)
+    elif lost:
+        found = catalog.restore(wanted.name, lost, content)
+    else:
+        found = catalog.publish(wanted.name, content, _record(content, clock))
+    if lost and found != lost:
+        raise RebuiltDiffersError(wanted.name, lost, found)
+    return Rebuilt(
+        name=wanted.name,
+        version=found,
+        restored=found == wanted.version,
+        samples=len(content.keys),
+        bytes=int(content.length.sum()),
+        shards=len(content.shards),
+    )
+
+
+def _described(
+    catalog: Catalog, wanted: Wanted, finder: ShardFinder, progress: Callable[[int, int], None]
+) -> Sequence[ShardDescription]:
+    if wanted.every:
+        return in_order_of_keys(finder.describe(finder.every(), progress))
+    return finder.describe(wanted.shards or _lost_shards(catalog, wanted), progress)
+
+
+def _lost_shards(catalog: Catalog, wanted: Wanted) -> list[ShardId]:
+    """Return the shards of a version in their order: as its record says, else as its damaged index still does."""
+    if wanted.version:
+        record = catalog.record(wanted.name, wanted.version)
+        if record is not None and record.shard_ids:
+            return [checked_shard_id(shard) for shard in record.shard_ids]
+        with suppress(IndexFormatError, DatasetMissingError):
+            return [entry.id for entry in catalog.open(wanted.name, wanted.version).shards]
+    raise ShardsUnknownError(wanted.name, wanted.version or "")
+
+
+def _source(catalog: Catalog, wanted: Wanted) -> str:
+    if wanted.version:
+        record = catalog.record(wanted.name, wanted.version)
+        if record is not None:
+            return record.source
+        with suppress(IndexFormatError, DatasetMissingError):
+            return catalog.open(wanted.name, wanted.version).source
+    raise SourceError("?", f"where the files of {wanted.name!r} are is not on record", "Say it with --source.")
 
 
 def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDescription]:
@@ -216,13 +314,13 @@ def _refuse_twice(keys: pa.LargeStringArray, shard: np.ndarray, descriptions: Se
         raise KeyInTwoShardsError(len(twice), keys[at].as_py(), ids)
 
 
-def record_of(content: IndexContent, packed_unix: float) -> PackRecord:
-    """Return the record of a version that was made anew: it says nothing of how it was packed."""
+def _record(content: IndexContent, clock: Clock) -> PackRecord:
+    # Without a plan: the next packing of the source finds nothing to compare itself with, and reads all of it.
     return PackRecord(
         source=content.source,
         plan="",
         files=len(content.keys),
         bytes=int(content.length.sum()),
         shards=len(content.shards),
-        packed_unix=packed_unix,
+        packed_unix=clock.unix(),
     )

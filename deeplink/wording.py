@@ -10,3 +10,16 @@ def counted(count: int, thing: str) -> str:
     ('1 shard', '0 ranks', '12,000 files')
     """
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def sized(count: float) -> str:
+    """Return a number of bytes as people read it.
+
+    >>> sized(0), sized(1536), sized(3 << 40)
+    ('0 B', '1.5 KiB', '3.0 TiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:  # noqa: PLR2004
+            return f"{count:,.1f} {unit}" if unit != "B" else f"{count:,.0f} B"
+        count /= 1024
+    return f"{count:,.1f} TiB"

@@ -17,6 +17,7 @@ from deeplink.errors import DeepLinkError
 # grpc, pyarrow or torch. tests/deeplink/cli/test_main.py holds it against the modules.
 VERBS = {
     "pack": "Pack a folder of small files into shards.",
+    "index": "Show, verify, rebuild or remove the index of a dataset's version.",
     "node": "Serve this node's shards and watch over its ranks.",
     "sbatch": "Submit a batch script: sbatch, watched and restartable.",
     "run": "Start and supervise the ranks of a job inside its allocation.",

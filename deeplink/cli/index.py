@@ -1,0 +1,332 @@
+"""`deeplink index`: look at the indexes in the catalog, check them, and make a lost one anew."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deeplink.cache.catalog import Catalog
+    from deeplink.cache.index import Index
+    from deeplink.config import Config
+    from deeplink.types import Version
+
+_EPILOG = """
+A dataset's version is one index file in the catalog. NAME alone means the newest version; of a version the first
+digits are enough.
+
+\b
+Examples:
+  deeplink index show imagenet                   what is in it
+  deeplink index verify imagenet                 read all of it and compare its digest
+  deeplink index rebuild imagenet@3f2a           make a lost or damaged one anew, of its shards
+  deeplink index rm imagenet@3f2a                take an old version out of the catalog
+"""
+_SHOWN = 20
+
+
+@click.group("index", epilog=_EPILOG)
+def command() -> None:
+    """Show, verify, rebuild or remove the index of a dataset's version."""
+
+
+def _catalog() -> tuple[Catalog, Config]:
+    from deeplink.cache.catalog import Catalog
+    from deeplink.config import load_config
+
+    config = load_config()
+    return Catalog(config.catalog), config
+
+
+def _found(catalog: Catalog, dataset: str) -> tuple[str, Version]:
+    from deeplink.path import DatasetPath, resolved_version
+
+    place = DatasetPath.parse(_root(dataset))
+    return place.name, resolved_version(catalog, place.name, place.version)
+
+
+def _root(dataset: str) -> str:
+    if not dataset or "/" in dataset.removeprefix("deeplink://").rstrip("/"):
+        raise click.UsageError(f"{dataset!r} is not NAME or NAME@VERSION")
+    return dataset
+
+
+@command.command(
+    "show",
+    epilog="""\b
+Examples:
+  deeplink index show imagenet
+  deeplink index show imagenet@3f2a --json | jq .samples
+""",
+)
+@click.argument("dataset", metavar="NAME[@VERSION]")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def show(*, dataset: str, as_json: bool) -> None:
+    """Show what a version is made of."""
+    import json
+
+    catalog, _ = _catalog()
+    name, version = _found(catalog, dataset)
+    facts = _facts(catalog, name, catalog.open(name, version))
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        _say(facts)
+
+
+def _facts(catalog: Catalog, name: str, index: Index) -> dict[str, Any]:
+    top = index.listing()
+    record = catalog.record(name, index.version)
+    shards = list(index.shards)
+    return {
+        "name": name,
+        "version": index.version,
+        "format": index.format,
+        "source": index.source,
+        "samples": len(index),
+        "bytes": int(index.lengths.sum()),
+        "index_bytes": index.path.stat().st_size,
+        "index_file": str(index.path),
+        "shards": len(shards),
+        "shard_bytes": sum(entry.bytes for entry in shards),
+        "packed_unix": record.packed_unix if record else None,
+        "versions": catalog.versions(name),
+        "folders": {folder: len(index.rows_below(folder)) for folder in top.folders},
+        "samples_at_top": len(top.rows),
+    }
+
+
+def _say(facts: dict[str, Any]) -> None:
+    import time
+
+    from deeplink.wording import counted, sized
+
+    packed = facts["packed_unix"]
+    lines = [
+        ("version", f"{facts['version']} ({counted(len(facts['versions']), 'version')} in all)"),
+        ("packed", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(packed)) if packed else "not on record"),
+        ("source", facts["source"]),
+        ("samples", f"{facts['samples']:,}, {sized(facts['bytes'])}"),
+        ("shards", f"{facts['shards']:,}, {sized(facts['shard_bytes'])}"),
+        ("index", f"{sized(facts['index_bytes'])}, format {facts['format']}, {facts['index_file']}"),
+    ]
+    click.echo(facts["name"])
+    for label, value in lines:
+        click.echo(f"  {label + ':':10}{value}")
+    folders = facts["folders"]
+    at_top = f"{counted(len(folders), 'folder')}, {counted(facts['samples_at_top'], 'sample')}"
+    click.echo(f"  {'at its top:':10} {at_top}")
+    for folder in list(folders)[:_SHOWN]:
+        click.echo(f"  {folders[folder]:>12,}  {folder}/")
+    if len(folders) > _SHOWN:
+        click.echo(f"  {'...':>12}  and {len(folders) - _SHOWN} more")
+
+
+@command.command(
+    "verify",
+    epilog="""\b
+Examples:
+  deeplink index verify imagenet
+  deeplink index verify imagenet --all --json      every version of it
+
+\b
+Exit codes: 0 whole, 1 damaged, 2 there is no such version.
+""",
+)
+@click.argument("dataset", metavar="NAME[@VERSION]")
+@click.option("--all", "every", is_flag=True, help="Every version of the dataset.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify(*, dataset: str, every: bool, as_json: bool) -> int:
+    """Read all of an index and compare its digest with the version it is named by."""
+    import json
+
+    from deeplink.errors import DeepLinkError
+
+    catalog, _ = _catalog()
+    name, newest = _found(catalog, dataset)
+    found: dict[str, str] = {}
+    for version in catalog.versions(name) if every else [newest]:
+        try:
+            catalog.open(name, version).verify()
+            found[version] = ""
+        except DeepLinkError as damage:
+            found[version] = str(damage)
+    if as_json:
+        click.echo(
+            json.dumps({"name": name, "versions": [{"version": v, "problem": p} for v, p in found.items()]})
+        )
+    else:
+        for each, problem in found.items():
+            click.echo(f"{name}@{each}: {problem or 'whole'}")
+        if any(found.values()):
+            click.echo("`deeplink index rebuild NAME@VERSION` makes an index anew of its shards", err=True)
+    return int(any(found.values()))
+
+
+@command.command(
+    "rebuild",
+    epilog="""
+Each shard lists its own samples, so an index can be made of shards alone. Which shards a version had is in its
+record beside the index; where that is lost too, and the index cannot say it, name them, or take all there are.
+What comes out is, byte for byte, the index that was lost, or it is refused (--as-new publishes it all the same).
+
+\b
+Examples:
+  deeplink index rebuild imagenet                                of shards in this node's store or at members
+  deeplink index rebuild imagenet@3f2a --from /ssd/deeplink --from /scratch/home
+  deeplink index rebuild imagenet --members n0=10.0.0.1:7411,n1=10.0.0.2:7411
+  deeplink index rebuild imagenet --all --from /ssd/deeplink --source /data/imagenet --as-new
+  deeplink index rebuild imagenet --dry-run                      what would come out
+
+\b
+Exit codes: 0 done, 1 shards are missing or it is another version, 2 wrong usage.
+""",
+)
+@click.argument("dataset", metavar="NAME[@VERSION]")
+@click.option(
+    "--from",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="Folder with shards' files; may be repeated. [default: config store]",
+)
+@click.option("--members", metavar="NAME=HOST:PORT,...", help="Agents to ask. [default: config members]")
+@click.option("--shard", "shards", multiple=True, metavar="ID", help="Of these shards, in this order.")
+@click.option("--all", "every", is_flag=True, help="Of all shards that are found.")
+@click.option("--source", metavar="URL", help="Where the small files are. [default: what is on record]")
+@click.option("--as-new", is_flag=True, help="Publish it as the newest version, whatever it is.")
+@click.option("--verify", "read_all", is_flag=True, help="Read all of each shard's file first.")
+@click.option("--dry-run", is_flag=True, help="Say what would come out; change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; progress goes to standard error.")
+def rebuild(
+    *,
+    dataset: str,
+    folders: tuple[Path, ...],
+    members: str | None,
+    shards: tuple[str, ...],
+    every: bool,
+    source: str | None,
+    as_new: bool,
+    read_all: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Make a lost or damaged index anew of its shards."""
+    import dataclasses
+    import json
+
+    from deeplink.cache.layout import checked_shard_id
+    from deeplink.cache.membership import configured_members, members_token
+    from deeplink.cache.reindex import ShardFinder, Wanted, rebuild
+    from deeplink.clock import SystemClock
+
+    if every and shards:
+        raise click.UsageError("--all and --shard exclude each other")
+    catalog, config = _catalog()
+    config = config if members is None else dataclasses.replace(config, members=members)
+    name, version = _lost(catalog, dataset)
+    wanted = Wanted(
+        name=name,
+        version=version,
+        shards=[checked_shard_id(shard) for shard in shards],
+        every=every,
+        source=source or "",
+        as_new=as_new,
+    )
+    asked = configured_members(config)
+    with (
+        ShardFinder(folders or (config.store,), asked, members_token(config, asked), verify=read_all) as finder,
+        _progress() as progress,
+    ):
+        done = rebuild(catalog, wanted, finder, SystemClock(), progress=progress, dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(done) | {"dry_run": dry_run}))
+    else:
+        _say_rebuilt(dataclasses.asdict(done), dry_run=dry_run)
+
+
+def _say_rebuilt(done: dict[str, Any], *, dry_run: bool) -> None:
+    from deeplink.wording import counted, sized
+
+    made = "is as it was" if done["restored"] else "is a new version"
+    click.echo(
+        f"{done['name']}@{done['version']} {'would be made: it ' if dry_run else ''}{made}: "
+        f"{counted(done['samples'], 'sample')}, {sized(done['bytes'])}, in {counted(done['shards'], 'shard')}"
+    )
+
+
+def _lost(catalog: Catalog, dataset: str) -> tuple[str, Version | None]:
+    """Return name and version that are meant, though the index or the pointer to it may be lost."""
+    from deeplink.cache.errors import DatasetMissingError, IndexFormatError
+    from deeplink.path import DatasetPath, VersionAmbiguousError
+
+    place = DatasetPath.parse(_root(dataset))
+    known = catalog.recorded(place.name)
+    if place.version:
+        found = [version for version in known if version.startswith(place.version)]
+        if len(found) > 1:
+            raise VersionAmbiguousError(place.name, place.version, found)
+        if not found:
+            raise DatasetMissingError(place.name, place.version, catalog.root, known)
+        return place.name, found[0]
+    try:
+        return place.name, catalog.latest(place.name)
+    except (DatasetMissingError, IndexFormatError):
+        # One version there is: that one. Of several, which was the newest is lost with the pointer.
+        return place.name, known[0] if len(known) == 1 else None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda _done, _every: None  # a page read per MiB of the shards takes seconds
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("shards"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("shards", total=None)
+        yield lambda done, every: bar.update(task, total=every, completed=done)
+
+
+@command.command(
+    "rm",
+    epilog="""
+Who reads the version reads on. The file stays in the catalog under a hidden name for a week, because on a network
+file system a job on another node would be killed if it were gone; --now frees its space at once. Shards stay where
+they are (`deeplink evict` drops those that nothing needs).
+
+\b
+Examples:
+  deeplink index rm imagenet@3f2a
+  deeplink index rm imagenet@3f2a --dry-run
+""",
+)
+@click.argument("dataset", metavar="NAME@VERSION")
+@click.option("--now", is_flag=True, help="Free its space at once; no job may be reading it.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed; change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def remove(*, dataset: str, now: bool, dry_run: bool, as_json: bool) -> None:
+    """Take a version out of the catalog; not the newest, unless it is the only one."""
+    import json
+
+    if "@" not in dataset:
+        raise click.UsageError("name the version: NAME@VERSION")
+    catalog, _ = _catalog()
+    name, version = _found(catalog, dataset)
+    catalog.check_removable(name, version)
+    if not dry_run:
+        catalog.remove(name, version, now=now)
+    if as_json:
+        click.echo(json.dumps({"name": name, "version": version, "removed": not dry_run}))
+    else:
+        click.echo(f"{name}@{version} {'would be' if dry_run else 'is'} removed from the catalog")
