@@ -82,6 +82,7 @@ class Index:
         version: the dataset version (the file's name says it; `verify` checks it).
         format: of the file.
         source: where the small files came from.
+        home: where all of the shards are kept besides (folder or URL); empty for nowhere.
         shards: the shards, numbered as in `shard`; an entry is made when it is asked for.
         shard, block, offset: uint32 arrays, one entry per row; read-only views of the file.
         lengths: uint64, bytes of each sample.
@@ -97,7 +98,7 @@ class Index:
         """
         self.path, self.version = path, version
         parts = load(path)
-        self.format, self.source, self.shards = parts.format, parts.source, parts.shards
+        self.format, self.source, self.home, self.shards = parts.format, parts.source, parts.home, parts.shards
         self._keys = KeyColumn(path, parts.ends, parts.text)
         self.shard, self.block, self.offset = (parts.columns[name] for name in ("shard", "block", "offset"))
         self.lengths, self.checksums = parts.columns["length"], parts.columns["checksum"]

@@ -91,6 +91,7 @@ class IndexContent:
         keys: sorted by their bytes, each once; Arrow's large strings where there are many.
         shard, block, offset: uint32, where each sample begins (see docs/format.md).
         length, checksum: uint64, bytes and xxh3-64 of each sample.
+        home: where all of the shards are kept besides; empty for nowhere.
     """
 
     source: str
@@ -102,6 +103,7 @@ class IndexContent:
     offset: np.ndarray
     length: np.ndarray
     checksum: np.ndarray
+    home: str = ""
 
 
 def write_index(path: Path, content: IndexContent) -> Version:
@@ -119,6 +121,8 @@ def write_index(path: Path, content: IndexContent) -> Version:
     if not is_ascending(keys):
         raise ValueError("the keys are not sorted, or one is there twice")
     meta = {"format": FORMAT, "samples": len(keys), "source": content.source}
+    if content.home:
+        meta["home"] = content.home
     schema = SCHEMA.with_metadata({META: json.dumps(meta, sort_keys=True).encode()})
     hashes, rows = _hash_columns(keys)
     columns = [

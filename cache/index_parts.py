@@ -114,6 +114,7 @@ class Parts:
     Attributes:
         format: its format.
         source: where the small files came from.
+        home: where all of the shards are kept besides; empty for nowhere.
         shards: the shards.
         ends: int64, shape (rows + 1,): where each key begins in `text`. Not looked at.
         text: the keys, one after another.
@@ -123,6 +124,7 @@ class Parts:
 
     format: int
     source: str
+    home: str
     shards: ShardTable
     ends: np.ndarray
     text: memoryview
@@ -173,6 +175,7 @@ def _parts(path: Path, reader: pa.RecordBatchFileReader) -> Parts:
     return Parts(
         format=said["format"],
         source=said["source"],
+        home=str(said.get("home", "")),
         shards=table,
         ends=_frozen(ends if count else np.zeros(1, np.int64), "<i8", count + 1),
         text=memoryview(text or b"").cast("B").toreadonly(),
