@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deeplink.cache import block
+from deeplink.cache.ahead import joined
 from deeplink.cache.copying import Copying, by_shard
 from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.mapped import ColdGauge
@@ -63,6 +64,14 @@ class LocalReader:
             self._set_aside(number, problem)
         self._check(rows, batch, work)
         return work.left()
+
+    def will_need(self, rows: np.ndarray) -> None:
+        """Ask the disk for samples that this node holds, and do not wait for them."""
+        offsets, lengths = self._index.file_offsets(rows), self._index.lengths[rows].astype(np.int64)
+        for number, positions in by_shard(self._index.shard[rows]):
+            file = self._file(number)
+            if file is not None:
+                file.will_need(*joined(offsets[positions], lengths[positions]))
 
     def _check(self, rows: np.ndarray, batch: Batch, work: Copying) -> None:
         """Compare the samples that are new to this process; those that are wrong are missing."""

@@ -144,6 +144,14 @@ class Reader:
         """Return the bytes of each sample of a `batch`. Raises as it does."""
         return self.batch(rows).views()
 
+    def will_need(self, rows: Sequence[int] | np.ndarray) -> None:
+        """Ask this node's disk for samples that will be read later, where they lie on it; does not wait for it.
+
+        Raises:
+            RowError: a row is not in the index.
+        """
+        self._process().local.will_need(self._checked(rows))
+
     def views(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
         """Return the bytes of samples, in the order of `rows`, without copying what lies verified on this node.
 

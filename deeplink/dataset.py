@@ -250,6 +250,10 @@ class Dataset(torch_data.Dataset[Any]):
         found: np.ndarray = self._reader.index.checksums[self._range.start : self._range.stop]
         return found
 
+    def will_need(self, indices: np.ndarray) -> None:
+        """Ask this node's disk for items (int64) that will be read later; does not wait for it."""
+        self._reader.will_need(indices + self._range.start)
+
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far: from here, from other nodes, from the source."""
         return self._reader.stats()

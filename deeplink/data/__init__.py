@@ -6,6 +6,7 @@ from deeplink.data.blocks import BLOCK_WINDOW, BlockOrder, Blocks
 from deeplink.data.digest import DeliveryDigest, receipt
 from deeplink.data.errors import SamplerMisuseError, SamplerStateError, TooFewSamplesError
 from deeplink.data.order import Order, shuffled
+from deeplink.data.prefetch import Prefetcher
 from deeplink.data.sampler import ResumableSampler
 from deeplink.data.share import Residency
 
@@ -15,6 +16,7 @@ __all__ = [
     "Blocks",
     "DeliveryDigest",
     "Order",
+    "Prefetcher",
     "Residency",
     "ResumableSampler",
     "SamplerMisuseError",

@@ -143,20 +143,22 @@ class BlockOrder:
         found = table.first[block] + mixed - table.starts[block]
         return found if self.blocks.placed is None else self.blocks.placed[found]
 
-    def window_rows(self, place: int, epoch: int) -> NDArray[np.int64]:
-        """Return the samples of the window after the one that `place` lies in, as they lie; empty for the last.
+    def window_at(self, place: int, epoch: int) -> tuple[int, float]:
+        """Return the number of the window that `place` lies in, and how much of it comes before, 0 to 1."""
+        windows = self._table(epoch).windows
+        number = int(np.searchsorted(windows, place, side="right")) - 1
+        start, stop = windows[number : number + 2].tolist()
+        return number, (place - start) / (stop - start)
 
-        It is what a disk can be asked for while the window of `place` is being used up.
-        """
+    def lying(self, number: int, epoch: int) -> NDArray[np.int64]:
+        """Return the samples of a window as they lie, block by block; none where there is no such window."""
         table = self._table(epoch)
-        number = int(np.searchsorted(table.windows, place, side="right"))
         if number + 1 >= len(table.windows):
             return np.empty(0, np.int64)
         lo, hi = np.searchsorted(table.starts, table.windows[number : number + 2]).tolist()
+        places = np.arange(table.starts[lo], table.starts[hi])
         sizes = np.diff(table.starts[lo : hi + 1])
-        found = np.repeat(table.first[lo:hi] - table.starts[lo:hi], sizes) + np.arange(
-            table.starts[lo], table.starts[hi]
-        )
+        found = np.repeat(table.first[lo:hi] - table.starts[lo:hi], sizes) + places
         return found if self.blocks.placed is None else self.blocks.placed[found]
 
     def quality(self, step: int, epoch: int = 0) -> float:
@@ -181,6 +183,30 @@ class BlockOrder:
         return _design_effect(sizes, np.full(len(sizes), self.blocks.samples), step) / _design_effect(
             sizes, around, step
         )
+
+
+class Coming:
+    """Tells, while a pass goes through its windows, which of the next window's samples to ask for now.
+
+    In step with the use of the window under way: so that no more than two windows are wanted in memory, and a disk
+    has all the time there is.
+    """
+
+    def __init__(self, order: BlockOrder, epoch: int) -> None:
+        self._order, self._epoch = order, epoch
+        self._window, self._asked = -1, 0
+        self._rows = np.empty(0, np.int64)
+
+    def at(self, place: int) -> NDArray[np.int64]:
+        """Return what to ask for, of all ranks' samples, now that the pass has come to `place`."""
+        if place >= self._order.blocks.samples:
+            return self._rows[:0]
+        window, used = self._order.window_at(place, self._epoch)
+        if window != self._window:
+            self._window, self._asked = window, 0
+            self._rows = self._order.lying(window + 1, self._epoch)
+        begin, self._asked = self._asked, max(self._asked, round(used * len(self._rows)))
+        return self._rows[begin : self._asked]
 
 
 def _design_effect(sizes: NDArray[np.int64], around: NDArray[np.int64], step: int) -> float:

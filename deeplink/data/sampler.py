@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from deeplink.data.blocks import BLOCK_WINDOW, BlockOrder
+from deeplink.data.blocks import BLOCK_WINDOW, BlockOrder, Coming
 from deeplink.data.errors import SamplerMisuseError, SamplerStateError
 from deeplink.data.order import Order, shuffled
 from deeplink.data.share import Share
@@ -25,7 +25,7 @@ _STRETCH = 8192
 """Places put through the permutation at once: one call costs as much for 10 as for 1,000."""
 
 
-class _Pass:
+class Pass:
     """One pass over what is left of an epoch. Stateful as torchdata's StatefulDataLoader understands it.
 
     Its own state says what was handed out, where the sampler's says what was finished: that is what a
@@ -36,6 +36,7 @@ class _Pass:
         self._sampler = sampler
         self.epoch, self.position = sampler.epoch, sampler.position
         self._batches = self._found()
+        self._coming = sampler.coming(self.epoch)
 
     def __iter__(self) -> Self:
         return self
@@ -56,6 +57,10 @@ class _Pass:
                 taken += mine
         self._sampler.used_up(self)
 
+    def coming(self) -> np.ndarray:
+        """Return the samples that disks are to be asked for now, int64: some of the next window of blocks."""
+        return np.empty(0, np.int64) if self._coming is None else self._coming.at(self.position)
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch begins, in the form of the sampler's own state."""
         return {**self._sampler.state_dict(), "epoch": self.epoch, "position": self.position}
@@ -65,6 +70,7 @@ class _Pass:
         self._sampler.take_over(self, state)
         self.epoch, self.position = state["epoch"], state["position"]
         self._batches = self._found()
+        self._coming = self._sampler.coming(self.epoch)
 
 
 class ResumableSampler:
@@ -144,7 +150,7 @@ class ResumableSampler:
         """Return the number of steps left in the epoch, counted from the last finished one."""
         return self.share.steps(self.length - self.position)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Pass:
         """Return the batches left in the epoch, from the first sample after the last finished step.
 
         Raises:
@@ -158,7 +164,7 @@ class ResumableSampler:
                 "to say that the pass was left on purpose.",
             )
         self._begin_pass()
-        self._pass = begun = _Pass(self)
+        self._pass = begun = Pass(self)
         return begun
 
     def give(self, by: object) -> None:
@@ -211,12 +217,9 @@ class ResumableSampler:
             return places
         return shuffled(places, self.length, version=self.version, seed=self.seed, epoch=epoch)
 
-    def coming(self, epoch: int, position: int) -> np.ndarray:
-        """Return the samples, of all ranks, of the window of blocks after the one under way; else none.
-
-        What a disk or another member can be asked for ahead; int64.
-        """
-        return np.empty(0, np.int64) if self._by_blocks is None else self._by_blocks.window_rows(position, epoch)
+    def coming(self, epoch: int) -> Coming | None:
+        """Return what tells what to ask disks for ahead in an epoch; None but in `Order.BLOCKS`."""
+        return None if self._by_blocks is None else Coming(self._by_blocks, epoch)
 
     @property
     def shuffle_quality(self) -> float:

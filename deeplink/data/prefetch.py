@@ -1,0 +1,107 @@
+"""Reads batches ahead, in order of use, by threads of the trainer's own process."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    import numpy as np
+
+    from deeplink.data.sampler import Pass, ResumableSampler
+
+_MOST_BATCHES = 64
+"""Batches ahead however small they are."""
+
+
+class Readable(Protocol):
+    """What a Prefetcher needs of a dataset; `deeplink.Dataset` is one."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Bytes of each sample."""
+        ...
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return the samples of a batch."""
+        ...
+
+    def will_need(self, indices: np.ndarray) -> None:
+        """Ask this node's disks for samples, and do not wait for them."""
+        ...
+
+
+class Prefetcher:
+    """Yields a sampler's batches as a DataLoader without workers does, and reads those that follow meanwhile.
+
+    Reading lets other threads run (system calls, sockets), so this takes the place of DataLoader workers wherever
+    their work is mostly reading, or decoding that lets other threads run. Batches come in order. Read ahead are as
+    many as fit into `ahead_bytes`, the one in training's hands counted in, and one at least. In `Order.BLOCKS` the
+    disks are besides asked for the blocks of the next window while one is used up.
+
+    An error while a batch is read is raised where that batch would have come. The threads end with the pass: when
+    it is used up, broken off, or interrupted; reads under way are waited for, the others are not begun.
+
+    Args:
+        dataset: what is read.
+        sampler: which samples, in which batches. Call its `finished()` as ever.
+        collate: gets what `dataset` gives for a batch, in one of the threads.
+        threads: how many batches are read at once.
+        ahead_bytes: bytes of samples read and not yet used up.
+
+    Raises:
+        ValueError: a number is not positive.
+    """
+
+    def __init__(
+        self,
+        dataset: Readable,
+        sampler: ResumableSampler,
+        *,
+        collate: Callable[[Any], Any] | None = None,
+        threads: int = 2,
+        ahead_bytes: int = 64 << 20,
+    ) -> None:
+        if threads < 1 or ahead_bytes < 1:
+            raise ValueError(f"threads {threads}, ahead_bytes {ahead_bytes}")
+        self._dataset, self._sampler, self._collate = dataset, sampler, collate
+        self._threads, self._ahead_bytes = threads, ahead_bytes
+
+    def __len__(self) -> int:
+        """Return the number of batches left in the epoch."""
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the batches left in the epoch. Raises what sampler and dataset raise, in its place."""
+        return self._read_ahead(iter(self._sampler))
+
+    def _read_ahead(self, asked: Pass) -> Iterator[Any]:
+        pool = ThreadPoolExecutor(self._threads, "deeplink-ahead")
+        waiting: deque[tuple[Future[Any], int]] = deque()
+        held = 0
+        try:
+            rows = next(asked, None)
+            while rows is not None or waiting:
+                while rows is not None and len(waiting) < _MOST_BATCHES:
+                    size = int(self._dataset.lengths[rows].sum())
+                    if waiting and held + size > self._ahead_bytes:
+                        break
+                    waiting.append((pool.submit(self._read, rows), size))
+                    held += size
+                    if len(coming := asked.coming()):
+                        pool.submit(self._dataset.will_need, coming)
+                    rows = next(asked, None)
+                future, size = waiting.popleft()
+                yield future.result()
+                del future  # with it the batch, once training has let go of it
+                held -= size
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _read(self, rows: list[int]) -> Any:
+        items = self._dataset.__getitems__(rows)
+        return items if self._collate is None else self._collate(items)
