@@ -18,6 +18,13 @@ from deeplink.errors import DeepLinkError
 VERBS = {
     "pack": "Pack a folder of small files into shards.",
     "index": "Show, verify, rebuild or remove the index of a dataset's version.",
+    "ls": "List datasets, folders and samples.",
+    "info": "Tell all that is known of a dataset, folder or sample.",
+    "cat": "Write samples to standard output, one after another.",
+    "get": "Copy samples into local files.",
+    "verify": "Read every copy of every sample of a dataset and compare it with what was packed.",
+    "warm": "Bring a dataset onto the nodes' SSDs, and verify it there.",
+    "evict": "Drop a dataset's shards from the nodes' SSDs, but none that is needed or that could not be had again.",
     "node": "Serve this node's shards and watch over its ranks.",
     "sbatch": "Submit a batch script: sbatch, watched and restartable.",
     "run": "Start and supervise the ranks of a job inside its allocation.",

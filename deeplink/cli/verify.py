@@ -1,0 +1,137 @@
+"""`deeplink verify`: read every copy of every sample, and compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from deeplink.completion import PlaceType
+
+if TYPE_CHECKING:
+    from deeplink.config import Config
+    from deeplink.holding import Holdings
+    from deeplink.library import Found
+    from deeplink.verifying import ShardReport
+
+_EPILOG = """
+Every sample is read from this node's store and from each member that holds its shard, and compared with the
+checksum that it was packed with; nothing is read from the source. A member that sends wrong bytes reads that shard
+again by itself and has it healed.
+
+\b
+Examples:
+  deeplink verify mnist
+  deeplink verify mnist@3f2a91 --json
+  deeplink verify mnist --quick        who holds what, and whether files have the right size; reads no samples
+
+\b
+Exit codes: 0 every shard has a copy and all copies are right, 1 something is wrong (it is named), 2 wrong usage.
+"""
+_NAMED = 5
+
+
+@click.command("verify", epilog=_EPILOG)
+@click.argument("name", type=PlaceType(), metavar="NAME[@VERSION]")
+@click.option("--quick", is_flag=True, help="Look at sizes alone; read no samples.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to standard error.")
+def command(*, name: str, quick: bool, as_json: bool) -> int:
+    """Read every copy of every sample of a dataset and compare it with what was packed."""
+    from deeplink.clock import SystemClock
+    from deeplink.holding import holdings
+    from deeplink.library import Library
+
+    library = Library()
+    found = library.at(name)
+    if found.place.inner:
+        raise click.UsageError(f"a whole dataset is verified: deeplink verify {found.place.root}")
+    held = holdings(library.config, SystemClock())
+    problem = "" if quick else _index_problem(found)
+    reports = _reports(found, library.config, held, quick=quick)
+    wrong = bool(problem or held.problems) or not all(report.is_right for report in reports)
+    if as_json:
+        _say_json(found, held, reports, problem)
+    else:
+        _say(found, held, reports, problem, quick=quick)
+    return 1 if wrong else 0
+
+
+def _index_problem(found: Found) -> str:
+    from deeplink.cache.errors import IndexFormatError
+
+    try:
+        found.reader.index.verify()
+    except (IndexFormatError, OSError) as problem:
+        return str(problem)
+    return ""
+
+
+def _reports(found: Found, config: Config, held: Holdings, *, quick: bool) -> list[ShardReport]:
+    from deeplink.cache.membership import members_token, other_members
+    from deeplink.cache.transport import PlainTransport
+    from deeplink.cli.get_progress import shown_progress
+    from deeplink.clock import SystemClock
+    from deeplink.verifying import Verification
+
+    clock = SystemClock()
+    transport = PlainTransport(members_token(config, other_members(config)), clock)
+    try:
+        work = Verification(found.reader.index, config, held, transport, clock)
+        with shown_progress("verifying", 0 if quick else work.total()) as progress:
+            return list(work.reports(quick=quick, progress=progress))
+    finally:
+        transport.close()
+
+
+def _say_json(found: Found, held: Holdings, reports: list[ShardReport], problem: str) -> None:
+    import json
+
+    facts: dict[str, Any] = {
+        "name": found.place.name,
+        "version": found.reader.version,
+        "right": not (problem or held.problems) and all(report.is_right for report in reports),
+        "index": problem or "whole",
+        "unanswered": dict(held.problems),
+        "shards": [
+            {
+                "shard": report.shard,
+                "samples": report.samples,
+                "bytes": report.bytes,
+                "copies": {
+                    copy.node: {"state": copy.state.value, "wrong": list(copy.wrong), "problem": copy.problem}
+                    for copy in report.copies
+                },
+            }
+            for report in reports
+        ],
+    }
+    click.echo(json.dumps(facts))
+
+
+def _say(found: Found, held: Holdings, reports: list[ShardReport], problem: str, *, quick: bool) -> None:
+    from deeplink.wording import counted, sized
+
+    if problem:
+        click.echo(f"deeplink: {problem}", err=True)
+    for node in held.problems:
+        click.echo(f"deeplink: not verified on {node}: {held.problems[node]}", err=True)
+    for report in reports:
+        copies = ", ".join(f"{copy.node} {copy.state.value}" for copy in report.copies) or "nobody holds it"
+        samples = counted(report.samples, "sample")
+        click.echo(f"{report.shard[:12]}  {samples:>16}  {sized(report.bytes):>10}  {copies}")
+        for copy in report.copies:
+            if copy.problem:
+                _say_wrong(copy.node, copy.wrong, copy.problem)
+    bad = sum(not report.is_right for report in reports)
+    done = "there" if quick else "read and right"
+    said = f"{bad:,} of {counted(len(reports), 'shard')} not right" if bad else f"every copy is {done}"
+    click.echo(f"{found.place.name} {found.reader.version[:12]}: {counted(len(reports), 'shard')}; {said}")
+
+
+def _say_wrong(node: str, wrong: tuple[str, ...], problem: str) -> None:
+    from deeplink.wording import counted
+
+    names = ", ".join(repr(key) for key in wrong[:_NAMED])
+    more = f" and {len(wrong) - _NAMED:,} more" if len(wrong) > _NAMED else ""
+    which = f"{counted(len(wrong), 'sample')} ({names}{more}): " if wrong else ""
+    click.echo(f"deeplink: {node}: {which}{problem}", err=True)
