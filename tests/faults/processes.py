@@ -1,0 +1,316 @@
+"""Members and a reading loop as real processes, each of which can be killed, frozen, thawed and started anew."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from deeplink import wire
+from deeplink.cache.packer import pack
+from deeplink.cache.store import Store
+from deeplink.config import Config
+from deeplink.types import Member, NodeName, format_members
+from tests.cache.agents import config_below
+from tests.faults.reading import Task, digests
+
+ROOT = Path(__file__).parents[2]
+STALL_S = 2.0
+"""The issue's bound on how long a fault may hold a batch up."""
+MARGIN_S = 3.0
+"""On top of it: this machine may be starting, testing and compiling other things at the same time."""
+BOUND_S = 30.0
+"""Whatever is waited for comes within this, or the test fails."""
+
+Record = Callable[[str, object], None]
+
+
+def until(true: Callable[[], bool], told: Callable[[], object] = lambda: "") -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + BOUND_S
+    while not true():
+        assert time.monotonic() < deadline, f"it did not come about within {BOUND_S:.0f} s: {told()}"
+        time.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many ports that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(found.getsockname()[1]) for found in sockets]
+
+
+def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start one of our programs; what it says on standard error is appended to `log`."""
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+        )
+
+
+def line_of(output: IO[str] | None, told: Callable[[], object]) -> dict[str, Any]:
+    """Return the next line of JSON that a process says."""
+    assert output is not None
+    assert select.select([output], [], [], BOUND_S)[0], f"nothing was said within {BOUND_S:.0f} s: {told()}"
+    line = output.readline()
+    assert line, f"it ended: {told()}"
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+@dataclass
+class Node:
+    """A member: an agent's process with a store of its own, always on the same port."""
+
+    name: str
+    root: Path
+    port: int
+    token_file: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    popen: subprocess.Popen[str] | None = None
+
+    @property
+    def store(self) -> Store:
+        """Its store."""
+        return Store(self.root / self.name)
+
+    @property
+    def member(self) -> Member:
+        """How others know it."""
+        return Member(NodeName(self.name), f"127.0.0.1:{self.port}")
+
+    @property
+    def log(self) -> Path:
+        """What it wrote to standard error, in all its lives."""
+        return self.root / f"{self.name}.log"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process runs, frozen or not."""
+        return self.popen is not None and self.popen.poll() is None
+
+    def start(self) -> None:
+        """Begin to run; `await_ready` says when it serves."""
+        options = ["--name", self.name, "--bind", f"127.0.0.1:{self.port}", "--store", str(self.root / self.name)]
+        self.popen = started(
+            ["deeplink", "node", *options, "--token-file", str(self.token_file)], self.log, self.env
+        )
+
+    def await_ready(self) -> None:
+        """Return once it serves."""
+        assert self.popen is not None
+        line_of(self.popen.stdout, self.log.read_text)
+
+    def kill(self) -> None:
+        """End it at once, as a power loss of the process would."""
+        self.end(signal.SIGKILL)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End it and wait for it."""
+        if self.popen is not None:
+            self.popen.send_signal(number)
+            self.popen.communicate(timeout=BOUND_S)
+
+    def freeze(self) -> None:
+        """Stop it: its port takes connections on, and nobody answers."""
+        assert self.popen is not None
+        self.popen.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self.popen is not None
+        self.popen.send_signal(signal.SIGCONT)
+
+
+@dataclass
+class Nodes:
+    """Members n0, n1 ... of one cache, and the dataset "digits" packed onto them."""
+
+    root: Path
+    files: Mapping[str, bytes]
+    nodes: tuple[Node, ...]
+    token: str
+
+    @classmethod
+    def make(cls, root: Path, files: Mapping[str, bytes], count: int) -> Nodes:
+        """Return members whose processes do not run yet."""
+        token = wire.new_token()
+        wire.write_token(root / "token", token)
+        ports = free_ports(count)
+        members = [Member(NodeName(f"n{i}"), f"127.0.0.1:{port}") for i, port in enumerate(ports)]
+        env = {
+            "DEEPLINK_MEMBERS": format_members(tuple(members)),
+            "DEEPLINK_CATALOG": str(root / "head" / "catalog"),
+            "DEEPLINK_STATE": str(root / "state"),
+        }
+        made = [Node(f"n{i}", root, port, root / "token", env) for i, port in enumerate(ports)]
+        return cls(root, files, tuple(made), token)
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[number]
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All of them."""
+        return tuple(node.member for node in self.nodes)
+
+    def config(self, **settings: Any) -> Config:
+        """Return the configuration of a node that is no member."""
+        given = {"members": format_members(self.members), "token_file": self.root / "token", **settings}
+        return config_below(self.root / "head", **given)
+
+    def start(self) -> None:
+        """Start who does not run, thaw who does, and return once all serve."""
+        down = [node for node in self.nodes if not node.is_up]
+        for node in down:
+            node.start()
+        for node in self.nodes:
+            node.thaw()
+        for node in down:
+            node.await_ready()
+
+    def pack(self, source: Path) -> None:
+        """Pack a folder onto the members, and take the folder away: what cannot be had from them is lost."""
+        pack(str(source), "digits", config=self.config(), members=self.members, token=self.token)
+        source.rename(source.with_name("moved"))
+
+    def stop(self) -> None:
+        """End all of them."""
+        for node in self.nodes:
+            if node.is_up:
+                node.kill()
+
+
+class Loop:
+    """A reading loop that runs (`tests.faults.reading`)."""
+
+    def __init__(self, popen: subprocess.Popen[str], log: Path) -> None:
+        assert popen.stdout is not None
+        self.popen, self._output, self._log = popen, popen.stdout, log
+        self.said: dict[str, Any] = {}
+        self.worst_s = 0.0
+
+    def log(self) -> str:
+        """Return what it wrote to standard error."""
+        return self._log.read_text(encoding="utf-8")
+
+    def listen(self) -> dict[str, Any]:
+        """Return the next word of it."""
+        self._heard(line_of(self._output, self.log))
+        return self.said
+
+    def await_epochs(self, count: int) -> None:
+        """Return once so many whole epochs have been read from now on."""
+        self.catch_up()
+        # One is under way: it may have read its samples before what has happened now.
+        wanted = int(self.said["epochs"]) + 1 + count
+        deadline = time.monotonic() + BOUND_S
+        while self.said["epochs"] < wanted:
+            assert time.monotonic() < deadline, f"it does not get on: {self.said}\n{self.log()}"
+            self.listen()
+
+    def await_stats(self, true: Callable[[Mapping[str, int]], bool]) -> None:
+        """Return once something holds of what the reader counts."""
+        deadline = time.monotonic() + BOUND_S
+        while not true(self.listen()["stats"]):
+            assert time.monotonic() < deadline, f"that does not come about: {self.said}\n{self.log()}"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have it wait between two batches."""
+        assert self.popen.stdin is not None
+        self._tell()
+        while "held" not in (said := line_of(self._output, self.log)):
+            self._heard(said)
+        yield
+        self._tell()
+
+    def _tell(self) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(".")
+        self.popen.stdin.flush()
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        self.said, self.worst_s = said, max(self.worst_s, float(said["stall_s"]))
+
+    def catch_up(self) -> None:
+        """Take in what it has said already."""
+        self.listen()
+        while select.select([self._output], [], [], 0)[0]:
+            self.listen()
+
+    def end(self) -> dict[str, Any]:
+        """Have it read its epoch to the end; return its last word."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        deadline = time.monotonic() + BOUND_S
+        while True:
+            assert time.monotonic() < deadline, self.log()
+            if not select.select([self._output], [], [], BOUND_S)[0]:
+                continue
+            line = self._output.readline()
+            if not line:
+                break
+            self._heard(json.loads(line))
+        assert self.popen.wait(BOUND_S) == 0, self.log()
+        return self.said
+
+
+@contextmanager
+def reading(task: Task, folder: Path) -> Iterator[Loop]:
+    """Run a reading loop; on return it has read a whole epoch, and was seen to read without a failure."""
+    log = folder / "reading.log"
+    log.unlink(missing_ok=True)
+    loop = Loop(started(["tests.faults.reading", str(task.write(folder / "task.json"))], log), log)
+    try:
+        loop.listen()
+        while not loop.said["epochs"]:
+            loop.listen()
+        yield loop
+    finally:
+        loop.popen.kill()
+        loop.popen.wait(BOUND_S)
+        for pipe in (loop.popen.stdin, loop.popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def survived(loop: Loop, record: Record) -> dict[str, int]:
+    """End a loop; assert that no read failed, all bytes were right and no batch waited too long. Its stats."""
+    said = loop.end()
+    stats: dict[str, int] = said["stats"]
+    seen = {name: count for name, count in stats.items() if count}
+    record(
+        "figure",
+        f"longest wait {loop.worst_s:.2f} s over {said['samples']:,} samples in {said['epochs']} epochs; {seen}",
+    )
+    assert not said["failures"], f"{said}\n{loop.log()[-6000:]}"
+    assert loop.worst_s <= STALL_S + MARGIN_S, f"{said}\n{loop.log()[-6000:]}"
+    return stats
+
+
+def task_of(config: Config, files: Mapping[str, bytes], **settings: Any) -> Task:
+    """Return the task of reading "digits"."""
+    default = Config()
+    differs = {
+        name: value for name in Config.__slots__ if (value := getattr(config, name)) != getattr(default, name)
+    }
+    return Task(name="digits", config=differs, model=digests(dict(files)), **settings)
