@@ -51,8 +51,11 @@ class Room:
         """
         return eviction.budget_of(self._setting, shutil.disk_usage(self._store.root).total)
 
-    def make(self, needed: int) -> None:
+    def make(self, needed: int) -> bool:
         """Drop shards until `needed` bytes more fit; 0 to bring a store that is too full back to its low mark.
+
+        Returns:
+            False: the store is over its budget all the same, and nothing was `needed`.
 
         Raises:
             StoreFullError: they do not fit, and nothing else may leave.
@@ -63,14 +66,15 @@ class Room:
             budget, status = self.budget(), self._store.status()
             excess = budget.excess(status.bytes, status.free_bytes, needed)
             if excess <= 0:
-                return
+                return True
             for shard in self._leaving(self.held(status), excess):
                 self._drop(shard, "budget")
             status = self._store.status()
             # Down to the low mark is a wish; what is needed is that it fits.
             free = min(budget.bytes - status.bytes, status.free_bytes - budget.reserve)
-            if needed > free:
+            if needed and needed > free:
                 raise StoreFullError(self._store.root, needed, max(free, 0))
+            return free >= 0
 
     def held(self, status: StoreStatus) -> list[HeldShard]:
         """Return what is known of each shard here; `replaceable` by what members have said."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import shutil
@@ -26,7 +25,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError, StoreError, StoreFullError
-from deeplink.publish import DRAFT_PREFIX, fsync_path, published_file, write_text
+from deeplink.cache.marks import Marks, file_identity
+from deeplink.publish import DRAFT_PREFIX, fsync_path, published_file
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SUFFIX, _USED, _WANTED = ".mdb", ".used", ".wanted"
+_SUFFIX = ".mdb"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DRAFT_KEPT_S = 3600.0
 _MOST_QUARANTINED = 4
@@ -73,9 +73,11 @@ class Store:
             StoreError: the folder cannot be made.
         """
         self.root = root
-        self.make_room: Callable[[int], None] = lambda _needed: None
+        self.make_room: Callable[[int], object] = lambda _needed: None
         """Called with the bytes of a shard that is to come; may drop others, or raise StoreFullError."""
-        self._marked: dict[ShardId, tuple[int, ...]] = {}
+        self.missed: Callable[[ShardId], None] = lambda _shard: None
+        """Told, in passing, of shards that others ask for and that are not here."""
+        self.marks = Marks(root)
         if not make:
             return
         try:
@@ -91,9 +93,6 @@ class Store:
             ShardIdError: the name is not a shard's.
         """
         return self.root / f"{layout.checked_shard_id(shard)}{_SUFFIX}"
-
-    def _mark(self, shard: ShardId) -> Path:
-        return self.root / f"{shard}.verified"
 
     def has(self, shard: ShardId) -> bool:
         """Tell whether a shard is here, damaged or not."""
@@ -141,53 +140,30 @@ class Store:
 
     def is_verified(self, shard: ShardId) -> bool:
         """Tell whether the very file that is here now was read and found whole on this mount."""
-        mark = self._mark(shard)
-        try:
-            facts, found = mark.stat(), _identity(self.path(shard).stat())
-            seen = (facts.st_ino, facts.st_mtime_ns, *found.values())
-            if self._marked.get(shard) == seen:  # asked for every shard twice a second
-                return True
-            if json.loads(mark.read_text(encoding="ascii")) != found:
-                return False
-        except (OSError, ValueError):
-            self._marked.pop(shard, None)
-            return False
-        self._marked[shard] = seen
-        return True
+        return self.marks.is_verified(shard, self.path(shard))
 
     def verified_unix(self, shard: ShardId) -> float:
-        """Return when the file that is here now was last read whole and found right; 0 where it was not."""
-        return self._mark(shard).stat().st_mtime if self.is_verified(shard) else 0.0
+        """Return when the file that is here now was last found whole, seconds since 1970; 0 where it was not."""
+        return self.marks.verified_unix(shard, self.path(shard))
 
     def touch(self, shard: ShardId) -> None:
-        """Note that a shard is being read; a disk that takes no writes is no reason not to read it."""
-        with contextlib.suppress(OSError):
-            (self.root / f"{shard}{_USED}").touch(mode=0o600)
+        """Note that a shard is being read."""
+        self.marks.touch(layout.checked_shard_id(shard))
 
     def used_unix(self, shard: ShardId) -> float:
-        """Return when a shard was last read, or came here; 0 where it is not here."""
-        found = 0.0
-        for path in (self.root / f"{shard}{_USED}", self.path(shard)):
-            with contextlib.suppress(OSError):
-                found = max(found, path.stat().st_mtime)
-        return found
+        """Return when a shard was last read, or came here, seconds since 1970; 0 where it is not here."""
+        try:
+            return max(self.path(shard).stat().st_mtime, self.marks.used_unix(shard))
+        except OSError:
+            return 0.0
 
-    def wanted(self) -> list[ShardId]:
-        """Return the shards that were lost here and have not come back, sorted; forget those that have."""
-        found = []
-        for path in (self.root / _WANTED).glob("*"):
-            if not layout.is_shard_id(path.name):
-                continue
-            if self.has(ShardId(path.name)):
-                path.unlink(missing_ok=True)
-            else:
-                found.append(ShardId(path.name))
-        return sorted(found)
-
-    def forget_wanted(self, shard: ShardId) -> None:
-        """Give a lost shard up."""
-        with contextlib.suppress(OSError):
-            (self.root / _WANTED / layout.checked_shard_id(shard)).unlink(missing_ok=True)
+    def lost(self) -> list[ShardId]:
+        """Return the shards that were lost here and have not come back, sorted."""
+        lost = self.marks.lost()
+        for shard in lost:
+            if self.has(shard):
+                self.marks.find(shard)
+        return [shard for shard in lost if not self.has(shard)]
 
     def verify(self, shard: ShardId) -> bool:
         """Read all of a shard; mark it verified if it is whole. False: it was not, and is in quarantine now.
@@ -198,7 +174,7 @@ class Store:
         """
         descriptor = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            before = _identity(os.fstat(descriptor))
+            before = file_identity(os.fstat(descriptor))
             layout.verify(descriptor, shard)
         except (ShardCorruptError, OSError) as problem:
             if not is_damage(problem):
@@ -207,7 +183,7 @@ class Store:
             return False
         finally:
             os.close(descriptor)
-        self._write_mark(shard, before)
+        self.marks.set_verified(shard, before)
         return True
 
     def doubt(self, shard: ShardId) -> bool:
@@ -217,18 +193,7 @@ class Store:
             ShardIdError: the name is not a shard's.
             OSError: the mark cannot be removed.
         """
-        try:
-            self._mark(layout.checked_shard_id(shard)).unlink()
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _write_mark(self, shard: ShardId, identity: dict[str, int]) -> None:
-        try:
-            write_text(self._mark(shard), json.dumps(identity))
-        except OSError as problem:
-            # Only speed is lost: an unmarked shard is read with system calls.
-            log.warning("shard %s cannot be marked as verified: %s", shard, problem)
+        return self.marks.unset_verified(layout.checked_shard_id(shard))
 
     def add(self, shard: ShardId, chunks: Iterable[bytes], total: int) -> bool:
         """Take a shard's file in `chunks` of `total` bytes; it appears once it was verified. False: it was here.
@@ -247,7 +212,7 @@ class Store:
                 identity = _verified_identity(draft, shard)
         except OSError as problem:
             self.raise_as_store_error(problem, total)
-        self._write_mark(shard, identity)
+        self.marks.set_verified(shard, identity)
         return True
 
     def check_room(self, total: int) -> None:
@@ -275,12 +240,12 @@ class Store:
             draft.unlink()
             return False
         try:
-            identity = _identity(draft.stat())
+            identity = file_identity(draft.stat())
             draft.rename(self.path(shard))
             fsync_path(self.root)
         except OSError as problem:
             raise StoreError(self.root, problem.strerror or str(problem)) from problem
-        self._write_mark(shard, identity)
+        self.marks.set_verified(shard, identity)
         return True
 
     def raise_as_store_error(self, problem: OSError, needed: int) -> NoReturn:
@@ -291,13 +256,12 @@ class Store:
 
     def remove(self, shard: ShardId) -> bool:
         """Remove a shard; who has it open reads on. False: it was not here."""
-        self._mark(shard).unlink(missing_ok=True)
+        self.marks.unset_verified(layout.checked_shard_id(shard))
         try:
             self.path(shard).unlink()
         except FileNotFoundError:
             return False
-        (self.root / f"{shard}{_USED}").unlink(missing_ok=True)
-        self.forget_wanted(shard)
+        self.marks.forget(shard)
         return True
 
     def quarantine(self, shard: ShardId, why: str, *, inode: int | None = None) -> bool:
@@ -313,10 +277,9 @@ class Store:
             if inode is not None and self.path(shard).stat().st_ino != inode:
                 return False
             folder.mkdir(exist_ok=True)
-            (self.root / _WANTED).mkdir(exist_ok=True)
-            (self.root / _WANTED / shard).touch()
+            self.marks.lose(shard)
             self.path(shard).rename(folder / f"{shard}-{time.time_ns()}{_SUFFIX}")
-            self._mark(shard).unlink(missing_ok=True)
+            self.marks.unset_verified(shard)
             for older in sorted(folder.iterdir(), key=lambda path: path.name.partition("-")[2])[
                 :-_MOST_QUARANTINED
             ]:
@@ -348,10 +311,6 @@ def _age(path: Path, now: float) -> float:
         return 0.0
 
 
-def _identity(facts: os.stat_result) -> dict[str, int]:
-    return {"dev": facts.st_dev, "ino": facts.st_ino, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
-
-
 def _write_chunks(draft: Path, shard: ShardId, chunks: Iterable[bytes], total: int) -> None:
     written = 0
     with draft.open("wb") as file:
@@ -368,6 +327,6 @@ def _verified_identity(draft: Path, shard: ShardId) -> dict[str, int]:
     descriptor = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
     try:
         layout.verify(descriptor, shard)
-        return _identity(os.fstat(descriptor))
+        return file_identity(os.fstat(descriptor))
     finally:
         os.close(descriptor)

@@ -16,7 +16,9 @@ import deeplink
 from deeplink import metrics
 from deeplink.address import primary_address
 from deeplink.cache.errors import StoreError
-from deeplink.cache.server import MOST_READS, CacheServicer
+from deeplink.cache.fillservice import MOST_CALLS
+from deeplink.cache.keeper import Keeper
+from deeplink.cache.server import MOST_READS
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
@@ -30,15 +32,13 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from deeplink.types import NodeName, ShardId
+    from deeplink.config import Config
+    from deeplink.types import NodeName
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
 """How long calls in flight may still run once the agent is told to end."""
-VERIFY_BYTES_PER_S = 200e6
-"""Shards are verified in the background no faster than this, so that training has the SSD to itself."""
-VERIFY_EVERY_S = 30.0
 STATUS_KEPT_S = 0.5
 """The store is looked at no more often than this, however often the agent is asked."""
 
@@ -54,6 +54,8 @@ class AgentSettings:
         store: folder of the shards on this node's SSD; made when it is not there.
         metrics_bind: `host:port` to serve Prometheus metrics on; empty for none.
         topology_address: SLURM_TOPOLOGY_ADDR of this node; empty outside of Slurm.
+        config: the settings for what the agent does on its own account (catalog, members, budget, rates); None:
+            it only keeps what it is given.
     """
 
     node: NodeName
@@ -62,6 +64,7 @@ class AgentSettings:
     store: Path
     metrics_bind: str = ""
     topology_address: str = ""
+    config: Config | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ class Announcement:
     Attributes:
         address: `ip:port` other nodes reach it by.
         interface: the network interface that carries the address (for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
+        weight: how large a share of the shards this node is to hold, from the budget of its store.
         token_file: the node-local 0600 file that holds the token.
     """
 
@@ -81,6 +85,7 @@ class Announcement:
     store: str
     interface: str
     pid: int
+    weight: int
 
     def as_dict(self) -> dict[str, str | int]:
         """Return the fields in the order they are written."""
@@ -101,22 +106,20 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, clock: Clock | None = None) -> None:
         self.settings = settings
-        self.verified = threading.Event()
         self._clock = clock or SystemClock()
         self._server: BoundServer | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
         self._seen: tuple[float, node_pb2.StoreStatus] | None = None
         self._lock = threading.Lock()
-        self._ending = threading.Event()
-        self._store = Store(settings.store)
-        self._cache = CacheServicer(self._store, settings.node)
-        self._verifier = threading.Thread(target=self._verify, name="deeplink-verify", daemon=True)
+        store = Store(settings.store)
+        self._keeper = Keeper(settings.node, store, settings.token, settings.config, clock=self._clock)
+        self.verified = self._keeper.verified
 
     def start(self, token_file: Path) -> Announcement:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
         host, _ = split_bind(self.settings.bind)
         self._server = bound_server(
-            self.settings.bind, self.settings.token, self._register, workers=MOST_READS + WORKERS
+            self.settings.bind, self.settings.token, self._register, workers=MOST_READS + MOST_CALLS + WORKERS
         )
         if self.settings.metrics_bind:
             try:
@@ -126,7 +129,7 @@ class Agent:
                 raise
         self._feed_metrics()
         self._server.server.start()
-        self._verifier.start()
+        self._keeper.start()
         address, interface = _reached_at(host, self._server.port)
         return Announcement(
             node=self.settings.node,
@@ -136,11 +139,12 @@ class Agent:
             store=str(self.settings.store),
             interface=interface,
             pid=os.getpid(),
+            weight=self._keeper.weight(),
         )
 
     def stop(self) -> None:
         """Return once nothing is served any more; calls in flight get `STOP_GRACE_S`."""
-        self._ending.set()
+        self._keeper.stop()
         if self._server is not None:
             self._server.health.enter_graceful_shutdown()
             self._server.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
@@ -148,9 +152,13 @@ class Agent:
 
     def _register(self, server: grpc.Server) -> list[str]:
         servicer = node_service.NodeServicer(
-            self.settings.node, self.settings.topology_address, self.store_status, clock=self._clock
+            self.settings.node,
+            self.settings.topology_address,
+            self.store_status,
+            clock=self._clock,
+            told_members=self._keeper.told_members,
         )
-        return [node_service.add_to(server, servicer), *self._cache.register(server)]
+        return [node_service.add_to(server, servicer), *self._keeper.register(server)]
 
     def store_status(self) -> node_pb2.StoreStatus:
         """Return what the store holds, as it was at most `STATUS_KEPT_S` ago, and what was served so far."""
@@ -161,49 +169,21 @@ class Agent:
             return self._seen[1]
 
     def _looked_at_store(self) -> node_pb2.StoreStatus:
-        served = self._cache.totals()
-        status = node_pb2.StoreStatus(served_samples=served.samples, served_bytes=served.bytes)
         try:
-            held = self._store.status()
-        except StoreError as problem:
+            return self._keeper.status()
+        except (StoreError, OSError) as problem:
             # The heartbeat goes on: the node is alive, its store is not.
             log.warning("%s", problem)
-        else:
-            status.shards, status.bytes, status.free_bytes = held.shards, held.bytes, held.free_bytes
-            status.shard_ids.extend(held.ids)
-        return status
-
-    def _verify(self) -> None:
-        """Verify the shards that are not yet, at a bounded rate, as long as the agent runs."""
-        while not self._ending.is_set():
-            try:
-                self._store.sweep(self._clock.unix())
-                for shard in self._store.ids():
-                    self._ending.wait(self._verify_one(shard))
-                    if self._ending.is_set():
-                        return
-            except OSError as problem:
-                log.warning("store %s cannot be verified now: %s", self.settings.store, problem)
-            self.verified.set()
-            self._ending.wait(VERIFY_EVERY_S)
-
-    def _verify_one(self, shard: ShardId) -> float:
-        """Verify a shard unless it is; return for how many seconds the SSD is to be left alone."""
-        if self._store.is_verified(shard):
-            return 0.0
-        began = self._clock.monotonic()
-        try:
-            size = self._store.path(shard).stat().st_size
-            self._store.verify(shard)
-        except FileNotFoundError:  # removed since
-            return 0.0
-        return max(0.0, size / VERIFY_BYTES_PER_S - (self._clock.monotonic() - began))
+            return node_pb2.StoreStatus(problem=str(problem))
 
     def _feed_metrics(self) -> None:
         metrics.NODE_INFO.info({"node": self.settings.node, "version": deeplink.__version__})
         metrics.STORE_SHARDS.set_function(lambda: self.store_status().shards)
         metrics.STORE_BYTES.set_function(lambda: self.store_status().bytes)
         metrics.STORE_FREE_BYTES.set_function(lambda: self.store_status().free_bytes)
+        metrics.STORE_VERIFIED_SHARDS.set_function(lambda: self.store_status().verified_shards)
+        metrics.STORE_VERIFIED_BYTES.set_function(lambda: self.store_status().verified_bytes)
+        metrics.STORE_BUDGET_BYTES.set_function(lambda: self.store_status().budget_bytes)
 
 
 def _reached_at(host: str, port: int) -> tuple[str, str]:

@@ -24,7 +24,7 @@ VERBS = {
     "get": "Copy samples into local files.",
     "verify": "Read every copy of every sample of a dataset and compare it with what was packed.",
     "warm": "Bring a dataset onto the nodes' SSDs, and verify it there.",
-    "evict": "Drop a dataset's shards from the nodes' SSDs, but none that is needed or that could not be had again.",
+    "evict": "Drop a dataset's shards from the nodes' SSDs, as far as they can be had again.",
     "node": "Serve this node's shards and watch over its ranks.",
     "sbatch": "Submit a batch script: sbatch, watched and restartable.",
     "run": "Start and supervise the ranks of a job inside its allocation.",

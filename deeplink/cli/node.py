@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """
 Ready is one line of JSON on standard output (and READY=1 to systemd, Type=notify): node, address,
-topology_address, token_file, store, interface, pid. SIGTERM and SIGINT end it within a second.
+topology_address, token_file, store, interface, pid, weight. SIGTERM and SIGINT end it within a second.
 
 \b
 Examples:
@@ -78,6 +78,7 @@ def command(
             store=(store or config.store).absolute(),
             metrics_bind=metrics_bind,
             topology_address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
+            config=config,
         )
         _serve(settings, token_file)
 
