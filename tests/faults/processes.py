@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from deeplink import wire
 from deeplink.cache.packer import pack
@@ -51,7 +51,7 @@ def free_ports(count: int) -> list[int]:
         return [int(found.getsockname()[1]) for found in sockets]
 
 
-def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start one of our programs; what it says on standard error is appended to `log`."""
     with log.open("ab") as errors:
         return subprocess.Popen(
@@ -59,20 +59,58 @@ def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            text=True,
             cwd=ROOT,
             env={**os.environ, **(env or {})},
         )
 
 
-def line_of(output: IO[str] | None, told: Callable[[], object]) -> dict[str, Any]:
-    """Return the next line of JSON that a process says."""
-    assert output is not None
-    assert select.select([output], [], [], BOUND_S)[0], f"nothing was said within {BOUND_S:.0f} s: {told()}"
-    line = output.readline()
-    assert line, f"it ended: {told()}"
-    found: dict[str, Any] = json.loads(line)
-    return found
+class Lines:
+    """The lines of JSON that a process says."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], told: Callable[[], object]) -> None:
+        assert popen.stdout is not None
+        self._output, self._told = popen.stdout, told
+        self._held = b""
+
+    def has_more(self) -> bool:
+        """Tell whether something has been said that was not taken yet."""
+        return b"\n" in self._held or bool(select.select([self._output], [], [], 0)[0])
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the next line; None where the process has ended. Waits for it."""
+        while b"\n" not in self._held:
+            came = select.select([self._output], [], [], BOUND_S)[0]
+            assert came, f"nothing was said within {BOUND_S:.0f} s: {self._told()}"
+            data = os.read(self._output.fileno(), 1 << 16)
+            if not data:
+                return None
+            self._held += data
+        line, _, self._held = self._held.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def next(self) -> dict[str, Any]:
+        """Return the next line; the process must not end before it."""
+        found = self.take()
+        assert found is not None, f"it ended: {self._told()}"
+        return found
+
+
+def tell(popen: subprocess.Popen[bytes], word: bytes) -> None:
+    """Write to a process's standard input."""
+    assert popen.stdin is not None
+    popen.stdin.write(word)
+    popen.stdin.flush()
+
+
+def let_go(popen: subprocess.Popen[bytes]) -> None:
+    """Kill a process, unless it has ended, and close what leads to it."""
+    popen.kill()
+    popen.wait(BOUND_S)
+    for pipe in (popen.stdin, popen.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 @dataclass
@@ -84,7 +122,7 @@ class Node:
     port: int
     token_file: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    popen: subprocess.Popen[str] | None = None
+    popen: subprocess.Popen[bytes] | None = None
 
     @property
     def store(self) -> Store:
@@ -116,7 +154,7 @@ class Node:
     def await_ready(self) -> None:
         """Return once it serves."""
         assert self.popen is not None
-        line_of(self.popen.stdout, self.log.read_text)
+        Lines(self.popen, self.log.read_text).next()
 
     def kill(self) -> None:
         """End it at once, as a power loss of the process would."""
@@ -126,7 +164,8 @@ class Node:
         """End it and wait for it."""
         if self.popen is not None:
             self.popen.send_signal(number)
-            self.popen.communicate(timeout=BOUND_S)
+            self.popen.wait(BOUND_S)
+            let_go(self.popen)
 
     def freeze(self) -> None:
         """Stop it: its port takes connections on, and nobody answers."""
@@ -201,9 +240,9 @@ class Nodes:
 class Loop:
     """A reading loop that runs (`tests.faults.reading`)."""
 
-    def __init__(self, popen: subprocess.Popen[str], log: Path) -> None:
-        assert popen.stdout is not None
-        self.popen, self._output, self._log = popen, popen.stdout, log
+    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
+        self.popen, self._log = popen, log
+        self._lines = Lines(popen, self.log)
         self.said: dict[str, Any] = {}
         self.worst_s = 0.0
 
@@ -213,7 +252,7 @@ class Loop:
 
     def listen(self) -> dict[str, Any]:
         """Return the next word of it."""
-        self._heard(line_of(self._output, self.log))
+        self._heard(self._lines.next())
         return self.said
 
     def await_epochs(self, count: int) -> None:
@@ -235,17 +274,11 @@ class Loop:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Have it wait between two batches."""
-        assert self.popen.stdin is not None
-        self._tell()
-        while "held" not in (said := line_of(self._output, self.log)):
+        tell(self.popen, b".")
+        while "held" not in (said := self._lines.next()):
             self._heard(said)
         yield
-        self._tell()
-
-    def _tell(self) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(".")
-        self.popen.stdin.flush()
+        tell(self.popen, b".")
 
     def _heard(self, said: dict[str, Any]) -> None:
         self.said, self.worst_s = said, max(self.worst_s, float(said["stall_s"]))
@@ -253,22 +286,15 @@ class Loop:
     def catch_up(self) -> None:
         """Take in what it has said already."""
         self.listen()
-        while select.select([self._output], [], [], 0)[0]:
+        while self._lines.has_more():
             self.listen()
 
     def end(self) -> dict[str, Any]:
         """Have it read its epoch to the end; return its last word."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
-        deadline = time.monotonic() + BOUND_S
-        while True:
-            assert time.monotonic() < deadline, self.log()
-            if not select.select([self._output], [], [], BOUND_S)[0]:
-                continue
-            line = self._output.readline()
-            if not line:
-                break
-            self._heard(json.loads(line))
+        while (said := self._lines.take()) is not None:
+            self._heard(said)
         assert self.popen.wait(BOUND_S) == 0, self.log()
         return self.said
 
@@ -285,12 +311,7 @@ def reading(task: Task, folder: Path) -> Iterator[Loop]:
             loop.listen()
         yield loop
     finally:
-        loop.popen.kill()
-        loop.popen.wait(BOUND_S)
-        for pipe in (loop.popen.stdin, loop.popen.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        let_go(loop.popen)
 
 
 def survived(loop: Loop, record: Record) -> dict[str, int]:
