@@ -109,6 +109,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(call say,venv,"installing the tools of tests and checks")
 	@$(PIP) install --no-compile -c constraints.txt --group dev
+	@# Its own list of needs has OpenCV and matplotlib, which reading files does without.
+	@$(PIP) install --no-compile --no-deps -c constraints.txt mmengine
 	@touch $@
 
 slurm:  ## Slurm's packages, when root on Debian or Ubuntu (needed by demo and test)
