@@ -18,7 +18,7 @@ from deeplink.cache.errors import ShardCorruptError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from deeplink.types import SampleKey
+    from deeplink.cache.names import Names
 
 FORMAT = 1
 PAGE = 4096
@@ -137,7 +137,7 @@ class Table:
         checksums: uint64, xxh3-64 of the bytes.
     """
 
-    keys: Sequence[SampleKey]
+    keys: Names
     blocks: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
@@ -156,24 +156,25 @@ def arrange(lengths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray
     >>> arrange([10, 20, BLOCK_PAYLOAD])[2] == [30, BLOCK_PAYLOAD]
     True
     """
-    blocks = np.empty(len(lengths), np.uint32)
-    offsets = np.empty(len(lengths), np.uint32)
+    sizes = np.asarray(lengths, np.int64)
+    ends = np.cumsum(sizes)
+    blocks, offsets = np.empty(len(sizes), np.uint32), np.empty(len(sizes), np.uint32)
     payloads: list[int] = []
-    room = 0  # of the last block
-    for i, length in enumerate(lengths):
-        size = int(length)
-        if size > room or not payloads:
-            blocks[i], offsets[i] = len(payloads), 0
-            while size > SPAN:
-                payloads.append(SPAN)
-                size -= SPAN
-            payloads.append(size)
-            # The end of a sample cut into pieces shares its block with nothing: a piece's block holds one piece.
-            room = max(BLOCK_PAYLOAD - size, 0) if int(length) <= SPAN else 0
-        else:
-            blocks[i], offsets[i] = len(payloads) - 1, payloads[-1]
-            payloads[-1] += size
-            room -= size
+    row = 0
+    # By block, not by sample: there are hundreds of times fewer.
+    while row < len(sizes):
+        size, end = int(sizes[row]), int(ends[row])
+        # The end of a sample cut into pieces shares its block with nothing: a piece's block holds one piece.
+        room = max(BLOCK_PAYLOAD - size, 0) if size <= SPAN else 0
+        stop = int(np.searchsorted(ends, end + room, side="right"))
+        blocks[row], offsets[row] = len(payloads), 0
+        while size > SPAN:
+            payloads.append(SPAN)
+            size -= SPAN
+        blocks[row + 1 : stop] = len(payloads)
+        offsets[row + 1 : stop] = ends[row : stop - 1] - end + size
+        payloads.append(size + int(ends[stop - 1]) - end)
+        row = stop
     return blocks, offsets, payloads
 
 
@@ -184,15 +185,15 @@ def table_payload(key_sizes: np.ndarray) -> int:
 
 def encode_table(table: Table, start: int, stop: int) -> bytes:
     """Return the payload of a table record that lists samples `start` to `stop` (at most TABLE_SAMPLES)."""
-    names = [key.encode() for key in table.keys[start:stop]]
-    text = b"".join(names)
+    names = table.keys[start:stop]
+    text = names.joined()
     parts = [
         _COUNT.pack(len(names), len(text)),
         table.lengths[start:stop].astype("<u8").tobytes(),
         table.checksums[start:stop].astype("<u8").tobytes(),
         table.blocks[start:stop].astype("<u4").tobytes(),
         table.offsets[start:stop].astype("<u4").tobytes(),
-        np.array([len(name) for name in names], "<u2").tobytes(),
+        names.lengths.astype("<u2").tobytes(),
         text,
     ]
     return b"".join(parts)

@@ -117,6 +117,11 @@ class CappedSource(Source):
         return self._source.listing()
 
     @override
+    def mark(self, key: str) -> int:
+        self._cap.spend(0)
+        return self._source.mark(key)
+
+    @override
     def read(self, key: str, size: int) -> bytes:
         self._cap.spend(size)
         return self._source.read(key, size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,16 +11,20 @@ import numpy as np
 import xxhash
 
 from deeplink.cache import block
+from deeplink.cache.handover import AbandonedError, Handover
 from deeplink.cache.shard import SealedShard, write_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from deeplink.cache.plan import ShardPlan
+    from deeplink.cache.names import Names
+    from deeplink.cache.origin import Source
     from deeplink.cache.reading import FileReader
-    from deeplink.cache.source import Listing, Source
-    from deeplink.types import SampleKey
+
+Value = bytes | bytearray
+_WAITING_BYTES = 8 << 20
+"""What was read and is not yet written, unless one piece of a long sample alone is more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,75 +36,97 @@ class BuiltShard:
 
 
 class ShardBuilder:
-    """Builds the shard of one plan.
+    """Builds one shard. `read` and `write` are for two threads: files are read while blocks are written.
 
     Args:
         source: what to read from.
         reader: reads many small files of it.
-        listing: what was listed there.
-        plan: the rows that make this shard.
+        names: the files of this shard, sorted.
+        sizes: int64, their bytes.
         done: told, after each block, how many files and bytes were packed since it was last told.
     """
 
     def __init__(
-        self,
-        source: Source,
-        reader: FileReader,
-        listing: Listing,
-        plan: ShardPlan,
-        done: Callable[[int, int], None],
+        self, source: Source, reader: FileReader, names: Names, sizes: np.ndarray, done: Callable[[int, int], None]
     ) -> None:
         self._source, self._reader, self._done = source, reader, done
-        self._keys: Sequence[SampleKey] = listing.keys[plan.rows]
-        self._lengths = listing.sizes[plan.rows]
-        self._blocks, self._offsets, self._payloads = block.arrange(self._lengths.tolist())
-        self._checksums = np.zeros(len(self._keys), np.uint64)
+        self._names, self._sizes = names, sizes
+        self._blocks, self._offsets, self._payloads = block.arrange(sizes)
+        self._checksums = np.zeros(len(names), np.uint64)
         # Row where each block's samples begin, and one past the last.
         self._first = np.searchsorted(self._blocks, np.arange(len(self._payloads) + 1)).tolist()
+        self._values: Handover[Value] = Handover(_WAITING_BYTES)
 
-    def build(self, path: Path) -> BuiltShard:
-        """Write the shard to `path`, which must not exist.
+    def read(self) -> None:
+        """Read the source's files and hand them to `write`; return when all were read.
 
         Raises:
             SourceFileError, SourceChangedError: a file cannot be read, or is not what was listed.
+            AbandonedError: `write` failed, and says why.
+        """
+        try:
+            for value in self._made():
+                self._values.give(value)
+        except BaseException:
+            self._values.end(broken=True)
+            raise
+        self._values.end()
+
+    def write(self, path: Path) -> BuiltShard:
+        """Write the shard to `path`, which must not exist, as `read` goes on.
+
+        Raises:
+            BrokenOffError: `read` failed, and says why.
             ShardWriteError: this machine cannot write shards.
             OSError: writing failed.
         """
-        tables = self._table_payloads()
-        sealed = write_shard(path, self._payloads + tables, self._values())
+        try:
+            sealed = write_shard(path, self._payloads + self._table_payloads(), self._values)
+        finally:
+            self.abandon()
         return BuiltShard(sealed, self._checksums)
 
+    def abandon(self) -> None:
+        """Let `read` go: `write` will not be called, or has ended."""
+        self._values.close()
+
     def _table_payloads(self) -> list[int]:
-        sizes = np.array([len(key.encode()) for key in self._keys], np.int64)
+        sizes = self._names.lengths
         starts = range(0, len(sizes), block.TABLE_SAMPLES)
         return [block.table_payload(sizes[start : start + block.TABLE_SAMPLES]) for start in starts]
 
-    def _values(self) -> Iterator[bytes]:
-        for number in range(len(self._payloads)):
+    def _made(self) -> Iterator[Value]:
+        numbers = [n for n in range(len(self._payloads)) if self._first[n] < self._first[n + 1]]
+        short = [n for n in numbers if self._sizes[self._first[n]] <= block.SPAN]
+        rows = [slice(self._first[n], self._first[n + 1]) for n in short]
+        packed = self._reader.runs(self._names, self._sizes, rows, block.HEADER)
+        for number in numbers:
             first, stop = self._first[number], self._first[number + 1]
-            if first == stop:
-                continue  # a later piece of a long sample, written with its first
-            if int(self._lengths[first]) > block.SPAN:
+            if int(self._sizes[first]) > block.SPAN:
                 yield from self._long_values(number, first)
             else:
-                yield self._packed_value(number, first, stop)
-            self._done(stop - first, int(self._lengths[first:stop].sum()))
+                yield self._packed_value(number, *next(packed))
+            self._done(stop - first, int(self._sizes[first:stop].sum()))
         yield from self._table_values()
 
-    def _packed_value(self, number: int, first: int, stop: int) -> bytes:
-        samples = self._reader.read(self._keys[first:stop], self._lengths[first:stop].tolist())
-        whole = xxhash.xxh3_64()
-        for row, sample in enumerate(samples, first):
-            self._checksums[row] = block.checksum(sample)
-            whole.update(sample)
-        return b"".join([self._header(number, first, stop - first, whole.intdigest()), *samples])
+    def _packed_value(self, number: int, run: slice, value: bytearray) -> bytearray:
+        checksum = block.checksum
+        with memoryview(value) as whole:
+            at, found = block.HEADER, []
+            for size in self._sizes[run].tolist():
+                found.append(checksum(whole[at : at + size]))
+                at += size
+            self._checksums[run] = found
+            payload = checksum(whole[block.HEADER :])
+        value[: block.HEADER] = self._header(number, run.start, run.stop - run.start, payload)
+        return value
 
     def _long_values(self, number: int, row: int) -> Iterator[bytes]:
         whole = xxhash.xxh3_64()
-        length = int(self._lengths[row])
+        length = int(self._sizes[row])
         for place, _, size in block.pieces(number, 0, length):
             start = (place - number) * block.SPAN
-            piece = self._source.read_range(self._keys[row], start, size)
+            piece = self._source.read_range(self._names[row], start, size)
             whole.update(piece)
             yield self._header(place, row, int(place == number), block.checksum(piece)) + piece
         self._checksums[row] = whole.intdigest()
@@ -117,7 +145,7 @@ class ShardBuilder:
 
     def _table_values(self) -> Iterator[bytes]:
         table = block.Table(
-            self._keys, self._blocks, self._offsets, self._lengths.astype(np.uint64), self._checksums
+            self._names, self._blocks, self._offsets, self._sizes.astype(np.uint64), self._checksums
         )
         for i, start in enumerate(range(0, len(table), block.TABLE_SAMPLES)):
             stop = min(start + block.TABLE_SAMPLES, len(table))
@@ -131,3 +159,18 @@ class ShardBuilder:
                 checksum=block.checksum(payload),
             )
             yield block.encode_header(header) + payload
+
+
+def build_shard(builder: ShardBuilder, path: Path) -> BuiltShard:
+    """Read and write one shard, and return it sealed at `path`, which must not exist.
+
+    Raises:
+        SourceFileError, SourceChangedError: a file cannot be read, or is not what was listed.
+        ShardWriteError: this machine cannot write shards.
+        OSError: writing failed.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="deeplink-write") as pool:
+        written = pool.submit(builder.write, path)
+        with suppress(AbandonedError):  # `write` says why
+            builder.read()
+        return written.result()

@@ -281,10 +281,18 @@ class MemberRefusedError(MemberError):
 
 
 class MemberBusyError(MemberError):
-    """A member has as many calls to answer as it takes at once."""
+    """A member has as many calls to answer as it takes at once; `retry_s`: when it may be asked again."""
 
-    def __init__(self, member: NodeName) -> None:
+    def __init__(self, member: NodeName, retry_s: float = 0.0) -> None:
         super().__init__(member, "it is busy", "More replicas spread the reading over more members.")
+        self.retry_s = retry_s
+
+
+class MemberDamagedError(MemberError):
+    """A member could not read what it had begun to send; it has put that aside and will not offer it again."""
+
+    def __init__(self, member: NodeName, problem: str) -> None:
+        super().__init__(member, problem, "Its other samples are well; look at that node's SSD.")
 
 
 class FrameError(DeepLinkError):

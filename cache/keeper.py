@@ -13,10 +13,12 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.fetching import Fetcher
 from deeplink.cache.filling import Filler
 from deeplink.cache.fillservice import FillServicer
+from deeplink.cache.home import open_home
 from deeplink.cache.identity import StoreNotes
 from deeplink.cache.known import KnownShards
 from deeplink.cache.membership import configured_members
 from deeplink.cache.ownership import weight_of
+from deeplink.cache.packing_service import PackingServicer
 from deeplink.cache.recovery import Recovery
 from deeplink.cache.room import Room
 from deeplink.cache.server import CacheServicer
@@ -40,6 +42,7 @@ class _Parts:
     """What a keeper is made of."""
 
     serving: CacheServicer
+    packing: PackingServicer
     filling: FillServicer
     upkeep: Upkeep
     fetcher: Fetcher
@@ -89,7 +92,7 @@ class Keeper:
         recovery = Recovery(self._node, token, known, cap, self._clock)
         room = Room(self._store, settings.store_bytes, recovery, self._clock)
         self._store.make_room = room.make
-        fetcher = Fetcher(self._store, token, self._clock, cap=cap)
+        fetcher = Fetcher(self._store, token, self._clock, cap=cap, open_home=open_home)
         filler = Filler(fetcher, self._clock, bytes_per_s=settings.fill_bytes_per_s, ending=self._ending)
         filling = FillServicer(
             self._node, self._store, catalog, filler, recovery, clock=self._clock, replicas=settings.replicas
@@ -107,13 +110,15 @@ class Keeper:
             replicas=settings.replicas,
         )
         serving = CacheServicer(self._store, self._node)
+        packing = PackingServicer(self._store, self._node, token, self._clock)
         self._store.missed = upkeep.missed
         filling.told = self.know
-        return _Parts(serving, filling, upkeep, fetcher, filler, recovery, room, cap)
+        return _Parts(serving, packing, filling, upkeep, fetcher, filler, recovery, room, cap)
 
     def register(self, server: grpc.Server) -> list[str]:
         """Add the Cache service to a server and return its full name."""
         services = self._parts.serving.register(server)
+        self._parts.packing.register(server)
         self._parts.filling.register(server)
         return services
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from deeplink.cache.errors import BadKeyError, KeyCollisionError
+from deeplink.cache.errors import BadKeyError
 from deeplink.types import SampleKey
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 MOST_KEY_BYTES = 4096
 MOST_NAME_BYTES = 255
@@ -42,32 +37,3 @@ def checked_key(path: str) -> SampleKey:
         if len(part) > MOST_NAME_BYTES:
             raise BadKeyError(path, f"a part of the path is longer than {MOST_NAME_BYTES} bytes")
     return SampleKey(path)
-
-
-def checked_keys(paths: Iterable[str]) -> list[SampleKey]:
-    """Return all of `paths` as keys, in the order of their UTF-8 bytes.
-
-    Raises:
-        BadKeyError: a path cannot be a key.
-        KeyCollisionError: two are equal, or one is a folder of another.
-    """
-    # The order of code points is the order of UTF-8 bytes.
-    keys = sorted(checked_key(path) for path in paths)
-    _refuse_collisions(keys)
-    return keys
-
-
-def _refuse_collisions(keys: Sequence[SampleKey]) -> None:
-    folders: dict[str, str] = {}
-    previous = ""
-    for key in keys:
-        if key == previous:
-            raise KeyCollisionError(key, previous)
-        previous = key
-        folder = key.rpartition("/")[0]
-        while folder and folder not in folders:
-            folders[folder] = key
-            folder = folder.rpartition("/")[0]
-    for key in keys:
-        if key in folders:
-            raise KeyCollisionError(key, folders[key])

@@ -6,35 +6,36 @@ nothing can be seen of a dataset until all of it is placed.
 
 from __future__ import annotations
 
-import logging
-import os
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from deeplink.cache import block, layout
-from deeplink.cache.building import ShardBuilder
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
-from deeplink.cache.errors import DatasetMissingError, IndexFormatError, ShardCorruptError
-from deeplink.cache.index import IndexContent, ShardEntry
+from deeplink.cache.home import open_home
+from deeplink.cache.jobs import planned_job, write_marks
+from deeplink.cache.line import Line, Yard
 from deeplink.cache.membership import node_name
 from deeplink.cache.placing import Placer
-from deeplink.cache.plan import SHARDS_PER_MEMBER, Plan, ShardPlan, make_plan, shard_size
 from deeplink.cache.reading import FileReader
-from deeplink.cache.source import Listing, Source, open_source
-from deeplink.cache.staging import Piece, Staging, staging
+from deeplink.cache.source import open_source
+from deeplink.cache.spreading import Made, Read, Share, Spread, Task
+from deeplink.cache.staging import staging
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from concurrent.futures import Future
 
+    import numpy as np
+
+    from deeplink.cache.jobs import Job
+    from deeplink.cache.names import Names
+    from deeplink.cache.origin import Listing
+    from deeplink.cache.plan import Plan
+    from deeplink.cache.staging import Piece, Staging
     from deeplink.config import Config
     from deeplink.types import Member, NodeName, ShardId, Version
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,33 +115,23 @@ class _Tally:
         self.add(files, size)
 
 
-def plan_pack(source: str, name: str, *, config: Config, members: int = 0) -> tuple[Listing, Plan]:
-    """Return what `pack` onto so many members would do: what the source holds, the shards to be. Writes nothing.
+def plan_pack(
+    source: str, name: str, *, config: Config, members: int = 0, append: bool = False
+) -> tuple[Listing, Plan, int]:
+    """Return what `pack` onto so many members would do; writes nothing.
+
+    Returns:
+        What the source holds, the shards to be, and how many of them are there already.
 
     Raises:
         SourceError, SourceFileError, BadKeyError, KeyCollisionError: the source cannot be packed.
         DatasetNameError: `name` cannot be a dataset's.
+        AppendError: there is nothing to append to.
         CatalogError: the catalog cannot be read.
     """
-    origin = open_source(source)
-    listing = origin.listing()
-    catalog = Catalog(config.catalog)
-    record = _record_of(catalog, name, _latest(catalog, name))
-    return listing, _planned(origin.url, listing, config.shard_bytes, members, record)
-
-
-def _planned(source: str, listing: Listing, most: int, members: int, before: PackRecord | None) -> Plan:
-    """Return the plan of the newest version if it still serves, so that nothing changes where no file did."""
-    size = shard_size(int(listing.sizes.sum()), most, members)
-    # Half as many shards as a new plan would have still spread well.
-    if before is not None and (
-        0 < before.shard_bytes < size
-        or (size <= before.shard_bytes <= most and before.shards * 2 >= members * SHARDS_PER_MEMBER)
-    ):
-        kept = make_plan(source, listing, before.shard_bytes)
-        if kept.digest == before.plan:
-            return kept
-    return make_plan(source, listing, size)
+    checked_name(name)
+    job = planned_job(open_source(source), Catalog(config.catalog), name, config, members=members, append=append)
+    return job.listing, job.plan, sum(job.known(number) is not None for number in range(len(job.plan.shards)))
 
 
 def check_pack(source: str, name: str, *, config: Config) -> None:
@@ -165,11 +156,14 @@ def pack(
     token: str = "",
     progress: Callable[[PackProgress], None] = lambda _: None,
     clock: Clock | None = None,
+    append: bool = False,
+    home: str = "",
 ) -> PackResult:
     """Pack a source as the newest version of dataset `name`, and place `config.replicas` copies of each shard.
 
     Shards have at most `config.shard_bytes` of samples, and less where several members are to share few (see
     `plan.shard_size`). While no file changes they stay as they are, unless they are larger than that or too few.
+    Members pack their share themselves (see `spreading`); what none of them can pack, this process packs.
 
     Args:
         source: a local folder or an fsspec URL.
@@ -177,42 +171,48 @@ def pack(
         config: catalog, store, replicas, shard size and this node's name.
         members: the agents to place shards on; none: this node's store alone.
         token: what calls to members carry.
-        progress: called after each block, in this thread.
+        progress: called as files are read, in this thread.
         clock: where time comes from.
+        append: share with the newest version what has not changed since (see `appending`).
+        home: a folder or URL to keep each shard and the index in besides; empty for none.
 
     Raises:
         SourceError, SourceFileError, SourceChangedError: the source cannot be packed as it is.
         BadKeyError, KeyCollisionError: names in it cannot be keys.
         DatasetNameError: `name` cannot be a dataset's.
+        AppendError: there is nothing to append to, or it is of another source.
         StoreFullError, StoreError, ShardWriteError: shards cannot be written here.
         PlacementError: no member takes a shard.
+        HomeError: the home cannot be used.
         PackRunningError: the same is being packed by another process.
         CatalogError: the catalog cannot be written.
     """
     clock = clock or SystemClock()
     began = clock.monotonic()
     checked_name(name)
-    origin = open_source(source)
-    listing = origin.listing()
-    catalog, store = Catalog(config.catalog), Store(config.store)
+    origin, catalog, store = open_source(source), Catalog(config.catalog), Store(config.store)
+    kept_at = open_home(home) if home else None
     catalog.check_writable(name)
-    before = _latest(catalog, name)
-    past = _record_of(catalog, name, before)
-    plan = _planned(origin.url, listing, config.shard_bytes, len(members), past)
-    tally = _Tally(plan, listing, progress)
-    known = {}
-    if before and past and past.plan == plan.digest and listing.marked:
-        known = _published(catalog, name, before, plan)
+    job = planned_job(origin, catalog, name, config, members=len(members), append=append)
+    tally = _Tally(job.plan, job.listing, progress)
     with (
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
+        staging(store.root, job.plan.digest, clock.unix()) as stage,
         FileReader(origin, clock) as reader,
-        staging(store.root, plan.digest, clock.unix()) as stage,
+        Line(origin, reader, Yard(store, stage, placer, kept_at), tally.was_read) as line,
     ):
-        work = _Work(origin, reader, listing, plan, store, stage, placer, tally)
-        pieces = [work.shard(number, known.get(number)) for number in range(len(plan.shards))]
+        work = _Work(job, line, stage, placer, tally)
+        todo = work.reused()
+        if members and todo:
+            task = Task(origin.url, job.plan.digest, tuple(members), config.replicas, home)
+            todo = work.spread(todo, Spread(task, token, clock))
+        work.build(todo)
         record = _record(origin.url, tally, clock)
-        version = catalog.publish(name, _content(origin.url, listing, plan, pieces), record)
-        placed = {piece.id: placer.holders(piece.id) for piece in pieces}
+        version = catalog.publish(name, job.content(work.pieces, home), record)
+        write_marks(catalog, name, version, job.listing)
+        if kept_at is not None:
+            kept_at.put_index(name, version, catalog.path(name, version))
+        placed = {piece.id: placer.holders(piece.id) for piece in work.pieces.values()}
     return PackResult(
         name=name,
         version=version,
@@ -222,7 +222,7 @@ def pack(
         seconds=clock.monotonic() - began,
         placed=placed,
         read_files=tally.read_files,
-        unchanged=version == before,
+        unchanged=version == job.before,
         short=sum(len(holders) < placer.wanted for holders in placed.values()),
     )
 
@@ -239,108 +239,71 @@ def _record(source: str, tally: _Tally, clock: Clock) -> PackRecord:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
-    """Makes one shard after another."""
+    """Makes the shards of a job, by whom it can."""
 
-    origin: Source
-    reader: FileReader
-    listing: Listing
-    plan: Plan
-    store: Store
+    job: Job
+    line: Line
     stage: Staging
     placer: Placer
     tally: _Tally
+    pieces: dict[int, Piece] = field(default_factory=dict)
 
-    def shard(self, number: int, published: Piece | None) -> Piece:
-        """Return the piece of one shard, which has its copies then; reads the source only if nobody holds it."""
-        wanted = self.plan.shards[number]
-        count = wanted.stop - wanted.start
-        piece = published
-        if piece is None and self.listing.marked:
-            piece = self.stage.noted(number, count)
-        if piece is not None and self._is_held(piece, number):
-            self.tally.add(count, wanted.payload, shards=1)
-            return piece
-        built = self._built(wanted, number)
+    def _rows(self, number: int) -> tuple[Names, np.ndarray]:
+        rows = self.job.plan.shards[number].rows
+        return self.job.listing.keys[rows], self.job.listing.sizes[rows]
+
+    def _settle(self, number: int, piece: Piece) -> None:
+        self.pieces[number] = self.job.kept(number, piece)
         self.tally.add(0, 0, shards=1)
-        return built
 
-    def _is_held(self, piece: Piece, number: int) -> bool:
-        if self.placer.is_placed(piece.id):
-            return True
-        draft = self.stage.draft(number)
-        try:
-            if not self.placer.fetch(piece.id, draft):
-                return False
-            _verify(draft, piece.id)
-        except ShardCorruptError as problem:
-            log.warning("%s", problem)
-            return False
-        except OSError as problem:
-            self.store.raise_as_store_error(problem, piece.bytes)
-        self.placer.place(piece.id, draft)
-        return True
+    def reused(self) -> list[int]:
+        """Give all shards that were packed before the copies they lack; return the numbers of the others."""
+        todo = []
+        for number, wanted in enumerate(self.job.plan.shards):
+            count = wanted.stop - wanted.start
+            piece = self.job.known(number)
+            if piece is None and self.job.listing.marked:
+                piece = self.stage.noted(number, count)
+            if piece is not None and self.line.keep(number, piece):
+                self.tally.add(count, wanted.payload)
+                self._settle(number, piece)
+            else:
+                todo.append(number)
+        return todo
 
-    def _built(self, wanted: ShardPlan, number: int) -> Piece:
-        draft = self.stage.draft(number)
-        builder = ShardBuilder(self.origin, self.reader, self.listing, wanted, self.tally.was_read)
-        try:
-            piece = Piece.of(builder.build(draft))
-            self.placer.place(piece.id, draft)
-            self.stage.note(number, piece)
-        except OSError as problem:
-            self.store.raise_as_store_error(problem, wanted.payload)
-        return piece
+    def spread(self, numbers: list[int], spread: Spread) -> list[int]:
+        """Have members pack these shards; return the numbers of those that are left to do here."""
+        able = [member for member in spread.task.members if self.placer.answers(member.name)]
+        with spread.among(able, numbers, self._asked) as events:
+            for event in events:
+                if isinstance(event, Read):
+                    self.tally.was_read(event.files, event.bytes)
+                elif isinstance(event, Made):
+                    self.placer.saw(event.piece.id, event.piece.bytes, event.holders)
+                    self.stage.note(event.number, event.piece)
+                    self._settle(event.number, event.piece)
+                else:
+                    # Whether the file is at fault or that node's way to it, this process finds out.
+                    self.build([event.number])
+        for number in set(numbers).intersection(self.pieces):
+            if not self.placer.is_placed(self.pieces[number].id):
+                self.line.keep(number, self.pieces[number])
+        return [number for number in numbers if number not in self.pieces]
 
+    def _asked(self, number: int) -> Share:
+        names, sizes = self._rows(number)
+        first = self.job.plan.shards[number].start
+        return Share(number, names, sizes, int(self.job.listing.marks[first]) if self.job.listing.marked else 0)
 
-def _verify(path: Path, shard: ShardId) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        layout.verify(descriptor, shard)
-    finally:
-        os.close(descriptor)
-
-
-def _latest(catalog: Catalog, name: str) -> Version | None:
-    try:
-        return catalog.latest(name)
-    except (DatasetMissingError, IndexFormatError):
-        return None
-
-
-def _record_of(catalog: Catalog, name: str, version: Version | None) -> PackRecord | None:
-    return catalog.record(name, version) if version else None
-
-
-def _published(catalog: Catalog, name: str, version: Version, plan: Plan) -> dict[int, Piece]:
-    """Return the pieces of a version that was packed by this very plan; none if its index is damaged."""
-    try:
-        index = catalog.open(name, version)
-        index.verify()
-    except (IndexFormatError, DatasetMissingError) as problem:
-        log.warning("the published index is not used: %s", problem)
-        return {}
-    return {
-        number: Piece(entry.id, entry.bytes, index.block_offsets(number), index.checksums[wanted.rows])
-        for number, (entry, wanted) in enumerate(zip(index.shards, plan.shards, strict=True))
-    }
-
-
-def _content(source: str, listing: Listing, plan: Plan, pieces: Sequence[Piece]) -> IndexContent:
-    counts = [wanted.stop - wanted.start for wanted in plan.shards]
-    places = [block.arrange(listing.sizes[wanted.rows].tolist()) for wanted in plan.shards]
-    return IndexContent(
-        source=source,
-        shards=[
-            ShardEntry(id=piece.id, bytes=piece.bytes, samples=count, blocks=len(piece.block_offsets))
-            for piece, count in zip(pieces, counts, strict=True)
-        ],
-        block_offsets=[piece.block_offsets for piece in pieces],
-        keys=listing.keys,
-        shard=np.repeat(np.arange(len(pieces), dtype=np.uint32), counts),
-        block=np.concatenate([place[0] for place in places]),
-        offset=np.concatenate([place[1] for place in places]),
-        length=listing.sizes.astype(np.uint64),
-        checksum=np.concatenate([piece.checksums for piece in pieces]),
-    )
+    def build(self, numbers: Sequence[int]) -> None:
+        """Make these shards here."""
+        under_way: deque[tuple[int, Future[Piece]]] = deque()
+        for number in numbers:
+            under_way.append((number, self.line.build(number, *self._rows(number))))
+            while len(under_way) > 1 or (under_way and under_way[0][1].done()):
+                done, finished = under_way.popleft()
+                self._settle(done, finished.result())
+        for done, finished in under_way:
+            self._settle(done, finished.result())

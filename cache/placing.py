@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 class Placer:
     """Knows who holds what, and makes it so. Use `with`; asks each member once when it is entered.
 
+    Shards may be placed from several threads.
+
     Args:
         store: this node's own store.
         node: this node's name; a member of that name is reached through `store`, not through the network.
@@ -73,6 +75,16 @@ class Placer:
             name for name in ownership.ranked(shard, self._names, self._weights) if self._has(name, shard)
         )
 
+    def answers(self, name: NodeName) -> bool:
+        """Tell whether a member has answered whatever it was asked, or is this node."""
+        return name not in self._problems
+
+    def saw(self, shard: ShardId, size: int, holders: Sequence[NodeName]) -> None:
+        """Take note that others have brought a shard, whose file has `size` bytes, to `holders`."""
+        for name in holders:
+            if name in self._clients and name not in self._problems:
+                self._held.setdefault(name, {})[shard] = size
+
     def is_placed(self, shard: ShardId) -> bool:
         """Tell whether a shard has all the copies that are wanted."""
         return len(self.holders(shard)) >= self.wanted
@@ -117,7 +129,7 @@ class Placer:
     def _bring(self, name: NodeName, shard: ShardId, path: Path) -> Path:
         if name != self._node:
             self._clients[name].put(shard, path)
-            self._held[name][shard] = path.stat().st_size
+            self._held.setdefault(name, {})[shard] = path.stat().st_size
             return path
         self._store.adopt(path, shard)
         return self._store.path(shard)
@@ -132,9 +144,10 @@ class Placer:
             draft.hardlink_to(self._store.path(shard))
             return True
         for name in self.holders(shard):
+            size = self._held.get(name, {}).get(shard, 0)
             try:
                 with draft.open("wb") as file:
-                    for chunk in self._clients[name].get(shard, self._held[name][shard]):
+                    for chunk in self._clients[name].get(shard, size):
                         file.write(chunk)
             except (MemberError, ShardCorruptError) as problem:
                 self._give_up(name, problem)

@@ -11,11 +11,14 @@ import numpy as np
 from deeplink.cache import block
 
 if TYPE_CHECKING:
-    from deeplink.cache.source import Listing
+    from collections.abc import Iterator
+
+    from deeplink.cache.origin import Listing
 
 
 SHARDS_PER_MEMBER = 4
 """Shards wanted per member, at least: fewer would leave some members without, since a hash deals them out."""
+MOST_SAMPLES = 1 << 20
 _LEAST_BYTES = 64 << 10
 """Shards are not made smaller than this for the sake of their number: each is a file and a call."""
 
@@ -69,19 +72,32 @@ def make_plan(source: str, listing: Listing, shard_bytes: int) -> Plan:
     the same shards, as long as the files are what they were.
     """
     ends = np.cumsum(listing.sizes, dtype=np.int64)
-    shards: list[ShardPlan] = []
-    start, before = 0, 0
-    while start < len(listing):
-        stop = max(int(np.searchsorted(ends, before + shard_bytes, side="right")), start + 1)
-        shards.append(ShardPlan(start, stop, int(ends[stop - 1]) - before))
-        start, before = stop, int(ends[stop - 1])
-    return Plan(tuple(shards), shard_bytes, _digest(source, listing, shard_bytes))
+    shards = tuple(cut(ends, 0, len(listing), shard_bytes))
+    return Plan(shards, shard_bytes, _digest(source, listing, shard_bytes))
+
+
+def cut(ends: np.ndarray, start: int, stop: int, shard_bytes: int) -> Iterator[ShardPlan]:
+    """Yield the shards for rows `start` to `stop`, each as full as may be.
+
+    Args:
+        ends: int64, for each row of the listing the bytes of all rows up to it.
+        start: the first row.
+        stop: the row behind the last.
+        shard_bytes: most bytes of samples in a shard, unless one sample alone is more.
+    """
+    while start < stop:
+        before = int(ends[start - 1]) if start else 0
+        # Empty files take no bytes: their number is bounded too, since a shard is made as a whole.
+        most = min(int(np.searchsorted(ends, before + shard_bytes, side="right")), start + MOST_SAMPLES, stop)
+        end = max(most, start + 1)
+        yield ShardPlan(start, end, int(ends[end - 1]) - before)
+        start = end
 
 
 def _digest(source: str, listing: Listing, shard_bytes: int) -> str:
     whole = hashlib.sha256(f"deeplink plan {block.FORMAT} {shard_bytes}\n{source}\n".encode())
-    for key in listing.keys:
-        whole.update(key.encode() + b"\0")
-    whole.update(listing.sizes.astype("<i8").tobytes())
-    whole.update(listing.marks.astype("<u8").tobytes())
+    for run in listing.keys.terminated():
+        whole.update(run)
+    whole.update(np.ascontiguousarray(listing.sizes, "<i8").data)
+    whole.update(np.ascontiguousarray(listing.marks, "<u8").data)
     return whole.hexdigest()[:40]

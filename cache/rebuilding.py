@@ -9,11 +9,10 @@ import numpy as np
 import xxhash
 
 from deeplink.cache import block
-from deeplink.cache.building import ShardBuilder
+from deeplink.cache.building import ShardBuilder, build_shard
 from deeplink.cache.errors import SourceChangedError, SourceFileError
-from deeplink.cache.plan import ShardPlan
+from deeplink.cache.names import Names
 from deeplink.cache.reading import FileReader
-from deeplink.cache.source import Listing
 from deeplink.types import SampleKey
 
 if TYPE_CHECKING:
@@ -41,10 +40,10 @@ def rebuild(index: Index, number: int, source: Source, draft: Path, clock: Clock
     rows = rows_of(index, number)
     sizes = np.asarray(index.lengths)[rows].astype(np.int64)
     keys = [SampleKey(index.key(int(row))) for row in rows]
-    listing = Listing(keys, sizes, np.zeros(len(rows), np.uint64), marked=False)
-    plan = ShardPlan(0, len(rows), int(sizes.sum()))
     with FileReader(source, clock) as reader:
-        built = ShardBuilder(source, reader, listing, plan, lambda _files, _bytes: None).build(draft)
+        built = build_shard(
+            ShardBuilder(source, reader, Names.of(keys), sizes, lambda _files, _bytes: None), draft
+        )
     changed = np.flatnonzero(built.checksums != np.asarray(index.checksums)[rows])
     if len(changed):
         draft.unlink(missing_ok=True)

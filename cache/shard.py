@@ -8,6 +8,7 @@ again: that is what makes the blocks' offsets in it last.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import struct
 from dataclasses import dataclass
@@ -70,8 +71,11 @@ def _map_size(payloads: Iterable[int]) -> int:
     return (sum(pages) + own) * block.PAGE
 
 
-def write_shard(path: Path, payloads: list[int], values: Iterable[bytes | bytearray]) -> SealedShard:
-    """Write a new file at `path` and return it as a sealed shard, read back and on stable storage.
+def write_shard(path: Path, payloads: list[int], values: Iterable[bytes | bytearray | memoryview]) -> SealedShard:
+    """Write a new file at `path` and return it as a sealed shard, on stable storage.
+
+    Its name is the digest of the values as they were given. That the file holds them is seen by each block's
+    header, looked for in the file; reading all of it back at once would only show what is still in memory.
 
     Args:
         path: where to write; must not exist. The caller renames it.
@@ -83,6 +87,7 @@ def write_shard(path: Path, payloads: list[int], values: Iterable[bytes | bytear
         OSError: writing failed; ENOSPC where there is no room.
     """
     _check_machine()
+    digests: list[bytes] = []
     try:
         with lmdb.open(
             str(path),
@@ -95,13 +100,15 @@ def write_shard(path: Path, payloads: list[int], values: Iterable[bytes | bytear
             max_dbs=0,
             mode=0o644,
         ) as environment:
-            _put_all(environment, values)
+            digests += _put_all(environment, values)
     except (lmdb.Error, OSError) as problem:
         _raise_as_os_error(problem, path)
-    return _seal(path, len(payloads))
+    return _seal(path, payloads, layout.name_of(digests))
 
 
-def _put_all(environment: lmdb.Environment, values: Iterable[bytes | bytearray]) -> None:
+def _put_all(environment: lmdb.Environment, values: Iterable[bytes | bytearray | memoryview]) -> list[bytes]:
+    """Put the values, and return their digests."""
+    digests: list[bytes] = []
     transaction = environment.begin(write=True)
     try:
         pending = 0
@@ -110,12 +117,15 @@ def _put_all(environment: lmdb.Environment, values: Iterable[bytes | bytearray])
                 transaction.commit()
                 transaction = environment.begin(write=True)
                 pending = 0
+            # Neither of the two holds Python's lock: files are read in another thread meanwhile.
+            digests.append(hashlib.sha256(value).digest())
             transaction.put(_NUMBER.pack(number), value, append=True)
             pending += len(value)
         transaction.commit()
     except BaseException:
         transaction.abort()
         raise
+    return digests
 
 
 def _raise_as_os_error(problem: Exception, path: Path) -> None:
@@ -140,14 +150,14 @@ def _raise_true_cause(path: Path) -> None:
         os.close(descriptor)
 
 
-def _seal(path: Path, records: int) -> SealedShard:
+def _seal(path: Path, payloads: list[int], shard: ShardId) -> SealedShard:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-        found = layout.scan(descriptor)
-        if len(found.headers) != records:
-            raise ShardCorruptError(str(path), f"{len(found.headers)} of {records} blocks found after writing")
-        return SealedShard(layout.digest(descriptor, found), os.fstat(descriptor).st_size, found)
+        found = layout.scan(descriptor, shard)
+        if found.payloads.tolist() != payloads:
+            raise ShardCorruptError(shard, f"{len(found.headers)} of {len(payloads)} blocks found after writing")
+        return SealedShard(shard, os.fstat(descriptor).st_size, found)
     finally:
         os.close(descriptor)
 

@@ -1,97 +1,33 @@
-"""Where the small files are: a local folder or any fsspec URL. The only module that touches fsspec.
-
-A local folder is read with plain system calls: fsspec's own local file system costs several times as much.
-"""
+"""Where the small files are: a local folder or any fsspec URL. The only module that touches fsspec."""
 
 from __future__ import annotations
 
-import os
-import stat
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import fsspec
-import numpy as np
 import xxhash
+from fsspec.archive import AbstractArchiveFileSystem
 from typing_extensions import override
 
-from deeplink.cache import keys
-from deeplink.cache.errors import BadKeyError, SourceChangedError, SourceError, SourceFileError
+from deeplink.cache.errors import SourceError, SourceFileError
+from deeplink.cache.folder import LocalSource
+from deeplink.cache.keys import checked_key
+from deeplink.cache.names import Gathering
+from deeplink.cache.origin import Listing, Source, check_size, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
-    from deeplink.types import SampleKey
+    from deeplink.cache.origin import Entry
+
+__all__ = ["Listing", "LocalSource", "RemoteSource", "Source", "open_source"]
 
 _KINDS = ("s3", "gs", "abfs", "https", "sftp", "ftp", "hdfs", "hf", "zip", "tar")
 _DRIVERS = ("s3fs", "gcsfs", "adlfs", "requests", "aiohttp", "paramiko", "huggingface_hub", "smbprotocol", "ocifs")
 """Packages of kinds that fsspec has no driver of its own for, as its errors name them."""
 _CHANGE_MARKS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "md5Hash", "crc")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Listing:
-    """The files of a source as they were listed, sorted by key.
-
-    Attributes:
-        keys: their paths below the root.
-        sizes: int64, bytes.
-        marks: uint64, changes when a file does (from modification time or entity tag); 0 where there is none.
-        marked: whether every file has a mark, so that an unchanged listing means unchanged files.
-    """
-
-    keys: list[SampleKey]
-    sizes: np.ndarray
-    marks: np.ndarray
-    marked: bool
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-
-class Source(Protocol):
-    """A root below which the small files are. Reading is safe from several threads."""
-
-    url: str
-    local: bool
-
-    def check(self) -> None:
-        """Look whether there is a folder at all, without listing it.
-
-        Raises:
-            SourceError: the root is missing, no folder, or cannot be reached.
-        """
-        ...
-
-    def listing(self) -> Listing:
-        """Return all files, sorted by key; one pass over the source.
-
-        Raises:
-            SourceError: the root is missing, no folder, or empty.
-            SourceFileError: an entry is no file, or cannot be looked at.
-            BadKeyError: a file's name cannot be a key.
-            KeyCollisionError: two names collide.
-        """
-        ...
-
-    def read(self, key: str, size: int) -> bytes:
-        """Return a file's bytes, which must be `size`.
-
-        Raises:
-            SourceFileError: it cannot be read.
-            SourceChangedError: it is not of that size.
-        """
-        ...
-
-    def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Return `length` bytes of a file from `start`.
-
-        Raises:
-            SourceFileError: it cannot be read.
-            SourceChangedError: it ends before.
-        """
-        ...
+_ASKED_AT_ONCE = 16
 
 
 def open_source(url: str) -> Source:
@@ -105,101 +41,6 @@ def open_source(url: str) -> Source:
     if url.startswith("file://"):
         return LocalSource(url.removeprefix("file://"))
     return RemoteSource(url)
-
-
-def _checked_size(url: str, key: str, size: int, found: int) -> None:
-    if found != size:
-        more = "more than " if found > size else ""
-        raise SourceChangedError(url, key, f"{more}{min(found, size):,} bytes where {size:,} were listed")
-
-
-class LocalSource(Source):
-    """A folder of this machine's file systems."""
-
-    local = True
-
-    def __init__(self, path: str) -> None:
-        self._root = Path(os.path.abspath(path))  # noqa: PTH100 - keeps links in the path as the user wrote them
-        self._prefix = f"{self._root}/"
-        self.url = str(self._root)
-
-    @override
-    def check(self) -> None:
-        if not self._root.is_dir():
-            problem = "it is not a folder" if self._root.exists() else "there is no such folder"
-            raise SourceError(self.url, problem)
-
-    @override
-    def listing(self) -> Listing:
-        self.check()
-        found: dict[str, tuple[int, int]] = {}
-        self._walk("", found)
-        if not found:
-            raise SourceError(self.url, "the folder holds no files")
-        names = keys.checked_keys(found)
-        sizes = np.array([found[name][0] for name in names], np.int64)
-        marks = np.array([found[name][1] for name in names], np.uint64)
-        return Listing(names, sizes, marks, marked=True)
-
-    def _walk(self, top: str, found: dict[str, tuple[int, int]]) -> None:
-        folders = [top]
-        while folders:
-            folder = folders.pop()
-            try:
-                with os.scandir(self._prefix + folder) as entries:
-                    for entry in entries:
-                        name = folder + entry.name
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(f"{name}/")
-                        else:
-                            found[name] = self._looked_at(entry, name)
-            except OSError as problem:
-                raise SourceFileError(self.url, folder, problem.strerror or str(problem)) from problem
-
-    def _looked_at(self, entry: os.DirEntry[str], name: str) -> tuple[int, int]:
-        if entry.is_symlink():
-            target = Path(entry.path).resolve()
-            if not target.is_relative_to(self._root.resolve()):
-                raise BadKeyError(name, f"it is a link to {target}, outside of the source")
-            if target.is_dir():
-                raise BadKeyError(name, f"it is a link to the folder {target}")
-        try:
-            facts = entry.stat()
-        except OSError as problem:
-            raise SourceFileError(self.url, name, problem.strerror or str(problem)) from problem
-        if not stat.S_ISREG(facts.st_mode):
-            raise BadKeyError(name, "it is neither a file nor a folder")
-        return facts.st_size, facts.st_mtime_ns
-
-    @override
-    def read(self, key: str, size: int) -> bytes:
-        # One byte more than expected, so that a file that grew is noticed.
-        data = self._read(key, 0, size + 1)
-        _checked_size(self.url, key, size, len(data))
-        return data
-
-    @override
-    def read_range(self, key: str, start: int, length: int) -> bytes:
-        data = self._read(key, start, length)
-        _checked_size(self.url, key, start + length, start + len(data))
-        return data
-
-    def _read(self, key: str, start: int, length: int) -> bytes:
-        try:
-            # O_NONBLOCK: what was a file when it was listed may be a pipe by now.
-            descriptor = os.open(self._prefix + key, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                data = os.pread(descriptor, length, start)
-                while len(data) < length:
-                    more = os.pread(descriptor, length - len(data), start + len(data))
-                    if not more:
-                        break
-                    data += more
-            finally:
-                os.close(descriptor)
-        except OSError as problem:
-            raise SourceFileError(self.url, key, problem.strerror or str(problem)) from problem
-        return data
 
 
 def _remedy(problem: Exception) -> str:
@@ -229,14 +70,8 @@ class RemoteSource(Source):
             # A driver that looked for a library in forty places names them all, a line each.
             raise SourceError(url, str(problem).partition("\n")[0], _remedy(problem)) from problem
         self._root = str(root).rstrip("/")
-
-    def _entries(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        prefix = f"{self._root}/" if self._root else ""
-        found: dict[str, dict[str, Any]] = self._fs.find(self._root, withdirs=False, detail=True)
-        for path, facts in found.items():
-            # An object store's marker of a folder is an object of no bytes whose name ends in a slash.
-            if not path.endswith("/"):
-                yield path.removeprefix(prefix).lstrip("/"), facts
+        self._prefix = f"{self._root}/" if self._root else ""
+        self.batched = bool(getattr(self._fs, "async_impl", False))
 
     @override
     def check(self) -> None:
@@ -254,32 +89,104 @@ class RemoteSource(Source):
     @override
     def listing(self) -> Listing:
         self.check()
-        try:
-            found = list(self._entries())
-        except Exception as error:
-            raise self._unreachable(error) from error
+        found = Gathering()
+        if isinstance(self._fs, AbstractArchiveFileSystem):
+            # It holds the list of all its files anyway, and goes through all of it for each folder.
+            self._gather_all(found)
+        else:
+            walk(self._entries, found)
         if not found:
             raise SourceError(self.url, "the folder holds no files")
-        names = keys.checked_keys(name for name, _ in found)
-        facts = dict(found)
-        sizes = [facts[name].get("size") for name in names]
-        for name, size in zip(names, sizes, strict=True):
-            if size is None:
-                raise SourceFileError(self.url, name, "the server does not say how long it is")
-        marks = np.array([_mark(facts[name]) for name in names], np.uint64)
-        return Listing(names, np.array(sizes, np.int64), marks, marked=bool(marks.all()))
+        return Listing.of(found)
+
+    def _gather_all(self, found: Gathering) -> None:
+        try:
+            every: dict[str, dict[str, Any]] = self._fs.find(self._root, withdirs=False, detail=True)
+        except Exception as error:
+            raise self._unreachable(error) from error
+        for path, facts in every.items():
+            if not path.endswith("/"):
+                name, size, mark = self._file(path.removeprefix(self._prefix).lstrip("/"), facts)
+                found.add("", [checked_key(name)], [size], [mark])
+
+    def _entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder. Not `find`, which holds a dictionary for each file of all folders."""
+        path = f"{self._root}/{folder}".rstrip("/")
+        try:
+            listed: list[dict[str, Any]] = self._fs.ls(path, detail=True)
+            # Drivers remember what they listed, for ever.
+            self._fs.invalidate_cache(path)
+        except Exception as error:
+            raise self._unreachable(error) from error
+        folders: list[Entry] = []
+        files: list[tuple[str, dict[str, Any]]] = []
+        for facts in listed:
+            name: str = facts["name"] if self._prefix.startswith("/") else facts["name"].lstrip("/")
+            below = name.removeprefix(self._prefix + folder)
+            # The folder itself, or what a web page links to elsewhere.
+            if not name.startswith(self._prefix + folder) or not below.strip("/"):
+                continue
+            if facts["type"] == "directory":
+                folders.append((f"{below.rstrip('/')}/", 0, 0))
+                checked_key(folder + below.rstrip("/"))
+            # An object store's marker of a folder is an object of no bytes whose name ends in a slash.
+            elif not below.endswith("/"):
+                files.append((checked_key(folder + below)[len(folder) :], facts))
+        return folders + self._files(folder, files)
+
+    def _files(self, folder: str, files: list[tuple[str, dict[str, Any]]]) -> list[Entry]:
+        unsized = [(name, facts) for name, facts in files if facts.get("size") is None]
+        if unsized:
+            # A web server's list of a folder gives names alone.
+            with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+                asked = pool.map(lambda item: self._asked(folder + item[0]), unsized)
+                for (_, facts), more in zip(unsized, asked, strict=True):
+                    facts.update(more)
+        return [(name, *self._file(folder + name, facts)[1:]) for name, facts in files]
+
+    def _asked(self, key: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = self._fs.info(f"{self._root}/{key}")
+        except Exception as problem:
+            raise SourceFileError(self.url, key, f"{type(problem).__name__}: {problem}") from problem
+        return found
+
+    def _file(self, key: str, facts: dict[str, Any]) -> Entry:
+        if facts.get("size") is None:
+            raise SourceFileError(self.url, key, "the server does not say how long it is")
+        return key, int(facts["size"]), _mark(facts)
+
+    @override
+    def mark(self, key: str) -> int:
+        return _mark(self._asked(key))
 
     @override
     def read(self, key: str, size: int) -> bytes:
         data = self._cat(key)
-        _checked_size(self.url, key, size, len(data))
+        check_size(self.url, key, size, len(data))
         return data
 
     @override
     def read_range(self, key: str, start: int, length: int) -> bytes:
         data = self._cat(key, start=start, end=start + length)
-        _checked_size(self.url, key, start + length, start + len(data))
+        check_size(self.url, key, start + length, start + len(data))
         return data
+
+    @override
+    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes]:
+        if not self.batched:
+            return super().read_many(names, sizes)
+        # Not `cat`: that takes brackets and asterisks in names for patterns.
+        paths = [f"{self._root}/{name}" for name in names]
+        try:
+            found = self._fs.cat_ranges(paths, None, None, on_error="return")
+        except Exception as problem:
+            raise SourceFileError(self.url, names[0], f"{type(problem).__name__}: {problem}") from problem
+        for name, size, data in zip(names, sizes, found, strict=True):
+            if isinstance(data, BaseException):
+                raise SourceFileError(self.url, name, f"{type(data).__name__}: {data}") from data
+            check_size(self.url, name, size, len(data))
+        return list(found)
 
     def _cat(self, key: str, **extent: int) -> bytes:
         try:

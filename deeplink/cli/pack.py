@@ -11,8 +11,11 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from deeplink.cache.origin import Listing
     from deeplink.cache.packer import PackProgress, PackResult
-    from deeplink.config import Config
+    from deeplink.cache.plan import Plan
+    from deeplink.cache.verifying import Verification
+    from deeplink.spread import Target
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -20,7 +23,12 @@ _EPILOG = """
 SOURCE is a folder or any fsspec URL (s3://bucket/prefix, gs://, http://, zip:// ...). Each file becomes a sample
 whose key is its path below SOURCE. NAME then points at the new version; jobs that read an older one go on with it.
 After an interruption the same command goes on where it stopped; with nothing changed it places missing copies.
-Onto several nodes a small dataset goes in small shards, so that each node gets at least about four.
+Onto several nodes a small dataset goes in small shards, so that each node gets at least about four, and the nodes
+read and pack their share themselves where they reach SOURCE as this one does.
+
+With --append the new version shares every shard whose files are as they were; files were added, changed or removed
+at SOURCE. With --home each shard and the index are kept on shared or object storage besides, whence a node that
+lost its SSD gets them back. --verify reads every copy back from the disk it lies on.
 
 \b
 Examples:
@@ -28,10 +36,13 @@ Examples:
   salloc -N4 deeplink pack /data/imagenet imagenet          onto the SSDs of four nodes, two copies each
   deeplink pack /data/imagenet imagenet --members n0=10.0.0.1:7411,n1=10.0.0.2:7411 --replicas 2
   deeplink pack s3://bucket/tiles tiles --shard-size 64M
+  deeplink pack /data/imagenet imagenet --append            after files were added
+  deeplink pack /data/imagenet imagenet --home s3://bucket/packed --verify
   deeplink pack /data/imagenet imagenet --dry-run           what it would come to
 
 \b
-Exit codes: 0 done, 1 failed (what was sealed is kept for the next try), 2 wrong usage or unusable source.
+Exit codes: 0 done, 1 failed (what was sealed is kept for the next try) or --verify found something wrong, 2 wrong
+usage or unusable source.
 """
 
 
@@ -63,9 +74,14 @@ class _Size(click.ParamType[int]):
 @click.option(
     "--local", type=click.IntRange(min=1), metavar="N", help="Onto the N nodes of `deeplink run --local N`."
 )
+@click.option("--append", is_flag=True, help="Share with the newest version the shards whose files are unchanged.")
+@click.option(
+    "--home", metavar="URL", default="", help="Folder or URL to keep each shard and the index in besides."
+)
+@click.option("--verify", is_flag=True, help="Then read every copy back where it lies, and compare its bytes.")
 @click.option("--dry-run", is_flag=True, help="List the source and say what would be packed; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; progress goes to standard error.")
-def command(
+def command(  # noqa: PLR0913 - one for each option
     *,
     source: str,
     name: str,
@@ -74,6 +90,9 @@ def command(
     shard_size: int | None,
     here: bool,
     local: int | None,
+    append: bool,
+    home: str,
+    verify: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -85,7 +104,7 @@ def command(
     import dataclasses
 
     from deeplink.cache.catalog import checked_name
-    from deeplink.cache.packer import check_pack, pack
+    from deeplink.cache.packer import check_pack, pack, plan_pack
     from deeplink.config import load_config
     from deeplink.spread import member_count, target
 
@@ -95,21 +114,44 @@ def command(
     )
     checked_name(name)
     if dry_run:
-        _say_plan(source, name, config, member_count(config, local=local or 0, here=here), as_json=as_json)
+        count = member_count(config, local=local or 0, here=here)
+        planned = plan_pack(source, name, config=config, members=count, append=append)
+        _say_plan(planned, source, name, as_json=as_json)
         return
     check_pack(source, name, config=config)
-    with target(config, local=local or 0, here=here) as to, _shown_progress() as progress:
-        result = pack(source, name, config=to.config, members=to.members, token=to.token, progress=progress)
-    _say_result(result, as_json=as_json)
+    with target(config, local=local or 0, here=here) as to:
+        with _shown_progress() as progress:
+            options: dict[str, Any] = {"members": to.members, "token": to.token, "append": append, "home": home}
+            result = pack(source, name, config=to.config, progress=progress, **options)
+        found = _verified(result, to) if verify else None
+    _say_result(result, found, as_json=as_json)
+    if found is not None and found.problems:
+        raise SystemExit(1)
 
 
-def _say_plan(source: str, name: str, config: Config, members: int, *, as_json: bool) -> None:
+def _verified(result: PackResult, to: Target) -> Verification:
+    from deeplink.cache.catalog import Catalog
+    from deeplink.cache.membership import node_name
+    from deeplink.cache.store import Store
+    from deeplink.cache.verifying import verify_copies
+
+    index = Catalog(to.config.catalog).open(result.name, result.version)
+    return verify_copies(
+        index,
+        result.placed,
+        store=Store(to.config.store),
+        node=node_name(to.config),
+        members=to.members,
+        token=to.token,
+    )
+
+
+def _say_plan(planned: tuple[Listing, Plan, int], source: str, name: str, *, as_json: bool) -> None:
     import json
 
-    from deeplink.cache.packer import plan_pack
     from deeplink.wording import counted
 
-    listing, plan = plan_pack(source, name, config=config, members=members)
+    listing, plan, there = planned
     sizes = [shard.payload for shard in plan.shards]
     facts: dict[str, Any] = {
         "name": name,
@@ -118,6 +160,7 @@ def _say_plan(source: str, name: str, config: Config, members: int, *, as_json: 
         "bytes": sum(sizes),
         "shards": len(sizes),
         "shard_bytes": sizes,
+        "shards_there": there,
         "first": listing.keys[0],
         "last": listing.keys[-1],
     }
@@ -126,6 +169,8 @@ def _say_plan(source: str, name: str, config: Config, members: int, *, as_json: 
         return
     files, shards = counted(len(listing), "file"), counted(len(sizes), "shard")
     click.echo(f"would pack {files}, {_size(sum(sizes))}, into {shards} as {name}")
+    if there:
+        click.echo(f"{counted(there, 'shard')} of them are there already")
     click.echo(f"from {listing.keys[0]!r} to {listing.keys[-1]!r}")
     for shard in plan.shards[:10]:
         click.echo(f"  {shard.stop - shard.start:>9,} files  {_size(shard.payload)}")
@@ -133,14 +178,15 @@ def _say_plan(source: str, name: str, config: Config, members: int, *, as_json: 
         click.echo(f"  ... and {len(plan.shards) - 10} more")
 
 
-def _say_result(result: PackResult, *, as_json: bool) -> None:
+def _say_result(result: PackResult, found: Verification | None, *, as_json: bool) -> None:
     import dataclasses
     import json
 
     from deeplink.wording import counted
 
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(result)))
+        said = {"verified": dataclasses.asdict(found)} if found else {}
+        click.echo(json.dumps(dataclasses.asdict(result) | said))
         return
     if result.unchanged:
         click.echo(f"{result.name}: nothing has changed since version {result.version}")
@@ -161,6 +207,11 @@ def _say_result(result: PackResult, *, as_json: bool) -> None:
             f"fewer copies than wanted of {counted(result.short, 'shard')}; run the command again to place them",
             err=True,
         )
+    if found is not None:
+        copies = "copy" if found.copies == 1 else "copies"
+        click.echo(f"read back {found.copies:,} {copies} of shards, {_size(found.bytes)}")
+        for problem in found.problems:
+            click.echo(f"wrong: {problem}", err=True)
 
 
 def _size(count: float) -> str:
@@ -196,10 +247,11 @@ def _lines() -> Callable[[PackProgress], None]:
         if now - last < every_s:
             return
         last = now
-        rate = progress.files / (now - began)
+        rate, speed = progress.files / (now - began), progress.bytes / (now - began)
+        left_s = (progress.total_bytes - progress.bytes) / speed if speed > 0 else 0.0
         click.echo(
             f"{progress.files:,} of {progress.total_files:,} files, {_size(progress.bytes)}, {rate:,.0f} files/s, "
-            f"shard {progress.shards + 1} of {progress.total_shards}",
+            f"{speed / 1e6:,.0f} MB/s, {progress.shards} of {progress.total_shards} shards, {left_s:,.0f} s left",
             err=True,
         )
 

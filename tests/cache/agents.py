@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink import wire
+from deeplink.cache.packing_service import PackingServicer
 from deeplink.cache.server import CacheServicer
 from deeplink.cache.store import Store
 from deeplink.config import Config
@@ -16,6 +17,8 @@ from deeplink.types import Member, NodeName, format_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import grpc
 
 
 def small_files(count: int = 60, *, seed: int = 0) -> dict[str, bytes]:
@@ -65,7 +68,12 @@ class Agents:
         """Start one member; it serves when this returns."""
         node = NodeName(name)
         store = self.stores.setdefault(node, Store(self.root / name))
-        bound = wire.bound_server(f"127.0.0.1:{port}", self.token, CacheServicer(store, node).register)
+        serving, packing = CacheServicer(store, node), PackingServicer(store, node, self.token)
+
+        def register(server: grpc.Server) -> list[str]:
+            return [*serving.register(server), *packing.register(server)]
+
+        bound = wire.bound_server(f"127.0.0.1:{port}", self.token, register)
         bound.server.start()
         self.servers[node] = bound
         member = Member(node, f"127.0.0.1:{bound.port}")

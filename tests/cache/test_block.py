@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from deeplink.cache import block
 from deeplink.cache.errors import ShardCorruptError
-from deeplink.types import SampleKey
+from deeplink.cache.names import Names
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 HEADERS = st.builds(
@@ -71,7 +71,7 @@ def test_samples_fill_blocks_without_gap_or_overlap(sizes: list[int]) -> None:
 )
 def test_a_table_says_what_it_was_given(rows: list[tuple[str, int, int, int, int]]) -> None:
     table = block.Table(
-        [SampleKey(row[0]) for row in rows],
+        Names.of(row[0] for row in rows),
         lengths=np.array([row[1] for row in rows], np.uint64),
         checksums=np.array([row[2] for row in rows], np.uint64),
         blocks=np.array([row[3] for row in rows], np.uint32),
@@ -79,7 +79,7 @@ def test_a_table_says_what_it_was_given(rows: list[tuple[str, int, int, int, int
     )
     payload = block.encode_table(table, 0, len(rows))
     keys, columns = block.decode_table(payload)
-    assert [key.decode() for key in keys] == table.keys
+    assert [key.decode() for key in keys] == list(table.keys)
     for name in ("lengths", "checksums", "blocks", "offsets"):
         assert columns[name].tolist() == getattr(table, name).tolist()
     assert len(payload) == block.table_payload(np.array([len(row[0].encode()) for row in rows], np.int64))

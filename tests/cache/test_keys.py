@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.errors import BadKeyError, KeyCollisionError
-from deeplink.cache.keys import MOST_KEY_BYTES, MOST_NAME_BYTES, checked_key, checked_keys
+from deeplink.cache.errors import BadKeyError
+from deeplink.cache.keys import MOST_KEY_BYTES, MOST_NAME_BYTES, checked_key
 
 PART = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
     lambda part: part not in {".", ".."}
@@ -41,19 +41,3 @@ def test_a_path_with_tricks_is_refused_by_name(path: str) -> None:
 @given(PATH)
 def test_an_ordinary_path_is_its_own_key(path: str) -> None:
     assert checked_key(path) == path
-
-
-@given(st.sets(PATH, max_size=20))
-def test_keys_come_in_the_order_of_their_bytes_or_collide(paths: set[str]) -> None:
-    folders = {"/".join(path.split("/")[:depth]) for path in paths for depth in range(1, path.count("/") + 1)}
-    if folders & paths:
-        with pytest.raises(KeyCollisionError):
-            checked_keys(paths)
-    else:
-        assert [key.encode() for key in checked_keys(paths)] == sorted(path.encode() for path in paths)
-
-
-@pytest.mark.parametrize("paths", [["a", "b", "a"], ["a", "a-b", "a/b"], ["x/y", "x/y/z"]])
-def test_two_files_of_one_name_are_refused(paths: list[str]) -> None:
-    with pytest.raises(KeyCollisionError):
-        checked_keys(paths)

@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.cache.names import Names
 from deeplink.cache.plan import SHARDS_PER_MEMBER, make_plan, shard_size
 from deeplink.cache.source import Listing
-from deeplink.types import SampleKey
 
 
 def listing(sizes: list[int], mark: int = 1) -> Listing:
-    keys = [SampleKey(f"{i:06d}") for i in range(len(sizes))]
+    keys = Names.of(f"{i:06d}" for i in range(len(sizes)))
     return Listing(keys, np.array(sizes, np.int64), np.full(len(sizes), mark, np.uint64), marked=True)
 
 
