@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SUBJECTS = {
     "packing": "Packing and space",
     "local": "Local reads",
+    "loader": "DataLoader",
 }
 SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
 PARTS = BENCH / "cache-parts"

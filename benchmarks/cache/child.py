@@ -20,7 +20,7 @@ from benchmarks.cache import order
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.cache.sides.base import Batches, Side
+    from benchmarks.cache.sides.base import Side
 
 
 def _cpu_s() -> float:
@@ -95,13 +95,14 @@ class Child:
         return _measured(lambda: use(self._side.read(wanted)))
 
     def _do_epoch(self, seed: int) -> dict[str, Any]:
-        return self._passed(lambda: self._side.epoch(seed))
+        return _measured(lambda: order.consume(self._side.epoch(seed)))
 
-    def _do_loader(self, seed: int, workers: int) -> dict[str, Any]:
-        return self._passed(lambda: self._side.loader(seed, workers))
-
-    def _passed(self, way: Callable[[], Batches]) -> dict[str, Any]:
-        return _measured(lambda: order.consume(way()))
+    def _do_loader(self, seed: int, workers: int, *, decode: bool, before: int) -> dict[str, Any]:
+        """Take all samples through the DataLoader; `before` passes of the same loader are not measured."""
+        once = self._side.loader(seed, workers, decode=decode)
+        for _ in range(before):
+            order.consume(once())
+        return _measured(lambda: order.consume(once()))
 
 
 def side_named(name: str) -> Side:

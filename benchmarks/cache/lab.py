@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from benchmarks.cache import memory
+from benchmarks.cache.child import side_named
 from benchmarks.cache.players import Answer, Player, UnmeasuredError
 
 if TYPE_CHECKING:
@@ -90,6 +91,12 @@ class Turns:
     of: dict[str, list[Answer]] = field(default_factory=dict)
     listed: set[str] = field(default_factory=set)
 
+    def leave_out(self, name: str) -> None:
+        """Take back what a side did: it did not come to the end."""
+        for other in [other for other in self.of if other.partition(",")[0] == name]:
+            del self.of[other]
+        self.listed = {other for other in self.listed if other in self.of}
+
     def rates(self, name: str) -> list[float]:
         """Samples per second of a side, run by run."""
         return [answer.rate for answer in self.of[name]]
@@ -151,6 +158,21 @@ class Lab:
         """Tell whether a side takes part so far."""
         return where not in self.dropped
 
+    def open(self, where: str, size: int) -> None:
+        """Have a side open what it packed of the files of a size, anew."""
+        player, packed = self.player(where), self.kept(where, size)
+        player.ask("close")
+        player.ask("open", source=str(self.source(size).root), packed=str(packed))
+
+    def open_each(self, sides: Sequence[str], size: int) -> None:
+        """Open each of the sides, anew; those that cannot are dropped."""
+        for side in sides:
+            try:
+                if self.has(side):
+                    self.open(side, size)
+            except UnmeasuredError as problem:
+                self.drop(side, "opening", problem)
+
     def close_all(self) -> None:
         """Have every side let go of its files; those that hold on to them are started anew."""
         for where, player in list(self._players.items()):
@@ -159,15 +181,19 @@ class Lab:
             else:
                 player.ask("close")
 
-    def drop(self, where: str, what: str, why: UnmeasuredError) -> None:
-        """Note that a side could not be measured, and end its process: nobody knows what state it is in."""
-        name = where
+    def drop(self, where: str, what: str, why: UnmeasuredError) -> str:
+        """Note that a side could not be measured, and end its process: nobody knows what state it is in.
+
+        Returns:
+            The side's name.
+        """
+        name = side_named(where).name
         if where in self._players:
-            name = self._players[where].name
             self._players.pop(where).end()
         self.dropped.add(where)
         self.missing[f"{what}: {name}"] = str(why)
         self.say(f"not measured: {what}: {name}: {why}")
+        return name
 
     def source(self, size: int) -> Source:
         """Return small files of a size, written when first asked for."""
@@ -209,10 +235,6 @@ class Lab:
         bound = int(self.player(where).side.samples_per_s * self.scale.turn_s)
         return min(most, max(256, bound // 256 * 256))
 
-    def shuffled(self, sides: Sequence[str]) -> list[str]:
-        """Return the sides in an order drawn anew."""
-        return self.order.sample(list(sides), len(sides))
-
     def seed(self) -> int:
         """Return a seed for one repeat."""
         return self.order.randrange(1 << 30)
@@ -232,28 +254,31 @@ def write_source(root: Path, files: int, size: int) -> Source:
     return Source(root=root, size=size, digests=digests)
 
 
-def in_turns(lab: Lab, sides: Sequence[str], what: str, turn: Callable[[str, int], Answer]) -> Turns:
-    """Have each side do the same once per repeat, in an order drawn anew for each.
+def in_turns(lab: Lab, entries: Sequence[str], what: str, turn: Callable[[str, str, int], Answer]) -> Turns:
+    """Have each entry do its work once per repeat, in an order drawn anew for each.
 
     Args:
         lab: where.
-        sides: who takes part; those that were dropped do not.
+        entries: a side, or a side's way of doing it: `peers.Litdata#iteration`. Those dropped do not take part.
         what: what they do, for the line that says why one did not.
-        turn: one side's turn, given the side and the seed of the repeat.
+        turn: one entry's turn, given the side, its way and the seed of the repeat.
     """
-    turns, part = Turns(), [side for side in sides if lab.has(side)]
+    turns, part = Turns(), [entry for entry in entries if lab.has(entry.partition("#")[0])]
     for _ in range(lab.scale.repeats):
         seed = lab.seed()
-        for side in lab.shuffled(part):
-            player = lab.player(side)
-            try:
-                answer = turn(side, seed)
-            except UnmeasuredError as problem:
-                part.remove(side)
-                turns.of.pop(player.name, None)
-                lab.drop(side, what, problem)
+        for entry in lab.order.sample(part, len(part)):
+            side, _, way = entry.partition("#")
+            if entry not in part:  # dropped in this very repeat
                 continue
-            turns.of.setdefault(player.name, []).append(answer)
+            try:
+                player = lab.player(side)
+                name = f"{player.name}, {way}" if way else player.name
+                answer = turn(side, way, seed)
+            except UnmeasuredError as problem:
+                part = [other for other in part if other.partition("#")[0] != side]
+                turns.leave_out(lab.drop(side, what, problem))
+                continue
+            turns.of.setdefault(name, []).append(answer)
             if player.side.is_listed:
-                turns.listed.add(player.name)
+                turns.listed.add(name)
     return turns

@@ -69,25 +69,19 @@ def checked(lab: Lab, size: int, seed: int, answer: Answer) -> Answer:
     return answer
 
 
-def _open(lab: Lab, side: str, size: int) -> None:
-    player = lab.player(side)
-    player.ask("close")
-    player.ask("open", source=str(lab.source(size).root), packed=str(lab.kept(side, size)))
-
-
-def _touch(lab: Lab, size: int, side: str, seed: int) -> Answer:
+def _touch(lab: Lab, size: int, side: str, _: str, seed: int) -> Answer:
     samples = len(lab.source(size).digests)
     count = lab.count(side, samples)
     answer = lab.player(side).ask("random", seed=seed, samples=samples, count=count, touch=True)
     return checked(lab, size, seed, answer)
 
 
-def _first_touch(lab: Lab, size: int, side: str, seed: int) -> Answer:
-    _open(lab, side, size)
-    return _touch(lab, size, side, seed)
+def _first_touch(lab: Lab, size: int, side: str, way: str, seed: int) -> Answer:
+    lab.open(side, size)
+    return _touch(lab, size, side, way, seed)
 
 
-def _locate(lab: Lab, size: int, side: str, seed: int) -> Answer:
+def _locate(lab: Lab, size: int, side: str, _: str, seed: int) -> Answer:
     samples = len(lab.source(size).digests)
     count = lab.count(side, samples)
     answer = lab.player(side).ask("random", seed=seed, samples=samples, count=count, touch=False, passes=_PASSES)
@@ -96,20 +90,20 @@ def _locate(lab: Lab, size: int, side: str, seed: int) -> Answer:
     return answer
 
 
-def _whole(lab: Lab, size: int, side: str, seed: int) -> Answer:
+def _whole(lab: Lab, size: int, side: str, _: str, seed: int) -> Answer:
     answer = lab.player(side).ask("epoch", seed=seed)
     return checked(lab, size, seed, answer)
 
 
-def cold_turn(lab: Lab, size: int, side: str, seed: int, *, names: bool = False) -> Answer:
+def cold_turn(lab: Lab, size: int, side: str, way: str, seed: int) -> Answer:
     """Return the answer of a side that was opened anew, and of whose files nothing was in memory.
 
     Args:
         lab: where it is measured.
         size: of the samples.
         side: who reads.
+        way: `names in memory`: of raw files names and inodes stay there.
         seed: of the order.
-        names: names and inodes stay in memory.
 
     Raises:
         UnmeasuredError: its files stay in memory whatever we do.
@@ -123,7 +117,7 @@ def cold_turn(lab: Lab, size: int, side: str, seed: int, *, names: bool = False)
     share = memory.resident(files)
     if share > _MOST_RESIDENT:
         raise UnmeasuredError(f"{share:.0%} of its files stay in memory")
-    if side == _RAW and not names:
+    if side == _RAW and not way:
         memory.forget_names()
     samples = len(lab.source(size).digests)
     count = min(lab.scale.cold, lab.count(side, samples))
@@ -149,22 +143,18 @@ def _warm(lab: Lab, size: int, name: str) -> list[Row]:
 
 def _epoch(lab: Lab, size: int, name: str) -> list[Row]:
     lab.say(f"local, {name}: a shuffled epoch, warm")
-    for side in _EPOCH:
-        if lab.has(side):
-            _open(lab, side, size)
+    lab.open_each(_EPOCH, size)
     turns = in_turns(lab, _EPOCH, f"epoch, {name}", partial(_whole, lab, size))
     return _against(turns, f"shuffled epoch, {name}, warm, each by its own iteration", {})
 
 
 def _cold(lab: Lab, size: int, name: str) -> list[Row]:
     lab.say(f"local, {name}: cold random reads")
-    turns = in_turns(lab, _COLD, f"cold, {name}", partial(cold_turn, lab, size))
+    turns = in_turns(lab, [*_COLD, f"{_RAW}#names in memory"], f"cold, {name}", partial(cold_turn, lab, size))
     what = f"local cold random batches of 256, {name}"
-    raw = in_turns(lab, [*_COLD[:2], _RAW], what, partial(cold_turn, lab, size, names=True))
     goals: dict[str, float] = {FOUR: {RAW: 8, AHEAD: 0.9}, 33_000: {RAW: 2, AHEAD: 0.9}}.get(size, {})
     return [
         *_against(turns, what, goals),
-        *_against(raw, f"{what}, names in memory", {}, only=(RAW,)),
         *_against_best(turns, what, None),
         *_costs(turns, what, size),
     ]

@@ -40,8 +40,7 @@ def measure(lab: Lab) -> list[Row]:
     source = write_source(lab.work / "packing", lab.scale.packed, SIZE)
     space: dict[str, float] = {}
 
-    def turn(side: str, seed: int) -> Answer:
-        del seed
+    def turn(side: str, _way: str, _seed: int) -> Answer:
         return _packed(lab, source, side, space)
 
     turns = in_turns(lab, _PACKERS, WHAT, turn)

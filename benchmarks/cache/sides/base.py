@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     Batches = Iterator[Sequence[bytes | memoryview]]
@@ -57,8 +57,14 @@ class Side:
         """Yield all samples once in its own shuffled order."""
         raise NotImplementedError
 
-    def loader(self, seed: int, workers: int) -> Batches:
-        """Yield all samples once, shuffled, through its DataLoader."""
+    def loader(self, seed: int, workers: int, *, decode: bool) -> Callable[[], Batches]:
+        """Return what gives all samples once, shuffled, through its DataLoader, each time it is called.
+
+        Args:
+            seed: of the order.
+            workers: processes, which stay between passes.
+            decode: samples are JPEGs; their pixels are yielded.
+        """
         raise NotImplementedError
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from deeplink.cache.reader import Reader
 from deeplink.config import Config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from benchmarks.cache.sides.base import Batches
@@ -31,11 +31,12 @@ class Ours(Side):
 
     name = "ours, batch"
     kept = "deeplink"
-    settings = "Reader.batch: one arena per batch; every sample's checksum compared at first touch"
+    settings = "Reader.batch: an arena per batch; checksums at first touch; its DataLoader: Dataset(packed=True)"
     samples_per_s = 1_000_000
 
     def __init__(self) -> None:
         self.reader: Reader | None = None
+        self.config = Config()
 
     @override
     def pack(self, source: Path, packed: Path, *, ordered: bool) -> None:
@@ -43,7 +44,8 @@ class Ours(Side):
 
     @override
     def open(self, source: Path, packed: Path) -> None:
-        self.reader = Reader.open(NAME, config=config_in(packed))
+        self.config = config_in(packed)
+        self.reader = Reader.open(NAME, config=self.config)
         self.reader.read([0])  # a reader opens its files when first used
 
     def opened(self) -> Reader:
@@ -67,6 +69,12 @@ class Ours(Side):
     def epoch(self, seed: int) -> Batches:
         samples = len(self.opened())
         return self.read(batches(seed, samples, samples))
+
+    @override
+    def loader(self, seed: int, workers: int, *, decode: bool) -> Callable[[], Batches]:
+        from benchmarks.cache.sides.torches import our_loader  # noqa: PLC0415 - most of this side needs no torch
+
+        return our_loader(NAME, self.config, seed, workers, decode=decode)
 
     @override
     def close(self) -> None:

@@ -15,12 +15,25 @@ from benchmarks.cache.order import BATCH, batches
 from benchmarks.cache.sides.base import Side, paths_of, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from benchmarks.cache.sides.base import Batches
 
 SHARD = 64 << 20
+
+
+def _as_it_is(batch: list[bytes]) -> list[bytes]:
+    return batch
+
+
+def _copied(batch: list[memoryview]) -> list[bytes]:
+    """Return samples that can be sent between processes: litdata's own cannot."""
+    return [bytes(sample) for sample in batch]
+
+
+def _data_column(batch: list[dict[str, bytes]]) -> list[bytes]:
+    return [item["data"] for item in batch]
 
 
 def _in_batches(samples: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -74,6 +87,21 @@ class HuggingFace(Side):
     @override
     def close(self) -> None:
         self._data = None
+
+    @override
+    def loader(self, seed: int, workers: int, *, decode: bool) -> Callable[[], Batches]:
+        if decode:
+            raise NotImplementedError
+        torch = importlib.import_module("torch")
+        loader = torch.utils.data.DataLoader(
+            self._data,
+            BATCH,
+            shuffle=True,
+            num_workers=workers,
+            collate_fn=_data_column,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        return lambda: iter(loader)
 
 
 class HuggingFaceByHand(HuggingFace):
@@ -252,14 +280,21 @@ class Litdata(Side):
         return _in_batches(iter(data))
 
     @override
-    def loader(self, seed: int, workers: int) -> Batches:
+    def loader(self, seed: int, workers: int, *, decode: bool) -> Callable[[], Batches]:
+        if decode:
+            raise NotImplementedError
         litdata = importlib.import_module("litdata")
-        from benchmarks.cache.sides.torches import as_it_is  # noqa: PLC0415 - needs torch
-
-        data = litdata.StreamingDataset(self._packed, shuffle=True, seed=seed)
-        yield from litdata.StreamingDataLoader(
-            data, batch_size=BATCH, num_workers=workers, collate_fn=as_it_is, drop_last=False
+        data = litdata.StreamingDataset(self._packed, shuffle=True, seed=seed, drop_last=False)
+        options: dict[str, Any] = {"persistent_workers": True} if workers else {}
+        loader = litdata.StreamingDataLoader(
+            data,
+            batch_size=BATCH,
+            num_workers=workers,
+            collate_fn=_copied if workers else _as_it_is,
+            drop_last=False,
+            **options,
         )
+        return lambda: iter(loader)
 
     @override
     def close(self) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from benchmarks.cache.order import BATCH, batches
+from benchmarks.cache.order import batches
 from benchmarks.cache.sides.base import Side, paths_of, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from benchmarks.cache.sides.base import Batches
 
@@ -50,16 +50,10 @@ class RawFiles(Side):
         return self.read(batches(seed, len(self._files), len(self._files)))
 
     @override
-    def loader(self, seed: int, workers: int) -> Batches:
-        import torch  # noqa: PLC0415 - most of what this side does needs none
-        from torch.utils.data import DataLoader  # noqa: PLC0415
+    def loader(self, seed: int, workers: int, *, decode: bool) -> Callable[[], Batches]:
+        from benchmarks.cache.sides.torches import file_loader  # noqa: PLC0415 - most of this side needs no torch
 
-        from benchmarks.cache.sides.torches import Files, as_it_is  # noqa: PLC0415
-
-        generator = torch.Generator().manual_seed(seed)
-        yield from DataLoader(
-            Files(self._files), BATCH, shuffle=True, num_workers=workers, collate_fn=as_it_is, generator=generator
-        )
+        return file_loader(self._files, seed, workers, decode=decode)
 
 
 class FlatMap(Side):
