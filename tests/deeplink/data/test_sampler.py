@@ -6,16 +6,38 @@ import json
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from deeplink.data import ResumableSampler, SamplerMisuseError, SamplerStateError, TooFewSamplesError
+from deeplink.data import (
+    Blocks,
+    Order,
+    ResumableSampler,
+    SamplerMisuseError,
+    SamplerStateError,
+    TooFewSamplesError,
+)
+
+orders = st.sampled_from([(Order.SHUFFLED, 1), (Order.SEQUENTIAL, 1), (Order.BLOCKS, 1), (Order.BLOCKS, 3)])
+
+
+class Packed:
+    """A dataset of which a block has seven samples."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.version = length, "v"
+        self.blocks = Blocks(np.append(np.arange(0, length, 7), length))
+
+    def __len__(self) -> int:
+        return self.length
 
 
 def ranks(length: int, world: int, batch_size: int, **more: Any) -> list[ResumableSampler]:
+    packed = Packed(length)
     return [
-        ResumableSampler(length, batch_size=batch_size, rank=r, world_size=world, **more) for r in range(world)
+        ResumableSampler(packed, batch_size=batch_size, rank=r, world_size=world, **more) for r in range(world)
     ]
 
 
@@ -42,10 +64,12 @@ def seen(steps: list[list[list[int]]]) -> Counter[int]:
     return Counter(row for step in steps for batch in step for row in batch)
 
 
-@given(length=st.integers(2, 400), world=st.integers(1, 7), batch_size=st.integers(2, 9), shuffle=st.booleans())
-def test_an_epoch_gives_every_sample_exactly_once(length: int, world: int, batch_size: int, shuffle: bool) -> None:
+@given(length=st.integers(2, 400), world=st.integers(1, 7), batch_size=st.integers(2, 9), order=orders)
+def test_an_epoch_gives_every_sample_exactly_once(
+    length: int, world: int, batch_size: int, order: tuple[Order, int]
+) -> None:
     assume(length >= world)
-    samplers = ranks(length, world, batch_size, shuffle=shuffle)
+    samplers = ranks(length, world, batch_size, shuffle=order[0], window=order[1])
     planned = len(samplers[0])
     steps = train(samplers, length)
     assert seen(steps) == Counter(range(length))
@@ -61,14 +85,15 @@ def test_an_epoch_gives_every_sample_exactly_once(length: int, world: int, batch
     attempts=st.lists(
         st.tuples(st.integers(1, 8), st.integers(2, 9), st.integers(1, 12), st.integers(0, 4)), max_size=6
     ),
+    order=orders,
 )
 def test_interrupted_attempts_together_give_every_sample_exactly_once(
-    length: int, attempts: list[tuple[int, int, int, int]]
+    length: int, attempts: list[tuple[int, int, int, int]], order: tuple[Order, int]
 ) -> None:
     state: dict[str, Any] | None = None
     total: Counter[int] = Counter()
     for world, batch_size, steps, ahead in [*attempts, (1, 16, length, 3)]:
-        samplers = ranks(length, world, batch_size, version="v", seed=5)
+        samplers = ranks(length, world, batch_size, seed=5, shuffle=order[0], window=order[1])
         for sampler in samplers:
             if state:
                 sampler.load_state_dict(json.loads(json.dumps(state)))
@@ -82,22 +107,31 @@ def test_interrupted_attempts_together_give_every_sample_exactly_once(
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
-@given(length=st.integers(4, 300), world=st.integers(1, 4), batch_size=st.integers(2, 6), cut=st.integers(1, 40))
+@given(
+    length=st.integers(4, 300),
+    world=st.integers(1, 4),
+    batch_size=st.integers(2, 6),
+    cut=st.integers(1, 40),
+    order=orders,
+)
 def test_resumed_at_the_same_size_the_batches_are_those_of_an_uninterrupted_run(
-    length: int, world: int, batch_size: int, cut: int
+    length: int, world: int, batch_size: int, cut: int, order: tuple[Order, int]
 ) -> None:
-    whole = train(ranks(length, world, batch_size), length)
-    before = ranks(length, world, batch_size)
+    more: dict[str, Any] = {"shuffle": order[0], "window": order[1]}
+    whole = train(ranks(length, world, batch_size, **more), length)
+    before = ranks(length, world, batch_size, **more)
     first = train(before, min(cut, len(whole) - 1))
-    after = ranks(length, world, batch_size)
+    after = ranks(length, world, batch_size, **more)
     for sampler in after:
         sampler.load_state_dict(before[0].state_dict())
     assert first + train(after, length) == whole or len(whole) == 1
 
 
-def test_the_order_does_not_depend_on_world_size_or_batch_size() -> None:
+@pytest.mark.parametrize("kind", list(Order))
+def test_the_order_does_not_depend_on_world_size_or_batch_size(kind: Order) -> None:
     def order(world: int, batch_size: int) -> list[int]:
-        return [row for step in train(ranks(100, world, batch_size), 100) for batch in step for row in batch]
+        samplers = ranks(100, world, batch_size, shuffle=kind, window=4)
+        return [row for step in train(samplers, 100) for batch in step for row in batch]
 
     assert order(1, 100) == order(4, 5) == order(3, 2)
 
@@ -235,3 +269,59 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any]) -> None:
         ResumableSampler(10, **arguments)
     with pytest.raises(ValueError, match="nothing to sample"):
         ResumableSampler(0, batch_size=1)
+
+
+@given(length=st.integers(10, 300), batch_size=st.integers(2, 9), taken=st.integers(0, 60), order=orders)
+def test_a_pass_goes_on_after_what_it_handed_out_whatever_was_finished(
+    length: int, batch_size: int, taken: int, order: tuple[Order, int]
+) -> None:
+    def sampler() -> ResumableSampler:
+        return ResumableSampler(Packed(length), batch_size=batch_size, shuffle=order[0], window=order[1])
+
+    whole = list(sampler())
+    taken = min(taken, len(whole))
+    begun = iter(sampler())
+    assert [next(begun) for _ in range(taken)] == whole[:taken]
+    state = json.loads(json.dumps(begun.state_dict()))
+    fresh = sampler()
+    resumed = iter(fresh)
+    resumed.load_state_dict(state)
+    assert (fresh.epoch, fresh.position) == ((1, 0) if taken == len(whole) else (0, state["position"]))
+    assert list(resumed) == whole[taken:]
+    if taken < len(whole):
+        fresh.finished(len(whole) - taken)
+    assert (fresh.epoch, fresh.position) == (1, 0)
+
+
+def test_a_state_by_blocks_is_small_and_tells_its_window() -> None:
+    sampler = ResumableSampler(Packed(100), batch_size=10, shuffle=Order.BLOCKS, window=4)
+    state = sampler.state_dict()
+    assert (state["order"], state["window"]) == ("blocks-1", 4)
+    assert len(json.dumps(state)) < 300
+    for other in (
+        ResumableSampler(Packed(100), batch_size=10, shuffle=Order.BLOCKS, window=5),
+        ResumableSampler(Packed(100), batch_size=10),
+    ):
+        with pytest.raises(SamplerStateError, match=r"window|order"):
+            other.load_state_dict(state)
+        with pytest.raises(SamplerStateError, match=r"window|order"):
+            sampler.load_state_dict(other.state_dict())
+
+
+def test_blocks_are_asked_of_the_dataset_and_the_quality_is_told() -> None:
+    with pytest.raises(SamplerMisuseError, match="without blocks") as refused:
+        ResumableSampler(100, batch_size=10, shuffle=Order.BLOCKS)
+    assert "Dataset" in refused.value.remedy
+    qualities = [
+        ResumableSampler(Packed(700), batch_size=10, world_size=2, rank=0, shuffle=kind, window=10).shuffle_quality
+        for kind in (Order.SHUFFLED, Order.BLOCKS, Order.SEQUENTIAL)
+    ]
+    assert qualities[0] == 1.0
+    assert 0.3 < qualities[1] < 0.6
+    assert qualities[2] == 0.0
+
+
+def test_no_more_steps_are_finished_than_an_epoch_has() -> None:
+    sampler = ResumableSampler(100, batch_size=10)
+    with pytest.raises(SamplerMisuseError, match="11 steps"):
+        sampler.move(11)
