@@ -184,7 +184,7 @@ class DeepLinkBackend(BaseStorageBackend):  # type: ignore[misc]
         raise ReadOnlyError("write or remove through mmengine")
 
     put = put_text = copyfile = copytree = copyfile_from_local = copytree_from_local = _refuse
-    remove = rmtree = copy_if_symlink_fails = generate_presigned_url = _refuse
+    remove = rmtree = copy_if_symlink_fails = _refuse
 
 
 register_backend(PROTOCOL, DeepLinkBackend, force=True, prefixes=PROTOCOL)
