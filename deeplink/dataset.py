@@ -180,7 +180,7 @@ class Dataset(torch_data.Dataset[Any]):
             slots: batches of one worker that may be on their way or in the trainer's hands at once.
 
         Raises:
-            RingMemoryError: there is not enough memory for workers * slots batches.
+            RingMemoryError: workers * slots batches are more than half of the memory available.
         """
         ring = ring_for(self._ring, self.lengths, (workers, slots, batch_size))
         if ring is not self._ring:

@@ -218,7 +218,7 @@ def loader(
         options: whatever else it takes; a `collate_fn` gets each PackedBatch, in the worker.
 
     Raises:
-        RingMemoryError: there is not enough memory for the workers' batches.
+        RingMemoryError: the workers' batches would take more than half of the memory available.
     """
     if num_workers:
         most = getattr(getattr(batch_sampler, "share", None), "batch_size", 0)

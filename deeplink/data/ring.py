@@ -30,6 +30,9 @@ from deeplink.errors import DeepLinkError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_MOST = 0.5
+"""Share of the available memory that a ring may take."""
+
 _rings: weakref.WeakValueDictionary[str, Ring] = weakref.WeakValueDictionary()
 
 
@@ -45,14 +48,15 @@ class StaleTicketError(DeepLinkError):
 
 
 class RingMemoryError(DeepLinkError):
-    """There is not enough memory for a ring."""
+    """A ring would take too much of the memory that there is."""
 
-    def __init__(self, size: int, problem: OSError) -> None:
+    def __init__(self, size: int, available: int) -> None:
         super().__init__(
-            f"no {size / (1 << 20):,.0f} MiB of shared memory for the workers' batches: {problem.strerror}",
-            remedy="Use fewer workers or smaller batches, or give the job more memory.",
+            f"the workers' batches would take {size / (1 << 20):,.0f} MiB of shared memory, "
+            f"and {available / (1 << 20):,.0f} MiB are available",
+            remedy="Use fewer workers, smaller batches or a smaller prefetch_factor.",
         )
-        self.size = size
+        self.size, self.available = size, available
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,8 @@ class Slot:
 class Ring:
     """Slots of shared memory. Made by the trainer; goes to workers by fork, or by pickle when they are spawned.
 
-    The memory belongs to no file system, so a small /dev/shm does not matter. All of it is had at once.
+    The memory belongs to no file system, so a small /dev/shm does not matter. A slot takes memory when it is first
+    written.
 
     Args:
         stripes: how many workers may use it.
@@ -109,7 +114,7 @@ class Ring:
         made: the memory, where another process has made it.
 
     Raises:
-        RingMemoryError: there is not that much memory.
+        RingMemoryError: that is more than half of the memory available.
     """
 
     def __init__(self, stripes: int, slots: int, slot_bytes: int, made: Made | None = None) -> None:
@@ -212,11 +217,17 @@ def _attached(kind: type[Ring], shape: tuple[int, int, int], name: str, passed: 
 
 
 def _allocated(size: int) -> int:
+    # Pages are given when they are first touched, and nothing refuses them then: the kernel would kill somebody.
+    available = _available()
+    if size > available * _MOST:
+        raise RingMemoryError(size, available)
     descriptor = os.memfd_create("deeplink-ring", os.MFD_CLOEXEC)
-    try:
-        # Without this a page that cannot be had would be a SIGBUS, when it is first touched.
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as problem:
-        os.close(descriptor)
-        raise RingMemoryError(size, problem) from problem
+    os.ftruncate(descriptor, size)
     return descriptor
+
+
+def _available() -> int:
+    """Return how many bytes of memory this machine has to spare, as the kernel estimates."""
+    with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - a file of the kernel's
+        found = next(line for line in lines if line.startswith("MemAvailable:"))
+    return int(found.split()[1]) << 10
