@@ -32,6 +32,7 @@ SUBJECTS = {
     "packing": "Packing and space",
     "local": "Local reads",
     "loader": "DataLoader",
+    "sweep": "Room for a part of the data, and a throttled source",
 }
 SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
 PARTS = BENCH / "cache-parts"

@@ -9,8 +9,10 @@ import gc
 import importlib
 import json
 import os
+import queue
 import resource
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -18,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from benchmarks.cache import order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from benchmarks.cache.sides.base import Side
+    from benchmarks.cache.sides.base import Batches, Side
 
 
 def _cpu_s() -> float:
@@ -55,6 +57,34 @@ def _sync(folder: Path) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
+
+
+_AHEAD = 4
+_END = None
+
+
+def _paced(found: Batches, step_s: float) -> Batches:
+    """Yield batches that a thread reads ahead; after each, wait until its step is over."""
+    ahead: queue.Queue[Sequence[bytes | memoryview] | Exception | None] = queue.Queue(_AHEAD)
+
+    def read() -> None:
+        try:
+            for batch in found:
+                ahead.put(batch)
+        except Exception as problem:  # noqa: BLE001 - raised where it is waited for
+            ahead.put(problem)
+        else:
+            ahead.put(_END)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while (batch := ahead.get()) is not _END:
+        if isinstance(batch, Exception):
+            raise batch
+        over = time.perf_counter() + step_s
+        yield batch
+        time.sleep(max(0.0, over - time.perf_counter()))
+    reader.join()
 
 
 class Child:
@@ -93,6 +123,12 @@ class Child:
         wanted = order.batches(seed, samples, count) * passes
         use = order.consume if touch else order.locate
         return _measured(lambda: use(self._side.read(wanted)))
+
+    def _do_paced(self, seed: int, samples: int, batch: int, step_s: float) -> dict[str, Any]:
+        """Read all samples as training does: a step takes `step_s` once its batch is there."""
+        rows = [row for part in order.batches(seed, samples, samples) for row in part]
+        wanted = [rows[start : start + batch] for start in range(0, samples, batch)]
+        return _measured(lambda: order.consume(_paced(self._side.read(wanted), step_s)))
 
     def _do_epoch(self, seed: int) -> dict[str, Any]:
         return _measured(lambda: order.consume(self._side.epoch(seed)))

@@ -59,7 +59,7 @@ def packed_pixels(batch: PackedBatch) -> torch.Tensor:
 
 def samples_of(batch: PackedBatch) -> list[memoryview]:
     """Return each sample's bytes; nothing is copied."""
-    data = memoryview(batch.arena.numpy())
+    data = batch.arena.numpy().data
     return [data[start:stop] for start, stop in itertools.pairwise(batch.offsets.tolist())]
 
 
