@@ -77,6 +77,17 @@ class Home(Protocol):
         if came != size:
             raise HomeError(self.url, f"shard {shard} has {came:,} bytes there instead of {size:,}")
 
+    def fetch_range(self, shard: ShardId, start: int, length: int) -> bytes:
+        """Return a part of a shard's file; whoever takes it verifies it.
+
+        Raises:
+            HomeError: it is not there, ends before, or cannot be read.
+        """
+        part = self._part(f"{checked_shard_id(shard)}.mdb", start, length)
+        if len(part) != length:
+            raise HomeError(self.url, f"shard {shard} ends too soon there")
+        return part
+
     def _put(self, name: str, path: Path) -> bool:
         if self._size(name) == path.stat().st_size:
             return False
@@ -88,6 +99,8 @@ class Home(Protocol):
     def _write(self, name: str, path: Path) -> None: ...
 
     def _chunks(self, name: str) -> Iterator[bytes]: ...
+
+    def _part(self, name: str, start: int, length: int) -> bytes: ...
 
 
 def open_home(url: str) -> Home:
@@ -136,6 +149,15 @@ class FolderHome(Home):
             with (self._root / name).open("rb") as file:
                 while chunk := file.read(_CHUNK):
                     yield chunk
+        except OSError as problem:
+            raise self._failed(problem) from problem
+
+    @override
+    def _part(self, name: str, start: int, length: int) -> bytes:
+        try:
+            with (self._root / name).open("rb", buffering=0) as file:
+                file.seek(start)
+                return file.read(length)
         except OSError as problem:
             raise self._failed(problem) from problem
 
@@ -193,3 +215,11 @@ class RemoteHome(Home):
             raise
         except Exception as problem:
             raise self._failed(problem) from problem
+
+    @override
+    def _part(self, name: str, start: int, length: int) -> bytes:
+        try:
+            part: bytes = self._fs.cat_file(f"{self._root}/{name}", start=start, end=start + length)
+        except Exception as problem:
+            raise self._failed(problem) from problem
+        return part
