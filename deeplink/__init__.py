@@ -1,7 +1,7 @@
 """DeepLink: what training code imports.
 
-`Dataset` and `IterableDataset` read packed samples, `Checkpoints` saves whole or not at all, `report` tells how
-far the training is.
+`Dataset`, `IterableDataset` and `GroupedDataset` read packed samples, `Checkpoints` saves whole or not at all,
+`report` tells how far the training is.
 
 Names are loaded when first used, so that a head node without torch can import the package and a command that needs
 none of it starts at once.
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deeplink.checkpoints import Checkpoints as Checkpoints
     from deeplink.dataset import Dataset as Dataset
     from deeplink.errors import DeepLinkError as DeepLinkError
+    from deeplink.grouped import GroupedDataset as GroupedDataset
     from deeplink.iterable import IterableDataset as IterableDataset
     from deeplink.progress import report as report
 
@@ -27,11 +28,21 @@ _HOMES = {
     "Checkpoints": "deeplink.checkpoints",
     "Dataset": "deeplink.dataset",
     "DeepLinkError": "deeplink.errors",
+    "GroupedDataset": "deeplink.grouped",
     "IterableDataset": "deeplink.iterable",
     "report": "deeplink.progress",
 }
 
-__all__ = ["Checkpoint", "Checkpoints", "Dataset", "DeepLinkError", "IterableDataset", "__version__", "report"]
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Dataset",
+    "DeepLinkError",
+    "GroupedDataset",
+    "IterableDataset",
+    "__version__",
+    "report",
+]
 
 
 def __getattr__(name: str) -> object:
