@@ -6,6 +6,7 @@ that file, 40 digits of it, so `sha256sum` checks it.
 
 from __future__ import annotations
 
+import logging
 import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from deeplink.types import SampleKey, Version
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Folder", "Index", "IndexContent", "Labels", "ShardEntry", "file_version", "write_index"]
 
@@ -99,6 +102,7 @@ class Index:
         self.path, self.version = path, version
         parts = load(path)
         self.format, self.source, self.home, self.shards = parts.format, parts.source, parts.home, parts.shards
+        self._file, self._seal = parts.file, parts.seal
         self._keys = KeyColumn(path, parts.ends, parts.text)
         self.shard, self.block, self.offset = (parts.columns[name] for name in ("shard", "block", "offset"))
         self.lengths, self.checksums = parts.columns["length"], parts.columns["checksum"]
@@ -121,7 +125,12 @@ class Index:
         """
         if not 0 <= row < len(self):
             raise RowError(row, len(self))
-        return SampleKey(self._keys.text(row))
+        try:
+            return SampleKey(self._keys.text(row))
+        except IndexFormatError:
+            if not self.mend():
+                raise
+            return SampleKey(self._keys.text(row))
 
     def keys(self, rows: range | None = None) -> list[str]:
         """Return the keys of all rows, or of a run of them; makes a text of each. Raises as `key`."""
@@ -254,15 +263,49 @@ class Index:
             IndexFormatError: a row is damaged: it names a shard or a block that there is not.
         """
         try:
-            blocks = self.shards.first_block[self.shard[rows]] + self.block[rows]
-            found: np.ndarray = self.shards.block_offsets[blocks] + self.offset[rows]
+            return self._file_offsets(rows)
         except IndexError as problem:
+            if self.mend():
+                return self._file_offsets(rows)
             raise IndexFormatError(self.path, f"a row is damaged: {problem}") from None
+
+    def _file_offsets(self, rows: np.ndarray) -> np.ndarray:
+        blocks = self.shards.first_block[self.shard[rows]] + self.block[rows]
+        found: np.ndarray = self.shards.block_offsets[blocks] + self.offset[rows]
         return found
 
     def pieces(self, row: int) -> list[tuple[int, int, int]]:
         """Return the (block, offset, length) of a sample's pieces: one, unless it is longer than SPAN."""
         return list(block.pieces(int(self.block[row]), int(self.offset[row]), int(self.lengths[row])))
+
+    def mend(self, row: int | None = None) -> bool:
+        """Compare what the file says of a row, or all of it, with the file's seal, and restore what was damaged.
+
+        In memory, for this process and what it forks from now on; all views of the file see it. Takes next to
+        nothing for a row that is whole, else about as long as it takes to read all of the file.
+
+        Returns:
+            Whether something was restored: what was read before may have been wrong.
+
+        Raises:
+            IndexFormatError: more is damaged than can be restored.
+        """
+        seal = self._seal
+        if seal is None:
+            return False
+        spans = [(0, seal.covered)] if row is None else self._cells(row)
+        damaged = sorted({number for start, stop in spans for number in seal.damaged(start, stop)})
+        for number in damaged:
+            if not seal.restore(number, self._file.write):
+                raise IndexFormatError(self.path, "more is damaged than can be restored")
+            log.warning("index %s: a part of it was damaged and is restored in memory", self.path)
+        return bool(damaged)
+
+    def _cells(self, row: int) -> list[tuple[int, int]]:
+        """Return where in the file a row's cells begin and end."""
+        columns = (self.shard, self.block, self.offset, self.lengths, self.checksums)
+        places = [(column.ctypes.data + row * column.itemsize, column.itemsize) for column in columns]
+        return [(a - self._file.address, a - self._file.address + size) for a, size in places]
 
     def verify(self) -> None:
         """Return if the file is, byte for byte, the version it is named by; reads all of it.

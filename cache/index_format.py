@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from deeplink.cache import block
 from deeplink.cache.layout import DIGEST_DIGITS
+from deeplink.cache.seal import append_seal
 from deeplink.types import Version
 
 if TYPE_CHECKING:
@@ -136,7 +137,16 @@ def write_index(path: Path, content: IndexContent) -> Version:
     # One record batch, so that each column is one run of memory.
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(batch)
+    append_seal(path, _columns_start(path))
     return file_version(path)
+
+
+def _columns_start(path: Path) -> int:
+    """Return where the columns of a file begin: behind all that says where they are, and the shards."""
+    with pa.memory_map(str(path)) as mapped:
+        begin = mapped.read_buffer(1).address
+        _, ends, _ = pa.ipc.open_file(mapped).get_batch(0).column("key").buffers()
+        return int(ends.address - begin) if ends is not None else mapped.size()
 
 
 def is_ascending(keys: pa.LargeStringArray) -> bool:
@@ -175,8 +185,14 @@ def _hash_columns(keys: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     for start in range(0, len(keys), _HASHED_AT_ONCE):
         some = bounds[start : start + _HASHED_AT_ONCE + 1].tolist()
         hashes[start : start + len(some) - 1] = [digest(data[a:b]) for a, b in itertools.pairwise(some)]
-    rows = np.argsort(hashes, kind="stable").astype(np.uint32)
-    return hashes[rows], rows
+    # Sixteenth by sixteenth, and then in place: a third of the memory of sorting all at once, and no slower.
+    rows, top, at = np.empty(len(keys), np.uint32), (hashes >> np.uint64(60)).astype(np.uint8), 0
+    for part in range(16):
+        mine = np.flatnonzero(top == part)
+        rows[at : at + len(mine)] = mine[np.argsort(hashes[mine], kind="stable")]
+        at += len(mine)
+    hashes.sort()
+    return hashes, rows
 
 
 def file_version(path: Path) -> Version:

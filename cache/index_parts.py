@@ -1,11 +1,16 @@
 """Taking the file of an index apart without trusting it.
 
-What comes back are views that lie within the mapped file: Arrow itself believes what a damaged file says.
+Arrow believes what a damaged file says, and may crash on it. So what Arrow reads when a file is opened is compared
+with the file's seal before, and what comes back are views that were seen to lie within the mapped file.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import logging
+import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
@@ -26,11 +31,17 @@ from deeplink.cache.index_format import (
     SCHEMA_1,
     ShardEntry,
 )
+from deeplink.cache.seal import CHUNK, Seal
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_DAMAGE = (pa.ArrowException, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, SystemError)
+"""What Arrow and Python make of a file that does not hold together (a negative length is a SystemError)."""
 
 
 class ShardNumberError(IndexFormatError, IndexError):
@@ -107,6 +118,49 @@ class ShardTable(Sequence[ShardEntry]):
         return self.block_offsets[self.first_block[number] : self.first_block[number + 1]]
 
 
+class MappedFile:
+    """A file mapped into memory, read-only, of which parts can be put right in this process alone.
+
+    Attributes:
+        view: the bytes.
+        address: of the first of them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map `path`.
+
+        Raises:
+            OSError: it cannot be opened.
+            ValueError: it is empty.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Private, so that it can be put right; not writable until then: that would count as memory in use.
+            self._map = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        self.view = memoryview(self._map)
+        self.address = int(np.frombuffer(self.view, np.uint8).ctypes.data)
+
+    def write(self, at: int, data: bytes) -> None:
+        """Change bytes in memory; views see it at once, the file stays as it is.
+
+        Raises:
+            OSError: the memory cannot be made writable.
+        """
+        start = at // mmap.PAGESIZE * mmap.PAGESIZE
+        size = at + len(data) - start
+        for access in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ):
+            if _mprotect(self.address + start, size, access):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            if access != mmap.PROT_READ:
+                ctypes.memmove(self.address + at, data, len(data))
+
+
+_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+_mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Parts:
     """What an index file holds, as read-only views of it.
@@ -120,6 +174,8 @@ class Parts:
         text: the keys, one after another.
         columns: `shard`, `block`, `offset`, `length`, `checksum`, per row. Not looked at.
         hashes, hash_rows: uint64 and uint32: sorted xxh3-64 of the keys, and the row of each; None in format 1.
+        file: the file.
+        seal: its seal; None in format 1.
     """
 
     format: int
@@ -131,19 +187,26 @@ class Parts:
     columns: dict[str, np.ndarray]
     hashes: np.ndarray | None
     hash_rows: np.ndarray | None
+    file: MappedFile
+    seal: Seal | None
 
 
 def load(path: Path) -> Parts:
     """Map an index file and return its parts; reads nothing of its columns.
+
+    A damaged part of what has to be read is put right in memory, where the seal can do it.
 
     Raises:
         IndexFormatError: it is no index, damaged, or of an unknown format.
         OSError: it cannot be opened.
     """
     try:
-        with pa.memory_map(str(path)) as mapped:
-            return _parts(path, pa.ipc.open_file(mapped))
-    except (pa.ArrowException, ValueError, KeyError, TypeError, OverflowError, AttributeError) as problem:
+        file = MappedFile(path)
+        seal = Seal.find(file.view)
+        if seal is not None:
+            _put_right(path, file, seal)
+        return _parts(path, file, seal)
+    except _DAMAGE as problem:
         raise IndexFormatError(path, str(problem)) from problem
     except OSError as problem:
         if problem.errno is None:  # Arrow's own word for a file that does not hold together
@@ -151,7 +214,17 @@ def load(path: Path) -> Parts:
         raise
 
 
-def _parts(path: Path, reader: pa.RecordBatchFileReader) -> Parts:
+def _put_right(path: Path, file: MappedFile, seal: Seal) -> None:
+    if not seal.is_footer_whole() and not seal.restore_footer(file.write):
+        raise IndexFormatError(path, "its footer is damaged")
+    for number in seal.damaged(0, seal.checked):
+        if not seal.restore(number, file.write):
+            raise IndexFormatError(path, f"the {CHUNK:,} bytes from {number * CHUNK:,} on are damaged, and others")
+        log.warning("index %s: bytes from %d on are damaged and were restored in memory", path, number * CHUNK)
+
+
+def _parts(path: Path, file: MappedFile, seal: Seal | None) -> Parts:
+    reader = pa.ipc.open_file(pa.py_buffer(file.view))
     # The format first: a newer one may have other columns, and is to be refused by its name.
     meta = reader.schema.metadata or {}
     said: dict[str, Any] = json.loads(meta[META]) if META in meta else {}
@@ -161,6 +234,8 @@ def _parts(path: Path, reader: pa.RecordBatchFileReader) -> Parts:
         newer = " was written by a newer release;" if said["format"] > FORMAT else ""
         known = " and ".join(map(str, READABLE))
         raise IndexFormatError(path, f"format {said['format']}{newer} this release reads formats {known}")
+    if said["format"] == FORMAT and seal is None:
+        raise IndexFormatError(path, "its end is damaged")
     schema = SCHEMA if said["format"] == FORMAT else SCHEMA_1
     if reader.num_record_batches != 1 or not reader.schema.equals(schema):
         raise IndexFormatError(path, "it does not have an index's columns")
@@ -183,6 +258,8 @@ def _parts(path: Path, reader: pa.RecordBatchFileReader) -> Parts:
         | {name: _flat(batch.column(name), f"<u{kind.bit_width // 8}", count) for name, kind in PLACE},
         hashes=None if first else _flat(batch.column("hash"), "<u8", count),
         hash_rows=None if first else _flat(batch.column("hash_row"), "<u4", count),
+        file=file,
+        seal=seal,
     )
 
 
