@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,7 @@ from deeplink.publish import published_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from deeplink.cache.catalog import Catalog, PackRecord
     from deeplink.cache.index import Index
@@ -43,11 +46,41 @@ class Job:
         self.source, self.listing, self.plan, self.before = source, listing, plan, before
         self._index: Index | None = None
         self._old: Mapping[int, int] = {}
+        self._marks: Path | None = None
         self._checksums = np.zeros(len(listing), np.uint64)
 
     def share(self, index: Index, old: Mapping[int, int]) -> None:
         """Take shard `number` from shard `old[number]` of an earlier version, for all in `old`."""
         self._index, self._old = index, old
+
+    def put_aside(self, folder: Path) -> None:
+        """Keep the change marks in a file below `folder` from here on, and no longer in `listing`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._marks = folder / "marks"
+        self.listing.marks.astype("<u8", copy=False).tofile(self._marks)
+        self.listing = dataclasses.replace(self.listing, marks=np.empty(0, np.uint64))
+
+    def first_mark(self, number: int) -> int:
+        """Return the change mark of a shard's first file, after `put_aside`; 0 where not every file has one."""
+        if self._marks is None or not self.listing.marked:
+            return 0
+        return int(np.fromfile(self._marks, "<u8", 1, offset=8 * self.plan.shards[number].start)[0])
+
+    def keep_marks(self, index: Path) -> None:
+        """Keep the change marks beside the index of the version that was made, for who appends to it.
+
+        <version>.marks: u64 little endian per row, no more. Without it every file counts as changed.
+        """
+        try:
+            if self._marks is not None and self.listing.marked:
+                with published_file(marks_of(index)) as draft:
+                    shutil.copyfile(self._marks, draft)
+        except OSError as problem:
+            # Only time is lost, that of a later `--append`.
+            log.warning("the change marks beside %s are not kept: %s", index, problem)
 
     def known(self, number: int) -> Piece | None:
         """Return the piece of a shard that an earlier version has; None where it has none."""
@@ -106,7 +139,7 @@ def planned_job(origin: Source, catalog: Catalog, name: str, config: Config, *, 
         _check_base(name, origin, index)
     listing = origin.listing()
     if append and index is not None:
-        return _appended(origin, listing, index, _read_marks(catalog, name, index), config.shard_bytes)
+        return _appended(origin, listing, index, config.shard_bytes)
     job = Job(origin.url, listing, _planned(origin.url, listing, config.shard_bytes, members, record), before)
     if index is not None and record is not None and record.plan == job.plan.digest and listing.marked:
         counts = [entry.samples for entry in index.shards]
@@ -124,12 +157,12 @@ def _check_base(name: str, origin: Source, index: Index | None) -> None:
         raise AppendError(name, "its shards do not hold runs of the sorted keys")
 
 
-def _appended(origin: Source, listing: Listing, index: Index, marks: np.ndarray | None, shard_bytes: int) -> Job:
+def _appended(origin: Source, listing: Listing, index: Index, shard_bytes: int) -> Job:
     text, offsets = index.key_text(range(len(index)))
     packed = Packed(
         Names(text.data, offsets),
         np.asarray(index.lengths).astype(np.int64),
-        marks,
+        _read_marks(index),
         [entry.samples for entry in index.shards],
     )
     base = make_plan(origin.url, listing, shard_bytes).digest
@@ -171,24 +204,14 @@ def _readable(catalog: Catalog, name: str, version: Version) -> Index | None:
     return index
 
 
-def write_marks(catalog: Catalog, name: str, version: Version, listing: Listing) -> None:
-    """Keep the files' change marks beside the index of a version, for who appends to it.
+def marks_of(index: Path) -> Path:
+    """Return where the change marks of a version are kept, beside its index."""
+    return index.with_suffix(".marks")
 
-    <catalog>/<name>/<version>.marks: u64 little endian per row, no more. Without it every file counts as changed.
-    """
-    final = catalog.path(name, version).with_suffix(".marks")
+
+def _read_marks(index: Index) -> np.ndarray | None:
     try:
-        if listing.marked and not final.is_file():
-            with published_file(final) as draft:
-                listing.marks.astype("<u8", copy=False).tofile(draft)
-    except OSError as problem:
-        # Only time is lost, that of a later `--append`.
-        log.warning("the change marks of %s are not kept: %s", name, problem)
-
-
-def _read_marks(catalog: Catalog, name: str, index: Index) -> np.ndarray | None:
-    try:
-        marks = np.fromfile(catalog.path(name, index.version).with_suffix(".marks"), "<u8")
+        marks = np.fromfile(marks_of(index.path), "<u8")
     except OSError:
         return None
     return marks if len(marks) == len(index) else None

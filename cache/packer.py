@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
 from deeplink.cache.home import open_home
-from deeplink.cache.jobs import planned_job, write_marks
+from deeplink.cache.jobs import planned_job
 from deeplink.cache.line import Line, Yard
 from deeplink.cache.membership import node_name
 from deeplink.cache.placing import Placer
@@ -83,17 +83,14 @@ class PackResult:
 class _Tally:
     """Counts what is done and tells the listener."""
 
-    plan: Plan
-    listing: Listing
+    total_files: int
+    total_bytes: int
+    total_shards: int
     listener: Callable[[PackProgress], None]
     files: int = 0
     bytes: int = 0
     shards: int = 0
     read_files: int = 0
-    total_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.total_bytes = int(self.listing.sizes.sum())
 
     def add(self, files: int, size: int, *, shards: int = 0) -> None:
         self.files += files
@@ -104,9 +101,9 @@ class _Tally:
                 files=self.files,
                 bytes=self.bytes,
                 shards=self.shards,
-                total_files=len(self.listing),
+                total_files=self.total_files,
                 total_bytes=self.total_bytes,
-                total_shards=len(self.plan.shards),
+                total_shards=self.total_shards,
             )
         )
 
@@ -194,22 +191,26 @@ def pack(
     kept_at = open_home(home) if home else None
     catalog.check_writable(name)
     job = planned_job(origin, catalog, name, config, members=len(members), append=append)
-    tally = _Tally(job.plan, job.listing, progress)
+    tally = _Tally(len(job.listing), int(job.listing.sizes.sum()), len(job.plan.shards), progress)
     with (
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
         staging(store.root, job.plan.digest, clock.unix()) as stage,
         FileReader(origin, clock) as reader,
         Line(origin, reader, Yard(store, stage, placer, kept_at), tally.was_read) as line,
     ):
+        try:
+            job.put_aside(stage.folder)
+        except OSError as problem:
+            store.raise_as_store_error(problem, 8 * len(job.listing))
         work = _Work(job, line, stage, placer, tally)
         todo = work.reused()
         if members and todo:
             task = Task(origin.url, job.plan.digest, tuple(members), config.replicas, home)
             todo = work.spread(todo, Spread(task, token, clock))
         work.build(todo)
-        record = _record(origin.url, tally, clock)
+        record = _record(job, tally, clock)
         version = catalog.publish(name, job.content(work.pieces, home), record)
-        write_marks(catalog, name, version, job.listing)
+        job.keep_marks(catalog.path(name, version))
         if kept_at is not None:
             kept_at.put_index(name, version, catalog.path(name, version))
         placed = {piece.id: placer.holders(piece.id) for piece in work.pieces.values()}
@@ -227,14 +228,14 @@ def pack(
     )
 
 
-def _record(source: str, tally: _Tally, clock: Clock) -> PackRecord:
+def _record(job: Job, tally: _Tally, clock: Clock) -> PackRecord:
     return PackRecord(
-        source=source,
-        plan=tally.plan.digest,
-        shard_bytes=tally.plan.shard_bytes,
-        files=len(tally.listing),
+        source=job.source,
+        plan=job.plan.digest,
+        shard_bytes=job.plan.shard_bytes,
+        files=tally.total_files,
         bytes=tally.total_bytes,
-        shards=len(tally.plan.shards),
+        shards=tally.total_shards,
         packed_unix=clock.unix(),
     )
 
@@ -294,8 +295,7 @@ class _Work:
 
     def _asked(self, number: int) -> Share:
         names, sizes = self._rows(number)
-        first = self.job.plan.shards[number].start
-        return Share(number, names, sizes, int(self.job.listing.marks[first]) if self.job.listing.marked else 0)
+        return Share(number, names, sizes, self.job.first_mark(number))
 
     def build(self, numbers: Sequence[int]) -> None:
         """Make these shards here."""
