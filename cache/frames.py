@@ -7,7 +7,7 @@ against the generated classes. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 EXTENT = np.dtype([("shard", "<u4"), ("block", "<u4"), ("offset", "<u4"), ("length", "<u4")])
 ITEM = np.dtype([("status", "<u4"), ("length", "<u4")])
 MOST_EXTENTS = 65_536
+MOST_SHARDS = 4096
 ASKED_EXTENTS = 1024
 """Asked for at once by our client: with a shard's name each they stay below `plainrpc.LARGEST_REQUEST`."""
 MOST_EXTENT_BYTES = block.SPAN
@@ -77,26 +78,83 @@ def decode_request(message: bytes) -> Request:
     extents = np.frombuffer(said.extents, EXTENT)
     if len(extents) > MOST_EXTENTS:
         raise FrameError(f"{len(extents)} extents, more than {MOST_EXTENTS}")
+    if max(len(said.shards), len(said.doubted)) > MOST_SHARDS:
+        raise FrameError(f"more than {MOST_SHARDS} shards")
     doubted = [ShardId(name) for name in said.doubted]
     return Request(said.id, [ShardId(name) for name in said.shards], extents, doubted)
 
 
 def encode_reply(number: int, head: np.ndarray, body: Sequence[bytes | memoryview]) -> bytes:
     """Return the message of a reply; `body` is copied once."""
+    return b"".join(reply_parts(number, head, body))
+
+
+def reply_parts(number: int, head: np.ndarray, body: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Return the message of a reply in pieces: all that is before the body, and the pieces of the body."""
     items = head.tobytes()
     size = sum(map(len, body))
-    return b"".join(
-        [
-            _tag(_ID, _VARINT),
-            _varint(number),
-            _tag(_HEAD, _BYTES),
-            _varint(len(items)),
-            items,
-            _tag(_BODY, _BYTES),
-            _varint(size),
-            *body,
-        ]
+    before = (
+        _tag(_ID, _VARINT),
+        _varint(number),
+        _tag(_HEAD, _BYTES),
+        _varint(len(items)),
+        items,
+        _tag(_BODY, _BYTES),
+        _varint(size),
     )
+    return [b"".join(before), *body]
+
+
+class Bytes(Protocol):
+    """A message that is read from its beginning; `left` bytes of it are to come."""
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not read yet."""
+        ...
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        ...
+
+
+def read_reply_head(message: Bytes) -> tuple[int, np.ndarray]:
+    """Return a reply's id and items (of ITEM), and leave its body, and no more, to be read from the message.
+
+    Raises:
+        FrameError: it is not such a message, its fields are in another order than ours, or do not fit.
+    """
+    number, items = 0, np.empty(0, ITEM)
+    while message.left:
+        tag = _next_varint(message)
+        if tag == _ID << 3 | _VARINT:
+            number = _next_varint(message)
+        elif tag in {_HEAD << 3 | _BYTES, _BODY << 3 | _BYTES}:
+            size = _next_varint(message)
+            if size > message.left:
+                raise FrameError("a field reaches beyond the message's end")
+            if tag == _BODY << 3 | _BYTES:
+                break
+            if size % ITEM.itemsize:
+                raise FrameError(f"a head of {size} bytes, not a multiple of {ITEM.itemsize}")
+            items = np.frombuffer(message.read(size), ITEM)
+        else:
+            raise FrameError(f"an unknown field before the body (tag {tag})")
+    if int(items["length"].sum(dtype=np.uint64)) != message.left:
+        raise FrameError(f"a body of {message.left} bytes that does not fit its head")
+    return number, items
+
+
+def _next_varint(message: Bytes) -> int:
+    number = 0
+    for shift in range(0, 7 * _MOST_VARINT_BYTES, 7):
+        if not message.left:
+            raise FrameError("a field reaches beyond the message's end")
+        byte = message.read(1)[0]
+        number |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            return number & (1 << 64) - 1
+    raise FrameError("a number does not end")
 
 
 def decode_reply(message: bytes | memoryview) -> Reply:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from deeplink import metrics
 from deeplink.cache.bucket import SourceCap, TokenBucket
 from deeplink.cache.catalog import Catalog
+from deeplink.cache.dataport import data_server
 from deeplink.cache.fetching import Fetcher
 from deeplink.cache.filling import Filler
 from deeplink.cache.fillservice import FillServicer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
+    from deeplink.plainrpc.serving import PlainServer
     from deeplink.types import Member, NodeName
 
 log = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ class Keeper:
         clock: Clock,
         pace: Pace | None = None,
     ) -> None:
-        self._node, self._store, self._clock = node, store, clock
+        self._node, self._store, self._token, self._clock = node, store, token, clock
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._told = ""
@@ -121,6 +123,14 @@ class Keeper:
         self._parts.packing.register(server)
         self._parts.filling.register(server)
         return services
+
+    def data_server(self, bind: str) -> PlainServer:
+        """Return a server of samples bound next to the agent's own port, `bind` (see `deeplink.cache.dataport`).
+
+        Raises:
+            ListenError: it cannot listen there.
+        """
+        return data_server(self._parts.serving, bind, self._token, self._clock)
 
     def start(self) -> None:
         """Begin the upkeep."""

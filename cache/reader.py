@@ -14,11 +14,12 @@ import numpy as np
 from typing_extensions import override
 
 from deeplink.cache import block
+from deeplink.cache.asking import Outcome
 from deeplink.cache.batch import Batch
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import RowError, SampleUnavailableError, SourceChangedError
 from deeplink.cache.fetching import Wanted
-from deeplink.cache.fleet import Fleet, Outcome
+from deeplink.cache.fleet import Fleet
 from deeplink.cache.healing import Healer
 from deeplink.cache.local import LocalReader
 from deeplink.cache.membership import members_token, other_members
@@ -190,45 +191,39 @@ class Reader:
         size = batch.arena.nbytes
         if len(left):
             size -= int(self.index.lengths[wanted[left]].sum())
-            self._fill_from_elsewhere(own, wanted, left.tolist(), batch)
+            self._fill_from_elsewhere(own, wanted, left, batch)
         self._count(local_samples=len(wanted) - len(left), local_bytes=size)
 
-    def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: list[int], batch: Batch) -> None:
+    def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> None:
         damaged = self._heal_damaged(own)
-        out: list[memoryview | None] = [None] * len(rows)
-        outcome = own.fleet.read(rows, positions, out) if own.fleet else Outcome({p: [] for p in positions})
-        peers = [position for position in positions if out[position] is not None]
-        size = int(self.index.lengths[rows[peers]].sum()) if peers else 0
-        self._count(peer_samples=len(peers), peer_bytes=size, failures=len(damaged) + len(outcome.failed))
+        outcome = own.fleet.fill(rows, positions, batch) if own.fleet else Outcome(positions)
+        missing, lengths = outcome.missing, self.index.lengths
+        size = int(lengths[rows[positions]].sum()) - int(lengths[rows[missing]].sum())
+        served = len(positions) - len(missing)
+        self._count(peer_samples=served, peer_bytes=size, failures=len(damaged) + len(outcome.failed))
         lost: dict[int, SampleUnavailableError] = {}
-        for position in positions:
-            data = out[position]
+        for position in missing.tolist():
             try:
-                batch[position][:] = (
-                    self._from_source(own, int(rows[position]), outcome.problems[position])
-                    if data is None
-                    else data
-                )
+                batch[position][:] = self._from_source(own, int(rows[position]), outcome.problems[position])
             except SampleUnavailableError as problem:
                 lost[position] = problem
         self._last_resort(own, rows, lost, batch)
-        shards = self.index.shard[rows]
         failed = outcome.failed | lost.keys()
-        self._count(healed=sum(1 for p in positions if p in failed or int(shards[p]) in damaged))
+        if failed or damaged:
+            shards = self.index.shard[rows]
+            self._count(healed=sum(1 for p in positions.tolist() if p in failed or int(shards[p]) in damaged))
 
     def _last_resort(
         self, own: _Process, rows: np.ndarray, lost: dict[int, SampleUnavailableError], batch: Batch
     ) -> None:
         """Have samples from members that are left alone because they failed a moment ago: they may be back."""
-        out: list[memoryview | None] = [None] * len(rows)
-        if lost and own.fleet:
-            own.fleet.read(rows, sorted(lost), out, last_resort=True)
-        for position, problem in lost.items():
-            data = out[position]
-            if data is None:
-                raise problem
-            batch[position][:] = data
-            self._count(peer_samples=1, peer_bytes=len(data))
+        if not lost:
+            return
+        wanted = np.array(sorted(lost), np.int64)
+        missing = own.fleet.fill(rows, wanted, batch, last_resort=True).missing if own.fleet else wanted
+        if len(missing):
+            raise lost[int(missing[0])]
+        self._count(peer_samples=len(wanted), peer_bytes=int(self.index.lengths[rows[wanted]].sum()))
 
     def _heal_damaged(self, own: _Process) -> set[int]:
         shards = own.local.shards

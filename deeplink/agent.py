@@ -22,6 +22,7 @@ from deeplink.cache.server import MOST_READS
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
+from deeplink.listening import ListenError
 from deeplink.scheduler.watch import node as node_service
 from deeplink.v1 import node_pb2
 from deeplink.wire import WORKERS, BoundServer, bound_server
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import grpc
 
     from deeplink.config import Config
+    from deeplink.plainrpc.serving import PlainServer
     from deeplink.types import NodeName
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Announcement:
         address: `ip:port` other nodes reach it by.
         interface: the network interface that carries the address (for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
         weight: how large a share of the shards this node is to hold, from the budget of its store.
+        data_port: where samples are served besides, on the same host.
         token_file: the node-local 0600 file that holds the token.
     """
 
@@ -86,6 +89,7 @@ class Announcement:
     interface: str
     pid: int
     weight: int
+    data_port: int
 
     def as_dict(self) -> dict[str, str | int]:
         """Return the fields in the order they are written."""
@@ -108,6 +112,7 @@ class Agent:
         self.settings = settings
         self._clock = clock or SystemClock()
         self._server: BoundServer | None = None
+        self._data: PlainServer | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
         self._seen: tuple[float, node_pb2.StoreStatus] | None = None
         self._lock = threading.Lock()
@@ -121,14 +126,16 @@ class Agent:
         self._server = bound_server(
             self.settings.bind, self.settings.token, self._register, workers=MOST_READS + MOST_CALLS + WORKERS
         )
-        if self.settings.metrics_bind:
-            try:
+        try:
+            self._data = self._keeper.data_server(self.settings.bind)
+            if self.settings.metrics_bind:
                 self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
-            except metrics.MetricsBindError:
-                self.stop()
-                raise
+        except (ListenError, metrics.MetricsBindError):
+            self.stop()
+            raise
         self._feed_metrics()
         self._server.server.start()
+        self._data.start()
         self._keeper.start()
         address, interface = _reached_at(host, self._server.port)
         return Announcement(
@@ -140,6 +147,7 @@ class Agent:
             interface=interface,
             pid=os.getpid(),
             weight=self._keeper.weight(),
+            data_port=self._data.port,
         )
 
     def stop(self) -> None:
@@ -148,6 +156,8 @@ class Agent:
         if self._server is not None:
             self._server.health.enter_graceful_shutdown()
             self._server.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
+        if self._data is not None:
+            self._data.stop()
         self._stop_metrics()
 
     def _register(self, server: grpc.Server) -> list[str]:

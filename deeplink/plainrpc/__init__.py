@@ -8,8 +8,9 @@ server, with the same token, one call at a time on a connection, no threads, not
 
 from __future__ import annotations
 
-from deeplink.plainrpc.connection import LARGEST_REQUEST, TOKEN_HEADER, PlainConnection
+from deeplink.plainrpc.connection import LARGEST_REQUEST, Incoming, PlainConnection
 from deeplink.plainrpc.errors import (
+    CallRefusedError,
     PlainBusyError,
     PlainCallError,
     PlainFormatError,
@@ -17,10 +18,14 @@ from deeplink.plainrpc.errors import (
     PlainSilentError,
     PlainStatusError,
 )
+from deeplink.plainrpc.framing import Status
+from deeplink.plainrpc.terms import TOKEN_HEADER
 
 __all__ = [
     "LARGEST_REQUEST",
     "TOKEN_HEADER",
+    "CallRefusedError",
+    "Incoming",
     "PlainBusyError",
     "PlainCallError",
     "PlainConnection",
@@ -28,4 +33,5 @@ __all__ = [
     "PlainRefusedError",
     "PlainSilentError",
     "PlainStatusError",
+    "Status",
 ]

@@ -1,53 +1,73 @@
 """gRPC over HTTP/2 (RFC 9113), the client's side: one call at a time, one request, any number of replies.
 
-Replies are received straight into the memory they are read from.
+Replies are received straight into the memory they are wanted in.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote
 
-from deeplink.plainrpc import hpack
+from deeplink.plainrpc import framing, hpack
 from deeplink.plainrpc.errors import (
     PlainBusyError,
-    PlainCallError,
     PlainFormatError,
     PlainRefusedError,
     PlainSilentError,
     PlainStatusError,
 )
+from deeplink.plainrpc.framing import Fault, Kind, Setting, Status, frame
+from deeplink.plainrpc.headers import HeaderReader
 from deeplink.plainrpc.link import Link
+from deeplink.plainrpc.terms import TOKEN_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
     from deeplink.clock import Clock
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 1, 1, 4, 8, 32
-_HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW, _FRAME_SIZE = 1, 2, 4, 5
-_FRAME = struct.Struct(">BHBBI")
-_PREFIX = struct.Struct(">BI")  # gRPC: compressed or not, length of the message
-_COUNT = struct.Struct(">I")
-_WINDOW = (1 << 31) - 1
-_DEFAULT_WINDOW = 65_535  # RFC 9113 6.9.2: what both ends start with
-_LARGEST_FRAME = (1 << 24) - 1
-_SENT_FRAME = 16_384  # RFC 9113 4.2: what every endpoint takes
+_WINDOW = framing.WINDOW
 _LARGEST_REPLY = 64 << 20
 _LARGEST_HEAD = 1 << 20
-_LAST_STREAM = (1 << 31) - 1
-
-TOKEN_HEADER = "deeplink-token"  # noqa: S105 - the name of the header, not a token
+_LONGEST_RETRY_S = 60.0
 
 LARGEST_REQUEST = 60_000
 """Bytes of a request: within what a server takes before it has said anything, so sending never waits for it."""
 
-_OK, _CANCELLED, _DEADLINE, _EXHAUSTED, _UNAVAILABLE, _UNAUTHENTICATED = 0, 1, 4, 8, 14, 16
+
+class Incoming:
+    """A reply that is being received. Take all of it before the next.
+
+    Attributes:
+        left: bytes of it that are not yet taken.
+    """
+
+    def __init__(self, connection: PlainConnection, size: int) -> None:
+        self._connection, self.left = connection, size
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes.
+
+        Raises:
+            PlainFormatError: the reply has not as many.
+        """
+        taken = memoryview(bytearray(size))
+        self.read_into([taken])
+        return bytes(taken)
+
+    def read_into(self, parts: Sequence[memoryview]) -> None:
+        """Fill `parts`, in order, with the next bytes.
+
+        Raises:
+            PlainFormatError: the reply has not as many.
+        """
+        size = sum(map(len, parts))
+        if size > self.left:
+            self._connection.refuse("a reply that ends too soon")
+        self.left -= size
+        self._connection.take(parts, size)
 
 
 class PlainConnection:
@@ -61,20 +81,24 @@ class PlainConnection:
         clock: where time comes from.
 
     Attributes:
+        address: of the server.
         is_used: whether a call has succeeded on it; if the next fails, the server may just have closed it since.
+        trailers: what the server said besides at the end of the last call that succeeded.
 
     Raises:
         PlainSilentError: the address cannot be used.
     """
 
     def __init__(self, address: str, token: str, clock: Clock) -> None:
-        self._address, self._token = address, token
+        self.address, self._token = address, token
         self._stream = -1
-        self._send_window = _DEFAULT_WINDOW
+        self._send_window = framing.DEFAULT_WINDOW
         self._unsent = b""
-        self._cost = self._received = 0
-        self.is_used = False
-        self._expect_message()
+        self._cost = self._received = self._owed = 0
+        self._headers = HeaderReader()
+        self._frame_left = self._padding = 0
+        self.is_used = self._is_greeted = False
+        self.trailers: Mapping[str, str] = {}
         try:
             self._link = Link(address, clock)
         except (OSError, ValueError) as problem:
@@ -92,6 +116,26 @@ class PlainConnection:
         """Drop the connection."""
         self._link.close()
 
+    def fileno(self) -> int:
+        """Return the socket's number, to wait for several connections at once; it changes until it stands."""
+        return self._link.fileno()
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether the connection may not stand yet, so that nothing was sent."""
+        return bool(self._unsent) or not self._link.is_established
+
+    def stands(self) -> bool:
+        """Tell whether the connection stands, without waiting.
+
+        Raises:
+            PlainSilentError: it cannot be made.
+        """
+        try:
+            return self._link.stands()
+        except OSError as problem:
+            raise PlainSilentError(self.address, str(problem)) from problem
+
     def call(self, method: str, message: bytes, deadline: float) -> bytes:
         """Make a call that has one reply, and return it. See `send` and `replies`.
 
@@ -101,7 +145,7 @@ class PlainConnection:
         self.send(method, message, deadline)
         found = list(self.replies())
         if len(found) != 1:
-            raise PlainFormatError(self._address, f"{len(found)} replies instead of one")
+            raise PlainFormatError(self.address, f"{len(found)} replies instead of one")
         return bytes(found[0])
 
     def send(self, method: str, message: bytes, deadline: float) -> None:
@@ -118,24 +162,23 @@ class PlainConnection:
         """
         if len(message) > LARGEST_REQUEST:
             raise PlainFormatError(
-                self._address,
+                self.address,
                 f"a request of {len(message)} bytes is too long, at most {LARGEST_REQUEST} can be sent",
             )
-        if self._stream + 2 > _LAST_STREAM:
-            raise PlainSilentError(self._address, "the connection has no streams left")
+        if self._stream + 2 > framing.LAST_STREAM:
+            raise PlainSilentError(self.address, "the connection has no streams left")
         self._stream += 2
         self._link.deadline = deadline
-        self._expect_message()
-        head = hpack.request_head(self._address, method, ((TOKEN_HEADER, self._token),))
-        body = _PREFIX.pack(0, len(message)) + message
-        frames = [_frame(_HEADERS, _END_HEADERS, self._stream, head)]
-        for start in range(0, len(body), _SENT_FRAME):
-            part = body[start : start + _SENT_FRAME]
-            last = _END_STREAM if start + len(part) == len(body) else 0
-            frames.append(_frame(_DATA, last, self._stream, part))
+        head = hpack.request_head(self.address, method, ((TOKEN_HEADER, self._token),))
+        body = framing.PREFIX.pack(0, len(message)) + message
+        frames = [frame(Kind.HEADERS, framing.END_HEADERS, self._stream, head)]
+        for start in range(0, len(body), framing.DEFAULT_FRAME):
+            part = body[start : start + framing.DEFAULT_FRAME]
+            last = framing.END_STREAM if start + len(part) == len(body) else 0
+            frames.append(frame(Kind.DATA, last, self._stream, part))
         self._unsent, self._cost = b"".join(frames), len(body)
-        if self._link.is_established and self._send_window >= self._cost:
-            self._flush()
+        if self._send_window >= self._cost and self.stands():
+            self.flush()
 
     def postpone(self, deadline: float) -> None:
         """Let the call begun by `send` go on until `deadline`, if it can go on at all at this moment.
@@ -145,29 +188,46 @@ class PlainConnection:
         if deadline > self._link.deadline and self._link.is_ready(to_send=bool(self._unsent)):
             self._link.deadline = deadline
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what `send` could not yet; waits for the connection to stand.
+
+        Raises:
+            PlainSilentError: it did not before the deadline, or broke.
+        """
+        if not self._unsent:
+            return
         try:
-            if not self._link.is_established:
+            greeting = b""
+            if not self._is_greeted:
                 self._link.establish()
-                self._greet()
+                greeting, self._is_greeted = self._greeting(), True
             while self._send_window < self._cost:
                 self._control(*self._next_frame())
             self._send_window -= self._cost
-            unsent, self._unsent = self._unsent, b""
+            unsent, self._unsent = greeting + self._unsent, b""
             self._link.send(unsent)
         except OSError as problem:
-            raise PlainSilentError(self._address, str(problem)) from problem
+            raise PlainSilentError(self.address, str(problem)) from problem
 
-    def _greet(self) -> None:
-        settings = struct.pack(
-            ">HIHIHIHI",
-            *(_HEADER_TABLE_SIZE, 0, _ENABLE_PUSH, 0, _INITIAL_WINDOW, _WINDOW, _FRAME_SIZE, _LARGEST_FRAME),
-        )
-        window = _COUNT.pack(_WINDOW - _DEFAULT_WINDOW)
-        self._link.send(_PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, window))
+    def _greeting(self) -> bytes:
+        settings = framing.settings({
+            Setting.HEADER_TABLE_SIZE: 0,
+            Setting.ENABLE_PUSH: 0,
+            Setting.INITIAL_WINDOW: _WINDOW,
+            Setting.FRAME_SIZE: framing.LARGEST_FRAME,
+        })  # fmt: skip
+        window = framing.COUNT.pack(_WINDOW - framing.DEFAULT_WINDOW)
+        return framing.PREFACE + settings + frame(Kind.WINDOW_UPDATE, 0, 0, window)
 
     def replies(self) -> Iterator[memoryview]:
-        """Yield the replies of the call begun by `send`, each in memory of its own.
+        """Yield the replies of the call begun by `send`, each in memory of its own. See `incoming`."""
+        for reply in self.incoming():
+            whole = memoryview(bytearray(reply.left))
+            reply.read_into([whole])
+            yield whole
+
+    def incoming(self) -> Iterator[Incoming]:
+        """Yield the replies of the call begun by `send`, as they begin to come.
 
         The connection can be used again once all were taken, and must be closed after an error.
 
@@ -178,127 +238,150 @@ class PlainConnection:
             PlainStatusError: the call ended with another status.
             PlainFormatError: what came is not gRPC over HTTP/2.
         """
-        if self._unsent:
-            self._flush()
-        try:
-            yield from self._replies()
-            # What was received is given back to the connection's window, for the next call.
-            if self._received:
-                self._link.send(_frame(_WINDOW_UPDATE, 0, 0, _COUNT.pack(self._received)))
-        except OSError as problem:
-            raise PlainSilentError(self._address, str(problem)) from problem
+        self.flush()
         self._received = 0
+        try:
+            while self._comes_more():
+                yield self._begun()
+            # What was received is given back to the connection's window, for the next calls.
+            if self._owed > _WINDOW // 4:
+                self._link.send(frame(Kind.WINDOW_UPDATE, 0, 0, framing.COUNT.pack(self._owed)))
+                self._owed = 0
+        except OSError as problem:
+            raise PlainSilentError(self.address, str(problem)) from problem
         self.is_used = True
 
-    def _replies(self) -> Iterator[memoryview]:
-        while True:
-            kind, flags, stream, length = self._next_frame()
-            if kind != _DATA or stream != self._stream:
-                if self._control(kind, flags, stream, length):
-                    break
-                continue
-            self._received += length
-            padding = self._link.read(1)[0] if flags & _PADDED and length else 0
-            yield from self._messages(self._unpadded_length(flags, length, padding))
-            self._link.read(padding)
-            if flags & _END_STREAM:
-                raise self._odd("a call without a status")
+    def _begun(self) -> Incoming:
+        prefix = memoryview(bytearray(framing.PREFIX.size))
+        self.take([prefix], len(prefix))
+        compressed, size = framing.PREFIX.unpack(prefix)
+        if compressed or size > _LARGEST_REPLY:
+            self.refuse(f"a reply that is compressed or too long ({size} bytes)")
+        return Incoming(self, size)
+
+    def take(self, parts: Sequence[memoryview], size: int) -> None:
+        """Fill `parts`, `size` bytes in all, with what comes next in the call; `Incoming` asks for it.
+
+        Raises:
+            PlainCallError: as `incoming` says.
+        """
+        if size <= self._frame_left:
+            self._link.read_into(parts)
+            self._frame_left -= size
+            return
+        for whole in parts:
+            part = whole
+            while part:
+                if not self._frame_left and not self._comes_more():
+                    self.refuse("a reply that does not end")
+                room = part[: self._frame_left]
+                self._link.read_into([room])
+                self._frame_left -= len(room)
+                part = part[len(room) :]
+
+    def _comes_more(self) -> bool:
+        """Go on to where the call's data goes on; False where it has ended, and well."""
+        while not self._frame_left:
+            if self._padding:
+                self._link.read(self._padding)
+                self._padding = 0
             if self._received > _WINDOW // 2:
                 self._give_back()
-        if self._filled or not self._in_prefix:
-            raise self._odd("a reply that does not end")
-
-    def _unpadded_length(self, flags: int, length: int, padding: int) -> int:
-        rest = length - padding - 1 if flags & _PADDED else length
-        if rest < 0:
-            raise self._odd("a frame that is all padding")
-        return rest
+            kind, flags, stream, length = self._next_frame()
+            if kind != Kind.DATA or stream != self._stream:
+                if self._control(kind, flags, stream, length):
+                    return False
+                continue
+            self._received += length
+            self._owed += length
+            if flags & framing.PADDED:
+                self._padding = self._link.read(1)[0] if length else 0
+                length -= self._padding + 1
+            if length < 0:
+                self.refuse("a frame that is all padding")
+            if flags & framing.END_STREAM:
+                self.refuse("a call without a status")
+            self._frame_left = length
+        return True
 
     def _give_back(self) -> None:
         """Let the server send on, in a call whose replies are more than the window."""
-        count = _COUNT.pack(self._received)
-        self._link.send(_frame(_WINDOW_UPDATE, 0, 0, count) + _frame(_WINDOW_UPDATE, 0, self._stream, count))
-        self._received = 0
-
-    def _expect_message(self) -> None:
-        self._in_prefix, self._filled = True, 0
-        self._target = memoryview(bytearray(_PREFIX.size))
-
-    def _messages(self, length: int) -> Iterator[memoryview]:
-        """Take in `length` bytes of messages; yield those that are whole."""
-        while length:
-            room = self._target[self._filled : self._filled + length]
-            self._link.read_into(room)
-            self._filled += len(room)
-            length -= len(room)
-            if self._in_prefix and self._filled == _PREFIX.size:
-                compressed, size = _PREFIX.unpack(self._target)
-                if compressed or size > _LARGEST_REPLY:
-                    raise self._odd(f"a reply that is compressed or too long ({size} bytes)")
-                self._in_prefix, self._filled = False, 0
-                self._target = memoryview(bytearray(size))
-            if not self._in_prefix and self._filled == len(self._target):
-                whole = self._target
-                self._expect_message()
-                yield whole
+        of_call, of_all = framing.COUNT.pack(self._received), framing.COUNT.pack(self._owed)
+        self._link.send(
+            frame(Kind.WINDOW_UPDATE, 0, 0, of_all) + frame(Kind.WINDOW_UPDATE, 0, self._stream, of_call)
+        )
+        self._received = self._owed = 0
 
     def _control(self, kind: int, flags: int, stream: int, length: int) -> bool:
         """Act on a frame that is no data of ours; tell whether it ends the call well."""
         if length > _LARGEST_HEAD:
-            raise self._odd(f"a frame of {length} bytes: not a gRPC server?")
+            self.refuse(f"a frame of {length} bytes: not a gRPC server?")
         payload = self._link.read(length)
-        if kind == _WINDOW_UPDATE and stream == 0 and length == _COUNT.size:
-            self._send_window += _COUNT.unpack(payload)[0] & _LAST_STREAM
-        elif kind == _SETTINGS and not flags & _ACK:
-            self._link.send(_frame(_SETTINGS, _ACK, 0, b""))
-        elif kind == _PING and not flags & _ACK:
-            self._link.send(_frame(_PING, _ACK, 0, payload))
-        elif kind == _GOAWAY:
-            raise PlainSilentError(self._address, "the server is going away")
-        elif kind == _RESET and stream == self._stream:
-            raise PlainSilentError(self._address, "the server ended the call")
-        elif kind == _HEADERS and stream == self._stream:
-            head = self._whole_head(flags, payload)
-            if flags & _END_STREAM:
-                self._check_status(head)
-                return True
+        if kind == Kind.WINDOW_UPDATE and stream == 0 and length == framing.COUNT.size:
+            self._send_window += framing.COUNT.unpack(payload)[0] & framing.LAST_STREAM
+        elif kind == Kind.SETTINGS and not flags & framing.ACK:
+            self._link.send(frame(Kind.SETTINGS, framing.ACK, 0))
+        elif kind == Kind.PING and not flags & framing.ACK:
+            self._link.send(frame(Kind.PING, framing.ACK, 0, payload))
+        elif kind == Kind.GOAWAY:
+            if payload[4:8] == framing.COUNT.pack(Fault.CALM):
+                raise PlainBusyError(self.address)
+            raise PlainSilentError(self.address, "the server is going away")
+        elif kind == Kind.RESET and stream == self._stream:
+            raise PlainSilentError(self.address, "the server ended the call")
+        elif kind == Kind.HEADERS:
+            return self._take_head(flags, stream, payload)
         return False
 
-    def _whole_head(self, flags: int, payload: bytes) -> bytes:
-        if flags & _PADDED and payload:
-            payload = payload[1 : max(len(payload) - payload[0], 1)]
-        if flags & _PRIORITY:
+    def _take_head(self, flags: int, stream: int, payload: bytes) -> bool:
+        try:
+            fields = self._headers.read(self._whole_head(flags, stream, payload))
+        except ValueError as problem:
+            raise PlainFormatError(self.address, f"a call without a status ({problem})") from problem
+        if stream != self._stream or not flags & framing.END_STREAM:
+            return False
+        self._check_status(fields)
+        self.trailers = fields
+        return True
+
+    def _whole_head(self, flags: int, stream: int, payload: bytes) -> bytes:
+        payload = framing.without_padding(flags, payload)
+        if flags & framing.PRIORITY:
             payload = payload[5:]
-        while not flags & _END_HEADERS:
-            kind, flags, stream, length = self._next_frame()
-            if kind != _CONTINUATION or stream != self._stream or len(payload) + length > _LARGEST_HEAD:
-                raise self._odd("a header block that does not end")
+        while not flags & framing.END_HEADERS:
+            kind, flags, other, length = self._next_frame()
+            if kind != Kind.CONTINUATION or other != stream or len(payload) + length > _LARGEST_HEAD:
+                self.refuse("a header block that does not end")
             payload += self._link.read(length)
         return payload
 
-    def _check_status(self, head: bytes) -> None:
+    def _check_status(self, fields: Mapping[str, str]) -> None:
         try:
-            fields = hpack.literal_fields(head)
             code = int(fields.get("grpc-status", "none"))
         except ValueError as problem:
-            raise self._odd(f"a call without a status ({problem})") from problem
+            raise PlainFormatError(self.address, f"a call without a status ({problem})") from problem
         details = unquote(fields.get("grpc-message", ""))
-        if code == _UNAUTHENTICATED:
-            raise PlainRefusedError(self._address)
-        if code in {_CANCELLED, _DEADLINE, _UNAVAILABLE}:
-            raise PlainSilentError(self._address, details)
-        if code == _EXHAUSTED:
-            raise PlainBusyError(self._address)
-        if code != _OK:
-            raise PlainStatusError(self._address, code, details)
+        if code == Status.UNAUTHENTICATED:
+            raise PlainRefusedError(self.address)
+        if code in {Status.CANCELLED, Status.DEADLINE, Status.UNAVAILABLE}:
+            raise PlainSilentError(self.address, details)
+        if code == Status.EXHAUSTED:
+            raise PlainBusyError(self.address, _retry_s(fields.get("grpc-retry-pushback-ms", "")))
+        if code != Status.OK:
+            raise PlainStatusError(self.address, code, details)
 
-    def _odd(self, problem: str) -> PlainCallError:
-        return PlainFormatError(self._address, problem)
+    def refuse(self, problem: str) -> NoReturn:
+        """Raise what says that this is no gRPC server of ours.
+
+        Raises:
+            PlainFormatError: always.
+        """
+        raise PlainFormatError(self.address, problem)
 
     def _next_frame(self) -> tuple[int, int, int, int]:
-        high, low, kind, flags, stream = _FRAME.unpack(self._link.read(_FRAME.size))
-        return kind, flags, stream & _LAST_STREAM, (high << 16) + low
+        high, low, kind, flags, stream = framing.FRAME.unpack(self._link.read(framing.FRAME.size))
+        return kind, flags, stream & framing.LAST_STREAM, (high << 16) + low
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return _FRAME.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream) + payload
+def _retry_s(said: str) -> float:
+    return min(int(said) / 1000, _LONGEST_RETRY_S) if said.isascii() and said.isdigit() else 0.0

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from deeplink.plainrpc.framing import Fault, Status
 
 
 class PlainCallError(DeepLinkError):
@@ -25,10 +30,11 @@ class PlainRefusedError(PlainCallError):
 
 
 class PlainBusyError(PlainCallError):
-    """The server has as many calls to answer as it takes at once."""
+    """The server has as many calls to answer as it takes at once; `retry_s`: when it may be asked again."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, retry_s: float = 0.0) -> None:
         super().__init__(address, "the server is busy")
+        self.retry_s = retry_s
 
 
 class PlainStatusError(PlainCallError):
@@ -44,3 +50,19 @@ class PlainFormatError(PlainCallError):
 
     def __init__(self, address: str, problem: str) -> None:
         super().__init__(address, problem, "Is it an agent of the same release of DeepLink?")
+
+
+class CallRefusedError(DeepLinkError):
+    """A method of ours ends a call with a status; raised by what answers calls of a `PlainServer`."""
+
+    def __init__(self, status: Status, why: str) -> None:
+        super().__init__(f"{status.name}: {why}")
+        self.status, self.why = status, why
+
+
+class SessionError(DeepLinkError):
+    """A peer of our server broke HTTP/2's rules, or a bound; its connection must end."""
+
+    def __init__(self, fault: Fault, why: str) -> None:
+        super().__init__(f"{fault.name}: {why}")
+        self.fault, self.why = fault, why

@@ -7,12 +7,17 @@ import errno
 import os
 import select
 import socket
+import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deeplink.clock import Clock
 
-_BUFFER = 1 << 17
+_BUFFER = 1 << 14
+_MOST_PARTS = 1024  # in one call: IOV_MAX
+_TIME = struct.Struct("ll")  # struct timeval
 
 
 class Link:
@@ -63,19 +68,34 @@ class Link:
 
     def establish(self) -> None:
         """Wait until the connection stands."""
+        self._stands(self._left_s())
+
+    def stands(self) -> bool:
+        """Tell whether the connection stands, without waiting."""
+        return self._stands(0.0)
+
+    def _stands(self, wait_s: float) -> bool:
         while not self.is_established:
             poll = select.poll()
             poll.register(self._socket, select.POLLOUT)
-            if not poll.poll(self._left_s() * 1000):
-                raise TimeoutError("no connection in time")
+            if not poll.poll(wait_s * 1000):
+                if wait_s:
+                    raise TimeoutError("no connection in time")
+                return False
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if not code:
+                self._socket.setblocking(True)  # noqa: FBT003 - the standard library's
                 self.is_established = True
             elif self._addresses:
                 self._socket.close()
                 self._socket = self._next_socket()
             else:
                 raise OSError(code, os.strerror(code))
+        return True
+
+    def fileno(self) -> int:
+        """Return the socket's number; another one until the connection stands."""
+        return self._socket.fileno()
 
     def is_ready(self, *, to_send: bool) -> bool:
         """Tell whether the connection now stands (to send), or bytes have come, or the end of it."""
@@ -89,24 +109,43 @@ class Link:
             raise TimeoutError("no answer in time")
         return left
 
+    def _arm(self, option: int) -> None:
+        """Let the kernel end the next call at the deadline: it counts all of a call's waits, not each."""
+        left = self._left_s()
+        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(int(left), int(left % 1 * 1e6) + 1))
+
     def send(self, data: bytes) -> None:
         """Send all of `data`."""
-        self._socket.settimeout(self._left_s())
-        self._socket.sendall(data)
+        left = memoryview(data)
+        try:
+            while left:
+                self._arm(socket.SO_SNDTIMEO)
+                left = left[self._socket.send(left) :]
+        except BlockingIOError as problem:
+            raise TimeoutError("timed out") from problem
 
-    def _receive(self, into: memoryview) -> int:
+    def _receive(self, into: memoryview, flags: int = 0) -> int:
         # Before each piece: a peer that sends a byte now and then must not keep us beyond the deadline.
-        self._socket.settimeout(self._left_s())
-        count = self._socket.recv_into(into)
-        if not count:
-            raise ConnectionResetError(errno.ECONNRESET, "the server closed the connection")
-        return count
+        self._arm(socket.SO_RCVTIMEO)
+        try:
+            count = self._socket.recv_into(into, 0, flags)
+        except BlockingIOError as problem:
+            raise TimeoutError("timed out") from problem
+        return _some(count)
+
+    def _receive_parts(self, parts: Sequence[memoryview]) -> int:
+        self._arm(socket.SO_RCVTIMEO)
+        try:
+            count = self._socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0]
+        except BlockingIOError as problem:
+            raise TimeoutError("timed out") from problem
+        return _some(count)
 
     def read(self, wanted: int) -> bytes:
         """Return the next `wanted` bytes."""
         if wanted > _BUFFER:
             whole = bytearray(wanted)
-            self.read_into(memoryview(whole))
+            self.read_into([memoryview(whole)])
             return bytes(whole)
         if self._end - self._start < wanted:
             self._fill(wanted)
@@ -121,14 +160,33 @@ class Link:
         while self._end < least:
             self._end += self._receive(self._buffer[self._end :])
 
-    def read_into(self, view: memoryview) -> None:
-        """Fill `view` with the next bytes; straight from the socket but for what was read ahead."""
-        done = min(self._end - self._start, len(view))
-        view[:done] = self._buffer[self._start : self._start + done]
-        self._start += done
-        while done < len(view):
-            done += self._receive(view[done:])
+    def read_into(self, parts: Sequence[memoryview]) -> None:
+        """Fill `parts`, in order, with the next bytes; straight from the socket but for what was read ahead."""
+        at = 0
+        left = list(parts)
+        while at < len(left) and self._start < self._end:
+            done = min(self._end - self._start, len(left[at]))
+            left[at][:done] = self._buffer[self._start : self._start + done]
+            self._start += done
+            left[at] = left[at][done:]
+            at += not left[at]
+        while at < len(left):
+            if at == len(left) - 1:
+                count = self._receive(left[at], socket.MSG_WAITALL) if left[at] else 0
+            else:
+                count = self._receive_parts(left[at : at + _MOST_PARTS])
+            while at < len(left) and count >= len(left[at]):
+                count -= len(left[at])
+                at += 1
+            if count:
+                left[at] = left[at][count:]
 
     def close(self) -> None:
         """Drop the connection."""
         self._socket.close()
+
+
+def _some(count: int) -> int:
+    if not count:
+        raise ConnectionResetError(errno.ECONNRESET, "the server closed the connection")
+    return count

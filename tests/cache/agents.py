@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink import wire
+from deeplink.cache.dataport import data_server
 from deeplink.cache.packing_service import PackingServicer
 from deeplink.cache.server import CacheServicer
 from deeplink.cache.store import Store
+from deeplink.clock import SystemClock
 from deeplink.config import Config
 from deeplink.types import Member, NodeName, format_members
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import grpc
+
+    from deeplink.plainrpc.serving import PlainServer
 
 
 def small_files(count: int = 60, *, seed: int = 0) -> dict[str, bytes]:
@@ -54,6 +58,7 @@ class Agents:
     token: str = field(default_factory=wire.new_token)
     stores: dict[NodeName, Store] = field(default_factory=dict)
     servers: dict[NodeName, wire.BoundServer] = field(default_factory=dict)
+    data_servers: dict[NodeName, PlainServer] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
 
     @property
@@ -76,12 +81,15 @@ class Agents:
         bound = wire.bound_server(f"127.0.0.1:{port}", self.token, register)
         bound.server.start()
         self.servers[node] = bound
+        data = self.data_servers[node] = data_server(serving, "127.0.0.1:0", self.token, SystemClock())
+        data.start()
         member = Member(node, f"127.0.0.1:{bound.port}")
         self.members = (*(other for other in self.members if other.name != node), member)
         return member
 
     def stop(self, name: str) -> None:
         """Stop one member: its port refuses from now on."""
+        self.data_servers.pop(NodeName(name)).stop()
         self.servers.pop(NodeName(name)).server.stop(None).wait()
 
     def stop_all(self) -> None:

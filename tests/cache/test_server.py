@@ -17,7 +17,7 @@ from deeplink.cache import frames, server
 from deeplink.cache.block import SPAN
 from deeplink.cache.client import MemberClient
 from deeplink.cache.errors import MemberBusyError, MemberError, MemberRefusedError, MemberSilentError
-from deeplink.cache.transport import PlainTransport
+from deeplink.cache.transport import Places, PlainTransport
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName, ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
@@ -113,11 +113,11 @@ def test_reads_that_stay_open_leave_room_for_other_calls(
         transport = PlainTransport(agents.token, SystemClock())
         request = frames.Request(0, [], np.empty(0, frames.EXTENT))
         with pytest.raises(MemberBusyError):
-            transport.start(member, request, 10).result()
+            transport.start(member, request, 10, Places.alone(request)).result()
         assert stub.Stat(cache_pb2.StatRequest(), timeout=20).shards[0].id == sealed.id
         enough.set()
         assert [list(stream) for stream in streams] == [[], []]
-        assert transport.start(member, request, 10).result() == []
+        assert transport.start(member, request, 10, Places.alone(request)).result().tolist() == []
         transport.close()
 
 

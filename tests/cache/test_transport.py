@@ -11,7 +11,7 @@ import pytest
 
 from deeplink.cache import frames
 from deeplink.cache.errors import MemberError, MemberSilentError
-from deeplink.cache.transport import PlainTransport
+from deeplink.cache.transport import Places, PlainTransport
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName
 from tests.cache.test_shard import PAYLOADS, write
@@ -45,15 +45,16 @@ def test_waiting_in_vain_for_one_member_is_not_held_against_another(
 ) -> None:
     good = agents.members[0]
     if idle:
-        transport.start(good, request_of_all, 10.0).result()
+        transport.start(good, request_of_all, 10.0, Places.alone(request_of_all)).result()
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = Member(NodeName("silent"), f"127.0.0.1:{server.getsockname()[1]}")
-        answered = transport.start(good, request_of_all, 0.3)
-        unanswered = transport.start(silent, request_of_all, 0.3)
+        places = Places.alone(request_of_all)
+        answered = transport.start(good, request_of_all, 0.3, places)
+        unanswered = transport.start(silent, request_of_all, 0.3, Places.alone(request_of_all))
         with pytest.raises(MemberSilentError):
             unanswered.result()
-        items = answered.result()
-    assert [bytes(item.data) for item in items] == PAYLOADS
+        assert answered.result().tolist() == [0] * len(PAYLOADS)
+    assert bytes(places.arena) == b"".join(PAYLOADS)
 
 
 def test_more_than_was_asked_for_is_an_error(
@@ -63,4 +64,4 @@ def test_more_than_was_asked_for_is_an_error(
     monkeypatch.setattr(frames, "encode_request", lambda asked: encode(replace(request_of_all, id=asked.id)))
     fewer = frames.Request(0, request_of_all.shards, request_of_all.extents[:1])
     with pytest.raises(MemberError, match="more items"):
-        transport.start(agents.members[0], fewer, 5.0).result()
+        transport.start(agents.members[0], fewer, 5.0, Places.alone(fewer)).result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -171,7 +172,7 @@ def scrape(pid: int) -> str:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
                 return str(answer.read().decode())
-        except OSError:
+        except (OSError, http.client.HTTPException):
             continue
     raise AssertionError(f"none of {ports} speaks HTTP")
 

@@ -1,0 +1,289 @@
+"""What a server takes in on one gRPC connection: bytes in, requests out. Touches no socket.
+
+Everything a peer can make us keep is bounded: see `Terms`.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import deque
+from typing import TYPE_CHECKING
+
+from deeplink.plainrpc import framing, hpack
+from deeplink.plainrpc.errors import SessionError
+from deeplink.plainrpc.framing import Fault, Kind, Setting, Status
+from deeplink.plainrpc.headers import HeaderReader
+from deeplink.plainrpc.terms import TOKEN_HEADER, Request, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deeplink.plainrpc.terms import Terms
+
+_MOST_CONTINUED = 16
+_MOST_WAITING = 4096
+
+
+class Intake:
+    """What comes on one connection. Not thread-safe.
+
+    Attributes:
+        streams: the calls that are open.
+        ready: requests to be answered, in order.
+        control: frames to be sent between others.
+        window: bytes of answers that the peer takes on this connection.
+        frame_size: of its largest frame.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._unread, self._is_greeted = b"", False
+        self._headers = HeaderReader()
+        self.streams: dict[int, Stream] = {}
+        self._last = self._chatter = 0
+        self._block: tuple[int, int, list[bytes]] | None = None
+        self.ready: deque[Request] = deque()
+        self.control: list[bytes] = []
+        self.window, self._owed, self._given = framing.DEFAULT_WINDOW, 0, terms.window
+        self._initial_window, self.frame_size = framing.DEFAULT_WINDOW, framing.DEFAULT_FRAME
+        self._say(
+            framing.settings({
+                Setting.MOST_STREAMS: terms.streams,
+                Setting.INITIAL_WINDOW: terms.window,
+                Setting.HEADER_LIST_SIZE: terms.head_bytes,
+            })
+            + _window_update(0, terms.window - framing.DEFAULT_WINDOW)
+        )  # fmt: skip
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is open and nothing half came."""
+        return self._is_greeted and not (self.streams or self._unread or self._block)
+
+    def _say(self, frame: bytes) -> None:
+        self.control.append(frame)
+
+    def receive(self, data: bytes) -> None:
+        """Take in what came.
+
+        Raises:
+            SessionError: the peer broke the protocol or a bound; the connection must end.
+        """
+        if self._unread:
+            data, self._unread = self._unread + data, b""
+        at = 0
+        if not self._is_greeted:
+            start = data[: len(framing.PREFACE)]
+            if not framing.PREFACE.startswith(start):
+                raise SessionError(Fault.PROTOCOL, "this is a gRPC server")
+            if len(start) < len(framing.PREFACE):
+                self._unread = data
+                return
+            at, self._is_greeted = len(framing.PREFACE), True
+        size = framing.FRAME.size
+        while len(data) - at >= size:
+            high, low, kind, flags, stream = framing.FRAME.unpack_from(data, at)
+            end = at + size + (high << 16) + low
+            if end - at - size > framing.DEFAULT_FRAME:
+                raise SessionError(Fault.FRAME_SIZE, "a frame longer than we said we take")
+            if end > len(data):
+                break
+            self._take(kind, flags, stream & framing.LAST_STREAM, data[at + size : end])
+            at = end
+        self._unread = data[at:]
+
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if self._block is not None and kind != Kind.CONTINUATION:
+            raise SessionError(Fault.PROTOCOL, "a header block that does not end")
+        try:
+            if kind == Kind.DATA:
+                self._take_data(flags, stream, payload)
+            elif kind in {Kind.HEADERS, Kind.CONTINUATION}:
+                self._take_head(kind, flags, stream, payload)
+            else:
+                self._take_other(kind, flags, stream, payload)
+        except ValueError as problem:
+            raise SessionError(Fault.PROTOCOL, str(problem)) from problem
+
+    def _take_other(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        self._count_chatter()
+        if kind == Kind.SETTINGS and not flags & framing.ACK:
+            self._take_settings(payload)
+        elif kind == Kind.PING and len(payload) != 8:  # noqa: PLR2004 - RFC 9113 6.7
+            raise SessionError(Fault.FRAME_SIZE, "a ping that is none")
+        elif kind == Kind.PING and not flags & framing.ACK:
+            self._say(framing.frame(Kind.PING, framing.ACK, 0, payload))
+        elif kind == Kind.WINDOW_UPDATE:
+            self._widen(stream, payload)
+        elif kind == Kind.RESET:
+            self.drop(stream)
+        elif kind == Kind.PUSH_PROMISE:
+            raise SessionError(Fault.PROTOCOL, "a client that pushes")
+
+    def _count_chatter(self) -> None:
+        self._chatter += 1
+        if self._chatter > self._terms.chatter:
+            raise SessionError(Fault.CALM, "frames without end that ask for nothing")
+
+    def went_on(self) -> None:
+        """Take notice that an answer goes on: its reader may say as much again between."""
+        self._chatter = 0
+
+    def _take_settings(self, payload: bytes) -> None:
+        if len(payload) % framing.SETTING.size:
+            raise SessionError(Fault.FRAME_SIZE, "settings that are none")
+        for key, value in framing.SETTING.iter_unpack(payload):
+            if key == Setting.INITIAL_WINDOW:
+                if value > framing.WINDOW:
+                    raise SessionError(Fault.FLOW_CONTROL, "a window too wide")
+                for known in self.streams.values():
+                    known.window += value - self._initial_window
+                self._initial_window = value
+            elif key == Setting.FRAME_SIZE:
+                if not framing.DEFAULT_FRAME <= value <= framing.LARGEST_FRAME:
+                    raise SessionError(Fault.PROTOCOL, "a frame size that is none")
+                self.frame_size = value
+        self._say(framing.frame(Kind.SETTINGS, framing.ACK, 0))
+
+    def _widen(self, stream: int, payload: bytes) -> None:
+        if len(payload) != framing.COUNT.size:
+            raise SessionError(Fault.FRAME_SIZE, "a window update that is none")
+        more = framing.COUNT.unpack(payload)[0] & framing.LAST_STREAM
+        known = self.streams.get(stream)
+        if not more or max(self.window if not stream else 0, known.window if known else 0) + more > framing.WINDOW:
+            raise SessionError(Fault.FLOW_CONTROL, "a window that cannot be")
+        if not stream:
+            self.window += more
+        elif known is not None:
+            known.window += more
+
+    def _take_head(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == Kind.HEADERS:
+            payload = framing.without_padding(flags, payload)
+            self._block = (stream, flags, [payload[5:] if flags & framing.PRIORITY else payload])
+        elif self._block is None or self._block[0] != stream:
+            raise SessionError(Fault.PROTOCOL, "a header block that goes on elsewhere")
+        else:
+            self._block[2].append(payload)
+        _, first, pieces = self._block
+        if len(pieces) > _MOST_CONTINUED or sum(map(len, pieces)) > self._terms.head_bytes:
+            raise SessionError(Fault.CALM, "a header block longer than we said we take")
+        if not flags & framing.END_HEADERS:
+            return
+        self._block = None
+        try:
+            fields = self._headers.read(b"".join(pieces))
+        except ValueError as problem:
+            raise SessionError(Fault.COMPRESSION, str(problem)) from problem
+        self._begin(stream, fields, is_ended=bool(first & framing.END_STREAM))
+
+    def _begin(self, stream: int, fields: Mapping[str, str], *, is_ended: bool) -> None:
+        known = self.streams.get(stream)
+        if known is not None:  # its trailers
+            self._end(stream, known)
+            return
+        if stream <= self._last or not stream % 2:
+            raise SessionError(Fault.STREAM_CLOSED, "a stream that is no new one")
+        self._last = stream
+        method = self._terms.methods.get(fields.get(":path", ""))
+        given = fields.get(TOKEN_HEADER, "").encode()
+        if len(self.streams) >= self._terms.streams:
+            self._count_chatter()
+            self._say(framing.frame(Kind.RESET, 0, stream, framing.COUNT.pack(Fault.REFUSED_STREAM)))
+        elif not hmac.compare_digest(given, self._terms.token.encode()):
+            self._refuse(stream, Status.UNAUTHENTICATED, "the call carries no valid token")
+        elif method is None or not fields.get("content-type", "").startswith("application/grpc"):
+            self._refuse(stream, Status.UNIMPLEMENTED, "no such method")
+        else:
+            self.streams[stream] = Stream(method, self._initial_window)
+            if is_ended:
+                self._end(stream, self.streams[stream])
+
+    def _refuse(self, stream: int, status: Status, why: str) -> None:
+        self._count_chatter()
+        self._say(trailers(stream, status, why, is_alone=True))
+
+    def _end(self, stream: int, known: Stream) -> None:
+        known.is_ended = True
+        if not known.waiting:
+            known.waiting += 1
+            self.ready.append(Request(stream, None, 0))
+
+    def drop(self, stream: int) -> None:
+        """Forget a call: it is answered, refused or cancelled."""
+        known = self.streams.pop(stream, None)
+        if known is not None:
+            self.give_back(stream, known.held)
+
+    def _take_data(self, flags: int, stream: int, payload: bytes) -> None:
+        size = len(payload)
+        self._given -= size
+        if self._given < 0:
+            raise SessionError(Fault.FLOW_CONTROL, "more than the window allows")
+        known = self.streams.get(stream)
+        if known is None or known.is_ended:
+            if stream > self._last or not stream:
+                raise SessionError(Fault.PROTOCOL, "data of no stream")
+            self._count_chatter()
+            self.give_back(stream, size)
+            return
+        content = framing.without_padding(flags, payload) if flags & framing.PADDED else payload
+        known.held += size
+        known.buffer += content
+        if not content and not flags & framing.END_STREAM:
+            self._count_chatter()
+        self._take_messages(stream, known)
+        if flags & framing.END_STREAM and stream in self.streams:
+            if known.buffer:
+                self._give_up(stream, Status.INVALID, "a request that does not end")
+            else:
+                self._end(stream, known)
+
+    def _take_messages(self, stream: int, known: Stream) -> None:
+        buffer, head = known.buffer, framing.PREFIX.size
+        while len(buffer) >= head:
+            compressed, size = framing.PREFIX.unpack_from(buffer)
+            if compressed:
+                self._give_up(stream, Status.UNIMPLEMENTED, "compressed requests are not taken")
+                return
+            if size > self._terms.request_bytes:
+                self._give_up(stream, Status.INVALID, f"a request of {size} bytes")
+                return
+            if len(buffer) < head + size:
+                return
+            self.ready.append(Request(stream, bytes(buffer[head : head + size]), known.held))
+            known.waiting += 1
+            known.held = 0
+            self._chatter = 0
+            if len(self.ready) > _MOST_WAITING:
+                raise SessionError(Fault.CALM, "requests without end")
+            del buffer[: head + size]
+
+    def _give_up(self, stream: int, status: Status, why: str) -> None:
+        known = self.streams[stream]
+        if known.is_greeted or known.waiting:
+            self._say(framing.frame(Kind.RESET, 0, stream, framing.COUNT.pack(Fault.PROTOCOL)))
+        else:
+            self._refuse(stream, status, why)
+        self.drop(stream)
+
+    def give_back(self, stream: int, size: int) -> None:
+        """Let the peer send as much again as was dealt with."""
+        self._owed += size
+        if self._owed >= self._terms.window // 4:
+            self._say(_window_update(0, self._owed))
+            self._given += self._owed
+            self._owed = 0
+        known = self.streams.get(stream)
+        if size and known is not None and not known.is_ended:
+            self._say(_window_update(stream, size))
+
+
+def _window_update(stream: int, more: int) -> bytes:
+    return framing.frame(Kind.WINDOW_UPDATE, 0, stream, framing.COUNT.pack(more))
+
+
+def trailers(stream: int, status: Status, why: str, *, is_alone: bool, retry_ms: int = 0) -> bytes:
+    """Return the frame that ends a call; `is_alone`: no answer began before."""
+    block = hpack.trailers(status, why, retry_ms=retry_ms, is_alone=is_alone)
+    return framing.frame(Kind.HEADERS, framing.END_HEADERS | framing.END_STREAM, stream, block)
