@@ -109,8 +109,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(call say,venv,"installing the tools of tests and checks")
 	@$(PIP) install --no-compile -c constraints.txt --group dev
-	@# Its own list of needs has OpenCV and matplotlib, which reading files does without.
-	@$(PIP) install --no-compile --no-deps -c constraints.txt mmengine
+	@# Their own lists of needs have OpenCV, matplotlib and another torch, which what we use of them does without.
+	@$(PIP) install --no-compile --no-deps -c constraints.txt mmengine torchdata
 	@touch $@
 
 slurm:  ## Slurm's packages, when root on Debian or Ubuntu (needed by demo and test)

@@ -41,7 +41,7 @@ class IterableDataset(torch_data.IterableDataset[Any]):
         self.dataset, self.sampler, self._collate = dataset, sampler, collate
         # Persistent workers keep the copy they started with: what epoch training is in they see here.
         self._epoch: torch.Tensor = torch.tensor([sampler.epoch]).share_memory_()  # type: ignore[no-untyped-call]
-        self._is_left = False
+        self._is_begun = False
 
     @property
     def epoch(self) -> int:
@@ -57,24 +57,16 @@ class IterableDataset(torch_data.IterableDataset[Any]):
         """Return this worker's batches of what is left of the epoch.
 
         Raises:
-            SamplerMisuseError: in a persistent worker: the pass before was left in the middle.
+            SamplerMisuseError: with the first batch, in a persistent worker: the pass before was left half done.
         """
         info = torch_data.get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        if info is not None and self._is_left:
-            self._next_pass()
-        self._is_left = info is not None
-        return _Stream(self, first, step)
-
-    def _next_pass(self) -> None:
-        """Move a worker's copy on to the epoch that training is in, which must be another than its last."""
-        epoch = int(self._epoch[0])
-        if epoch == self.sampler.epoch:
-            raise SamplerMisuseError(
-                f"a pass over epoch {epoch} was left before finished() was called for all of it",
-                "With persistent workers use every pass up, or make a new DataLoader.",
-            )
+        again, self._is_begun = self._is_begun, info is not None
+        if not again:
+            return _Stream(self, first, step)
+        last, epoch = self.sampler.epoch, int(self._epoch[0])
         self.sampler.set_epoch(epoch)
+        return _Stream(self, first, step, refused=epoch == last)
 
     def read(self, rows: list[int]) -> Any:
         """Return the batch of some samples, as it is handed to training."""
@@ -111,8 +103,8 @@ class IterableDataset(torch_data.IterableDataset[Any]):
 class _Stream:
     """One worker's batches of one pass; Stateful as torchdata's StatefulDataLoader understands it."""
 
-    def __init__(self, whole: IterableDataset, first: int, step: int) -> None:
-        self._whole, self._first, self._step = whole, first, step
+    def __init__(self, whole: IterableDataset, first: int, step: int, *, refused: bool = False) -> None:
+        self._whole, self._first, self._step, self._refused = whole, first, step, refused
         self._start = whole.sampler.state_dict()
         self._taken = 0
         self._batches = self._found()
@@ -121,6 +113,11 @@ class _Stream:
         return self
 
     def __next__(self) -> Any:
+        if self._refused:  # said here: an error in `__iter__` would end the worker, and its text be lost
+            raise SamplerMisuseError(
+                f"a pass over epoch {self._start['epoch']} was left before finished() was called for all of it",
+                "With persistent workers use every pass up, or make a new DataLoader.",
+            )
         rows = next(self._batches)
         batch = self._whole.read(rows)
         self._taken += 1

@@ -195,7 +195,7 @@ def ring_for(have: Ring | None, lengths: np.ndarray, wanted: tuple[int, int, int
     return have if have is not None and have.fits(workers, slots, size) else Ring(workers, slots, size)
 
 
-def collate(batch: PackedBatch) -> PackedBatch:
+def collate(batch: Any) -> Any:
     """Return the batch: it is one already. For `DataLoader(..., collate_fn=collate)`."""
     return batch
 
