@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from deeplink.cache.batch import Batch
     from deeplink.data.ring import Slot, Ticket
-    from deeplink.dataset import Dataset
 
 _ALIGNED = 64
 """The samples begin at a multiple of it: a cache line, and what vector instructions like."""
@@ -195,13 +194,25 @@ def ring_for(have: Ring | None, lengths: np.ndarray, wanted: tuple[int, int, int
     return have if have is not None and have.fits(workers, slots, size) else Ring(workers, slots, size)
 
 
+class Shared(Protocol):
+    """What `loader` needs of a dataset; a `deeplink.Dataset` with `packed=True` is one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
+
+    def share(self, *, workers: int, batch_size: int, slots: int) -> None:
+        """Have workers write batches into memory that this process reads."""
+        ...
+
+
 def collate(batch: Any) -> Any:
     """Return the batch: it is one already. For `DataLoader(..., collate_fn=collate)`."""
     return batch
 
 
 def loader(
-    dataset: Dataset,
+    dataset: Shared,
     batch_sampler: Iterable[list[int]],
     *,
     num_workers: int = 0,
@@ -225,4 +236,5 @@ def loader(
         size = most or max(map(len, batch_sampler), default=1)
         dataset.share(workers=num_workers, batch_size=size, slots=(options.get("prefetch_factor") or 2) + 2)
     options.setdefault("collate_fn", collate)
-    return kind(dataset, batch_sampler=batch_sampler, num_workers=num_workers, **options)
+    source: Any = dataset
+    return kind(source, batch_sampler=batch_sampler, num_workers=num_workers, **options)
