@@ -205,11 +205,12 @@ def measure(work: Path, samples: int = SAMPLES) -> list[Row]:
             make_row("index: write", [write_s], "s"),
             make_row("index: most memory while writing, its columns included", [most_mib], "MiB", at_most=1024),
         ]
+        rows += _opens(path, version)  # first: pages of a file that is mapped stay in memory
         index = Index(path, version)
         text = len(index.key(0)) * samples
         each = (path.stat().st_size - text) / samples
         rows.append(make_row("index: bytes per sample without the key", [each], "B", at_most=64))
-        rows += [*_opens(path, version), *_lookups(index)]
+        rows += _lookups(index)
         rows += [
             make_row(f"index: {WORKERS} workers, {how}", [_workers_mib(start, opened)], "MiB", at_most=50)
             for how, start, opened in (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ PART = st.sampled_from(["a", "b", "a-b", "a0", "ä", "z.png", "0", "字", "A"])
 KEYS = st.sets(st.lists(PART, min_size=1, max_size=4).map("/".join), min_size=1, max_size=40).map(
     lambda keys: sorted(key for key in keys if not any(other.startswith(f"{key}/") for other in keys))
 )
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
 
 def content(keys: list[str]) -> IndexContent:
@@ -81,6 +82,83 @@ def test_labels_follow_the_folders_as_imagefolder_does(tmp_path: Path, keys: lis
         labels = index.labels(root)
         assert labels.dtype == np.int64
         assert labels.tolist() == [classes.index(key.split("/")[0]) if "/" in key else -1 for key in below]
+
+
+@SAME_FOLDER
+@given(keys=KEYS)
+def test_a_listing_is_what_a_folder_of_files_would_hold(tmp_path: Path, keys: list[str]) -> None:
+    index = made(tmp_path / "index", keys)
+    for folder in ("", "a", "a/b", "ä", "A"):
+        prefix = f"{folder}/" if folder else ""
+        inside = {row: key.removeprefix(prefix) for row, key in enumerate(keys) if key.startswith(prefix)}
+        if not inside:
+            with pytest.raises(KeyMissingError):
+                index.listing(folder)
+            continue
+        for said in (folder, f"{folder}/"):
+            found = index.listing(said)
+            assert found.folders == sorted({rest.split("/")[0] for rest in inside.values() if "/" in rest})
+            assert found.rows.tolist() == [row for row, rest in inside.items() if "/" not in rest]
+            assert found.rows.dtype == np.int64
+
+
+def test_a_listing_goes_over_long_runs_of_files_and_deep_folders(tmp_path: Path) -> None:
+    keys = sorted([f"f{i:05d}" for i in range(3000)] + [f"f0{i}/x/{j}" for i in range(40) for j in range(50)])
+    index = made(tmp_path / "index", keys)
+    found = index.listing()
+    assert found.folders == sorted(f"f0{i}" for i in range(40))
+    assert [keys[row] for row in found.rows] == [key for key in keys if "/" not in key]
+    assert index.listing("f07").folders == ["x"]
+    assert len(index.listing("f07/x").rows) == 50
+    nothing = made(tmp_path / "none", []).listing()
+    assert (nothing.folders, len(nothing.rows)) == ([], 0)
+
+
+@SAME_FOLDER
+@given(keys=KEYS)
+def test_labels_of_some_rows_are_those_of_all(tmp_path: Path, keys: list[str]) -> None:
+    index = made(tmp_path / "index", keys)
+    labels = index.classed()
+    every = index.labels().tolist()
+    assert [labels[position] for position in range(len(keys))] == every
+    assert labels.of(np.arange(len(keys))[::-1]).tolist() == every[::-1]
+    for outside in (-1, len(keys)):
+        with pytest.raises(IndexError):
+            labels[outside]
+
+
+def test_many_keys_are_found_by_their_hashes(tmp_path: Path) -> None:
+    keys = [f"{i:06d}" for i in range(30_000)]
+    index = made(tmp_path / "index", keys)
+    assert [index.row(key) for key in keys] == list(range(len(keys)))
+    with pytest.raises(KeyMissingError):
+        index.row("x")
+
+
+def test_keys_may_come_as_an_arrow_array_and_as_a_part_of_one(tmp_path: Path) -> None:
+    keys = [f"ä/{i:03d}" for i in range(50)]
+    wanted = write_index(tmp_path / "list", content(keys))
+    for name, array in (
+        ("array", pa.array(keys, pa.large_string())),
+        ("part", pa.array(["a", *keys, "ö"], pa.large_string()).slice(1, 50)),
+    ):
+        assert write_index(tmp_path / name, replace(content(keys), keys=array)) == wanted
+
+
+@pytest.mark.parametrize("keys", [["b", "a"], ["a", "a"], ["ä", "z"]])
+def test_keys_out_of_order_are_refused(tmp_path: Path, keys: list[str]) -> None:
+    with pytest.raises(ValueError, match="not sorted"):
+        write_index(tmp_path / "index", content(keys))
+
+
+def test_an_arrow_reader_of_any_kind_reads_it(tmp_path: Path) -> None:
+    wanted = content(["a/b", "c"])
+    write_index(tmp_path / "index", wanted)
+    with pa.memory_map(str(tmp_path / "index")) as file:
+        table = pa.ipc.open_file(file).read_all()
+        assert table["key"].to_pylist() == ["a/b", "c"]
+        assert [shard["id"].hex() for shard in table["shard"].to_pylist()] == [e.id for e in wanted.shards]
+        assert table["shard"].to_pylist()[0]["block_offsets"] == [4096, 8192]
 
 
 def test_columns_are_what_was_written_and_views_of_the_file(tmp_path: Path) -> None:

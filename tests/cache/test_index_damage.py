@@ -1,0 +1,249 @@
+"""An index is damaged in every way: what was restored is right, and the rest is an error of ours and no crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deeplink.cache.errors import IndexFormatError, KeyMissingError
+from deeplink.cache.index import Index, IndexContent, write_index
+from deeplink.cache.index_format import META, OFFSETS_1, SCHEMA_1
+from deeplink.cache.seal import CHUNK, Seal
+from deeplink.errors import DeepLinkError
+from deeplink.types import Version
+from tests.cache.test_index import content
+
+KEYS = sorted(f"{folder}/{i:03d}.x" for folder in ("a", "b/q", "zä") for i in range(20))
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+
+
+def everything(index: Index) -> list[Any]:
+    """Return all that an index says, in words."""
+    rows = np.arange(len(index))
+    return [
+        index.keys(),
+        [index.key(row) for row in range(len(index))],
+        [index.row(key) for key in KEYS],
+        [(folder, index.rows_below(folder), index.classes(folder)) for folder in ("", "a", "b", "zä")],
+        [(found.folders, found.rows.tolist()) for found in map(index.listing, ("", "b", "b/q"))],
+        index.file_offsets(rows).tolist(),
+        [column.tolist() for column in (index.shard, index.block, index.offset, index.lengths, index.checksums)],
+        list(index.shards),
+        index.labels().tolist(),
+        index.source,
+    ]
+
+
+def use_all(index: Index) -> None:
+    """Ask for everything; what is damaged may be refused, in our own words."""
+    rows = np.arange(len(index))
+    asked: list[Callable[[], object]] = [
+        index.keys,
+        *(lambda key=key: index.row(key) for key in [*KEYS[::7], "nothing"]),
+        *(lambda row=row: index.key(row) for row in range(len(index))),
+        *(lambda folder=folder: index.listing(folder) for folder in ("", "a", "b", "b/q", "zä", "x")),
+        *(lambda folder=folder: index.labels(folder) for folder in ("", "b")),
+        lambda: index.file_offsets(rows),
+        lambda: list(index.shards),
+        lambda: [index.block_offsets(int(number)) for number in index.shard],
+        index.mend,
+    ]
+    for ask in asked:
+        with contextlib.suppress(DeepLinkError):
+            ask()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Version, list[Any]]:
+    path = tmp_path_factory.mktemp("index") / "index"
+    version = write_index(path, content(KEYS))
+    return path.read_bytes(), version, everything(Index(path, version))
+
+
+@SAME_FOLDER
+@given(data=st.data())
+def test_a_damaged_part_restores_itself(
+    tmp_path: Path, whole: tuple[bytes, Version, list[Any]], data: st.DataObject
+) -> None:
+    good, version, wanted = whole
+    at = data.draw(st.integers(0, len(good) - 1))
+    bad = bytearray(good)
+    for i in range(at, min(at + data.draw(st.sampled_from([1, 8, 300])), len(bad))):
+        bad[i] ^= data.draw(st.integers(1, 255))
+    (tmp_path / "index").write_bytes(bad)
+    try:
+        index = Index(tmp_path / "index", version)
+    except IndexFormatError:
+        # Damage across a border may take two copies of a thing at once.
+        assert bytes(bad[at : at + 1]) != good[at : at + 1]
+        assert sum(x != y for x, y in zip(good, bad, strict=True)) > 8
+        return
+    with pytest.raises(IndexFormatError):
+        index.verify()
+    index.mend()
+    assert everything(index) == wanted
+    assert not index.mend()
+
+
+@SAME_FOLDER
+@given(flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=2, max_size=40))
+def test_damage_all_over_is_an_error_and_no_crash(
+    tmp_path: Path, whole: tuple[bytes, Version, list[Any]], flips: list[tuple[int, int]]
+) -> None:
+    good, version, _ = whole
+    bad = bytearray(good)
+    for at, bits in flips:
+        bad[at % len(bad)] ^= bits
+    (tmp_path / "index").write_bytes(bad)
+    try:
+        index = Index(tmp_path / "index", version)
+    except IndexFormatError:
+        return
+    use_all(index)
+
+
+@SAME_FOLDER
+@given(part=st.integers(0, 1 << 20), more=st.booleans())
+def test_a_file_of_another_size_is_refused(
+    tmp_path: Path, whole: tuple[bytes, Version, list[Any]], part: int, more: bool
+) -> None:
+    good, version, _ = whole
+    cut = good + good[: part % 500 + 1] if more else good[: part % len(good)]
+    (tmp_path / "index").write_bytes(cut)
+    with pytest.raises(IndexFormatError):
+        Index(tmp_path / "index", version)
+
+
+def large(path: Path) -> tuple[Version, Index, IndexContent]:
+    """Return an index of several chunks."""
+    wanted = content([f"{i:06d}" for i in range(60_000)])
+    version = write_index(path, wanted)
+    return version, Index(path, version), wanted
+
+
+def damage(path: Path, places: list[int]) -> None:
+    """Change a byte at each of the places, in the file: who has it mapped sees it."""
+    with path.open("r+b") as file:
+        for at in places:
+            file.seek(at)
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ 0x41]))
+
+
+def place_of(path: Path, column: np.ndarray, row: int) -> int:
+    """Return where in the file a cell is."""
+    return path.read_bytes().index(column.tobytes()) + row * column.itemsize
+
+
+def test_a_row_is_mended_in_the_views_that_others_hold(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    version, index, wanted = large(path)
+    at = place_of(path, index.checksums, 59_000)
+    held = Index(path, version).checksums
+    damage(path, [at])
+    assert index.checksums[59_000] != wanted.checksum[59_000]
+    assert not index.mend(0)  # lies elsewhere
+    assert index.mend(59_000)
+    assert index.checksums[59_000] == wanted.checksum[59_000]
+    assert not index.mend(59_000)
+    assert held[59_000] != wanted.checksum[59_000]  # each process, and each index, for itself
+    with pytest.raises(ValueError, match="read-only"):
+        index.checksums[0] = 1
+
+
+def test_more_damage_than_can_be_restored_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    version, index, _ = large(path)
+    seal = Seal.find(memoryview(path.read_bytes()))
+    assert seal is not None
+    assert len(seal.checksums) >= 4
+    damage(path, [seal.covered - 5, seal.covered - 5 - 2 * CHUNK])
+    with pytest.raises(IndexFormatError, match="more is damaged"):
+        index.mend()
+    assert len(Index(path, version)) == 60_000  # what is read at open is whole
+
+
+def test_damaged_hashes_do_not_hide_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    version, _, _ = large(path)
+    good = path.read_bytes()
+    rows = np.frombuffer(good, np.uint8)
+    hashes = Index(path, version)._hashes
+    at = good.index(bytes(hashes))
+    # As if all keys had one hash, and then as if those of others came first.
+    for value in (hashes[0], hashes[len(hashes) // 2], 0):
+        bad = rows.copy()
+        bad[at : at + hashes.nbytes] = np.full(len(hashes), value, "<u8").view(np.uint8)
+        path.write_bytes(bad.tobytes())
+        index = Index(path, version)
+        assert [index.row(f"{i:06d}") for i in (0, 1, 9_999, 59_999)] == [0, 1, 9_999, 59_999]
+        with pytest.raises(KeyMissingError):
+            index.row("999999")
+
+
+def test_keys_of_one_hash_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    version = write_index(path, content(KEYS))
+    hashes = Index(path, version)._hashes
+    row = 17
+    own = hashes[list(Index(path, version)._hash_rows).index(row)]
+    good = path.read_bytes()
+    at = good.index(bytes(hashes))
+    path.write_bytes(good[:at] + np.full(len(hashes), own, "<u8").tobytes() + good[at + hashes.nbytes :])
+    assert Index(path, version).row(KEYS[row]) == row
+
+
+def test_a_row_of_a_shard_that_there_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    wanted = content(KEYS)
+    wanted.block[3] = 4_000_000
+    index = Index(path, write_index(path, wanted))
+    with pytest.raises(IndexFormatError, match="a row is damaged"):
+        index.file_offsets(np.array([3]))
+    for number in (2, -1, 1 << 40):
+        with pytest.raises(IndexFormatError, match="in shard"):
+            index.block_offsets(number)
+    with pytest.raises(IndexFormatError, match="in shard 2 of 2"):
+        index.shards[2]
+
+
+def format_1(path: Path, wanted: IndexContent) -> Version:
+    """Write an index as release 0.1 did."""
+    meta = {"format": 1, "source": wanted.source, "shards": [asdict(entry) for entry in wanted.shards]}
+    offsets = np.concatenate([np.asarray(part, "<u8") for part in wanted.block_offsets])
+    schema = SCHEMA_1.with_metadata(
+        {META: json.dumps(meta, sort_keys=True).encode(), OFFSETS_1: offsets.tobytes()}
+    )
+    columns = [pa.array(wanted.keys, pa.large_string())]
+    columns += [pa.array(getattr(wanted, field.name), field.type) for field in SCHEMA_1 if field.name != "key"]
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+    return Version("0" * 40)
+
+
+def test_an_index_of_format_1_is_read_as_ever(tmp_path: Path, whole: tuple[bytes, Version, list[Any]]) -> None:
+    index = Index(tmp_path / "old", format_1(tmp_path / "old", content(KEYS)))
+    assert index.format == 1
+    assert everything(index) == whole[2]
+    assert not index.mend()
+
+
+def test_an_index_that_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Index(tmp_path / "none", Version("0" * 40))
+    (tmp_path / "empty").touch()
+    with pytest.raises(IndexFormatError):
+        Index(tmp_path / "empty", Version("0" * 40))
+    with pytest.raises(OSError, match="Errno"):
+        Index(tmp_path, Version("0" * 40))
