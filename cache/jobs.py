@@ -76,7 +76,7 @@ class Job:
         """
         try:
             if self._marks is not None and self.listing.marked:
-                with published_file(marks_of(index)) as draft:
+                with published_file(marks_of(index), durable=False) as draft:
                     shutil.copyfile(self._marks, draft)
         except OSError as problem:
             # Only time is lost, that of a later `--append`.

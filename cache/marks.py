@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_USED, _WANTED = ".used", ".wanted"
+_USED, _WANTED, _DROPPED = ".used", ".wanted", ".dropped"
 
 
 def file_identity(facts: os.stat_result) -> dict[str, int]:
@@ -61,7 +61,7 @@ class Marks:
     def set_verified(self, shard: ShardId, identity: dict[str, int]) -> None:
         """Note that the file of this identity was read and found whole."""
         try:
-            write_text(self._verified(shard), json.dumps(identity))
+            write_text(self._verified(shard), json.dumps(identity), durable=False)
         except OSError as problem:
             # Only speed is lost: an unmarked shard is read with system calls.
             log.warning("shard %s cannot be marked as verified: %s", shard, problem)
@@ -78,6 +78,24 @@ class Marks:
             return False
         return True
 
+    def welcome(self, shard: ShardId, identity: dict[str, int]) -> None:
+        """Note that a shard has come, and was read and found whole."""
+        self.set_verified(shard, identity)
+        self.find(shard)
+        with contextlib.suppress(OSError):
+            (self._root / _DROPPED / shard).unlink(missing_ok=True)
+
+    def dismiss(self, shard: ShardId) -> None:
+        """Note that a shard was dropped, and is not to come again before somebody asks for it."""
+        with contextlib.suppress(OSError):
+            (self._root / _DROPPED).mkdir(exist_ok=True)
+            (self._root / _DROPPED / shard).touch(mode=0o600)
+
+    def dismissed(self) -> set[ShardId]:
+        """Return the shards that were dropped and have not come again."""
+        folder = self._root / _DROPPED
+        return {ShardId(path.name) for path in folder.glob("*")} if folder.is_dir() else set()
+
     def touch(self, shard: ShardId) -> None:
         """Note that a shard is being read; a disk that takes no writes is no reason not to read it."""
         with contextlib.suppress(OSError):
@@ -90,13 +108,10 @@ class Marks:
         return 0.0
 
     def lose(self, shard: ShardId) -> None:
-        """Note that a shard was lost here and is to be brought again.
-
-        Raises:
-            OSError: it cannot be noted.
-        """
-        (self._root / _WANTED).mkdir(exist_ok=True)
-        (self._root / _WANTED / shard).touch(mode=0o600)
+        """Note that a shard was lost here and is to be brought again, if the disk takes that."""
+        with contextlib.suppress(OSError):
+            (self._root / _WANTED).mkdir(exist_ok=True)
+            (self._root / _WANTED / shard).touch(mode=0o600)
 
     def lost(self) -> list[ShardId]:
         """Return the shards that were lost here, sorted."""

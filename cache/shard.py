@@ -1,6 +1,6 @@
 """Writing a sealed shard, and reading it as LMDB does. The only module that touches LMDB.
 
-Blocks are put in order of their number, so LMDB appends; one commit per 64 MiB bounds the memory. Map size and
+Blocks are put in order of their number, so LMDB appends; one commit per 16 MiB bounds the memory. Map size and
 commits follow from the content alone, so the same content gives the same file. A sealed file is never written
 again: that is what makes the blocks' offsets in it last.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LMDB_FORMAT = (0, 9)
 """Versions 0.9 and 1.0 of LMDB cannot read each other's files: 0.9 is what shards are."""
-_COMMIT_BYTES = 64 << 20
+_COMMIT_BYTES = 16 << 20
 _PROBE = bytes(1 << 20)
 _NUMBER = struct.Struct(">Q")
 
@@ -115,6 +115,8 @@ def _put_all(environment: lmdb.Environment, values: Iterable[bytes | bytearray |
         for number, value in enumerate(values):
             if pending >= _COMMIT_BYTES:
                 transaction.commit()
+                # The disk works while the next files are read, not all at once at the end.
+                environment.sync(force=True)
                 transaction = environment.begin(write=True)
                 pending = 0
             # Neither of the two holds Python's lock: files are read in another thread meanwhile.

@@ -71,7 +71,7 @@ class Staging:
         Raises:
             OSError: it cannot be written.
         """
-        with published_file(self.folder / f"{number}.npz") as draft, draft.open("wb") as file:
+        with published_file(self.folder / f"{number}.npz", durable=False) as draft, draft.open("wb") as file:
             np.savez(
                 file,
                 id=np.frombuffer(piece.id.encode(), np.uint8),

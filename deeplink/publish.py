@@ -35,12 +35,14 @@ def _draft_of(final: Path) -> Path:
 
 
 @contextmanager
-def published_file(final: Path, *, mode: int | None = None) -> Iterator[Path]:
+def published_file(final: Path, *, mode: int | None = None, durable: bool = True) -> Iterator[Path]:
     """Give a path to write to; on success it becomes `final` (replacing it), on failure nothing is left.
 
     Args:
         final: where the file appears; its folder must exist.
         mode: permission bits, set before the file appears; the process's umask decides when not given.
+        durable: wait for the disk. Without it the file may be lost, short or all zeros after a power failure: for
+            what is checked when read, and not missed.
 
     Raises:
         OSError: writing, syncing or renaming failed; `final` is as it was.
@@ -50,9 +52,11 @@ def published_file(final: Path, *, mode: int | None = None) -> Iterator[Path]:
         yield draft
         if mode is not None:
             draft.chmod(mode)
-        fsync_path(draft)
+        if durable:
+            fsync_path(draft)
         draft.replace(final)
-        fsync_path(final.parent)
+        if durable:
+            fsync_path(final.parent)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -83,9 +87,9 @@ def published_folder(final: Path, *, check: Callable[[], None] | None = None) ->
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write_text(final: Path, text: str, *, mode: int | None = None) -> None:
+def write_text(final: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
     """Publish a small text file (see `published_file`)."""
-    with published_file(final, mode=mode) as draft:
+    with published_file(final, mode=mode, durable=durable) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
