@@ -190,8 +190,9 @@ class Fetcher:
 
     def _ways(self, wanted: Wanted, members: Sequence[Member]) -> Iterator[tuple[str, Callable[[], object]]]:
         by_name = {member.name: member for member in members}
+        skipped = self._breaker.skipped(self._clock.monotonic())
         for name in ownership.ranked(wanted.id, by_name, ownership.weights(members)):
-            if not self._breaker.is_skipped(name, self._clock.monotonic()):
+            if name not in skipped:
                 yield name, partial(self._from_member, by_name[name], wanted)
         index = wanted.index
         if index is None:
@@ -221,13 +222,13 @@ class Fetcher:
                 yield cache_pb2.GetReply.FromString(bytes(message)).chunk
 
     def _from_source(self, index: Index, wanted: Wanted, cap: SourceCap) -> None:
-        self._store.check_room(wanted.bytes)
         draft: Path = self._store.root / f"{DRAFT_PREFIX}{wanted.id}.mdb-{uuid.uuid4().hex[:12]}"
-        try:
-            with self._building:  # one at a time: it takes a processor, and the cap bounds the rate anyway
+        # One at a time: it takes a processor, and the cap bounds the rate anyway.
+        with self._building, self._store.room_for(wanted.bytes):
+            try:
                 rebuild(index, wanted.number, CappedSource(open_source(index.source), cap), draft, self._clock)
-            self._store.adopt(draft, wanted.id)
-        except OSError as problem:
-            self._store.raise_as_store_error(problem, wanted.bytes)
-        finally:
-            draft.unlink(missing_ok=True)
+                self._store.adopt(draft, wanted.id)
+            except OSError as problem:
+                self._store.raise_as_store_error(problem, wanted.bytes)
+            finally:
+                draft.unlink(missing_ok=True)

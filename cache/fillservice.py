@@ -61,7 +61,7 @@ def evict(
     names = [layout.checked_shard_id(shard) for shard in shards]
     needed = demand(read_pins(store.root, clock.unix())).needed
     if not force:
-        recovery.ask_members()
+        recovery.ask_members(anew=True)
     reply = cache_pb2.EvictReply()
     for shard in names:
         if not store.has(shard):
@@ -76,7 +76,7 @@ def evict(
                 said.outcome = cache_pb2.EVICT_OUTCOME_ONLY
                 said.problem = "it is not known that it can be had again"
             elif not dry_run:
-                store.remove(shard)
+                store.drop(shard)
         except OSError as problem:
             said.outcome, said.problem = cache_pb2.EVICT_OUTCOME_FAILED, problem.strerror or str(problem)
     return reply

@@ -93,7 +93,7 @@ class Keeper:
         cap = SourceCap(bucket, self._clock, self._ending.wait)
         recovery = Recovery(self._node, token, known, cap, self._clock)
         room = Room(self._store, settings.store_bytes, recovery, self._clock)
-        self._store.make_room = room.make
+        self._store.reserve = room.reserve
         fetcher = Fetcher(self._store, token, self._clock, cap=cap, open_home=open_home)
         filler = Filler(fetcher, self._clock, bytes_per_s=settings.fill_bytes_per_s, ending=self._ending)
         filling = FillServicer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from deeplink.cache import ownership
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _STAT = "/deeplink.v1.Cache/Stat"
 _ASK_S = 5.0
+_AT_ONCE = 16
 PEERS_KEPT_S = 30.0
 SOURCE_KEPT_S = 3600.0
 
@@ -73,21 +75,29 @@ class Recovery:
         self._at_source: dict[ShardId, tuple[float, bool]] = {}
         self.members: Sequence[Member] = ()
 
-    def ask_members(self) -> None:
-        """Ask every member what it holds, unless that was just done; who does not answer counts as empty."""
+    def ask_members(self, *, anew: bool = False) -> None:
+        """Ask every member what it holds, unless that was just done; who does not answer counts as empty.
+
+        Args:
+            anew: ask also if it was just done.
+        """
         with self._lock:
-            if self._clock.monotonic() - self._asked < PEERS_KEPT_S:
+            if not anew and self._clock.monotonic() - self._asked < PEERS_KEPT_S:
                 return
-            held: dict[NodeName, dict[ShardId, bool]] = {}
-            for member in self.members:
-                try:
-                    reply = stat_member(member, self._token, self._clock)
-                except MemberError as problem:
-                    log.info("%s; its copies are not counted on", problem)
-                    continue
-                held[member.name] = {ShardId(shard.id): shard.verified for shard in reply.shards}
-                self._sizes.update({ShardId(shard.id): shard.bytes for shard in reply.shards})
-            self._held, self._asked = held, self._clock.monotonic()
+            self._sizes, self._held = {}, {}
+            if self.members:
+                with ThreadPoolExecutor(min(len(self.members), _AT_ONCE)) as pool:
+                    list(pool.map(self._ask, self.members))
+            self._asked = self._clock.monotonic()
+
+    def _ask(self, member: Member) -> None:
+        try:
+            reply = stat_member(member, self._token, self._clock)
+        except MemberError as problem:
+            log.info("%s; its copies are not counted on", problem)
+            return
+        self._held[member.name] = {ShardId(shard.id): shard.verified for shard in reply.shards}
+        self._sizes.update({ShardId(shard.id): shard.bytes for shard in reply.shards})
 
     def forget(self) -> None:
         """Ask anew next time: the members are others."""

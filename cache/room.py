@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -15,7 +16,7 @@ from deeplink.cache.eviction import HeldShard
 from deeplink.cache.pins import demand, read_pins
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from deeplink.cache.eviction import Budget
     from deeplink.cache.recovery import Recovery
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WAIT_S = 60.0
+"""How long a shard that comes waits for others that come at the same time."""
 _MOST_PROVED = 64
 """Shards whose source is looked at in one round: a round must end."""
 
@@ -41,7 +44,8 @@ class Room:
 
     def __init__(self, store: Store, setting: int, recovery: Recovery, clock: Clock) -> None:
         self._store, self._setting, self._recovery, self._clock = store, setting, recovery, clock
-        self._lock = threading.Lock()
+        self._freed = threading.Condition()
+        self._reserved = 0
 
     def budget(self) -> Budget:
         """Return the budget as the file system is now.
@@ -51,30 +55,60 @@ class Room:
         """
         return eviction.budget_of(self._setting, shutil.disk_usage(self._store.root).total)
 
-    def make(self, needed: int) -> bool:
-        """Drop shards until `needed` bytes more fit; 0 to bring a store that is too full back to its low mark.
-
-        Returns:
-            False: the store is over its budget all the same, and nothing was `needed`.
+    @contextlib.contextmanager
+    def reserve(self, needed: int) -> Iterator[None]:
+        """Keep room for `needed` bytes that come meanwhile; drops shards for it.
 
         Raises:
             StoreFullError: they do not fit, and nothing else may leave.
             StoreError: the store cannot be looked at.
             OSError: the same.
         """
-        with self._lock:
+        with self._freed:
+            deadline = self._clock.monotonic() + _WAIT_S
+            while (left := self._left_after(needed)) < 0:
+                # What comes at this moment may leave once it has come.
+                if not self._reserved or not self._freed.wait(deadline - self._clock.monotonic()):
+                    raise StoreFullError(self._store.root, needed, max(needed + left, 0))
+            self._reserved += needed
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._reserved -= needed
+                self._freed.notify_all()
+
+    def spare(self) -> int:
+        """Return the bytes that may come without a shard leaving for them, now or soon; negative for none.
+
+        Raises:
+            StoreError: the store cannot be looked at.
+            OSError: the same.
+        """
+        with self._freed:
             budget, status = self.budget(), self._store.status()
-            excess = budget.excess(status.bytes, status.free_bytes, needed)
-            if excess <= 0:
-                return True
+            return min(budget.low - status.bytes, status.free_bytes - 2 * budget.reserve) - self._reserved
+
+    def keep(self) -> bool:
+        """Bring a store that is too full back to its low mark. False: it is too full still, and nothing may leave.
+
+        Raises:
+            StoreError: the store cannot be looked at.
+            OSError: the same.
+        """
+        with self._freed:
+            return self._left_after(0) >= 0
+
+    def _left_after(self, needed: int) -> int:
+        """Drop shards where that is due; return the bytes left once `needed` more have come; negative: a lack."""
+        coming = self._reserved + needed
+        budget, status = self.budget(), self._store.status()
+        excess = budget.excess(status.bytes, status.free_bytes, coming)
+        if excess > 0:
             for shard in self._leaving(self.held(status), excess):
                 self._drop(shard, "budget")
             status = self._store.status()
-            # Down to the low mark is a wish; what is needed is that it fits.
-            free = min(budget.bytes - status.bytes, status.free_bytes - budget.reserve)
-            if needed and needed > free:
-                raise StoreFullError(self._store.root, needed, max(free, 0))
-            return free >= 0
+        return min(budget.bytes - status.bytes, status.free_bytes - budget.reserve) - coming
 
     def held(self, status: StoreStatus) -> list[HeldShard]:
         """Return what is known of each shard here; `replaceable` by what members have said."""
@@ -112,7 +146,7 @@ class Room:
 
     def drop_unused(self, before_unix: float) -> int:
         """Drop the shards that nobody has read since and that can be had again; return how many."""
-        with self._lock:
+        with self._freed:
             held = self.held(self._store.status())
             old = {
                 shard.id
@@ -129,7 +163,7 @@ class Room:
 
     def _drop(self, shard: ShardId, reason: str) -> bool:
         try:
-            gone = self._store.remove(shard)
+            gone = self._store.drop(shard)
         except OSError as problem:
             log.warning("shard %s cannot be dropped: %s", shard, problem)
             return False

@@ -5,6 +5,7 @@
     <root>/<shard>.used        when it was last read: its modification time
     <root>/quarantine/         shards found damaged, kept for a look
     <root>/.wanted/<shard>     a shard that was lost here and is to be brought again
+    <root>/.dropped/<shard>    a shard that left for want of room or use, and stays away until it is asked for
     <root>/.pins/              what running jobs need (`pins`)
     <root>/.draft-*            unfinished
 
@@ -30,7 +31,7 @@ from deeplink.publish import DRAFT_PREFIX, fsync_path, published_file
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ class Store:
             StoreError: the folder cannot be made.
         """
         self.root = root
-        self.make_room: Callable[[int], object] = lambda _needed: None
-        """Called with the bytes of a shard that is to come; may drop others, or raise StoreFullError."""
+        self.reserve: Callable[[int], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+        """Entered with the bytes of a shard while it comes; may drop others, or raise StoreFullError."""
         self.missed: Callable[[ShardId], None] = lambda _shard: None
         """Told, in passing, of shards that others ask for and that are not here."""
         self.marks = Marks(root)
@@ -205,30 +206,33 @@ class Store:
         """
         if self.has(shard):
             return False
-        self.check_room(total)
-        try:
-            with published_file(self.path(shard), mode=0o644) as draft:
-                _write_chunks(draft, shard, chunks, total)
-                identity = _verified_identity(draft, shard)
-        except OSError as problem:
-            self.raise_as_store_error(problem, total)
-        self.marks.set_verified(shard, identity)
+        with self.room_for(total):
+            try:
+                with published_file(self.path(shard), mode=0o644) as draft:
+                    _write_chunks(draft, shard, chunks, total)
+                    identity = _verified_identity(draft, shard)
+            except OSError as problem:
+                self.raise_as_store_error(problem, total)
+        self.marks.welcome(shard, identity)
         return True
 
-    def check_room(self, total: int) -> None:
-        """Make room for a shard of `total` bytes, and return if there is.
+    @contextlib.contextmanager
+    def room_for(self, total: int) -> Iterator[None]:
+        """Keep room for a shard of `total` bytes while it is being written.
 
         Raises:
-            StoreFullError: there is not.
+            StoreFullError: there is none.
             StoreError: the store cannot be looked at.
         """
-        try:
-            self.make_room(total)
-            free = self.free_bytes()
-        except OSError as problem:
-            raise StoreError(self.root, problem.strerror or str(problem)) from problem
-        if free < total:
-            raise StoreFullError(self.root, total, free)
+        with contextlib.ExitStack() as kept:
+            try:
+                kept.enter_context(self.reserve(total))
+                free = self.free_bytes()
+            except OSError as problem:
+                raise StoreError(self.root, problem.strerror or str(problem)) from problem
+            if free < total:
+                raise StoreFullError(self.root, total, free)
+            yield
 
     def adopt(self, draft: Path, shard: ShardId) -> bool:
         """Move a sealed file of this file system, just written and read back, into the store. False: it was here.
@@ -245,7 +249,7 @@ class Store:
             fsync_path(self.root)
         except OSError as problem:
             raise StoreError(self.root, problem.strerror or str(problem)) from problem
-        self.marks.set_verified(shard, identity)
+        self.marks.welcome(shard, identity)
         return True
 
     def raise_as_store_error(self, problem: OSError, needed: int) -> NoReturn:
@@ -264,6 +268,13 @@ class Store:
         self.marks.forget(shard)
         return True
 
+    def drop(self, shard: ShardId) -> bool:
+        """Remove a shard that is not to come again before somebody asks for it. False: it was not here."""
+        gone = self.remove(shard)
+        if gone:
+            self.marks.dismiss(shard)
+        return gone
+
     def quarantine(self, shard: ShardId, why: str, *, inode: int | None = None) -> bool:
         """Take a damaged shard out of service, keeping the file. False: it was no longer here.
 
@@ -277,9 +288,9 @@ class Store:
             if inode is not None and self.path(shard).stat().st_ino != inode:
                 return False
             folder.mkdir(exist_ok=True)
-            self.marks.lose(shard)
             self.path(shard).rename(folder / f"{shard}-{time.time_ns()}{_SUFFIX}")
             self.marks.unset_verified(shard)
+            self.marks.lose(shard)
             for older in sorted(folder.iterdir(), key=lambda path: path.name.partition("-")[2])[
                 :-_MOST_QUARANTINED
             ]:

@@ -253,13 +253,19 @@ class Upkeep:
         elsewhere = self._recovery.held_elsewhere()
         current = self._known.in_newest()
         pinned = {shard for pin in read_pins(self._store.root, self._clock.unix()) for shard in pin.shards}
-        for shard in elsewhere:
+        away, spare = self._store.marks.dismissed(), self._room.spare()
+        for shard, size in elsewhere.items():
             is_in_use = not current or shard in current or shard in pinned
-            if is_in_use and not self._store.has(shard) and self._owns(shard, self._replicas):
-                self._want(shard, urgent=False)
+            if not is_in_use or shard in away or self._store.has(shard) or not self._owns(shard, self._replicas):
+                continue
+            spare -= size
+            if spare < 0:  # a share is taken where there is room; nothing leaves for it
+                log.info("there is no room for all of this member's share")
+                return
+            self._want(shard, urgent=False)
 
     def _keep_to_budget(self) -> None:
-        is_within = self._room.make(0)
+        is_within = self._room.keep()
         probe = self._store.root / f".draft-probe-{self._node}"
         probe.write_bytes(b"x")  # a disk that was remounted read-only is noticed here
         probe.unlink()

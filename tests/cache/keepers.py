@@ -1,0 +1,91 @@
+"""Members in this process that look after their stores as agents do, at a quick pace."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink import wire
+from deeplink.cache.keeper import Keeper
+from deeplink.cache.store import Store
+from deeplink.cache.upkeep import Pace
+from deeplink.clock import SystemClock
+from deeplink.types import Member, NodeName
+from tests.cache.agents import config_below
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.config import Config
+
+QUICK = Pace(verify_s=0.1, lost_s=0.05, budget_s=0.1, share_s=0.2, unused_s=0.1, note_s=0.1)
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Return once it is true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"it did not come about within {seconds:g} s"
+        time.sleep(0.02)
+
+
+@dataclass
+class Kept:
+    """One member."""
+
+    member: Member
+    store: Store
+    keeper: Keeper
+    server: wire.BoundServer
+
+    def stop(self) -> None:
+        """End it: its port refuses from now on."""
+        self.keeper.stop()
+        self.server.server.stop(None).wait()
+
+
+@dataclass
+class Keepers:
+    """Members, whose catalog is below `root`."""
+
+    root: Path
+    pace: Pace = QUICK
+    token: str = field(default_factory=wire.new_token)
+    running: dict[str, Kept] = field(default_factory=dict)
+
+    def config(self, **settings: object) -> Config:
+        """Return the configuration of a node that is no member; the members' own but for their stores."""
+        return config_below(self.root, **settings)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All that run."""
+        return tuple(kept.member for kept in self.running.values())
+
+    def start(self, name: str, **settings: object) -> Kept:
+        """Start one; the others do not know of it yet."""
+        store = Store(self.root / name)
+        config = self.config(**{"node": name, "state": self.root / "state", **settings})
+        keeper = Keeper(NodeName(name), store, self.token, config, clock=SystemClock(), pace=self.pace)
+        server = wire.bound_server("127.0.0.1:0", self.token, keeper.register)
+        server.server.start()
+        keeper.start()
+        kept = Kept(Member(NodeName(name), f"127.0.0.1:{server.port}"), store, keeper, server)
+        self.running[name] = kept
+        return kept
+
+    def introduce(self) -> None:
+        """Tell all of all, as a launcher does."""
+        for kept in self.running.values():
+            kept.keeper.know(self.members)
+
+    def stop(self, name: str) -> None:
+        """Stop one."""
+        self.running.pop(name).stop()
+
+    def stop_all(self) -> None:
+        """Stop all."""
+        for name in list(self.running):
+            self.stop(name)
