@@ -111,8 +111,8 @@ class Link:
 
     def _arm(self, option: int) -> None:
         """Let the kernel end the next call at the deadline: it counts all of a call's waits, not each."""
-        left = self._left_s()
-        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(int(left), int(left % 1 * 1e6) + 1))
+        seconds, microseconds = divmod(int(self._left_s() * 1e6) + 1, 1_000_000)  # EDOM for a whole million
+        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(seconds, microseconds))
 
     def send(self, data: bytes) -> None:
         """Send all of `data`."""
