@@ -54,6 +54,7 @@ class PackRecord:
         packed_unix: when, seconds since 1970.
         shard_bytes: most bytes of samples in a shard; 0 where that was not noted.
     shard_ids: names of its shards, in the order of its index, which can be made anew of them.
+    home: where the shards are kept besides; empty for nowhere.
     """
 
     source: str
@@ -64,6 +65,7 @@ class PackRecord:
     packed_unix: float
     shard_bytes: int = 0
     shard_ids: tuple[str, ...] = ()
+    home: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -198,7 +200,9 @@ class Catalog:
             CatalogError: it cannot be written; the name points where it did.
         """
         folder = self._folder(name)
-        noted = dataclasses.replace(record, shard_ids=tuple(entry.id for entry in content.shards))
+        noted = dataclasses.replace(
+            record, shard_ids=tuple(entry.id for entry in content.shards), home=content.home
+        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _draft(folder) as draft:
@@ -283,7 +287,8 @@ class Catalog:
         try:
             if len(self.versions(name)) == 1:
                 (path.parent / "latest").unlink(missing_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
+            for beside in (".json", ".marks"):
+                path.with_suffix(beside).unlink(missing_ok=True)
             kept = path.with_name(f"{_REMOVED}{version}-{uuid.uuid4().hex[:12]}")
             path.rename(kept)
             os.utime(kept)  # it is kept from now on, not from when it was packed

@@ -54,8 +54,8 @@ class _Place(Protocol):
 class _FolderPlace:
     """A folder with files of shards."""
 
-    def __init__(self, root: Path, *, verify: bool) -> None:
-        self.name, self._store, self._verify = str(root), Store(root, make=False), verify
+    def __init__(self, root: Path) -> None:
+        self.name, self._store = str(root), Store(root, make=False)
         self.problems: list[str] = []
 
     def ids(self) -> list[ShardId]:
@@ -63,7 +63,7 @@ class _FolderPlace:
 
     def describe(self, shard: ShardId) -> ShardDescription | None:
         try:
-            return described.describe(self._store.path(shard), shard, verify=self._verify)
+            return described.describe(self._store.path(shard), shard)
         except FileNotFoundError:
             return None
         except (ShardCorruptError, OSError) as problem:
@@ -103,18 +103,15 @@ class ShardFinder:
         folders: with files of shards, such as a node's store.
         members: agents to ask, each once.
         token: what calls to them carry.
-        verify: read all of each file in a folder, and compare its name.
     """
 
-    def __init__(
-        self, folders: Sequence[Path], members: Sequence[Member] = (), token: str = "", *, verify: bool = False
-    ) -> None:
-        self._folders, self._members, self._token, self._verify = folders, members, token, verify
+    def __init__(self, folders: Sequence[Path], members: Sequence[Member] = (), token: str = "") -> None:
+        self._folders, self._members, self._token = folders, members, token
         self._places: list[_Place] = []
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._places = [_FolderPlace(folder, verify=self._verify) for folder in self._folders]
+        self._places = [_FolderPlace(folder) for folder in self._folders]
         for member in self._members:
             client = self._open.enter_context(MemberClient(member, self._token))
             self._places.append(_MemberPlace(client))
@@ -167,6 +164,7 @@ class Wanted:
         shards: of these, in their order; none: of those it had.
         every: of all shards that are found, in the order of their keys.
         source: where the small files are; what is on record when empty.
+        home: where the shards are kept besides; what is on record when None.
         as_new: publish it as a version of its own.
     """
 
@@ -175,6 +173,7 @@ class Wanted:
     shards: Sequence[ShardId] = ()
     every: bool = False
     source: str = ""
+    home: str | None = None
     as_new: bool = False
 
 
@@ -217,7 +216,8 @@ def rebuild(
         RebuiltDiffersError: what they make is not `wanted.version`, and not to be published as new.
         CatalogError: the catalog cannot be written.
     """
-    content = joined(_described(catalog, wanted, finder, progress), wanted.source or _source(catalog, wanted))
+    source, home = _origin(catalog, wanted)
+    content = joined(_described(catalog, wanted, finder, progress), source, home)
     lost = None if wanted.as_new else wanted.version
     if dry_run:
         found = catalog.preview(wanted.name, content)
@@ -256,14 +256,20 @@ def _lost_shards(catalog: Catalog, wanted: Wanted) -> list[ShardId]:
     raise ShardsUnknownError(wanted.name, wanted.version or "")
 
 
-def _source(catalog: Catalog, wanted: Wanted) -> str:
+def _origin(catalog: Catalog, wanted: Wanted) -> tuple[str, str]:
+    """Return source and home of a version, as they were said or as they are on record."""
+    source, home = "", ""
     if wanted.version:
         record = catalog.record(wanted.name, wanted.version)
         if record is not None:
-            return record.source
-        with suppress(IndexFormatError, DatasetMissingError):
-            return catalog.open(wanted.name, wanted.version).source
-    raise SourceError("?", f"where the files of {wanted.name!r} are is not on record", "Say it with --source.")
+            source, home = record.source, record.home
+        else:
+            with suppress(IndexFormatError, DatasetMissingError):
+                index = catalog.open(wanted.name, wanted.version)
+                source, home = index.source, index.home
+    if not (wanted.source or source):
+        raise SourceError("?", f"where the files of {wanted.name!r} are is not on record", "Say it with --source.")
+    return wanted.source or source, home if wanted.home is None else wanted.home
 
 
 def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDescription]:
@@ -271,7 +277,7 @@ def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDesc
     return sorted(descriptions, key=lambda one: one.keys[0].as_py().encode())
 
 
-def joined(descriptions: Sequence[ShardDescription], source: str) -> IndexContent:
+def joined(descriptions: Sequence[ShardDescription], source: str, home: str = "") -> IndexContent:
     """Return the content of an index of shards, numbered as they come.
 
     Raises:
@@ -295,6 +301,7 @@ def joined(descriptions: Sequence[ShardDescription], source: str) -> IndexConten
     ]
     return IndexContent(
         source=source,
+        home=home,
         shards=entries,
         block_offsets=[one.block_offsets for one in descriptions],
         keys=keys,

@@ -200,8 +200,8 @@ Exit codes: 0 done, 1 shards are missing or it is another version, 2 wrong usage
 @click.option("--shard", "shards", multiple=True, metavar="ID", help="Of these shards, in this order.")
 @click.option("--all", "every", is_flag=True, help="Of all shards that are found.")
 @click.option("--source", metavar="URL", help="Where the small files are. [default: what is on record]")
+@click.option("--home", metavar="URL", help="Where the shards are kept besides. [default: what is on record]")
 @click.option("--as-new", is_flag=True, help="Publish it as the newest version, whatever it is.")
-@click.option("--verify", "read_all", is_flag=True, help="Read all of each shard's file first.")
 @click.option("--dry-run", is_flag=True, help="Say what would come out; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; progress goes to standard error.")
 def rebuild(
@@ -212,8 +212,8 @@ def rebuild(
     shards: tuple[str, ...],
     every: bool,
     source: str | None,
+    home: str | None,
     as_new: bool,
-    read_all: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -237,11 +237,12 @@ def rebuild(
         shards=[checked_shard_id(shard) for shard in shards],
         every=every,
         source=source or "",
+        home=home,
         as_new=as_new,
     )
     asked = configured_members(config)
     with (
-        ShardFinder(folders or (config.store,), asked, members_token(config, asked), verify=read_all) as finder,
+        ShardFinder(folders or (config.store,), asked, members_token(config, asked)) as finder,
         _progress() as progress,
     ):
         done = rebuild(catalog, wanted, finder, SystemClock(), progress=progress, dry_run=dry_run)
