@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import DatasetMissingError, DatasetNameError
@@ -132,12 +134,16 @@ class Library:
         self.config = config or load_config()
         self.catalog = Catalog(self.config.catalog)
         self._given = dict(versions or {})
-        self._pinned: dict[tuple[str, str], Version] = {}
+        self._pinned: dict[tuple[str, str], Reader] = {}
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (type(self), self.versions, self.config)
 
     @property
     def versions(self) -> dict[str, str]:
         """The versions read where a path names none: those given, and those looked at so far."""
-        return self._given | {name: version for (name, asked), version in self._pinned.items() if not asked}
+        return self._given | {name: found.version for (name, asked), found in self._pinned.items() if not asked}
 
     def at(self, path: str) -> Found:
         """Return what lies at `[deeplink://]name[@version][/path]`.
@@ -159,13 +165,13 @@ class Library:
 
     def _reader(self, place: DatasetPath) -> Reader:
         asked = place.name, place.version
-        version = self._pinned.get(asked)
-        if version is None:
+        reader = self._pinned.get(asked)
+        if reader is None:
             beginning = place.version or self._given.get(place.name, "")
+            version = resolved_version(self.catalog, place.name, beginning)
             # Of two threads that look at once, both go on with what the first one found.
-            found = resolved_version(self.catalog, place.name, beginning)
-            version = self._pinned.setdefault(asked, found)
-        return _opened(place.name, version, self.config)
+            reader = self._pinned.setdefault(asked, _opened(place.name, version, self.config))
+        return reader
 
     def read(self, paths: Sequence[str]) -> dict[str, memoryview]:
         """Return the bytes of samples by path, read at once for each dataset.
@@ -211,3 +217,7 @@ class Library:
             return self.read([path])[path]
         except OSError as problem:
             return problem
+
+
+def _reopened(kind: type[Library], versions: dict[str, str], config: Config) -> Library:
+    return kind(versions=versions, config=config)

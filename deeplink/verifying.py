@@ -164,10 +164,8 @@ class Verification:
         # One for each batch: it would not ask again for a shard that it was sent wrong bytes of.
         deadline_s = self._config.read_deadline_ms / 1000
         member = Fleet(self._index, [self._members[node]], self._transport, self._clock, deadline_s=deadline_s)
-        out: list[memoryview | None] = [None] * len(rows)
-        outcome = member.read(rows, range(len(rows)), out)
-        missing = [position for position, data in enumerate(out) if data is None]
-        return {p: "; ".join(outcome.problems[p]) or "it is not served" for p in missing}
+        outcome = member.fill(rows, np.arange(len(rows)), Batch.empty(self._index.lengths[rows]))
+        return {p: "; ".join(outcome.problems[p]) or "it is not served" for p in outcome.missing.tolist()}
 
 
 def _parts(lengths: np.ndarray) -> Iterator[slice]:
