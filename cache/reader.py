@@ -13,33 +13,36 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 from typing_extensions import override
 
-from deeplink.cache import block
 from deeplink.cache.asking import Outcome
 from deeplink.cache.batch import Batch
+from deeplink.cache.bucket import SourceCap, TokenBucket
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.errors import RowError, SampleUnavailableError, SourceChangedError
+from deeplink.cache.errors import RowError, SampleUnavailableError
+from deeplink.cache.fallback import Fallback
 from deeplink.cache.fetching import Wanted
 from deeplink.cache.fleet import Fleet
 from deeplink.cache.healing import Healer
 from deeplink.cache.local import LocalReader
 from deeplink.cache.membership import members_token, other_members
 from deeplink.cache.mounts import slowness
-from deeplink.cache.source import open_source
 from deeplink.cache.store import Store
 from deeplink.cache.transport import PlainTransport
 from deeplink.clock import Clock, SystemClock
 from deeplink.config import Config, load_config
-from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from deeplink.cache.index import Index
-    from deeplink.cache.source import Source
     from deeplink.types import Version
 
 log = logging.getLogger(__name__)
+
+_HASTE = 10
+"""How much more a rank may take from the source than agents that fill in the background: training waits for it."""
+_STALL_S = 0.5
+"""What a batch from other nodes never takes when all is well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +52,11 @@ class ReadStats:
     Attributes:
         local_samples, local_bytes: from this node's store.
         peer_samples, peer_bytes: from other members.
-        source_samples, source_bytes: from the source.
+        source_samples, source_bytes: from the source, or the packed home.
         failures: tries that failed: a damaged shard, a silent member, wrong bytes.
         healed: samples that a try failed for and that were served all the same.
+        stalls: batches that waited longer than half a second for what is not on this node.
+        longest_wait_s: the longest of such waits, seconds, a stall or not.
     """
 
     local_samples: int = 0
@@ -62,6 +67,8 @@ class ReadStats:
     source_bytes: int = 0
     failures: int = 0
     healed: int = 0
+    stalls: int = 0
+    longest_wait_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +79,7 @@ class _Process:
     local: LocalReader
     fleet: Fleet | None
     healer: Healer
-    source: Source | None = None
+    fallback: Fallback
 
 
 # One lock for all readers, made anew in a forked child: another thread may hold it at the moment of the fork.
@@ -101,6 +108,7 @@ class Reader:
         self._config, self._clock = config, clock
         self._own: _Process | None = None
         self._counts: Counter[str] = Counter()
+        self._longest_wait_s = 0.0
 
     @classmethod
     def open(cls, name: str, *, version: Version | None = None, config: Config | None = None) -> Self:
@@ -191,8 +199,17 @@ class Reader:
         size = batch.arena.nbytes
         if len(left):
             size -= int(self.index.lengths[wanted[left]].sum())
+            began = self._clock.monotonic()
             self._fill_from_elsewhere(own, wanted, left, batch)
+            self._note_wait(self._clock.monotonic() - began, len(left))
         self._count(local_samples=len(wanted) - len(left), local_bytes=size)
+
+    def _note_wait(self, waited_s: float, samples: int) -> None:
+        if waited_s > _STALL_S:
+            log.warning("%d samples that are not on this node took %.1f s", samples, waited_s)
+        with _opening:
+            self._longest_wait_s = max(self._longest_wait_s, waited_s)
+            self._counts["stalls"] += waited_s > _STALL_S
 
     def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> None:
         damaged = self._heal_damaged(own)
@@ -201,29 +218,38 @@ class Reader:
         size = int(lengths[rows[positions]].sum()) - int(lengths[rows[missing]].sum())
         served = len(positions) - len(missing)
         self._count(peer_samples=served, peer_bytes=size, failures=len(damaged) + len(outcome.failed))
-        lost: dict[int, SampleUnavailableError] = {}
-        for position in missing.tolist():
-            try:
-                batch[position][:] = self._from_source(own, int(rows[position]), outcome.problems[position])
-            except SampleUnavailableError as problem:
-                lost[position] = problem
-        self._last_resort(own, rows, lost, batch)
-        failed = outcome.failed | lost.keys()
+        failed = set(outcome.failed)
+        if len(missing):
+            failed |= self._fill_at_last(own, rows, outcome, batch)
         if failed or damaged:
             shards = self.index.shard[rows]
             self._count(healed=sum(1 for p in positions.tolist() if p in failed or int(shards[p]) in damaged))
 
-    def _last_resort(
-        self, own: _Process, rows: np.ndarray, lost: dict[int, SampleUnavailableError], batch: Batch
-    ) -> None:
-        """Have samples from members that are left alone because they failed a moment ago: they may be back."""
-        if not lost:
-            return
-        wanted = np.array(sorted(lost), np.int64)
-        missing = own.fleet.fill(rows, wanted, batch, last_resort=True).missing if own.fleet else wanted
+    def _fill_at_last(self, own: _Process, rows: np.ndarray, outcome: Outcome, batch: Batch) -> set[int]:
+        """Have samples that no member gave; return the positions of those that home and source had not either.
+
+        Members that are left alone because they failed a moment ago are asked after all: they may be back.
+
+        Raises:
+            SampleUnavailableError: one cannot be had anywhere.
+        """
+        fallen = own.fallback.fill(rows, outcome.missing, batch)
+        self._count(source_samples=fallen.samples, source_bytes=fallen.bytes, failures=len(fallen.problems))
+        if fallen.samples:
+            why = "; ".join(sorted({text for texts in outcome.problems.values() for text in texts}))
+            log.info("%d samples came from home or source: %s", fallen.samples, why or "nobody holds their shards")
+        if not fallen.problems:
+            return set()
+        lost = np.array(sorted(fallen.problems), np.int64)
+        missing = own.fleet.fill(rows, lost, batch, last_resort=True).missing if own.fleet else lost
         if len(missing):
-            raise lost[int(missing[0])]
-        self._count(peer_samples=len(wanted), peer_bytes=int(self.index.lengths[rows[wanted]].sum()))
+            position = int(missing[0])
+            row = int(rows[position])
+            shard = self.index.shards[int(self.index.shard[row])].id
+            tried = [*outcome.problems[position], *fallen.problems[position]]
+            raise SampleUnavailableError(self.index.key(row), shard, tried)
+        self._count(peer_samples=len(lost), peer_bytes=int(self.index.lengths[rows[lost]].sum()))
+        return set(fallen.problems)
 
     def _heal_damaged(self, own: _Process) -> set[int]:
         shards = own.local.shards
@@ -232,21 +258,6 @@ class Reader:
             own.healer.heal(Wanted.of(self.index, number), partial(shards.look_again, number))
         return damaged
 
-    def _from_source(self, own: _Process, row: int, problems: Sequence[str]) -> memoryview:
-        key = self.index.key(row)
-        try:
-            own.source = own.source or open_source(self.index.source)
-            data = own.source.read(key, int(self.index.lengths[row]))
-            if block.checksum(data) != int(self.index.checksums[row]):
-                raise SourceChangedError(self.index.source, key, "its bytes are not those that were packed")
-        except DeepLinkError as problem:
-            self._count(failures=1)
-            shard = self.index.shards[int(self.index.shard[row])].id
-            raise SampleUnavailableError(key, shard, [*problems, str(problem)]) from problem
-        log.info("%r was read from the source: %s", key, "; ".join(problems) or "nobody holds its shard")
-        self._count(source_samples=1, source_bytes=len(data))
-        return memoryview(data)
-
     def _process(self) -> _Process:
         own = self._own
         if own is not None and own.pid == os.getpid():
@@ -254,7 +265,7 @@ class Reader:
         with _opening:
             own = self._own
             if own is None or own.pid != os.getpid():
-                self._counts = Counter()
+                self._counts, self._longest_wait_s = Counter(), 0.0
                 self._own = own = self._opened()
             return own
 
@@ -272,7 +283,10 @@ class Reader:
         local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
         if problem := slowness(self._config.store, self.index.source):
             log.warning("dataset %s may be read slower than its files: %s", self.name, problem)
-        return _Process(os.getpid(), local, fleet, Healer(store, members, token, self._clock))
+        rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
+        cap = SourceCap(TokenBucket(*(_HASTE * rate for rate in rates)), self._clock)
+        healer = Healer(store, members, token, self._clock)
+        return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap))
 
     def _count(self, **counts: int) -> None:
         with _opening:
@@ -281,7 +295,9 @@ class Reader:
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far."""
         with _opening:
-            return ReadStats(**self._counts) if self._own and self._own.pid == os.getpid() else ReadStats()
+            if self._own is None or self._own.pid != os.getpid():
+                return ReadStats()
+            return ReadStats(**self._counts, longest_wait_s=self._longest_wait_s)
 
     def close(self) -> None:
         """End connections and let go of files; views that were handed out stay valid, and a later read reopens."""
@@ -289,6 +305,7 @@ class Reader:
             own, self._own = self._own, None
         if own is not None and own.pid == os.getpid():
             own.local.close()
+            own.fallback.close()
             if own.fleet is not None:
                 own.fleet.close()
 

@@ -64,7 +64,8 @@ class Config:
         console_bind: `host:port` the operator console listens on.
         store_bytes: most bytes of shards in the store; 0: nine tenths of its file system.
         fill_bytes_per_s: rate at which an agent brings shards on its own account, bytes per second.
-        source_bytes_per_s: most that one node reads from sources to bring shards, bytes per second.
+        source_bytes_per_s: most that one node reads from sources to bring shards, bytes per second; a rank that
+            waits for a sample may read ten times as much.
         source_requests_per_s: most files that one node asks of sources per second, for the same.
         scrub_days: how often an agent reads every shard again and compares it with its name.
         unused_days: a shard that nobody read for so long is dropped if it can be had again.
