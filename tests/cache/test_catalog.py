@@ -1,12 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from deeplink.cache.catalog import Catalog, PackRecord
-from deeplink.cache.errors import CatalogError, DatasetMissingError, DatasetNameError, IndexFormatError
+from deeplink.cache.errors import (
+    CatalogError,
+    DatasetMissingError,
+    DatasetNameError,
+    IndexFormatError,
+    NewestVersionError,
+)
 from deeplink.types import Version
 from tests.cache.test_index import content
 
@@ -83,3 +93,98 @@ def test_an_index_that_cannot_be_written_leaves_the_name_where_it_was(tmp_path: 
         catalog.publish("digits", broken, RECORD)
     assert catalog.latest("digits") == one
     assert len(list((tmp_path / "digits").iterdir())) == 3
+
+
+def test_two_may_publish_at_once_and_readers_always_find_a_whole_version(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    catalog.publish("digits", content(["first"]), RECORD)
+    done = threading.Event()
+
+    def packs(who: int) -> list[Version]:
+        return [catalog.publish("digits", content([f"{who}", f"{who}/{i}"]), RECORD) for i in range(8)]
+
+    def reads() -> int:
+        opened = 0
+        while not done.is_set() or not opened:
+            assert Catalog(tmp_path).open("digits").mend() is False
+            opened += 1
+        return opened
+
+    with ThreadPoolExecutor(4) as pool:
+        reading = pool.submit(reads)
+        made = [version for versions in pool.map(packs, range(3)) for version in versions]
+        done.set()
+        assert reading.result() > 0
+    assert len(set(made)) == 24
+    assert set(made) < set(catalog.versions("digits"))
+    assert catalog.latest("digits") in made
+    for version in made:
+        catalog.open("digits", version).verify()
+    assert not [path.name for path in (tmp_path / "digits").iterdir() if path.name.startswith(".")]
+
+
+def test_who_reads_a_version_that_is_removed_reads_on_and_who_comes_later_is_told(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    one = catalog.publish("digits", content(["a", "b"]), RECORD)
+    two = catalog.publish("digits", content(["a", "b", "c"]), RECORD)
+    index = catalog.open("digits", one)
+    with pytest.raises(NewestVersionError):
+        catalog.remove("digits", two)
+    catalog.remove("digits", one)
+    assert index.keys() == ["a", "b"]
+    assert index.mend() is False
+    with pytest.raises(DatasetMissingError) as missing:
+        catalog.open("digits", one)
+    assert two in missing.value.remedy
+    assert catalog.record("digits", one) is None
+    assert catalog.versions("digits") == [two]
+    with pytest.raises(DatasetMissingError):
+        catalog.remove("digits", one)
+    catalog.remove("digits", two)
+    assert catalog.names() == []
+    with pytest.raises(DatasetMissingError):
+        catalog.open("digits")
+    assert catalog.publish("digits", content(["a", "b"]), RECORD) == one
+    assert catalog.open("digits").keys() == ["a", "b"]
+
+
+def test_what_was_taken_out_is_kept_a_week_and_drafts_a_day(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    one = catalog.publish("digits", content(["a"]), RECORD)
+    catalog.publish("digits", content(["b"]), RECORD)
+    catalog.remove("digits", one)
+    folder = tmp_path / "digits"
+    (kept,) = folder.glob(".removed-*")
+    (folder / ".draft-young").touch()
+    (folder / ".draft-old").touch()
+    day = 86_400
+    now = folder.stat().st_mtime
+    os.utime(kept, (now - 6 * day, now - 6 * day))
+    os.utime(folder / ".draft-old", (now - 2 * day, now - 2 * day))
+    two = catalog.publish("digits", content(["c"]), RECORD)
+    assert sorted(path.name for path in folder.glob(".*")) == sorted([".draft-young", kept.name])
+    os.utime(kept, (now - 8 * day, now - 8 * day))
+    catalog.publish("digits", content(["d"]), RECORD)
+    assert not kept.exists()
+    catalog.remove("digits", two, now=True)
+    assert not list(folder.glob(".removed-*"))
+
+
+def test_a_version_is_put_back_only_as_it_was(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    one = catalog.publish("digits", content(["a"]), RECORD)
+    two = catalog.publish("digits", content(["b"]), dataclasses.replace(RECORD, packed_unix=2.5))
+    before = catalog.path("digits", one).read_bytes()
+    catalog.path("digits", one).write_bytes(b"x")
+    assert catalog.preview("digits", content(["a"])) == one
+    assert catalog.restore("digits", one, content(["b"])) == two
+    assert catalog.path("digits", one).read_bytes() == b"x"
+    assert catalog.restore("digits", one, content(["a"])) == one
+    assert catalog.path("digits", one).read_bytes() == before
+    assert catalog.latest("digits") == two
+    shutil.rmtree(tmp_path / "digits")
+    assert catalog.recorded("digits") == []
+    assert catalog.restore("digits", one, content(["a"])) == one == catalog.latest("digits")
+    assert catalog.preview("other", content(["a"])) == one
+    assert catalog.names() == ["digits"]
+    assert not list(tmp_path.glob(".*"))
