@@ -11,9 +11,12 @@ from torch.utils import data as torch_data
 from typing_extensions import override
 
 from deeplink.cache.index import Labels
+from deeplink.cache.membership import configured_members
 from deeplink.cache.reader import Reader, ReadStats
+from deeplink.config import load_config
 from deeplink.data.blocks import Blocks
 from deeplink.data.digest import receipt
+from deeplink.data.share import Residency
 from deeplink.errors import DeepLinkError
 from deeplink.packed import PackedBatch, Packing, ring_for
 
@@ -101,7 +104,8 @@ class Dataset(torch_data.Dataset[Any]):
     ) -> None:
         if packed and (transform or target_transform):
             raise ValueError("packed=True gives batches as they are: transform them in a collate_fn, or after")
-        self._reader = Reader.open(name, version=version, config=config)
+        self._config = config or load_config()
+        self._reader = Reader.open(name, version=version, config=self._config)
         self.name, self.root, self.version = name, root.strip("/"), self._reader.version
         self.transform, self.target_transform = transform, target_transform
         self.labels, self.receipts, self.packed = labels, receipts, packed
@@ -249,6 +253,21 @@ class Dataset(torch_data.Dataset[Any]):
         """xxh3-64 of each item's bytes as packed, uint64, shape (len,)."""
         found: np.ndarray = self._reader.index.checksums[self._range.start : self._range.stop]
         return found
+
+    def residency(self, nodes: Sequence[str]) -> Residency:
+        """Return which samples belong on which rank's node, for `ResumableSampler(residency=...)`.
+
+        It follows from the configured members alone, so all ranks agree on it without asking one another. For what
+        nodes hold besides there is `Residency.of`.
+
+        Args:
+            nodes: node of each rank, by the names that the members have.
+
+        Raises:
+            ConfigError: the list of members cannot be read.
+        """
+        members, replicas = configured_members(self._config), self._config.replicas
+        return Residency.owned(self.shards, self.shard, nodes=nodes, members=members, replicas=replicas)
 
     def will_need(self, indices: np.ndarray) -> None:
         """Ask this node's disk for items (int64) that will be read later; does not wait for it."""

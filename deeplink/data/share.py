@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from deeplink.cache import ownership
 from deeplink.data.errors import TooFewSamplesError
+from deeplink.types import ShardId
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from deeplink.types import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,29 @@ class Residency:
             for turn, names in enumerate(holders.values())
         ]
         return cls(nodes, turned, shard)
+
+    @classmethod
+    def owned(
+        cls,
+        shards: Sequence[str],
+        shard: NDArray[np.integer],
+        *,
+        nodes: Sequence[str],
+        members: Iterable[Member],
+        replicas: int,
+    ) -> Self:
+        """Return the residency of shards that lie where they belong: whoever has the list of members agrees on it.
+
+        Args:
+            shards: the shards' names by number (`Dataset.shards`).
+            shard: shard number of each sample (`Dataset.shard`).
+            nodes: node of each rank, by its member's name.
+            members: all of them.
+            replicas: copies of each shard.
+        """
+        weight = ownership.weights(members)
+        holders = [ownership.owners(ShardId(name), weight, replicas, weight) for name in shards]
+        return cls(nodes, holders, shard)
 
     def near(self, rows: NDArray[np.int64]) -> float:
         """Return the share of samples that some rank's node holds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import pickle
 import signal
@@ -240,3 +241,15 @@ def test_the_blocks_shards_and_lengths_of_a_dataset_are_those_of_its_items(confi
     assert {part.shards[number] for number in part.shard.tolist()} <= set(part.shards)
     part.will_need(np.arange(80))
     assert len(part.shard) == 80
+
+
+def test_a_dataset_knows_which_of_its_samples_belong_where(config: Config) -> None:
+    alone = deeplink.Dataset("many", config=config).residency(["n0", "n0"])
+    assert alone.near(np.arange(COUNT)) == 0.0  # no members are configured: nothing is nearer than something else
+    members = dataclasses.replace(config, members="n0=127.0.0.1:1,n1=127.0.0.1:2", replicas=1, token_file=None)
+    dataset = deeplink.Dataset("many", config=members)
+    near = dataset.residency(["n0", "n1"])
+    rows = np.arange(COUNT)
+    assert near.near(rows) == 1.0
+    assert (near.is_local(rows, 0) ^ near.is_local(rows, 1)).all()
+    assert near.digest == dataset.residency(["n0", "n1"]).digest != dataset.residency(["n1", "n0"]).digest
