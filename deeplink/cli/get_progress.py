@@ -15,21 +15,22 @@ _EVERY_S = 5.0
 
 
 @contextmanager
-def shown_progress(doing: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """Give what is to be told of each few more samples and bytes; shows them on standard error.
+def shown_progress(doing: str, total: int, things: str = "samples") -> Iterator[Callable[[int, int], None]]:
+    """Give what is to be told of each few more things and bytes; shows them on standard error.
 
     Args:
         doing: what is done, one word.
-        total: samples in all.
+        total: things in all.
+        things: what they are.
     """
     if sys.stderr.isatty():
         with _bar(doing, total) as show:
             yield show
     else:
-        yield _lines(doing, total)
+        yield _lines(doing, total, things)
 
 
-def _lines(doing: str, total: int) -> Callable[[int, int], None]:
+def _lines(doing: str, total: int, things: str) -> Callable[[int, int], None]:
     from deeplink.clock import SystemClock
     from deeplink.wording import sized
 
@@ -37,13 +38,13 @@ def _lines(doing: str, total: int) -> Callable[[int, int], None]:
     began = last = clock.monotonic()
     done = size = 0
 
-    def show(samples: int, count: int) -> None:
+    def show(more: int, count: int) -> None:
         nonlocal last, done, size
-        done, size, now = done + samples, size + count, clock.monotonic()
+        done, size, now = done + more, size + count, clock.monotonic()
         if now - last >= _EVERY_S:
             last = now
             rate = sized(size / (now - began))
-            click.echo(f"{doing} {done:,} of {total:,} samples, {sized(size)}, {rate}/s", err=True)
+            click.echo(f"{doing} {done:,} of {total:,} {things}, {sized(size)}, {rate}/s", err=True)
 
     return show
 
@@ -66,10 +67,10 @@ def _bar(doing: str, total: int) -> Iterator[Callable[[int, int], None]]:
         task = bar.add_task(doing, total=total, size=sized(0), rate=sized(0))
         size = 0
 
-        def show(samples: int, count: int) -> None:
+        def show(more: int, count: int) -> None:
             nonlocal size
             size += count
             rate = sized(size / (bar.tasks[0].elapsed or 1.0))
-            bar.update(task, advance=samples, size=sized(size), rate=rate)
+            bar.update(task, advance=more, size=sized(size), rate=rate)
 
         yield show

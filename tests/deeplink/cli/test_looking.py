@@ -278,7 +278,9 @@ def test_verify_reads_everything_here(deeplink: Deeplink, config: Config) -> Non
     assert ended.out.count("head whole") == shards
     assert f"{shards} shards; every copy is read and right" in ended.out
     assert deeplink("verify", "digits", "--quick").out.count("head present") == shards
+    assert f"{shards} copies read and right" in deeplink("verify", "digits", "--in-place").out
     assert deeplink("verify", "digits/train").code == 2
+    assert deeplink("verify", "digits", "--quick", "--in-place").code == 2
 
 
 @pytest.fixture
@@ -304,6 +306,9 @@ def test_verify_names_the_samples_that_are_wrong_on_a_member(
     assert ended.code == 0, ended.err
     index = Reader.open("digits", config=config).index
     assert ended.out.count("n0 whole, n1 whole") == len(index.shards)
+
+    in_place = json.loads(deeplink("verify", "digits", "--in-place", "--json").out)
+    assert (in_place["right"], in_place["copies"]) == (True, 2 * len(index.shards))
 
     row = next(row for row in range(len(index)) if index.lengths[row] > 4000)
     shard = index.shards[int(index.shard[row])]
@@ -365,6 +370,9 @@ def test_verify_names_what_is_wrong_here(tmp_path: Path, monkeypatch: Any, capsy
     if how != "index":
         assert f"1 of {len(index.shards)} shards not right" in ended.out
     assert deeplink("verify", "digits", "--quick").code == (1 if how in {"truncated", "gone"} else 0)
+    ended = deeplink("verify", "digits", "--in-place")
+    assert ended.code == 1
+    assert {"gone": "nobody holds it", "index": "its content is that of"}.get(how, "head: shard") in ended.err
 
 
 # Completion.
