@@ -46,6 +46,7 @@ _SILENT_S = 15.0
 """A member says every second that it works; one that has said nothing for so long does not."""
 _STUCK_S = 300.0
 """A member that reads nothing and finishes nothing for so long is given up, whatever it says."""
+_GRACE_S = 5.0
 _LOOK_S = 0.5
 
 
@@ -188,6 +189,8 @@ class Spread:
             thread.start()
         try:
             yield self._happening(threads)
+            # Members that are done clear up behind them; that takes a moment.
+            self._join(threads, _GRACE_S)
         finally:
             with self._changed:
                 self._ended = True
@@ -195,8 +198,12 @@ class Spread:
             for worker in self._workers:
                 if worker.call is not None:
                     worker.call.cancel()
-            for thread in threads:
-                thread.join(_SILENT_S)
+            self._join(threads, _SILENT_S)
+
+    def _join(self, threads: Sequence[threading.Thread], patience_s: float) -> None:
+        until = self._clock.monotonic() + patience_s
+        for thread in threads:
+            thread.join(max(until - self._clock.monotonic(), 0.0))
 
     def _happening(self, threads: Sequence[threading.Thread]) -> Iterator[Event]:
         while True:
