@@ -7,8 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed-skips.txt"
+settings.register_profile("thorough", print_blob=True)  # what takes numbers from it: tests/faults/test_model.py
 _NOT_ALLOWED = pytest.StashKey[list[str]]()
 
 

@@ -123,6 +123,12 @@ class Node:
     token_file: Path
     env: Mapping[str, str] = field(default_factory=dict)
     popen: subprocess.Popen[bytes] | None = None
+    said: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where it serves: its own port, and that for samples."""
+        return (self.port, int(self.said["data_port"]))
 
     @property
     def store(self) -> Store:
@@ -154,7 +160,7 @@ class Node:
     def await_ready(self) -> None:
         """Return once it serves."""
         assert self.popen is not None
-        Lines(self.popen, self.log.read_text).next()
+        self.said = Lines(self.popen, self.log.read_text).next()
 
     def kill(self) -> None:
         """End it at once, as a power loss of the process would."""
@@ -299,6 +305,14 @@ class Loop:
         return self.said
 
 
+def ready(loop: Loop) -> Loop:
+    """Return a loop once it has read a whole epoch."""
+    loop.listen()
+    while not loop.said["epochs"]:
+        loop.listen()
+    return loop
+
+
 @contextmanager
 def reading(task: Task, folder: Path) -> Iterator[Loop]:
     """Run a reading loop; on return it has read a whole epoch, and was seen to read without a failure."""
@@ -306,10 +320,7 @@ def reading(task: Task, folder: Path) -> Iterator[Loop]:
     log.unlink(missing_ok=True)
     loop = Loop(started(["tests.faults.reading", str(task.write(folder / "task.json"))], log), log)
     try:
-        loop.listen()
-        while not loop.said["epochs"]:
-            loop.listen()
-        yield loop
+        yield ready(loop)
     finally:
         let_go(loop.popen)
 

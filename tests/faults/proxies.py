@@ -6,7 +6,7 @@ import contextlib
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 Change = Callable[[bytes], bytes]
@@ -40,27 +40,31 @@ def late(seconds: float) -> Change:
     return change
 
 
-class Proxy:
-    """Hands connections on to `address`; `up` changes what clients send, `down` what comes back, at any time."""
+HOST = "127.0.0.77"
+"""Another address of this machine: where proxies stand, on the ports of those that they stand for."""
 
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+class Proxy:
+    """Hands connections to ports of HOST on; `up` changes what clients send, `down` what comes back."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
         self.up: Change = same
         self.down: Change = same
         self.pieces = 0
         self._open: set[socket.socket] = set()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self._listeners = [socket.create_server((HOST, port)) for port in ports]
+        self._threads = [
+            threading.Thread(target=self._accept, args=(listener,), daemon=True) for listener in self._listeners
+        ]
+        for thread in list(self._threads):
+            thread.start()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
                 try:
-                    server = socket.create_connection(self._target, timeout=5)
+                    server = socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5)
                 except OSError:
                     client.close()
                     continue
@@ -84,8 +88,9 @@ class Proxy:
     def close(self) -> None:
         """End it and all its connections."""
         self.up = self.down = same
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         for found in list(self._open):
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
@@ -96,9 +101,9 @@ class Proxy:
 
 
 @contextmanager
-def proxy(address: str) -> Iterator[Proxy]:
-    """Stand between clients and `address`."""
-    made = Proxy(address)
+def proxy(ports: Sequence[int]) -> Iterator[Proxy]:
+    """Stand between clients and these ports of 127.0.0.1."""
+    made = Proxy(ports)
     try:
         yield made
     finally:

@@ -10,7 +10,7 @@ import pytest
 from deeplink.config import Config
 from deeplink.types import Member, NodeName, format_members
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
-from tests.faults.proxies import Proxy, flipping, late, proxy, same
+from tests.faults.proxies import HOST, Proxy, flipping, late, proxy, same
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -18,17 +18,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 @pytest.fixture
 def between(nodes: Nodes) -> Iterator[Proxy]:
     """What lies between the reader and n0."""
-    with proxy(nodes[0].member.address) as made:
+    with proxy(nodes[0].ports) as made:
         yield made
 
 
-def config_by(nodes: Nodes, between: Proxy) -> Config:
-    members = (Member(NodeName("n0"), between.address), *nodes.members[1:])
-    return nodes.config(members=format_members(members))
+def config_by(nodes: Nodes) -> Config:
+    far = Member(NodeName("n0"), f"{HOST}:{nodes[0].port}")
+    return nodes.config(members=format_members((far, *nodes.members[1:])))
 
 
 def test_bits_flip_on_the_way(nodes: Nodes, between: Proxy, record: Record, tmp_path: Path) -> None:
-    with reading(task_of(config_by(nodes, between), nodes.files), tmp_path) as loop:
+    with reading(task_of(config_by(nodes), nodes.files), tmp_path) as loop:
         between.down = flipping(1, every=10_000)
         between.up = flipping(2, every=2_000)
         loop.await_stats(lambda stats: stats["failures"] >= 10)
@@ -36,13 +36,15 @@ def test_bits_flip_on_the_way(nodes: Nodes, between: Proxy, record: Record, tmp_
         loop.await_epochs(1)
         stats = survived(loop, record)
     assert stats["source_samples"] == 0
+    assert "member n0" in loop.log()
 
 
 def test_answers_come_late(nodes: Nodes, between: Proxy, record: Record, tmp_path: Path) -> None:
-    with reading(task_of(config_by(nodes, between), nodes.files), tmp_path) as loop:
+    with reading(task_of(config_by(nodes), nodes.files), tmp_path) as loop:
         between.down = late(4.0)
         loop.await_epochs(2)
         between.down = same
         loop.await_epochs(1)
         stats = survived(loop, record)
     assert stats["source_samples"] == 0
+    assert "member n0" in loop.log()
