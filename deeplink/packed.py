@@ -109,9 +109,9 @@ class PackedBatch:
         arena, ends = self.arena, self.offsets.tolist()
         return (arena[start:stop] for start, stop in itertools.pairwise(ends))
 
-    def pin_memory(self, device: Any = None) -> Self:
+    def pin_memory(self) -> Self:
         """Return the batch in pinned memory, as DataLoader(pin_memory=True) wants it."""
-        return self._with(self.whole.pin_memory(device))
+        return self._with(self.whole.pin_memory())
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Return the batch on a device: one copy."""
