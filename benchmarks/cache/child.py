@@ -9,20 +9,20 @@ import gc
 import importlib
 import json
 import os
-import queue
 import resource
+import statistics
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from benchmarks.cache import order
+from benchmarks.cache.pace import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from benchmarks.cache.sides.base import Batches, Side
+    from benchmarks.cache.sides.base import Side
 
 
 def _cpu_s() -> float:
@@ -57,34 +57,6 @@ def _sync(folder: Path) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
-
-
-_AHEAD = 4
-_END = None
-
-
-def _paced(found: Batches, step_s: float) -> Batches:
-    """Yield batches that a thread reads ahead; after each, wait until its step is over."""
-    ahead: queue.Queue[Sequence[bytes | memoryview] | Exception | None] = queue.Queue(_AHEAD)
-
-    def read() -> None:
-        try:
-            for batch in found:
-                ahead.put(batch)
-        except Exception as problem:  # noqa: BLE001 - raised where it is waited for
-            ahead.put(problem)
-        else:
-            ahead.put(_END)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    while (batch := ahead.get()) is not _END:
-        if isinstance(batch, Exception):
-            raise batch
-        over = time.perf_counter() + step_s
-        yield batch
-        time.sleep(max(0.0, over - time.perf_counter()))
-    reader.join()
 
 
 class Child:
@@ -124,11 +96,27 @@ class Child:
         use = order.consume if touch else order.locate
         return _measured(lambda: use(self._side.read(wanted)))
 
-    def _do_paced(self, seed: int, samples: int, batch: int, step_s: float) -> dict[str, Any]:
+    def _do_paced(
+        self, seed: int, samples: int, batch: int, step_s: float = 0.0, passes: int = 1
+    ) -> dict[str, Any]:
         """Read all samples as training does: a step takes `step_s` once its batch is there."""
         rows = [row for part in order.batches(seed, samples, samples) for row in part]
-        wanted = [rows[start : start + batch] for start in range(0, samples, batch)]
-        return _measured(lambda: order.consume(_paced(self._side.read(wanted), step_s)))
+        wanted = [rows[start : start + batch] for start in range(0, samples, batch)] * passes
+        pace = Pace(self._side, step_s)
+        before = self._side.from_source()
+        found = _measured(lambda: order.consume(pace.read(wanted)))
+        from_source = self._side.from_source() - before
+        waited = {"longest_s": pace.longest_s, "failed": pace.failed, "why": pace.why}
+        return {**found, **waited, "from_source": from_source}
+
+    def _do_singles(self, seed: int, samples: int, count: int) -> dict[str, Any]:
+        """Read samples one by one; the seconds are the median of one."""
+        times = []
+        for rows in ([row] for part in order.batches(seed, samples, count) for row in part):
+            began = time.perf_counter()
+            order.consume(self._side.read([rows]))
+            times.append(time.perf_counter() - began)
+        return {"seconds": statistics.median(times), "samples": 1}
 
     def _do_epoch(self, seed: int) -> dict[str, Any]:
         return _measured(lambda: order.consume(self._side.epoch(seed)))

@@ -15,7 +15,7 @@ from benchmarks.cache.child import side_named
 from benchmarks.cache.players import Answer, Player, UnmeasuredError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -124,13 +124,16 @@ class Lab:
         work: an own, empty folder, on the file system that is measured.
         scale: how much.
         say: gets lines about what goes on.
+        without: sides that take no part.
     """
 
-    def __init__(self, work: Path, scale: Scale, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, work: Path, scale: Scale, say: Callable[[str], None], without: Collection[str] = ()
+    ) -> None:
         self.work, self.scale, self.say = work, scale, say
         self.order = random.Random(7)  # noqa: S311 - an order, no secret
         self.missing: dict[str, str] = {}
-        self.dropped: set[str] = set()
+        self.dropped = set(without)
         self._players: dict[str, Player] = {}
         self._sources: dict[int, Source] = {}
         self._packed: set[tuple[str, int]] = set()
@@ -240,9 +243,9 @@ class Lab:
         return self.order.randrange(1 << 30)
 
 
-def write_source(root: Path, files: int, size: int) -> Source:
+def write_source(root: Path, files: int, size: int, seed: int = 0) -> Source:
     """Write small files of random bytes, so that nothing can be compressed."""
-    draw = np.random.default_rng(size)
+    draw = np.random.default_rng([size, seed])
     digests = []
     for row in range(files):
         folder = root / f"{row // PER_FOLDER:04d}"

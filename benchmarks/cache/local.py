@@ -28,7 +28,8 @@ _WARM = tuple(side for side in SIDES if side not in {"plain.FlatAhead", "peers.W
 _COLD = tuple(side for side in SIDES if side not in {"plain.FlatMap", "peers.WebDataset"})
 _EPOCH = tuple(side for side in SIDES if side != "plain.FlatAhead")
 _PASSES = 3
-_MOST_RESIDENT = 0.02
+_MOST_RESIDENT = 0.05
+"""Of a side's pages: some are touched by opening it."""
 
 
 class WrongBytesError(Exception):
@@ -51,7 +52,8 @@ def measure(lab: Lab) -> list[Row]:
 
 def _ready(lab: Lab, side: str, size: int) -> None:
     try:
-        lab.kept(side, size)
+        if lab.has(side):
+            lab.kept(side, size)
     except UnmeasuredError as problem:
         lab.drop(side, "reads", problem)
 

@@ -26,7 +26,10 @@ def files_below(folder: Path) -> list[str]:
 def evict(paths: Iterable[str]) -> None:
     """Write files back and drop their pages, as far as nobody maps them."""
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # a reader's own mark that it is there, taken away when it closed
+            continue
         try:
             os.fdatasync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -58,7 +61,10 @@ def resident(paths: Iterable[str]) -> float:
 
 
 def _pages(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return b""
     try:
         size = os.fstat(descriptor).st_size
         if not size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 from benchmarks.cache.child import side_named
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from benchmarks.cache.sides.base import Side
@@ -38,6 +38,10 @@ class Answer:
         digest: over their bytes (`order.consume`), or the sum of their lengths.
         by_calls: bytes that went through read calls.
         from_disk: bytes that the kernel fetched from disk for this process.
+        longest_s: the longest that a step waited for its batch.
+        failed: batches that could not be read.
+        why: the first of them could not.
+        from_source: samples that came from the source.
     """
 
     seconds: float = 0.0
@@ -46,6 +50,10 @@ class Answer:
     digest: int = 0
     by_calls: int = 0
     from_disk: int = 0
+    longest_s: float = 0.0
+    failed: int = 0
+    why: str = ""
+    from_source: int = 0
 
     @property
     def rate(self) -> float:
@@ -59,27 +67,28 @@ class Player:
     Args:
         where: module and class of the side, as in `ours.Ours`.
         log: what it writes to standard error goes there.
-        environment: variables besides our own.
+        command: starts the side's process, wherever that is, in place of a child of our own.
 
     Raises:
         UnmeasuredError: the peers' virtual environment is not there.
     """
 
-    def __init__(self, where: str, log: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, where: str, log: Path, command: Sequence[str] | None = None) -> None:
         self.side: Side = side_named(where)
         self.name = self.side.name
-        python = str(PEERS) if self.side.is_peer else sys.executable
-        if not Path(python).exists():
-            raise UnmeasuredError("the peers' virtual environment is missing: make bench-cache makes it")
+        if command is None:
+            python = str(PEERS) if self.side.is_peer else sys.executable
+            if not Path(python).exists():
+                raise UnmeasuredError("the peers' virtual environment is missing: make bench-cache makes it")
+            command = [python, "-m", "benchmarks.cache.child", where]
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [python, "-m", "benchmarks.cache.child", where],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=ROOT,
-                env={**os.environ, **(environment or {})},
             )
         self._to, self._from = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
 

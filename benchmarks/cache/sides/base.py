@@ -67,6 +67,10 @@ class Side:
         """
         raise NotImplementedError
 
+    def from_source(self) -> int:
+        """Return how many samples came from the source so far, where this side has one."""
+        return 0
+
     def close(self) -> None:
         """Let go of every file and map."""
 

@@ -11,7 +11,7 @@ from benchmarks.cache.sides.base import Side
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.store import Store
-from deeplink.config import Config
+from deeplink.config import Config, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,6 +81,10 @@ class Ours(Side):
         return our_loader(NAME, self.config, seed, workers, decode=decode)
 
     @override
+    def from_source(self) -> int:
+        return self.opened().stats().source_samples
+
+    @override
     def close(self) -> None:
         if self.reader is not None:
             self.reader.close()
@@ -104,3 +108,19 @@ class OursViews(Ours):
         for rows in wanted:
             yield reader.views(rows)
         self._check(reader)
+
+
+class OursRemote(Ours):
+    """The same on a node that holds nothing: members and catalog are what its environment says."""
+
+    name = "ours, from members"
+
+    @override
+    def open(self, source: Path, packed: Path) -> None:
+        self.config = load_config()
+        self.reader = Reader.open(packed.name, config=self.config)
+        self.reader.read([0])
+
+    @override
+    def _check(self, reader: Reader) -> None:
+        """Return: what fails here is made to fail."""
