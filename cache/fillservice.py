@@ -72,7 +72,7 @@ def evict(
             said.bytes = store.path(shard).stat().st_size
             if not force and shard in needed:
                 said.outcome, said.problem = cache_pb2.EVICT_OUTCOME_NEEDED, "a running job needs it"
-            elif not (force or recovery.at_member(shard) or recovery.at_source(shard)):
+            elif not (force or recovery.at_member(shard) or recovery.is_kept(shard)):
                 said.outcome = cache_pb2.EVICT_OUTCOME_ONLY
                 said.problem = "it is not known that it can be had again"
             elif not dry_run:

@@ -26,7 +26,7 @@ from deeplink.cache.server import CacheServicer
 from deeplink.cache.upkeep import DAY_S, Pace, Upkeep
 from deeplink.config import Config
 from deeplink.types import parse_members
-from deeplink.v1 import node_pb2
+from deeplink.v1 import cache_pb2, node_pb2
 
 if TYPE_CHECKING:
     import grpc
@@ -115,6 +115,13 @@ class Keeper:
         packing = PackingServicer(self._store, self._node, token, self._clock)
         self._store.missed = upkeep.missed
         filling.told = self.know
+
+        def stat_more(reply: cache_pb2.StatReply) -> None:
+            load = cap.load()
+            reply.budget_bytes, reply.filling = room.budget().bytes, len(filler)
+            reply.source_bytes, reply.source_requests = load.bytes, load.requests
+
+        serving.stat_more = stat_more
         return _Parts(serving, packing, filling, upkeep, fetcher, filler, recovery, room, cap)
 
     def register(self, server: grpc.Server) -> list[str]:

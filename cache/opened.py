@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 from deeplink.cache import block
 from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.mapped import ShardFile
+from deeplink.cache.pins import Pin
 from deeplink.cache.store import is_damage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deeplink.cache.index import Index
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
@@ -55,6 +58,7 @@ class OpenShards:
         self._damaged: set[int] = set()
         self._vouched_until: dict[int, float] = {}
         self._used: dict[int, float] = {}
+        self._pin: Pin | None = None
 
     def get(self, number: int) -> ShardFile | None:
         """Return the open file of a shard; None where it is not here.
@@ -81,8 +85,22 @@ class OpenShards:
                 self._open.popitem(last=False)
             return file
 
+    def announce(self, numbers: Sequence[int], needed: int) -> None:
+        """Say in which order shards are needed from now on, and how many of them the running epoch still needs.
+
+        Until then all shards of the version are needed, so that none of them leaves this node while it is read.
+        """
+        with self._lock:
+            self._pinned().announce([self._index.shards[number].id for number in numbers], needed)
+
+    def _pinned(self) -> Pin:
+        if self._pin is None:
+            self._pin = Pin(self._store.root, self._index, self._clock)
+        return self._pin
+
     def _note_use(self, number: int) -> None:
         now = self._clock.monotonic()
+        self._pinned().renew()
         if now - self._used.get(number, float("-inf")) > _USED_EVERY_S:
             self._used[number] = now
             self._store.touch(self._index.shards[number].id)
@@ -143,3 +161,6 @@ class OpenShards:
         """Let go of all files; views that were handed out stay valid."""
         with self._lock:
             self._open.clear()
+            if self._pin is not None:
+                self._pin.release()
+                self._pin = None

@@ -1,10 +1,11 @@
 """What running jobs need of a store: each holder's small file in it, a lease that ends when it is not renewed.
 
-    <store>/.pins/<holder>.json     {"name", "version", "ttl_s", "needed", "shards"}
+    <store>/.pins/<holder>.json     {"version", "ttl_s", "needed", "shards", "process"}
 
 `shards` are in the order of their next use; the first `needed` of them the running epoch still has to read, the
 others it announces for later. The lease is the file's modification time and `ttl_s`: renewing is one system call,
-and a holder that was killed is forgotten in time. Processes of several jobs pin at once; the agent reads.
+and a holder that was killed is forgotten: at once where its process can be looked for, else in time. Processes of
+several jobs pin at once; the agent reads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import socket
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import ShardIdError
@@ -25,7 +27,6 @@ from deeplink.publish import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from deeplink.cache.index import Index
     from deeplink.clock import Clock
@@ -47,18 +48,19 @@ class Pinned:
 
     Attributes:
         holder: who.
-        name, version: of the dataset.
+        version: of the dataset.
         shards: in the order of their next use.
         needed: how many of them, from the first, the running epoch still needs.
         expires_unix: until when it holds unless renewed.
+        process: the holder: its process id, when it was started, and the namespace in which that is its id.
     """
 
     holder: str
-    name: str
     version: str
     shards: tuple[ShardId, ...]
     needed: int
     expires_unix: float
+    process: tuple[int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def read_pins(root: Path, now: float) -> list[Pinned]:
         except (OSError, ValueError, KeyError, TypeError, ShardIdError) as problem:
             log.warning("pin %s cannot be used: %s", path, problem)
             continue
-        if pin.expires_unix > now:
+        if pin.expires_unix > now and not _is_dead(pin.process):
             found.append(pin)
         else:
             with contextlib.suppress(OSError):
@@ -108,15 +110,38 @@ def _read(path: Path) -> Pinned:
         if facts.st_size > _MOST_BYTES:
             raise ValueError(f"{facts.st_size:,} bytes")
         said = json.load(file)
+    pid, started, namespace = said["process"]
     shards = tuple(checked_shard_id(str(shard)) for shard in said["shards"])
     return Pinned(
         holder=path.stem,
-        name=str(said["name"]),
         version=str(said["version"]),
         shards=shards,
         needed=int(said["needed"]),
         expires_unix=facts.st_mtime + float(said["ttl_s"]),
+        process=(int(pid), int(started), str(namespace)),
     )
+
+
+def _started(pid: int | str) -> int:
+    """Return when a process was started, in the kernel's ticks since boot; 0 where there is none of this id."""
+    try:
+        # The program's name, in parentheses, may hold anything (proc(5), /proc/pid/stat).
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _is_dead(process: tuple[int, int, str]) -> bool:
+    """Tell whether a holder is known to have ended: only of those whose ids mean something here."""
+    pid, started, namespace = process
+    return bool(started and namespace) and namespace == _namespace() and _started(pid) != started
 
 
 class Pin:
@@ -126,21 +151,18 @@ class Pin:
 
     Args:
         root: the store's folder.
-        name: the dataset.
-        index: its version; all its shards are needed until `announce` says otherwise.
+        index: the version; all its shards are needed until `announce` says otherwise.
         clock: where time comes from.
         holder: who; made up when not given.
         ttl_s: how long it holds unless renewed, seconds.
     """
 
-    def __init__(
-        self, root: Path, name: str, index: Index, clock: Clock, *, holder: str = "", ttl_s: float = TTL_S
-    ) -> None:
+    def __init__(self, root: Path, index: Index, clock: Clock, *, holder: str = "", ttl_s: float = TTL_S) -> None:
         self.holder = holder or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         if not _HOLDER.fullmatch(self.holder):
             raise ValueError(f"{self.holder!r} cannot be a holder's name")
         self._path = root / _FOLDER / f"{self.holder}.json"
-        self._name, self._version, self._clock, self._ttl_s = name, index.version, clock, ttl_s
+        self._version, self._clock, self._ttl_s = index.version, clock, ttl_s
         self._shards: Sequence[ShardId] = [entry.id for entry in index.shards]
         self._needed = len(self._shards)
         self._renewed = float("-inf")
@@ -169,11 +191,11 @@ class Pin:
 
     def _write(self) -> None:
         said = {
-            "name": self._name,
             "version": self._version,
             "ttl_s": self._ttl_s,
             "needed": self._needed,
             "shards": list(self._shards),
+            "process": [os.getpid(), _started("self"), _namespace()],
         }
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)

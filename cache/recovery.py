@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from deeplink.cache import ownership
 from deeplink.cache.bucket import CappedSource
 from deeplink.cache.errors import MemberError
+from deeplink.cache.home import open_home
 from deeplink.cache.rebuilding import is_unchanged
 from deeplink.cache.source import open_source
 from deeplink.cache.transport import member_errors
@@ -119,6 +120,21 @@ class Recovery:
         with self._lock:
             holders = [name for name, held in self._held.items() if held.get(shard)]
         return bool(holders) and ownership.ranked(shard, [*holders, self._node])[0] != self._node
+
+    def at_home(self, shard: ShardId) -> bool:
+        """Tell whether the packed home has a shard; asks it."""
+        wanted = self._known.find(shard)
+        if wanted is None or wanted.index is None or not wanted.index.home:
+            return False
+        try:
+            return open_home(wanted.index.home).has(shard, wanted.bytes)
+        except (DeepLinkError, OSError) as problem:
+            log.info("shard %s is not counted on at its home: %s", shard, problem)
+            return False
+
+    def is_kept(self, shard: ShardId) -> bool:
+        """Tell whether a shard could be had again from its home or its source."""
+        return self.at_home(shard) or self.at_source(shard)
 
     def at_source(self, shard: ShardId) -> bool:
         """Tell whether a shard could be made anew from its source; looks at every file, once an hour at most."""

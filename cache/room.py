@@ -138,7 +138,7 @@ class Room:
             if not assumed:
                 return gone
             first = assumed[0]
-            if self._recovery.at_source(first.id):
+            if self._recovery.is_kept(first.id):
                 known[first.id] = replace(first, replaceable=True)
             else:
                 del known[first.id]
@@ -156,7 +156,7 @@ class Room:
             proved = [
                 replace(shard, replaceable=True)
                 for shard in held
-                if shard.id in old and (shard.replaceable or self._recovery.at_source(shard.id))
+                if shard.id in old and (shard.replaceable or self._recovery.is_kept(shard.id))
             ]
             gone = eviction.unused(proved, before_unix)
             return sum(self._drop(shard, "unused") for shard in gone)

@@ -30,7 +30,7 @@ from deeplink.plainrpc import CallRefusedError, Status
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from deeplink.cache.served import Body
     from deeplink.cache.store import Store
@@ -56,6 +56,7 @@ class _Sent:
     """A reply whose body is sent where it lies."""
 
     parts: list[bytes | memoryview]
+    size: int
     answering: Answering
 
     def unreadable(self) -> str:
@@ -68,6 +69,7 @@ class CacheServicer:
 
     Attributes:
         data_port: where `read_message` is served besides (see `deeplink.cache.dataport`); 0: nowhere.
+        stat_more: adds to what `stat` says.
     """
 
     def __init__(self, store: Store, node: NodeName, clock: Clock | None = None) -> None:
@@ -77,6 +79,7 @@ class CacheServicer:
         self._reading = threading.BoundedSemaphore(MOST_READS)
         self._samples = self._bytes = 0
         self.data_port = 0
+        self.stat_more: Callable[[cache_pb2.StatReply], None] = lambda _reply: None
 
     def register(self, server: grpc.Server) -> list[str]:
         """Add the service to a server and return its full name, as `deeplink.wire.bound_server` wants it."""
@@ -120,6 +123,7 @@ class CacheServicer:
             except FileNotFoundError:  # removed since
                 continue
             reply.shards.add(id=shard, bytes=size, verified=self._store.is_verified(shard))
+        self.stat_more(reply)
         return reply
 
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -156,8 +160,9 @@ class CacheServicer:
         with metrics.CACHE_READ_SECONDS.time():
             answering = Answering(self._shards, request, copied=False)
             for body in answering.bodies():
-                self._count(body)
-                yield _Sent(frames.reply_parts(request.id, body.head, body.parts), answering)
+                size = self._count(body)
+                parts = frames.reply_parts(request.id, body.head, body.parts)
+                yield _Sent(parts, len(parts[0]) + size, answering)
 
     def _taken(self, message: bytes) -> frames.Request:
         request = frames.decode_request(message)
@@ -173,8 +178,8 @@ class CacheServicer:
         except (ShardIdError, OSError) as problem:
             log.warning("shard %s cannot be taken for unverified: %s", shard[:80], problem)
 
-    def _count(self, body: Body) -> None:
-        size = sum(map(len, body.parts))
+    def _count(self, body: Body) -> int:
+        size = int(body.head["length"].sum(dtype="u8"))
         served = int((body.head["status"] == cache_pb2.READ_STATUS_OK).sum())
         with self._lock:
             self._samples += served
@@ -182,6 +187,7 @@ class CacheServicer:
         metrics.CACHE_SERVED_SAMPLES.inc(served)
         metrics.CACHE_SERVED_BYTES.inc(size)
         metrics.CACHE_REFUSED_SAMPLES.inc(len(body.head) - served)
+        return size
 
     def put(self, requests: Iterator[cache_pb2.PutRequest], context: grpc.ServicerContext) -> cache_pb2.PutReply:
         """Take a shard in; it is published once all of it was verified."""

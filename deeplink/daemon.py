@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.types import NodeName
-from deeplink.wire import new_token, read_token, write_token
+from deeplink.wire import make_token, new_token, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -149,7 +149,7 @@ def standing_token(given: Path | None, default: Path) -> tuple[str, Path]:
         if not path.exists():
             if given is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            write_token(path, new_token())
+            make_token(path, new_token())
     except OSError as problem:
         raise TokenFolderError(path, problem.strerror or str(problem)) from problem
     return read_token(path), path

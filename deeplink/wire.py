@@ -63,6 +63,26 @@ def write_token(path: Path, token: str) -> None:
         file.write(token)
 
 
+def make_token(path: Path, token: str) -> None:
+    """Leave `token` in a file only this user can read, unless one is there: of two that make it, the first wins.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        write_token(draft, token)
+        try:
+            path.hardlink_to(draft)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def read_token(path: Path) -> str:
     """Return the token a file holds.
 

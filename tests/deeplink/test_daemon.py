@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,19 @@ def test_a_token_that_never_comes_is_not_waited_for_without_end(monkeypatch: pyt
     monkeypatch.setattr(daemon, "TOKEN_WAIT_S", 0.05)
     with pytest.raises(TokenInputError, match="nothing came"):
         said(b"half a li")
+
+
+def test_two_daemons_that_start_at_once_agree_on_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    together = threading.Barrier(8)
+
+    def start(_number: int) -> str:
+        together.wait(10)
+        return standing_token(path, path)[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(start, range(8)))) == 1
+    assert [found.name for found in tmp_path.iterdir()] == ["token"]
 
 
 def test_a_standing_token_is_made_once_and_private(tmp_path: Path) -> None:
