@@ -288,10 +288,16 @@ class _Work:
                 else:
                     # Whether the file is at fault or that node's way to it, this process finds out.
                     self.build([event.number])
-        for number in set(numbers).intersection(self.pieces):
-            if not self.placer.is_placed(self.pieces[number].id):
-                self.line.keep(number, self.pieces[number])
+        self._complete([number for number in numbers if number in self.pieces])
         return [number for number in numbers if number not in self.pieces]
+
+    def _complete(self, numbers: Sequence[int]) -> None:
+        """Give shards the copies they lack; a member that is found gone by it makes others lack one."""
+        tried: set[int] = set()
+        while short := [n for n in numbers if n not in tried and not self.placer.is_placed(self.pieces[n].id)]:
+            tried.update(short)
+            for number in short:
+                self.line.keep(number, self.pieces[number])
 
     def _asked(self, number: int) -> Share:
         names, sizes = self._rows(number)

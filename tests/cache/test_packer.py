@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from deeplink.cache import shard as shard_module
 from deeplink.cache.block import SPAN
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import (
+    AppendError,
     CatalogError,
     DatasetMissingError,
     DatasetNameError,
@@ -70,7 +72,7 @@ def contents(config: Config) -> dict[str, bytes]:
 
 
 def leftovers(config: Config) -> list[str]:
-    return [path.name for path in config.store.iterdir() if path.name.startswith(".")]
+    return [path.name for path in config.store.iterdir() if path.name.startswith((".packing-", ".draft-"))]
 
 
 def run(script: str, source: Path, root: Path) -> subprocess.CompletedProcess[str]:
@@ -350,3 +352,62 @@ def test_many_files_in_one_block_and_table(tmp_path: Path, config: Config) -> No
     files = {f"{i:05d}": b"%d" % i for i in range(5000)} | small_files(10)
     pack(str(write_tree(tmp_path / "source", files)), "digits", config=config)
     assert contents(config) == files
+
+
+def test_append_shares_what_did_not_change_and_a_running_job_keeps_its_version(
+    source: Path, config: Config, files: dict[str, bytes]
+) -> None:
+    first = pack(str(source), "digits", config=config)
+    with Reader.open("digits", config=config) as pinned:
+        new = {"zebra/1.bin": b"new", "zebra/2.bin": b"newer"}
+        write_tree(source, new)
+        second = pack(str(source), "digits", config=config, append=True)
+        assert first.placed.keys() < second.placed.keys()
+        assert (second.read_files, len(second.placed)) == (2, first.shards + 1)
+        assert contents(config) == files | new
+        assert (pinned.version, len(pinned)) == (first.version, len(files))
+        gone = max(files)
+        (source / gone).unlink()
+        third = pack(str(source), "digits", config=config, append=True)
+        assert 0 < third.read_files < len(files) // 2
+        assert contents(config) == {key: data for key, data in (files | new).items() if key != gone}
+        assert bytes(pinned.read([pinned.index.row(gone)])[0]) == files[gone]
+    again = pack(str(source), "digits", config=config, append=True)
+    assert (again.unchanged, again.read_files) == (True, 0)
+
+
+def test_append_needs_a_version_of_the_same_source(source: Path, config: Config, tmp_path: Path) -> None:
+    with pytest.raises(AppendError, match="no version"):
+        pack(str(source), "digits", config=config, append=True)
+    pack(str(source), "digits", config=config)
+    with pytest.raises(AppendError, match="not of"):
+        pack(str(write_tree(tmp_path / "other", {"a": b"1"})), "digits", config=config, append=True)
+
+
+def test_append_without_kept_marks_reads_all_and_comes_to_the_same_shards(source: Path, config: Config) -> None:
+    first = pack(str(source), "digits", config=config)
+    (config.catalog / "digits" / f"{first.version}.marks").unlink()
+    again = pack(str(source), "digits", config=config, append=True)
+    assert (again.read_files, again.placed.keys()) == (first.files, first.placed.keys())
+
+
+def test_two_packers_of_one_name_publish_one_whole_version_each(config: Config, tmp_path: Path) -> None:
+    trees = [
+        write_tree(tmp_path / name, small_files(40, seed=seed)) for seed, name in enumerate(("left", "right"))
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda tree: pack(str(tree), "digits", config=config), trees))
+    assert Catalog(config.catalog).latest("digits") in {result.version for result in done}
+    for seed, result in enumerate(done):
+        with Reader.open("digits", version=result.version, config=config) as reader:
+            found = [bytes(view) for view in reader.read(range(len(reader)))]
+            assert dict(zip(reader.index.keys(), found, strict=True)) == small_files(40, seed=seed)
+
+
+def test_empty_files_and_links_and_long_names_are_packed(tmp_path: Path, config: Config) -> None:
+    deep = "/".join(["d" * 200] * 15) + "/" + "n" * 255  # longer than LMDB's 511 bytes for a key
+    files = {"empty": b"", "one/empty": b"", "one/full": b"x", deep: b"deep"}
+    source = write_tree(tmp_path / "source", files)
+    (source / "link").symlink_to("one/full")
+    pack(str(source), "digits", config=config)
+    assert contents(config) == files | {"link": b"x"}

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.cache.names import Names
-from deeplink.cache.plan import SHARDS_PER_MEMBER, make_plan, shard_size
+from deeplink.cache.plan import MOST_SAMPLES, SHARDS_PER_MEMBER, cut, make_plan, shard_size
 from deeplink.cache.source import Listing
+
+DIGEST = "a089947c4ce14f0331e349a45601087ecf49ca34"
 
 
 def listing(sizes: list[int], mark: int = 1) -> Listing:
@@ -42,3 +44,19 @@ def test_the_digest_follows_from_everything_that_shapes_shards() -> None:
         make_plan("/data", listing([1, 2]), 11),
     ]
     assert same not in {other.digest for other in others}
+
+
+def test_shards_of_very_many_empty_files_are_bounded_too() -> None:
+    ends = np.zeros(3 * MOST_SAMPLES - 1, np.int64)
+    shards = list(cut(ends, 0, len(ends), 100))
+    assert [shard.stop - shard.start for shard in shards] == [MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES - 1]
+
+
+def test_files_of_many_gib_have_a_shard_each() -> None:
+    shards = make_plan("/data", listing([5 << 30, 1, 6 << 30]), 256 << 20).shards
+    assert [shard.payload for shard in shards] == [5 << 30, 1, 6 << 30]
+
+
+def test_the_digest_is_that_of_earlier_releases() -> None:
+    # Else every source would be packed anew by a new release.
+    assert make_plan("/data", listing([1, 2]), 10).digest == DIGEST

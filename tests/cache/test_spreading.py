@@ -185,3 +185,44 @@ def test_each_member_keeps_its_shards_at_home_too(source: Path, agents: Agents, 
     spread(source, agents, agents.config(), home=str(tmp_path / "home"))
     index = Catalog(agents.config().catalog).open("digits")
     assert all(open_home(index.home).has(entry.id, entry.bytes) for entry in index.shards)
+
+
+def test_what_a_member_had_not_finished_when_it_died_others_make(
+    source: Path, agents: Agents, files: dict[str, bytes]
+) -> None:
+    def stop(progress: PackProgress) -> None:
+        if "n1" in agents.servers:
+            agents.stop("n1")
+
+    result = spread(source, agents, agents.config(), progress=stop)
+    assert all(set(nodes) - {"n1"} for nodes in result.placed.values())
+    with Reader.open("digits", config=agents.config()) as reader:
+        assert {key: bytes(reader.read([reader.index.row(key)])[0]) for key in files} == files
+
+
+def test_with_no_member_left_the_packer_does_it_alone(
+    source: Path, agents: Agents, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing_service, "open_source", lambda _: open_source(str(source / "nothing")))
+    result = spread(source, agents, agents.config())
+    assert (result.read_files, result.short) == (len(files), 0)
+    assert contents(agents.config()) == files
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_member_whose_ssd_is_full_is_left_out(source: Path, tmp_path: Path, files: dict[str, bytes]) -> None:
+    (tmp_path / "n0").mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=60k", "none", str(tmp_path / "n0")], check=True, timeout=10
+    )
+    agents = Agents(tmp_path)
+    try:
+        for name in ("n0", "n1", "n2"):
+            agents.start(name)
+        result = spread(source, agents, agents.config())
+        assert contents(agents.config()) == files
+        assert result.short == 0
+        assert not any("n0" in nodes for nodes in result.placed.values())
+    finally:
+        agents.stop_all()
+        subprocess.run(["umount", "-l", str(tmp_path / "n0")], check=True, timeout=10)
