@@ -26,6 +26,7 @@ import xxhash
 
 from deeplink.cache.reader import Reader
 from deeplink.config import Config
+from tests.faults import slow_source
 
 SAY_S = 0.05
 MOST_KEPT = 5
@@ -143,6 +144,7 @@ class Loop:
 def main(argv: list[str]) -> int:
     """Read until told to end."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    slow_source.register()
     task = Task.read(Path(argv[1]))
     with Reader.open(task.name, config=task.settings()) as reader:
         loop = Loop(reader, task)

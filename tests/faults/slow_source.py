@@ -39,7 +39,7 @@ class SlowFileSystem(LocalFileSystem):  # type: ignore[misc]
         return super().open(path, *args, **options)
 
     def _wait(self, path: str) -> None:
-        for folder in Path(self._strip_protocol(path)).parents:
+        for folder in list(Path(self._strip_protocol(path)).parents)[:-1]:
             pace = pace_file(folder)
             if pace.exists():
                 said = pace.read_text(encoding="ascii")
