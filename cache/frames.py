@@ -92,7 +92,7 @@ def encode_reply(number: int, head: np.ndarray, body: Sequence[bytes | memoryvie
 def reply_parts(number: int, head: np.ndarray, body: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return the message of a reply in pieces: all that is before the body, and the pieces of the body."""
     items = head.tobytes()
-    size = sum(map(len, body))
+    size = int(head["length"].sum(dtype=np.uint64))
     before = (
         _tag(_ID, _VARINT),
         _varint(number),

@@ -53,9 +53,10 @@ class Incoming:
         Raises:
             PlainFormatError: the reply has not as many.
         """
-        taken = memoryview(bytearray(size))
-        self.read_into([taken])
-        return bytes(taken)
+        if size > self.left:
+            self._connection.refuse("a reply that ends too soon")
+        self.left -= size
+        return self._connection.take_bytes(size)
 
     def read_into(self, parts: Sequence[memoryview]) -> None:
         """Fill `parts`, in order, with the next bytes.
@@ -252,12 +253,19 @@ class PlainConnection:
         self.is_used = True
 
     def _begun(self) -> Incoming:
-        prefix = memoryview(bytearray(framing.PREFIX.size))
-        self.take([prefix], len(prefix))
-        compressed, size = framing.PREFIX.unpack(prefix)
+        compressed, size = framing.PREFIX.unpack(self.take_bytes(framing.PREFIX.size))
         if compressed or size > _LARGEST_REPLY:
             self.refuse(f"a reply that is compressed or too long ({size} bytes)")
         return Incoming(self, size)
+
+    def take_bytes(self, size: int) -> bytes:
+        """Return the next `size` bytes of the call; see `take`."""
+        if size <= self._frame_left:
+            self._frame_left -= size
+            return self._link.read(size)
+        taken = memoryview(bytearray(size))
+        self.take([taken], size)
+        return bytes(taken)
 
     def take(self, parts: Sequence[memoryview], size: int) -> None:
         """Fill `parts`, `size` bytes in all, with what comes next in the call; `Incoming` asks for it.

@@ -25,10 +25,9 @@ _ZEROS = memoryview(bytes(1 << 16))
 class Message:
     """A message on its way into frames, in pieces; the gRPC prefix is its first."""
 
-    def __init__(self, parts: Sequence[Piece]) -> None:
-        self.left = sum(map(len, parts))
-        self._parts: list[Piece] = [PREFIX.pack(0, self.left), *parts]
-        self.left += PREFIX.size
+    def __init__(self, parts: Sequence[Piece], size: int) -> None:
+        self.left = PREFIX.size + size
+        self._parts: list[Piece] = [PREFIX.pack(0, size), *parts]
         self._at = 0
 
     def take(self, size: int) -> list[Piece]:
@@ -72,10 +71,10 @@ class Outbox:
         self._at = 0
         self._end = b""
 
-    def put(self, pieces: Sequence[Piece]) -> None:
-        """Take pieces in."""
+    def put(self, pieces: Sequence[Piece], size: int) -> None:
+        """Take pieces in, of so many bytes in all."""
         self._pieces.extend(pieces)
-        self.left += sum(map(len, pieces))
+        self.left += size
 
     def end_with(self, piece: bytes) -> None:
         """Send `piece` after all others; in place of an earlier such piece."""

@@ -62,8 +62,8 @@ class Session:
 
     def _advance(self, *, refuse: bool) -> bool:
         if self.intake.control:
-            self.out.put(self.intake.control)
-            self.intake.control = []
+            said, self.intake.control = b"".join(self.intake.control), []
+            self.out.put([said], len(said))
         if self._request is None:
             return self._begin(refuse=refuse)
         if self.intake.streams.get(self._request.stream) is not self._stream:
@@ -104,10 +104,11 @@ class Session:
             self._finish(Status.INTERNAL, "the server failed; its log says how")
             return True
         if reply is not None:
-            self._reply, self._message = reply, Message(reply.parts)
+            self._reply, self._message = reply, Message(reply.parts, reply.size)
             if not stream.is_greeted:
                 stream.is_greeted = True
-                self.out.put([framing.frame(Kind.HEADERS, framing.END_HEADERS, request.stream, hpack.ANSWER)])
+                head = framing.frame(Kind.HEADERS, framing.END_HEADERS, request.stream, hpack.ANSWER)
+                self.out.put([head], len(head))
             return True
         stream.waiting -= 1
         if stream.is_ended and not stream.waiting:
@@ -128,7 +129,8 @@ class Session:
         stream.window -= size
         if size >= _PROGRESS or size == message.left:
             self.intake.went_on()
-        self.out.put([framing.frame_head(Kind.DATA, 0, request.stream, size), *message.take(size)])
+        head = framing.frame_head(Kind.DATA, 0, request.stream, size)
+        self.out.put([head, *message.take(size)], len(head) + size)
         if not message.left:
             self._message = None
             if self._lost:

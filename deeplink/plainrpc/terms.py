@@ -19,6 +19,11 @@ class Reply(Protocol):
         """Its bytes, in pieces; only the kernel touches those that are memoryviews."""
         ...
 
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        ...
+
     def unreadable(self) -> str:
         """Say, for the caller, why a piece could not be read; called when the kernel could not."""
         ...
