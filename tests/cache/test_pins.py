@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from typing_extensions import override
 
 from deeplink.cache.index import Index
 from deeplink.cache.pins import Pin, Pinned, demand, read_pins
@@ -60,6 +61,7 @@ class Pinning(RuleBasedStateMachine):
         self.pins: dict[str, Pin] = {}
         self.model: dict[str, _Model] = {}
 
+    @override
     def teardown(self) -> None:
         shutil.rmtree(self.root)
 
