@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
+from deeplink.cache.errors import AppendError
 from deeplink.cache.home import open_home
 from deeplink.cache.jobs import planned_job
 from deeplink.cache.line import Line, Yard
@@ -22,6 +23,7 @@ from deeplink.cache.spreading import Made, Read, Share, Spread, Task
 from deeplink.cache.staging import staging
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
+from deeplink.types import ShardId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from deeplink.cache.plan import Plan
     from deeplink.cache.staging import Piece, Staging
     from deeplink.config import Config
-    from deeplink.types import Member, NodeName, ShardId, Version
+    from deeplink.types import Member, NodeName, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,17 +133,24 @@ def plan_pack(
     return job.listing, job.plan, sum(job.known(number) is not None for number in range(len(job.plan.shards)))
 
 
-def check_pack(source: str, name: str, *, config: Config) -> None:
+def check_pack(source: str, name: str, *, config: Config, append: bool = False, home: str = "") -> None:
     """Find what can be known to be wrong with a packing before anything is started for it; takes next to no time.
 
     Raises:
         SourceError: the source is not there, or of an unknown kind.
         DatasetNameError: `name` cannot be a dataset's.
+        AppendError: there is nothing to append to.
+        HomeError: the home cannot be asked.
         CatalogError: the catalog cannot be written.
     """
     checked_name(name)
     open_source(source).check()
-    Catalog(config.catalog).check_writable(name)
+    catalog = Catalog(config.catalog)
+    catalog.check_writable(name)
+    if append and not catalog.versions(name):
+        raise AppendError(name, "it has no version yet")
+    if home:
+        open_home(home).has(ShardId("0" * 40), 0)
 
 
 def pack(

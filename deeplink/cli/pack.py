@@ -118,7 +118,7 @@ def command(  # noqa: PLR0913 - one for each option
         planned = plan_pack(source, name, config=config, members=count, append=append)
         _say_plan(planned, source, name, as_json=as_json)
         return
-    check_pack(source, name, config=config)
+    check_pack(source, name, config=config, append=append, home=home)
     with target(config, local=local or 0, here=here) as to:
         with _shown_progress() as progress:
             options: dict[str, Any] = {"members": to.members, "token": to.token, "append": append, "home": home}

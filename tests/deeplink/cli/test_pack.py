@@ -253,3 +253,42 @@ def test_what_an_ordinary_user_may_not_read_is_named_and_nothing_published(close
         assert "Permission denied" in done.stderr
         assert "Traceback" not in done.stderr
         assert [path.name for path in (top / "catalog").iterdir()] == ["first"]
+
+
+def test_append_says_what_is_new_and_keeps_the_rest(deeplink: Deeplink, source: Path) -> None:
+    refused = deeplink("pack", str(source), "digits", "--append")
+    assert refused.code == 2
+    assert "no version yet" in refused.err
+    shards = json.loads(deeplink("pack", str(source), "digits", "--shard-size", "100K", "--json").out)["shards"]
+    write_tree(source, {"zebra/1.bin": b"new"})
+    planned = json.loads(deeplink("pack", str(source), "digits", "--append", "--dry-run", "--json").out)
+    assert (planned["shards"], planned["shards_there"]) == (shards + 1, shards)
+    said = json.loads(deeplink("pack", str(source), "digits", "--append", "--json").out)
+    assert (said["shards"], said["read_files"]) == (shards + 1, 1)
+
+
+def test_verify_reads_back_and_fails_where_something_is_wrong(
+    deeplink: Deeplink, source: Path, tmp_path: Path
+) -> None:
+    ended = deeplink("pack", str(source), "digits", "--verify", "--home", str(tmp_path / "home"))
+    assert ended.code == 0
+    assert "read back 1 copy of shards" in ended.out
+    (shard,) = Store(load_config().store).ids()
+    assert (tmp_path / "home" / f"{shard}.mdb").is_file()
+    with Reader.open("digits") as reader:
+        begins = int(reader.index.block_offsets(0)[0])
+    with Store(load_config().store).path(shard).open("r+b") as file:
+        file.seek(begins)
+        file.write(b"other")
+    again = deeplink("pack", str(source), "digits", "--verify", "--json")
+    assert again.code == 1
+    assert shard in json.loads(again.out)["verified"]["problems"][0]
+
+
+def test_a_home_that_cannot_be_used_is_said_before_anything_is_packed(
+    deeplink: Deeplink, source: Path, tmp_path: Path
+) -> None:
+    ended = deeplink("pack", str(source), "digits", "--home", "nosuchkind://x")
+    assert ended.code == 1
+    assert "nosuchkind" in ended.err
+    assert not (tmp_path / "store").exists()
