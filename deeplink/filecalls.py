@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from deeplink.library import Library, ReadOnlyError
+from deeplink.longsample import LongSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,10 @@ class ByteCalls:
             NotThereError, IsFolderError: there is no such sample.
             NotReadError: its bytes cannot be had anywhere.
         """
+        if start is not None or end is not None:
+            found = self._library.at(path)
+            if LongSample.is_one(found):
+                return LongSample(found, self._library.config).read(*slice(start, end).indices(found.bytes)[:2])
         return bytes(self._library.read([path])[path][start:end])
 
     def cat(

@@ -19,9 +19,9 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import isfilelike
 from typing_extensions import override
 
-from deeplink.cache.block import SPAN
 from deeplink.filecalls import ByteCalls, RefusedWrites
 from deeplink.library import IsFolderError, Library, NotThereError, ReadOnlyError, forget_open_datasets
+from deeplink.longsample import LongSample
 from deeplink.path import PROTOCOL, stripped
 from deeplink.publish import write_unsynced
 from deeplink.samplefile import SampleFile
@@ -37,14 +37,15 @@ _FSSPEC_OPTIONS = frozenset({"asynchronous", "loop", "use_listings_cache", "list
 
 
 class _LongSampleFile(AbstractBufferedFile):  # type: ignore[misc]
-    """A sample of many MiB: its bytes come at the first read, not when it is opened."""
+    """A sample of many MiB: its bytes come when they are read, not when it is opened."""
 
-    _whole: bytes | None = None
+    _sample: LongSample | None = None
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        if self._whole is None:
-            self._whole = self.fs.cat_file(self.path)
-        return self._whole[start:end]
+        if self._sample is None:
+            library: Library = self.fs._library  # noqa: SLF001 - our own
+            self._sample = LongSample(library.at(self.path), library.config)
+        return self._sample.read(start, end)
 
 
 class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  # type: ignore[misc]
@@ -286,7 +287,7 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
         found = self._library.at(path)
         if found.entry.is_folder:
             raise IsFolderError(path)
-        if found.bytes > SPAN:
+        if LongSample.is_one(found):
             options["cache_type"] = "none"
             return _LongSampleFile(self, path, mode, block_size or "default", **options)
         return SampleFile(path, self.cat_file(path))

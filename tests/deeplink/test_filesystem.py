@@ -21,12 +21,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from deeplink.cache import block
+from deeplink.cache.block import SPAN
 from deeplink.cache.packer import pack
 from deeplink.cache.store import Store
 from deeplink.errors import DeepLinkError
 from deeplink.filesystem import DeepLinkFileSystem
-from deeplink.library import IsFolderError, NotReadError, NotThereError, ReadOnlyError
-from tests.cache.agents import config_below, write_tree
+from deeplink.library import (
+    IsFolderError,
+    NotReadError,
+    NotThereError,
+    ReadOnlyError,
+    forget_open_datasets,
+)
+from tests.cache.agents import Agents, config_below, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -272,6 +279,30 @@ def test_a_sample_that_cannot_be_had_is_an_os_error_with_its_cause(tmp_path: Pat
     assert [type(part) for part in returned.values()] == [bytes, NotReadError, bytes]
 
 
+def test_samples_come_from_members_in_one_round(tmp_path: Path) -> None:
+    agents = Agents(tmp_path)
+    try:
+        for name in ("n0", "n1"):
+            agents.start(name)
+        config = agents.config()
+        pack(
+            str(write_tree(tmp_path / "t", FILES)),
+            "odd",
+            config=config,
+            members=agents.members,
+            token=agents.token,
+        )
+        fs = DeepLinkFileSystem(config=config)
+        assert fs.cat([f"odd/{path}" for path in FILES]) == {f"odd/{path}": data for path, data in FILES.items()}
+        with fs.open("odd/a.txt", "r") as file:
+            assert file.readline() == "first\n"
+        stats = fs._library.at("odd").reader.stats()
+        assert (stats.peer_samples, stats.local_samples, stats.source_samples) == (len(FILES) + 1, 0, 0)
+        fs._library.at("odd").reader.close()
+    finally:
+        agents.stop_all()
+
+
 def test_an_open_file_seeks_and_reads_as_a_local_one_does(fs: DeepLinkFileSystem) -> None:
     data = FILES["a/deep/two.bin"]
     with fs.open("odd/a/deep/two.bin") as file:
@@ -296,20 +327,38 @@ def test_an_open_file_seeks_and_reads_as_a_local_one_does(fs: DeepLinkFileSystem
         fs.open("odd/a.txt", "b")
 
 
-def test_a_sample_of_many_pieces_is_read_when_it_is_read(tmp_path: Path) -> None:
-    data = os.urandom(1 << 20) * 33
-    config = config_below(tmp_path, shard_bytes=1 << 26)
-    pack(str(write_tree(tmp_path / "tree", {"long": data})), "long", config=config)
+def test_of_a_long_sample_only_the_pieces_are_read_that_are_wanted(tmp_path: Path) -> None:
+    data = os.urandom(1 << 20) * 65  # two pieces and a bit
+    config = config_below(tmp_path, shard_bytes=1 << 27)
+    pack(str(write_tree(tmp_path / "long", {"long": data})), "long", config=config)
     fs = DeepLinkFileSystem(config=config)
+    reader = fs._library.at("long").reader
     with fs.open("long/long") as file:
         assert file.size == len(data)
-        assert fs._library.at("long").reader.stats().local_samples == 0
         file.seek(-100, os.SEEK_END)
         assert file.read() == data[-100:]
-        file.seek(1 << 25)
-        assert file.read(10) == data[1 << 25 :][:10]
-        assert fs._library.at("long").reader.stats().local_samples == 1
-    assert fs.cat_file("long/long", -5) == data[-5:]
+        file.seek(SPAN - 5)
+        assert file.read(10) == data[SPAN - 5 :][:10]
+        copy = pickle.loads(pickle.dumps(file))  # noqa: S301 - our own bytes
+        assert copy.read(10) == file.read(10) == data[SPAN + 5 :][:10]
+    for start, end in ((0, 10), (-5, None), (SPAN - 1, SPAN + 1), (None, 3), (9, 3), (2 * SPAN, None)):
+        assert fs.cat_file("long/long", start, end) == data[start:end]
+    assert reader.stats().local_samples == 0  # it was never read whole
+    with fs.open("long/long") as file:
+        assert file.read() == data
+    assert fs.cat_file("long/long", None, None) == data
+
+    # A damaged piece: the sample comes whole, from where it is right.
+    forget_open_datasets()
+    fs = DeepLinkFileSystem(config=config)
+    with Store(config.store).path(reader.index.shards[0].id).open("r+b") as shard:
+        shard.seek(int(reader.index.block_offsets(0)[1]) + 1000)
+        shard.write(b"damage")
+    with fs.open("long/long") as file:
+        assert file.read(10) == data[:10]
+        file.seek(SPAN + 990)
+        assert file.read(100) == data[SPAN + 990 :][:100]
+    assert fs._library.at("long").reader.stats().source_samples == 1
 
 
 def test_getting_writes_whole_files(fs: DeepLinkFileSystem, tmp_path: Path) -> None:
@@ -410,7 +459,8 @@ def test_no_call_of_fsspec_that_writes_was_forgotten() -> None:
         "current", "transaction", "end_transaction", "invalidate_cache", "ls", "walk", "find", "du", "glob",
         "exists", "lexists", "info", "checksum", "size", "sizes", "isdir", "isfile", "read_text", "cat_file",
         "cat_ranges", "cat", "get_file", "get", "head", "tail", "expand_path", "open", "ukey", "read_block",
-        "to_json", "from_json", "to_dict", "from_dict", "get_mapper", "clear_instance_cache", "created", "modified", "tree",
+        "to_json", "from_json", "to_dict", "from_dict", "get_mapper", "clear_instance_cache", "created",
+        "modified", "tree",
         "read_bytes", "listdir", "stat", "disk_usage", "download", "sign", "fsid", "unstrip_protocol",
     }  # fmt: skip
     public = {name for name in vars(fsspec.AbstractFileSystem) if not name.startswith("_") and name.islower()}
