@@ -135,6 +135,13 @@ class IndexFormatError(DeepLinkError):
         self.path, self.problem = path, problem
 
 
+class IndexMendedError(IndexFormatError):
+    """A part of an index was damaged and has been restored in memory: what is asked again will be right."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "a part of it was damaged and is restored; ask again")
+
+
 class ShardsUnknownError(DeepLinkError):
     """Nobody says of which shards an index is to be made."""
 

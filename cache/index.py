@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from deeplink.cache import block
-from deeplink.cache.errors import IndexFormatError, KeyMissingError, RowError
+from deeplink.cache.errors import IndexFormatError, IndexMendedError, KeyMissingError, RowError
 from deeplink.cache.index_format import IndexContent, ShardEntry, file_version, write_index
 from deeplink.cache.index_parts import load
 from deeplink.cache.key_column import KeyColumn
@@ -103,6 +103,7 @@ class Index:
         parts = load(path)
         self.format, self.source, self.home, self.shards = parts.format, parts.source, parts.home, parts.shards
         self._file, self._seal = parts.file, parts.seal
+        self._largest = self.shards.sizes.max() if len(self.shards) else 0
         self._keys = KeyColumn(path, parts.ends, parts.text)
         self.shard, self.block, self.offset = (parts.columns[name] for name in ("shard", "block", "offset"))
         self.lengths, self.checksums = parts.columns["length"], parts.columns["checksum"]
@@ -260,29 +261,47 @@ class Index:
         """Return where in their shards' files samples begin (int64); for one longer than SPAN, its first piece.
 
         Raises:
+            IndexMendedError: it was damaged, and is restored: ask again.
             IndexFormatError: a row is damaged: it names a shard or a block that there is not.
         """
         try:
-            return self._file_offsets(rows)
+            blocks = self.shards.first_block[self.shard[rows]] + self.block[rows]
+            found: np.ndarray = self.shards.block_offsets[blocks] + self.offset[rows]
         except IndexError as problem:
-            if self.mend():
-                return self._file_offsets(rows)
+            self._mend_or_say(rows)
             raise IndexFormatError(self.path, f"a row is damaged: {problem}") from None
-
-    def _file_offsets(self, rows: np.ndarray) -> np.ndarray:
-        blocks = self.shards.first_block[self.shard[rows]] + self.block[rows]
-        found: np.ndarray = self.shards.block_offsets[blocks] + self.offset[rows]
         return found
+
+    def sizes(self, rows: np.ndarray) -> np.ndarray:
+        """Return the bytes of samples (int64), none of more bytes than any shard has.
+
+        Raises:
+            IndexMendedError: it was damaged, and is restored: ask again.
+            IndexFormatError: a row is damaged.
+        """
+        found: np.ndarray = self.lengths[rows].view(np.int64)
+        # A negative size is a huge one when it is taken for unsigned.
+        if len(found) and found.view(np.uint64).max() > self._largest:
+            self._mend_or_say(rows)
+            raise IndexFormatError(self.path, "a row is damaged: a sample of more bytes than its shard")
+        return found
+
+    def _mend_or_say(self, rows: np.ndarray) -> None:
+        if self.mend(rows):
+            raise IndexMendedError(self.path)
 
     def pieces(self, row: int) -> list[tuple[int, int, int]]:
         """Return the (block, offset, length) of a sample's pieces: one, unless it is longer than SPAN."""
         return list(block.pieces(int(self.block[row]), int(self.offset[row]), int(self.lengths[row])))
 
-    def mend(self, row: int | None = None) -> bool:
-        """Compare what the file says of a row, or all of it, with the file's seal, and restore what was damaged.
+    def mend(self, rows: np.ndarray | None = None) -> bool:
+        """Compare what the file says of some rows, or all of it, with its seal, and restore what was damaged.
 
-        In memory, for this process and what it forks from now on; all views of the file see it. Takes next to
-        nothing for a row that is whole, else about as long as it takes to read all of the file.
+        In memory, for this process and what it forks from now on; all views of the file see it. Takes 0.1 ms for a
+        row that is whole; to restore one, about as long as it takes to read all of the file.
+
+        Args:
+            rows: which; None for all of the file.
 
         Returns:
             Whether something was restored: what was read before may have been wrong.
@@ -293,19 +312,22 @@ class Index:
         seal = self._seal
         if seal is None:
             return False
-        spans = [(0, seal.covered)] if row is None else self._cells(row)
-        damaged = sorted({number for start, stop in spans for number in seal.damaged(start, stop)})
+        spans = [(0, seal.covered)] if rows is None else self._cells(rows)
+        damaged = [number for number in seal.chunks(spans) if not seal.is_whole(number)]
         for number in damaged:
             if not seal.restore(number, self._file.write):
                 raise IndexFormatError(self.path, "more is damaged than can be restored")
             log.warning("index %s: a part of it was damaged and is restored in memory", self.path)
         return bool(damaged)
 
-    def _cells(self, row: int) -> list[tuple[int, int]]:
-        """Return where in the file a row's cells begin and end."""
+    def _cells(self, rows: np.ndarray) -> list[tuple[int, int]]:
+        """Return where in the file the rows' cells begin and end."""
         columns = (self.shard, self.block, self.offset, self.lengths, self.checksums)
-        places = [(column.ctypes.data + row * column.itemsize, column.itemsize) for column in columns]
-        return [(a - self._file.address, a - self._file.address + size) for a, size in places]
+        return [
+            (start, start + column.itemsize)
+            for column in columns
+            for start in (rows * column.itemsize + (column.ctypes.data - self._file.address)).tolist()
+        ]
 
     def verify(self) -> None:
         """Return if the file is, byte for byte, the version it is named by; reads all of it.

@@ -217,7 +217,9 @@ def load(path: Path) -> Parts:
 def _put_right(path: Path, file: MappedFile, seal: Seal) -> None:
     if not seal.is_footer_whole() and not seal.restore_footer(file.write):
         raise IndexFormatError(path, "its footer is damaged")
-    for number in seal.damaged(0, seal.checked):
+    for number in seal.chunks([(0, seal.checked)]):
+        if seal.is_whole(number):
+            continue
         if not seal.restore(number, file.write):
             raise IndexFormatError(path, f"the {CHUNK:,} bytes from {number * CHUNK:,} on are damaged, and others")
         log.warning("index %s: bytes from %d on are damaged and were restored in memory", path, number * CHUNK)

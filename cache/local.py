@@ -9,7 +9,7 @@ import numpy as np
 from deeplink.cache import block
 from deeplink.cache.ahead import joined
 from deeplink.cache.copying import Copying, by_shard
-from deeplink.cache.errors import ShardCorruptError
+from deeplink.cache.errors import IndexMendedError, ShardCorruptError
 from deeplink.cache.mapped import ColdGauge
 from deeplink.cache.opened import OpenShards
 from deeplink.cache.touched import Touched
@@ -60,7 +60,10 @@ class LocalReader:
                 work.missing.append(positions)
             else:
                 work.add(number, file, positions, cold=cold)
-        for number, problem in work.copy():
+        problems = work.copy()
+        if problems:
+            self._ask_index(rows)
+        for number, problem in problems:
             self._set_aside(number, problem)
         self._check(rows, batch, work)
         return work.left()
@@ -85,6 +88,8 @@ class LocalReader:
         data, starts = batch.data, batch.offsets[unseen].tolist()
         samples = [data[a:b] for a, b in zip(starts, batch.offsets[unseen + 1].tolist(), strict=True)]
         wrong = self._touched.wrong(rows[unseen], samples)
+        if len(wrong):
+            self._ask_index(rows[unseen[wrong]])
         for number, positions in by_shard(self._index.shard[rows[unseen[wrong]]]):
             if self.shards.is_vouched(number):  # the index is wrong about these samples alone
                 work.missing.append(unseen[wrong[positions]])
@@ -155,6 +160,9 @@ class LocalReader:
         except OSError as problem:
             self._set_aside(number, problem)
             return False
+        except ValueError:  # beyond the file's end: the index is wrong
+            self._ask_index(rows)
+            return False
 
     def _has_blocks(self, number: int, file: ShardFile, blocks: np.ndarray) -> np.ndarray:
         """Tell of each block whether all its pages are in memory, now or when it was first looked at."""
@@ -173,7 +181,10 @@ class LocalReader:
         """Compare samples with their checksums; return the positions of all in a shard with a wrong one."""
         samples = [view for position in due.tolist() if (view := found[position]) is not None]
         wrong: list[int] = []
-        for position in due[self._touched.wrong(rows[due], samples)].tolist():
+        differing = due[self._touched.wrong(rows[due], samples)]
+        if len(differing):
+            self._ask_index(rows[differing])
+        for position in differing.tolist():
             row = int(rows[position])
             number = int(self._index.shard[row])
             if self.shards.is_vouched(number):  # the index is wrong about this sample alone
@@ -182,6 +193,15 @@ class LocalReader:
             self._set_aside(number, self._changed(row))
             wrong.extend(np.flatnonzero(self._index.shard[rows] == number).tolist())
         return wrong
+
+    def _ask_index(self, rows: np.ndarray) -> None:
+        """Return if what the index says of rows is what was written: then it is the shard that is damaged.
+
+        Raises:
+            IndexMendedError: it was not, and is restored.
+        """
+        if self._index.mend(rows):
+            raise IndexMendedError(self._index.path)
 
     def _file(self, number: int) -> ShardFile | None:
         try:

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 from typing_extensions import override
@@ -17,7 +17,7 @@ from deeplink.cache.asking import Outcome
 from deeplink.cache.batch import Batch
 from deeplink.cache.bucket import SourceCap, TokenBucket
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.errors import RowError, SampleUnavailableError
+from deeplink.cache.errors import IndexFormatError, IndexMendedError, RowError, SampleUnavailableError
 from deeplink.cache.fallback import Fallback
 from deeplink.cache.fetching import Wanted
 from deeplink.cache.fleet import Fleet
@@ -43,6 +43,10 @@ _HASTE = 10
 """How much more a rank may take from the source than agents that fill in the background: training waits for it."""
 _STALL_S = 0.5
 """What a batch from other nodes never takes when all is well."""
+_MENDINGS = 8
+"""Tries to read with an index of which a part was just restored; a batch comes by no more parts."""
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +148,30 @@ class Reader:
             SampleUnavailableError: a sample cannot be had anywhere.
         """
         wanted = self._checked(rows)
-        batch = Batch.empty(self.index.lengths[wanted], room)
-        if len(wanted):
-            self._fill(wanted, batch)
-        return batch
+        made: list[Batch] = []
+
+        def read() -> Batch:
+            sizes = self.index.sizes(wanted)
+            # Room is asked for once, unless the index was wrong about the sizes.
+            if not made or (made[-1].lengths != sizes).any():
+                made.append(Batch.empty(sizes, room))
+            if len(wanted):
+                self._fill(wanted, made[-1])
+            return made[-1]
+
+        return self._sure_of_index(wanted, read)
+
+    def _sure_of_index(self, wanted: np.ndarray, read: Callable[[], _Read]) -> _Read:
+        """Return what `read` does; once more where it failed because the index was damaged, which is mended."""
+        for _ in range(_MENDINGS):
+            try:
+                return read()
+            except IndexMendedError:
+                continue
+            except (IndexFormatError, SampleUnavailableError):
+                if not self.index.mend(wanted):
+                    raise
+        return read()
 
     def read(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
         """Return the bytes of each sample of a `batch`. Raises as it does."""
@@ -174,7 +198,7 @@ class Reader:
         wanted = self._checked(rows)
         if not len(wanted):
             return []
-        found, left = self._process().local.views(wanted)
+        found, left = self._sure_of_index(wanted, lambda: self._process().local.views(wanted))
         size = int(self.index.lengths[wanted].sum())
         if left:
             left = sorted(set(left))

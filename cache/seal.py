@@ -24,7 +24,7 @@ import numpy as np
 from deeplink.cache import block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 CHUNK = 1 << 18
@@ -121,13 +121,20 @@ class Seal:
     def _span(self, number: int) -> tuple[int, int]:
         return number * CHUNK, min((number + 1) * CHUNK, self.covered)
 
-    def damaged(self, start: int = 0, stop: int | None = None) -> Iterator[int]:
-        """Yield the numbers of the chunks that hold bytes from `start` to `stop` (the end) and are damaged."""
-        end = self.covered if stop is None else min(stop, self.covered)
-        for number in range(start // CHUNK, -(-end // CHUNK)):
-            a, b = self._span(number)
-            if block.checksum(self.data[a:b]) != self.checksums[number]:
-                yield number
+    def chunks(self, spans: Iterable[tuple[int, int]]) -> list[int]:
+        """Return the numbers of the chunks that hold bytes of `spans`, (start, stop) each, sorted."""
+        return sorted(
+            {
+                number
+                for start, stop in spans
+                for number in range(start // CHUNK, -(-min(stop, self.covered) // CHUNK))
+            }
+        )
+
+    def is_whole(self, number: int) -> bool:
+        """Tell whether a chunk is what was written."""
+        start, stop = self._span(number)
+        return bool(block.checksum(self.data[start:stop]) == self.checksums[number])
 
     def is_footer_whole(self) -> bool:
         """Tell whether the file ends with the footer it was written with."""

@@ -153,10 +153,10 @@ def test_a_row_is_mended_in_the_views_that_others_hold(tmp_path: Path) -> None:
     held = Index(path, version).checksums
     damage(path, [at])
     assert index.checksums[59_000] != wanted.checksum[59_000]
-    assert not index.mend(0)  # lies elsewhere
-    assert index.mend(59_000)
+    assert not index.mend(np.array([0, 1]))  # lies elsewhere
+    assert index.mend(np.array([59_000]))
     assert index.checksums[59_000] == wanted.checksum[59_000]
-    assert not index.mend(59_000)
+    assert not index.mend(np.array([59_000]))
     assert held[59_000] != wanted.checksum[59_000]  # each process, and each index, for itself
     with pytest.raises(ValueError, match="read-only"):
         index.checksums[0] = 1
