@@ -42,7 +42,7 @@ Exit codes: 0 done, also where shards had to stay; 1 a member did not answer or 
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     *, dataset: str, members: str | None, here: bool, local: int | None, force: bool, dry_run: bool, as_json: bool
-) -> int:
+) -> None:
     """Drop a dataset's shards from the nodes' SSDs, as far as they can be had again.
 
     Shards that a running job needs stay too.
@@ -60,7 +60,8 @@ def command(
         found, problems = _evicted(shards, to, force=force, dry_run=dry_run)
     _say(found, problems, dry_run=dry_run, as_json=as_json)
     failed = any(_outcome(shard) == "failed" for held in found.values() for shard in held)
-    return 1 if problems or failed else 0
+    if problems or failed:
+        click.get_current_context().exit(1)
 
 
 def _shards(dataset: str, config: Config) -> list[ShardId]:

@@ -1,0 +1,131 @@
+"""`deeplink warm` and `deeplink evict`: here, and on members."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from deeplink.cache.catalog import Catalog
+from deeplink.cache.packer import pack
+from deeplink.cache.pins import Pin
+from deeplink.cache.store import Store
+from deeplink.cli import cli
+from deeplink.clock import SystemClock
+from deeplink.types import format_members
+from tests.cache.agents import config_below, small_files, write_tree
+from tests.cache.keepers import Keepers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from deeplink.cache.index import Index
+    from deeplink.config import Config
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    config = config_below(tmp_path, shard_bytes=100_000)
+    for key in ("catalog", "store", "node"):
+        monkeypatch.setenv(f"DEEPLINK_{key.upper()}", str(getattr(config, key)))
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "state"))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    write_tree(tmp_path / "source", small_files())
+    pack(str(tmp_path / "source"), "digits", config=config)
+    return config
+
+
+@pytest.fixture
+def index(config: Config) -> Index:
+    return Catalog(config.catalog).open("digits")
+
+
+def said(*words: str, code: int = 0) -> dict[str, Any]:
+    done = CliRunner().invoke(cli, [*words, "--json"])
+    assert done.exit_code == code, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_what_was_dropped_here_is_made_anew_from_the_source(config: Config, index: Index) -> None:
+    count, store = len(index.shards), Store(config.store)
+    dry = said("evict", "digits", "--dry-run")
+    assert [one["outcome"] for one in dry["nodes"]["head"]] == ["gone"] * count
+    assert store.status().shards == count
+    said("evict", "digits")
+    assert store.ids() == []
+    now = said("warm", "digits", "--dry-run")
+    assert (now["percent"], now["cached_shards"], now["nodes"][0]["verified"]) == (0.0, 0, 0)
+    done = said("warm", f"digits@{index.version[:8]}")
+    assert (done["percent"], done["whole_shards"], done["problems"]) == (100.0, count, [])
+    assert done["brought"] == {"source": sum(entry.bytes for entry in index.shards)}
+    assert all(store.is_verified(entry.id) for entry in index.shards)
+
+
+def test_what_cannot_be_had_again_stays_unless_forced(config: Config, index: Index, tmp_path: Path) -> None:
+    (tmp_path / "source").rename(tmp_path / "moved")
+    kept = said("evict", "digits")["nodes"]["head"]
+    assert {one["outcome"] for one in kept} == {"only"}
+    text = CliRunner().invoke(cli, ["evict", "digits"]).stdout
+    assert f"kept {len(index.shards)} shards: it is not known that it can be had again" in text
+    said("evict", "digits", "--force")
+    assert Store(config.store).ids() == []
+    failed = said("warm", "digits", code=1)
+    assert failed["percent"] == 0.0
+    assert "there is no such folder" in failed["problems"][0] or "No such file" in failed["problems"][0]
+
+
+def test_what_a_job_reads_stays(config: Config, index: Index) -> None:
+    pin = Pin(config.store, index, SystemClock())
+    assert {one["outcome"] for one in said("evict", "digits")["nodes"]["head"]} == {"needed"}
+    pin.release()
+    assert {one["outcome"] for one in said("evict", "digits")["nodes"]["head"]} == {"gone"}
+
+
+def test_of_a_version_only_what_no_other_one_has_goes(config: Config, index: Index, tmp_path: Path) -> None:
+    (tmp_path / "source" / "zzz.bin").write_bytes(b"new")
+    newer = Catalog(config.catalog).open("digits", pack(str(tmp_path / "source"), "digits", config=config).version)
+    shared = {entry.id for entry in index.shards} & {entry.id for entry in newer.shards}
+    assert shared
+    assert shared != {entry.id for entry in index.shards}
+    (tmp_path / "source" / "zzz.bin").unlink()
+    said("evict", f"digits@{index.version}")
+    assert set(Store(config.store).ids()) == {entry.id for entry in newer.shards}
+
+
+@pytest.fixture
+def keepers(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keepers]:
+    running = Keepers(tmp_path)
+    for name in ("n0", "n1"):
+        running.start(name)
+    token = tmp_path / "token"
+    token.write_text(running.token)
+    token.chmod(0o600)
+    monkeypatch.setenv("DEEPLINK_MEMBERS", format_members(running.members))
+    monkeypatch.setenv("DEEPLINK_TOKEN_FILE", str(token))
+    yield running
+    running.stop_all()
+
+
+def test_members_are_warmed_and_the_table_says_who_is_silent(keepers: Keepers, index: Index) -> None:
+    count = len(index.shards)
+    text = CliRunner().invoke(cli, ["warm", "digits"])
+    assert text.exit_code == 0, text.output
+    assert f"cached and verified: 100.0 %; {count} of {count} shards have all 2 copies" in text.stdout
+    keepers.stop("n1")
+    done = said("warm", "digits", code=1)
+    assert (done["percent"], done["whole_shards"]) == (100.0, 0)
+    assert [node["answered"] for node in done["nodes"]] == [True, False]
+    assert said("warm", "digits", "--replicas", "1")["whole_shards"] == count
+    gone = said("evict", "digits", code=1)
+    assert len(gone["nodes"]["n0"]) == count
+    assert "n1" in gone["problems"][0]
+
+
+@pytest.mark.parametrize(("words", "code"), [(("nothing",), 2), (("digits/a",), 2), (("digits@0000",), 2)])
+@pytest.mark.parametrize("verb", ["warm", "evict"])
+def test_what_is_not_there_is_wrong_usage(config: Config, verb: str, words: tuple[str, ...], code: int) -> None:
+    done = CliRunner().invoke(cli, [verb, *words])
+    assert done.exit_code == code or getattr(done.exception, "exit_code", 1) == code
