@@ -103,7 +103,7 @@ class Index:
         parts = load(path)
         self.format, self.source, self.home, self.shards = parts.format, parts.source, parts.home, parts.shards
         self._file, self._seal = parts.file, parts.seal
-        self._largest = self.shards.sizes.max() if len(self.shards) else 0
+        self._largest = int(self.shards.sizes.max()) if len(self.shards) else 0
         self._keys = KeyColumn(path, parts.ends, parts.text)
         self.shard, self.block, self.offset = (parts.columns[name] for name in ("shard", "block", "offset"))
         self.lengths, self.checksums = parts.columns["length"], parts.columns["checksum"]
@@ -279,12 +279,11 @@ class Index:
             IndexMendedError: it was damaged, and is restored: ask again.
             IndexFormatError: a row is damaged.
         """
-        found: np.ndarray = self.lengths[rows].view(np.int64)
-        # A negative size is a huge one when it is taken for unsigned.
-        if len(found) and found.view(np.uint64).max() > self._largest:
+        found: np.ndarray = self.lengths[rows]
+        if len(found) and int(found.max()) > self._largest:
             self._mend_or_say(rows)
             raise IndexFormatError(self.path, "a row is damaged: a sample of more bytes than its shard")
-        return found
+        return found.view(np.int64)
 
     def _mend_or_say(self, rows: np.ndarray) -> None:
         if self.mend(rows):
