@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch.utils import data as torch_data
 from typing_extensions import override
@@ -125,6 +126,7 @@ class _Stream:
 
     def _found(self) -> Iterator[list[int]]:
         sampler, position = self._whole.sampler, self._start["position"]
+        coming = sampler.coming(self._start["epoch"])
         wanted = self._first + self._taken * self._step
         number = 0
         while position < sampler.length:
@@ -132,6 +134,9 @@ class _Stream:
             begin = 0
             for mine, size in sizes:
                 if number == wanted:
+                    if coming is not None:  # of what disks are asked for ahead each worker asks for its part
+                        asked = np.array_split(coming.at(position), self._step)[self._first]
+                        self._whole.dataset.will_need(asked)
                     yield rows[begin : begin + mine]
                     wanted += self._step
                 begin, position, number = begin + mine, position + size, number + 1

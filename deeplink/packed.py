@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -106,8 +105,7 @@ class PackedBatch:
         return self.arena[start:stop]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        arena, ends = self.arena, self.offsets.tolist()
-        return (arena[start:stop] for start, stop in itertools.pairwise(ends))
+        return iter(self.arena.split_with_sizes(self.offsets.diff().tolist()))
 
     def pin_memory(self) -> Self:
         """Return the batch in pinned memory, as DataLoader(pin_memory=True) wants it."""

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import deeplink
 from deeplink import packed
 from deeplink.config import Config
-from deeplink.data import DeliveryDigest, Order, ResumableSampler, receipt
+from deeplink.data import DeliveryDigest, Order, Prefetcher, ResumableSampler, receipt
 from deeplink.data.ring import Ring
 from deeplink.dataset import NoClassError
 from deeplink.packed import PackedBatch, RaggedBatchError, loader
@@ -62,6 +62,7 @@ def test_one_item_is_a_batch_of_one_and_none_an_empty_one(many: deeplink.Dataset
     assert len(many[7]) == 1
     nothing = many.__getitems__([])
     assert (len(nothing), nothing.labels.tolist(), nothing.stacked().shape) == (0, [], (0, 0))
+    assert not list(nothing)
     for index in (COUNT, -COUNT - 1):
         with pytest.raises(IndexError):
             many.__getitems__([0, index])
@@ -241,6 +242,17 @@ def test_the_blocks_shards_and_lengths_of_a_dataset_are_those_of_its_items(confi
     assert {part.shards[number] for number in part.shard.tolist()} <= set(part.shards)
     part.will_need(np.arange(80))
     assert len(part.shard) == 80
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_prefetcher_delivers_every_sample_once_by_blocks(many: deeplink.Dataset, threads: int) -> None:
+    sampler = ResumableSampler(many, batch_size=7, shuffle=Order.BLOCKS, window=2)
+    digest = DeliveryDigest()
+    for batch in Prefetcher(many, sampler, threads=threads, ahead_bytes=64 << 10):
+        digest.add(0, batch.receipts)
+        sampler.finished()
+    assert digest == DeliveryDigest.expected(many, 1)
+    assert many.stats().local_samples == COUNT
 
 
 def test_a_dataset_knows_which_of_its_samples_belong_where(config: Config) -> None:
