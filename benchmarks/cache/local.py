@@ -13,7 +13,7 @@ from benchmarks.cache.players import UnmeasuredError
 from benchmarks.rows import make_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from benchmarks.cache.lab import Lab, Turns
     from benchmarks.cache.players import Answer
@@ -36,10 +36,10 @@ class WrongBytesError(Exception):
     """A side did not read the bytes that were written."""
 
 
-def measure(lab: Lab) -> list[Row]:
-    """Return all rows about local reads."""
+def measure(lab: Lab, sizes: Mapping[int, str] = SIZES) -> list[Row]:
+    """Return all rows about local reads, of samples of these sizes."""
     rows: list[Row] = []
-    for size, name in SIZES.items():
+    for size, name in sizes.items():
         lab.say(f"local, {name}: {len(lab.source(size).digests)} files; every side packs them")
         for side in SIDES:
             _ready(lab, side, size)
