@@ -23,3 +23,14 @@ def sized(count: float) -> str:
             return f"{count:,.1f} {unit}" if unit != "B" else f"{count:,.0f} B"
         count /= 1024
     return f"{count:,.1f} TiB"
+
+
+def printable(text: str) -> str:
+    r"""Return a text that can be shown on a terminal and in one line, whatever somebody named a file.
+
+    >>> printable("a b/ü.png"), printable("a\n\x1b[31m")
+    ('a b/ü.png', 'a\\n\\x1b[31m')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -135,7 +135,7 @@ def _sample(config: Config, found: Found) -> dict[str, Any]:
 def _say(facts: dict[str, Any]) -> None:
     from datetime import UTC, datetime
 
-    from deeplink.wording import sized
+    from deeplink.wording import printable, sized
 
     for name, value in facts.items():
         label = name.replace("_", " ").removesuffix(" unix")
@@ -146,11 +146,11 @@ def _say(facts: dict[str, Any]) -> None:
             click.echo(f"{label:<23}{when}")
         elif isinstance(value, list | dict):
             items = [f"{key}: {text}" for key, text in value.items()] if isinstance(value, dict) else value
-            click.echo(f"{label:<23}{', '.join(items) or '-'}")
+            click.echo(f"{label:<23}{printable(', '.join(items)) or '-'}")
         elif name.endswith("bytes"):
             click.echo(f"{label:<23}{value:,} ({sized(value)})")
         else:
-            click.echo(f"{label:<23}{f'{value:,}' if isinstance(value, int) else value}")
+            click.echo(f"{label:<23}{f'{value:,}' if isinstance(value, int) else printable(str(value))}")
 
 
 def _say_nodes(nodes: dict[str, Any]) -> None:

@@ -107,9 +107,9 @@ def _facts(found: Found, entry: Entry) -> dict[str, Any]:
 
 
 def _line(found: Found, entry: Entry, *, long: bool, whole: bool) -> str:
-    from deeplink.wording import counted, sized
+    from deeplink.wording import counted, printable, sized
 
-    name = found.path_of(entry) if whole else entry.path.rpartition("/")[2]
+    name = printable(found.path_of(entry) if whole else entry.path.rpartition("/")[2])
     name += "/" if entry.is_folder else ""
     if not long:
         return name

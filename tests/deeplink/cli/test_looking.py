@@ -101,6 +101,15 @@ def test_ls_lists_folders_and_samples(deeplink: Deeplink) -> None:
     }
 
 
+def test_a_name_cannot_play_with_the_terminal(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    config = config_below(tmp_path)
+    pack(str(write_tree(tmp_path / "tree", {"a\nb\x1b[31m": b""})), "odd", config=config)
+    deeplink = command_of(config, monkeypatch, capsys)
+    assert deeplink("ls", "odd").out == "a\\nb\\x1b[31m\n"
+    assert "\x1b" not in deeplink("info", "odd/a\nb\x1b[31m").out
+    assert json.loads(deeplink("ls", "--json", "odd").out)[0]["path"] == "odd/a\nb\x1b[31m"
+
+
 @pytest.mark.parametrize("verb", ["ls", "info", "cat", "verify"])
 @pytest.mark.parametrize("place", ["none", "digits/none", "digits@00", "o dd", "digits@"])
 def test_what_is_not_there_is_wrong_usage_that_says_so(deeplink: Deeplink, verb: str, place: str) -> None:
