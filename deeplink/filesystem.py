@@ -8,6 +8,7 @@ imported.
 from __future__ import annotations
 
 import os
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from glob import has_magic
 from pathlib import Path
@@ -24,6 +25,7 @@ from deeplink.library import IsFolderError, Library, NotThereError, ReadOnlyErro
 from deeplink.longsample import LongSample
 from deeplink.path import PROTOCOL, stripped
 from deeplink.publish import write_unsynced
+from deeplink.readahead import ReadAhead
 from deeplink.samplefile import SampleFile
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from deeplink.library import Found
     from deeplink.tree import Entry
 
+_ahead: ContextVar[ReadAhead | None] = ContextVar("_ahead", default=None)
+"""Of the `get` that is under way in this thread: it asks for one file after another."""
 _FSSPEC_OPTIONS = frozenset({"asynchronous", "loop", "use_listings_cache", "listings_expiry_time", "max_paths"})
 
 
@@ -257,6 +261,32 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
 
     # Bytes.
 
+    def get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002 - fsspec's
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Copy samples to local files, each whole or not at all; they are read many at once.
+
+        Raises:
+            NotThereError: there is no such sample.
+            NotReadError: its bytes cannot be had anywhere.
+            OSError: it cannot be written.
+        """
+        if isinstance(rpath, list) and isinstance(lpath, list):
+            paths = self._strip_protocol(rpath)
+        else:
+            paths = self.expand_path(rpath, recursive=recursive, maxdepth=maxdepth)
+        token = _ahead.set(ReadAhead(self._library, paths))
+        try:
+            super().get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **options)
+        finally:
+            _ahead.reset(token)
+
     def get_file(
         self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **_options: Any
     ) -> None:
@@ -271,7 +301,9 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
         if outfile is None and self.isdir(rpath):
             Path(lpath).mkdir(parents=True, exist_ok=True)
             return
-        data = self._library.read([rpath])[rpath]
+        path = self._strip_protocol(rpath)
+        ahead = _ahead.get() or ReadAhead(self._library, [path])
+        data = ahead.take(path)
         callback.set_size(len(data))
         if outfile is None:
             write_unsynced(Path(lpath), data)

@@ -20,6 +20,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 
+from deeplink import readahead
 from deeplink.cache import block
 from deeplink.cache.block import SPAN
 from deeplink.cache.packer import pack
@@ -223,16 +224,22 @@ def test_ranges_are_slices(fs: DeepLinkFileSystem, start: int | None, end: int |
     assert fs.cat([path, "odd/empty"], start=start, end=end) == {path: expected, "odd/empty": b""}
 
 
-def test_several_files_are_read_at_once(fs: DeepLinkFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = fs._library.at("odd").reader
-    batches = []
-    read = type(reader).read
+@pytest.fixture
+def batches(fs: DeepLinkFileSystem, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples each read asked for."""
+    kind = type(fs._library.at("odd").reader)
+    sizes: list[int] = []
+    read = kind.read
 
     def counted(self: Any, rows: Any) -> Any:
-        batches.append(len(rows))
+        sizes.append(len(rows))
         return read(self, rows)
 
-    monkeypatch.setattr(type(reader), "read", counted)
+    monkeypatch.setattr(kind, "read", counted)
+    return sizes
+
+
+def test_several_files_are_read_at_once(fs: DeepLinkFileSystem, batches: list[int], tmp_path: Path) -> None:
     paths = [f"odd/{path}" for path in FILES] + ["other/x/1"]
     assert fs.cat(paths) == {f"odd/{path}": data for path, data in FILES.items()} | {"other/x/1": b"x1"}
     assert batches == [len(FILES), 1]
@@ -242,6 +249,28 @@ def test_several_files_are_read_at_once(fs: DeepLinkFileSystem, monkeypatch: pyt
     }
     assert fs.cat("odd/b/*.txt") == {"odd/b/1.txt": b"one", "odd/b/[1]*.txt": b"literal"}
     assert batches[2:] == [2, 2]
+    fs.get("odd", str(tmp_path / "all"), recursive=True)
+    assert batches[4:] == [len(FILES)]
+    targets = [str(tmp_path / "b"), str(tmp_path / "a")]
+    fs.get(["odd/b/1.txt", "deeplink://odd/a.txt"], targets)
+    assert batches[5:] == [2]
+    assert [Path(target).read_bytes() for target in targets] == [b"one", FILES["a.txt"]]
+
+
+def test_reading_ahead_is_bounded(
+    fs: DeepLinkFileSystem, batches: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readahead, "_BATCH_SAMPLES", 2)
+    fs.get("odd", str(tmp_path / "two"), recursive=True)
+    assert sum(batches) == len(FILES)
+    assert max(batches) == 2
+    batches.clear()
+    monkeypatch.setattr(readahead, "_BATCH_BYTES", 10)
+    fs.get("odd/b", str(tmp_path / "few"), recursive=True)
+    assert sum(batches) == 4
+    with pytest.raises(NotThereError):
+        fs.get(["odd/a.txt", "odd/none"], [str(tmp_path / "there"), str(tmp_path / "not")])
+    assert (tmp_path / "there").read_bytes() == FILES["a.txt"]
 
 
 def test_what_cannot_be_read_is_raised_left_out_or_returned(fs: DeepLinkFileSystem) -> None:
