@@ -149,12 +149,10 @@ class MappedFile:
             OSError: the memory cannot be made writable.
         """
         start = at // mmap.PAGESIZE * mmap.PAGESIZE
-        size = at + len(data) - start
-        for access in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ):
-            if _mprotect(self.address + start, size, access):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            if access != mmap.PROT_READ:
-                ctypes.memmove(self.address + at, data, len(data))
+        # Not made read-only again: another thread may be about to put the same part right.
+        if _mprotect(self.address + start, at + len(data) - start, mmap.PROT_READ | mmap.PROT_WRITE):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        ctypes.memmove(self.address + at, data, len(data))
 
 
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect

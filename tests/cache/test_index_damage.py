@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,21 @@ def test_a_row_is_mended_in_the_views_that_others_hold(tmp_path: Path) -> None:
     assert held[59_000] != wanted.checksum[59_000]  # each process, and each index, for itself
     with pytest.raises(ValueError, match="read-only"):
         index.checksums[0] = 1
+
+
+def test_threads_that_meet_damage_at_once_all_mend_it(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    _, index, wanted = large(path)
+    good, rows = path.read_bytes(), np.array([59_000])
+    at = place_of(path, wanted.checksum, 59_000)
+    for byte in range(4):
+        damage(path, [at + byte])
+        # The pages that were put right are this process's own: damage comes to a new mapping.
+        fresh = Index(path, index.version)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _, fresh=fresh: fresh.mend(rows), range(16)))
+        assert fresh.checksums[59_000] == wanted.checksum[59_000]
+        path.write_bytes(good)
 
 
 def test_more_damage_than_can_be_restored_is_said(tmp_path: Path) -> None:
