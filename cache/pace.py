@@ -38,7 +38,7 @@ class Pace:
         self._times: dict[NodeName, deque[float]] = {}
         self._patience: dict[NodeName, float] = {}
         self._seen = 0
-        self._saved = 1.0
+        self._saved = _MOST_SAVED
 
     def asked(self) -> None:
         """Note a first request: it earns a part of a second one."""

@@ -208,6 +208,7 @@ class _PlainPending(Pending):
         self._transport, self._member, self._request, self._places = transport, member, request, places
         self._lengths = request.extents["length"].astype(np.int64)
         self._allowance_s = deadline_s + int(self._lengths.sum()) / _SLOWEST_BYTES_PER_S
+        self._patience_s = deadline_s / 2
         self._deadline = transport.deadline(self._allowance_s)
         self._message = frames.encode_request(request)
         self._problem: MemberError | None = None
@@ -286,7 +287,7 @@ class _PlainPending(Pending):
         found: list[np.ndarray] = []
         try:
             with member_errors(self._member):
-                for message in connection.incoming():
+                for message in connection.incoming(patience_s=self._patience_s):
                     found.append(self._items(message, sum(map(len, found))))
         except FrameError as problem:
             connection.close()

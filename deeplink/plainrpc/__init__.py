@@ -8,7 +8,8 @@ server, with the same token, one call at a time on a connection, no threads, not
 
 from __future__ import annotations
 
-from deeplink.plainrpc.connection import LARGEST_REQUEST, Incoming, PlainConnection
+from deeplink.plainrpc.answers import Incoming
+from deeplink.plainrpc.connection import LARGEST_REQUEST, PlainConnection
 from deeplink.plainrpc.errors import (
     CallRefusedError,
     PlainBusyError,

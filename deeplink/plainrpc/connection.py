@@ -6,17 +6,15 @@ Replies are received straight into the memory they are wanted in.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import unquote
 
 from deeplink.plainrpc import framing, hpack
+from deeplink.plainrpc.answers import Incoming, check_status
 from deeplink.plainrpc.errors import (
     PlainBusyError,
     PlainFormatError,
-    PlainRefusedError,
     PlainSilentError,
-    PlainStatusError,
 )
-from deeplink.plainrpc.framing import Fault, Kind, Setting, Status, frame
+from deeplink.plainrpc.framing import Fault, Kind, Setting, frame
 from deeplink.plainrpc.headers import HeaderReader
 from deeplink.plainrpc.link import Link
 from deeplink.plainrpc.terms import TOKEN_HEADER
@@ -31,44 +29,9 @@ if TYPE_CHECKING:
 _WINDOW = framing.WINDOW
 _LARGEST_REPLY = 64 << 20
 _LARGEST_HEAD = 1 << 20
-_LONGEST_RETRY_S = 60.0
 
 LARGEST_REQUEST = 60_000
 """Bytes of a request: within what a server takes before it has said anything, so sending never waits for it."""
-
-
-class Incoming:
-    """A reply that is being received. Take all of it before the next.
-
-    Attributes:
-        left: bytes of it that are not yet taken.
-    """
-
-    def __init__(self, connection: PlainConnection, size: int) -> None:
-        self._connection, self.left = connection, size
-
-    def read(self, size: int) -> bytes:
-        """Return the next `size` bytes.
-
-        Raises:
-            PlainFormatError: the reply has not as many.
-        """
-        if size > self.left:
-            self._connection.refuse("a reply that ends too soon")
-        self.left -= size
-        return self._connection.take_bytes(size)
-
-    def read_into(self, parts: Sequence[memoryview]) -> None:
-        """Fill `parts`, in order, with the next bytes.
-
-        Raises:
-            PlainFormatError: the reply has not as many.
-        """
-        size = sum(map(len, parts))
-        if size > self.left:
-            self._connection.refuse("a reply that ends too soon")
-        self.left -= size
-        self._connection.take(parts, size)
 
 
 class PlainConnection:
@@ -169,7 +132,7 @@ class PlainConnection:
         if self._stream + 2 > framing.LAST_STREAM:
             raise PlainSilentError(self.address, "the connection has no streams left")
         self._stream += 2
-        self._link.deadline = deadline
+        self._link.deadline, self._link.patience_s = deadline, 0.0
         head = hpack.request_head(self.address, method, ((TOKEN_HEADER, self._token),))
         body = framing.PREFIX.pack(0, len(message)) + message
         frames = [frame(Kind.HEADERS, framing.END_HEADERS, self._stream, head)]
@@ -211,12 +174,8 @@ class PlainConnection:
             raise PlainSilentError(self.address, str(problem)) from problem
 
     def _greeting(self) -> bytes:
-        settings = framing.settings({
-            Setting.HEADER_TABLE_SIZE: 0,
-            Setting.ENABLE_PUSH: 0,
-            Setting.INITIAL_WINDOW: _WINDOW,
-            Setting.FRAME_SIZE: framing.LARGEST_FRAME,
-        })  # fmt: skip
+        frames = {Setting.INITIAL_WINDOW: _WINDOW, Setting.FRAME_SIZE: framing.LARGEST_FRAME}
+        settings = framing.settings({Setting.HEADER_TABLE_SIZE: 0, Setting.ENABLE_PUSH: 0, **frames})
         window = framing.COUNT.pack(_WINDOW - framing.DEFAULT_WINDOW)
         return framing.PREFACE + settings + frame(Kind.WINDOW_UPDATE, 0, 0, window)
 
@@ -227,10 +186,14 @@ class PlainConnection:
             reply.read_into([whole])
             yield whole
 
-    def incoming(self) -> Iterator[Incoming]:
+    def incoming(self, *, patience_s: float = 0.0) -> Iterator[Incoming]:
         """Yield the replies of the call begun by `send`, as they begin to come.
 
         The connection can be used again once all were taken, and must be closed after an error.
+
+        Args:
+            patience_s: how long the server may stand still once the first reply has begun to come; 0: until the
+                deadline.
 
         Raises:
             PlainSilentError: not all came before the deadline, or the connection broke.
@@ -243,6 +206,7 @@ class PlainConnection:
         self._received = 0
         try:
             while self._comes_more():
+                self._link.patience_s = patience_s
                 yield self._begun()
             # What was received is given back to the connection's window, for the next calls.
             if self._owed > _WINDOW // 4:
@@ -262,7 +226,10 @@ class PlainConnection:
         """Return the next `size` bytes of the call; see `take`."""
         if size <= self._frame_left:
             self._frame_left -= size
-            return self._link.read(size)
+            try:
+                return self._link.read(size)
+            except OSError as problem:
+                raise PlainSilentError(self.address, str(problem)) from problem
         taken = memoryview(bytearray(size))
         self.take([taken], size)
         return bytes(taken)
@@ -273,6 +240,12 @@ class PlainConnection:
         Raises:
             PlainCallError: as `incoming` says.
         """
+        try:
+            self._take(parts, size)
+        except OSError as problem:
+            raise PlainSilentError(self.address, str(problem)) from problem
+
+    def _take(self, parts: Sequence[memoryview], size: int) -> None:
         if size <= self._frame_left:
             self._link.read_into(parts)
             self._frame_left -= size
@@ -348,7 +321,7 @@ class PlainConnection:
             raise PlainFormatError(self.address, f"a call without a status ({problem})") from problem
         if stream != self._stream or not flags & framing.END_STREAM:
             return False
-        self._check_status(fields)
+        check_status(self.address, fields)
         self.trailers = fields
         return True
 
@@ -363,21 +336,6 @@ class PlainConnection:
             payload += self._link.read(length)
         return payload
 
-    def _check_status(self, fields: Mapping[str, str]) -> None:
-        try:
-            code = int(fields.get("grpc-status", "none"))
-        except ValueError as problem:
-            raise PlainFormatError(self.address, f"a call without a status ({problem})") from problem
-        details = unquote(fields.get("grpc-message", ""))
-        if code == Status.UNAUTHENTICATED:
-            raise PlainRefusedError(self.address)
-        if code in {Status.CANCELLED, Status.DEADLINE, Status.UNAVAILABLE}:
-            raise PlainSilentError(self.address, details)
-        if code == Status.EXHAUSTED:
-            raise PlainBusyError(self.address, _retry_s(fields.get("grpc-retry-pushback-ms", "")))
-        if code != Status.OK:
-            raise PlainStatusError(self.address, code, details)
-
     def refuse(self, problem: str) -> NoReturn:
         """Raise what says that this is no gRPC server of ours.
 
@@ -389,7 +347,3 @@ class PlainConnection:
     def _next_frame(self) -> tuple[int, int, int, int]:
         high, low, kind, flags, stream = framing.FRAME.unpack(self._link.read(framing.FRAME.size))
         return kind, flags, stream & framing.LAST_STREAM, (high << 16) + low
-
-
-def _retry_s(said: str) -> float:
-    return min(int(said) / 1000, _LONGEST_RETRY_S) if said.isascii() and said.isdigit() else 0.0

@@ -29,6 +29,7 @@ class Link:
 
     Attributes:
         deadline: by the clock's monotonic time, until when whatever is waited for must have happened.
+        patience_s: how long the other end may stand still before the deadline; 0: until then.
         is_established: whether bytes can be sent.
     """
 
@@ -39,7 +40,7 @@ class Link:
             OSError, ValueError: the address cannot be used.
         """
         self._clock = clock
-        self.deadline = 0.0
+        self.deadline = self.patience_s = 0.0
         self.is_established = False
         host, _, port = address.rpartition(":")
         self._addresses = socket.getaddrinfo(
@@ -114,6 +115,8 @@ class Link:
     def _arm(self, option: int) -> None:
         """Let the kernel end the next call at the deadline: it counts all of a call's waits, not each."""
         left = self._left_s()
+        if option == socket.SO_RCVTIMEO and self.patience_s:
+            left = min(left, self.patience_s)
         if abs(left - self._armed.get(option, 0.0)) <= _SLACK_S:
             return
         seconds, microseconds = divmod(int(left * 1e6) + 1, 1_000_000)  # EDOM for a whole million

@@ -80,13 +80,14 @@ def soon(seconds: float = 10.0) -> float:
 
 
 @contextmanager
-def impostor(answer: bytes) -> Iterator[PlainConnection]:
+def impostor(answer: bytes, *, is_over: bool = True) -> Iterator[PlainConnection]:
     """Give a connection to a server that says `answer`, whatever it is asked, and then no more."""
     with socket.create_server(("127.0.0.1", 0)) as server, connect(address_of(server)) as connection:
         accepted, _ = server.accept()
         with accepted:
             accepted.sendall(answer)
-            accepted.shutdown(socket.SHUT_WR)
+            if is_over:
+                accepted.shutdown(socket.SHUT_WR)
             yield connection
 
 
@@ -199,6 +200,14 @@ def test_a_server_that_dribbles_does_not_keep_us_beyond_the_deadline() -> None:
             enough.set()
             thread.join()
             accepted.close()
+
+
+def test_a_server_that_stands_still_in_a_reply_is_given_up_before_the_deadline() -> None:
+    with impostor(frame(0, 0, 1, b"\x00\0\0\0\x05hel"), is_over=False) as connection:
+        connection.send(METHOD + "Say", b"x", soon(50))
+        with pytest.raises(PlainSilentError, match="timed out"):
+            for reply in connection.incoming(patience_s=0.05):
+                reply.read_into([memoryview(bytearray(5))])
 
 
 @pytest.mark.parametrize(
