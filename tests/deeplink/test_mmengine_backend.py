@@ -61,6 +61,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 def _environment(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEEPLINK_CATALOG", str(config.catalog))
     monkeypatch.setenv("DEEPLINK_STORE", str(config.store))
+    # mmengine keeps one backend for the life of the process.
+    monkeypatch.setattr(mmengine.fileio.io, "backend_instances", {})
 
 
 @pytest.fixture
