@@ -43,6 +43,7 @@ class NodeFacts:
         interface: network interface that carries `address`.
         pid: process id of the agent on its node.
         weight: how large a share of the shards the node is to hold.
+        data_port: where the agent serves samples besides; 0 for nowhere.
     """
 
     node: str
@@ -53,6 +54,7 @@ class NodeFacts:
     interface: str = ""
     pid: int = 0
     weight: int = 1
+    data_port: int = 0
 
     @property
     def member(self) -> Member:
