@@ -43,6 +43,7 @@ class Scale:
     Attributes:
         bytes: of each set of small files, about.
         most_files: in a set.
+        sizes: bytes of a file in each set that is read locally.
         repeats: of each figure.
         cold: samples read cold in a repeat.
         turn_s: about how long a slow side may take in a repeat; it reads fewer samples then.
@@ -50,18 +51,30 @@ class Scale:
         index: samples of the large index.
     """
 
-    bytes: int = 160 << 20
-    most_files: int = 40_000
+    bytes: int = 96 << 20
+    most_files: int = 20_000
+    sizes: tuple[int, ...] = (4096, 33_000, 1024, 110_000)
     repeats: int = 5
     cold: int = 4096
-    turn_s: float = 1.0
-    packed: int = 20_000
+    turn_s: float = 0.6
+    packed: int = 12_000
     index: int = 10_000_000
 
 
 FULL = Scale()
-QUICK = Scale(bytes=48 << 20, most_files=12_000, repeats=3, cold=2048, turn_s=0.4, packed=6000, index=1_000_000)
-TINY = Scale(bytes=1 << 20, most_files=300, repeats=2, cold=64, turn_s=0.1, packed=300, index=10_000)
+QUICK = Scale(
+    bytes=48 << 20,
+    most_files=8000,
+    sizes=(4096, 33_000),
+    repeats=3,
+    cold=2048,
+    turn_s=0.3,
+    packed=5000,
+    index=1_000_000,
+)
+TINY = Scale(
+    bytes=1 << 20, most_files=300, sizes=(4096,), repeats=2, cold=64, turn_s=0.1, packed=300, index=10_000
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,14 @@ from benchmarks.cache.players import UnmeasuredError
 from benchmarks.rows import make_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from benchmarks.cache.lab import Lab, Turns
     from benchmarks.cache.players import Answer
     from benchmarks.rows import Row
 
 FOUR = 4096
-SIZES = {FOUR: "4 KiB", 33_000: "33 KB", 1024: "1 KiB", 110_000: "110 KB"}
+NAMES = {FOUR: "4 KiB", 33_000: "33 KB", 1024: "1 KiB", 110_000: "110 KB"}
 OURS = ("ours, batch", "ours, views")
 RAW, FLAT, AHEAD, LITDATA = "raw files", "flat mmap", "flat mmap with WILLNEED", "litdata"
 _RAW = "plain.RawFiles"
@@ -36,10 +36,11 @@ class WrongBytesError(Exception):
     """A side did not read the bytes that were written."""
 
 
-def measure(lab: Lab, sizes: Mapping[int, str] = SIZES) -> list[Row]:
-    """Return all rows about local reads, of samples of these sizes."""
+def measure(lab: Lab) -> list[Row]:
+    """Return all rows about local reads."""
     rows: list[Row] = []
-    for size, name in sizes.items():
+    for size in lab.scale.sizes:
+        name = NAMES[size]
         lab.say(f"local, {name}: {len(lab.source(size).digests)} files; every side packs them")
         for side in SIDES:
             _ready(lab, side, size)

@@ -114,7 +114,7 @@ def test_scales_grow() -> None:
 @pytest.mark.slow
 def test_a_small_run_without_peers_has_the_rows_and_goals_of_the_issue(tmp_path: Path) -> None:
     with Lab(tmp_path, dataclasses.replace(TINY, repeats=1), print, without=PEERS) as lab:
-        rows = [*measure_packing(lab), *measure(lab, {4096: "4 KiB"})]
+        rows = [*measure_packing(lab), *measure(lab)]
         assert lab.missing == {}
     goals = {row.row.partition(" (")[0]: row.goal for row in rows if row.goal is not None}
     assert {row.row.rpartition(": ")[2] for row in rows if row.goal} >= {"raw files", "flat mmap", "one flat file"}
