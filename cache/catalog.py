@@ -14,7 +14,7 @@ import json
 import os
 import re
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -114,10 +114,12 @@ class Catalog:
         Raises:
             DatasetNameError: no dataset can be called so.
         """
-        found = [path for path in self._folder(name).glob("*.arrow") if _VERSION.fullmatch(path.stem)]
-        return [
-            Version(path.stem) for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.stem))
-        ]
+        found: list[tuple[int, str]] = []
+        for path in self._folder(name).glob("*.arrow"):
+            if _VERSION.fullmatch(path.stem):
+                with suppress(FileNotFoundError):  # removed since
+                    found.append((path.stat().st_mtime_ns, path.stem))
+        return [Version(stem) for _, stem in sorted(found)]
 
     def latest(self, name: str) -> Version:
         """Return the version a name points at.
