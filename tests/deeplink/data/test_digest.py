@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.data import DeliveryDigest, receipt
-from deeplink.data.digest import DigestStateError
+from deeplink.data.digest import DigestStateError, receipts_of
 
 SAMPLES = [f"sample {number}".encode() * (number % 7) for number in range(100)]
 
@@ -122,3 +122,21 @@ def test_a_table_too_short_for_the_epochs_held_is_refused() -> None:
 def test_a_receipt_is_a_signed_number_that_an_int64_tensor_holds() -> None:
     assert torch.tensor(receipts(), dtype=torch.int64).tolist() == receipts()
     assert min(receipts()) < 0 < max(receipts())
+
+
+@given(pairs=st.lists(st.tuples(st.integers(0, 2**63 - 1), st.binary(max_size=300)), max_size=20))
+def test_receipts_in_bulk_are_those_made_one_by_one(pairs: list[tuple[int, bytes]]) -> None:
+    rows = np.array([row for row, _ in pairs], np.int64)
+    bulk = receipts_of(rows, [memoryview(data) for _, data in pairs])
+    assert bulk.dtype == np.int64
+    assert bulk.tolist() == [receipt(row, data) for row, data in pairs]
+
+
+@given(numbers=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30))
+def test_receipts_may_come_as_numbers_or_as_an_array(numbers: list[int]) -> None:
+    one, other, third = DeliveryDigest(), DeliveryDigest(), DeliveryDigest()
+    one.add(0, numbers)
+    other.add(0, np.array(numbers, np.int64))
+    third.add(0, iter(numbers))
+    assert one == other == third
+    assert int(one.state_dict()["epochs"][0][2], 16) == sum(numbers) % 2**64
