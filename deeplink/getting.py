@@ -84,7 +84,7 @@ def _errands(found: Found, target: Path, *, recursive: bool) -> Iterator[Errand]
         yield Errand(found.reader, found.entry.row, str(found.place), found.bytes, target)
         return
     if not recursive:
-        raise IsFolderError(str(found.place))
+        raise IsFolderError(str(found.place), "-r copies it with all that is below.")
     skip = len(found.place.inner) + 1 if found.place.inner else 0
     for entry in found.below():
         if not entry.is_folder:

@@ -54,8 +54,8 @@ class IsFolderError(DeepLinkError, IsADirectoryError):
 
     exit_code = 2
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"deeplink://{path} is a folder", remedy="Name a file in it.")
+    def __init__(self, path: str, remedy: str = "Name a file in it.") -> None:
+        super().__init__(f"deeplink://{path} is a folder", remedy=remedy)
         self.path, self.errno = path, errno.EISDIR
 
 

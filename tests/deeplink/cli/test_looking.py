@@ -237,7 +237,7 @@ def test_get_says_what_it_would_do(deeplink: Deeplink, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["digits/odd", "x"], "is a folder"),
+        (["digits/odd", "x"], "is a folder\n  -r copies it"),
         (["digits/readme.txt", "digits/./x", "x"], "no such"),
         (["other/one", "other/sub/one", "x"], "both other/one and other/sub/one"),
         (["-r", "digits/test", "digits/train", "file"], "it is a file"),
