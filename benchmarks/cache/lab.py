@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from dataclasses import dataclass, field
@@ -267,6 +268,7 @@ def write_source(root: Path, files: int, size: int, seed: int = 0) -> Source:
         data = draw.bytes(size)
         (folder / f"{row:07d}.bin").write_bytes(data)
         digests.append(xxhash.xxh3_64_intdigest(data))
+    os.sync()  # what is not on disk cannot leave memory
     return Source(root=root, size=size, digests=digests)
 
 

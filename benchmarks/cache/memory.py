@@ -24,14 +24,13 @@ def files_below(folder: Path) -> list[str]:
 
 
 def evict(paths: Iterable[str]) -> None:
-    """Write files back and drop their pages, as far as nobody maps them."""
+    """Drop the pages of files, as far as nobody maps them and they are on disk."""
     for path in paths:
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:  # a reader's own mark that it is there, taken away when it closed
             continue
         try:
-            os.fdatasync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)

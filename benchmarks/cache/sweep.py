@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+import os
 import shutil
 import tempfile
 from contextlib import ExitStack
@@ -99,6 +100,7 @@ def _shared(lab: Lab, folder: Path, share: float) -> list[Row]:
     source, part = lab.source(SIZE), _kept(folder, share)
     own = lab.work / "page-cache-source"  # its pages must stay when those of the others' source are dropped
     shutil.copytree(source.root, own, dirs_exist_ok=True)
+    os.sync()
     files = memory.files_below(source.root)
     memory.evict([*files, *memory.files_below(own)])
     with ExitStack() as ends:
