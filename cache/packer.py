@@ -19,7 +19,7 @@ from deeplink.cache.membership import node_name
 from deeplink.cache.placing import Placer
 from deeplink.cache.reading import FileReader
 from deeplink.cache.source import open_source
-from deeplink.cache.spreading import Made, Read, Share, Spread, Task
+from deeplink.cache.spreading import Gone, Made, Read, Share, Spread, Task
 from deeplink.cache.staging import staging
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
@@ -294,6 +294,8 @@ class _Work:
                     self.placer.saw(event.piece.id, event.piece.bytes, event.holders)
                     self.stage.note(event.number, event.piece)
                     self._settle(event.number, event.piece)
+                elif isinstance(event, Gone):
+                    self.placer.give_up(event.member, event.problem)
                 else:
                     # Whether the file is at fault or that node's way to it, this process finds out.
                     self.build([event.number])

@@ -52,7 +52,7 @@ class Placer:
             try:
                 self._held[name] = client.held()
             except MemberError as problem:
-                self._give_up(name, problem)
+                self.give_up(name, str(problem))
         return self
 
     def __exit__(
@@ -61,9 +61,10 @@ class Placer:
         for client in self._clients.values():
             client.close()
 
-    def _give_up(self, name: NodeName, problem: Exception) -> None:
+    def give_up(self, name: NodeName, problem: str) -> None:
+        """Count on a member no more, and on what it holds."""
         log.warning("%s", problem)
-        self._problems[name] = str(problem)
+        self._problems[name] = problem
         self._held.pop(name, None)
 
     def _has(self, name: NodeName, shard: ShardId) -> bool:
@@ -124,7 +125,7 @@ class Placer:
     def _after_failure(self, name: NodeName, problem: Exception) -> None:
         if not self._clients and isinstance(problem, (StoreFullError, StoreError)):
             raise problem
-        self._give_up(name, problem)
+        self.give_up(name, str(problem))
 
     def _bring(self, name: NodeName, shard: ShardId, path: Path) -> Path:
         if name != self._node:
@@ -150,7 +151,7 @@ class Placer:
                     for chunk in self._clients[name].get(shard, size):
                         file.write(chunk)
             except (MemberError, ShardCorruptError) as problem:
-                self._give_up(name, problem)
+                self.give_up(name, str(problem))
                 draft.unlink(missing_ok=True)
             else:
                 return True

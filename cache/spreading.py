@@ -24,7 +24,7 @@ import grpc
 import numpy as np
 
 from deeplink.cache.client import raise_member_error
-from deeplink.cache.errors import MemberError, ShardIdError
+from deeplink.cache.errors import MemberError, MemberSilentError, ShardIdError
 from deeplink.cache.layout import checked_shard_id
 from deeplink.cache.staging import Piece
 from deeplink.types import NodeName, format_members
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _EACH = 2
 """Shards a member has to make at a time: it reads the second while the first is written and sent on."""
-_SILENT_S = 15.0
+_SILENT_S = 10.0
 """A member says every second that it works; one that has said nothing for so long does not."""
 _STUCK_S = 300.0
 """A member that reads nothing and finishes nothing for so long is given up, whatever it says."""
@@ -132,7 +132,15 @@ class Refused:
     number: int
 
 
-Event = Read | Made | Refused
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A member does not answer any more; what it holds cannot be counted on."""
+
+    member: NodeName
+    problem: str
+
+
+Event = Read | Made | Refused | Gone
 
 
 @dataclass(slots=True, eq=False)
@@ -242,6 +250,8 @@ class Spread:
         except (MemberError, ShardIdError, ValueError) as problem:
             if not self._ended:
                 log.warning("packing goes on without member %s: %s", worker.member.name, problem)
+                if isinstance(problem, MemberSilentError):
+                    self._events.put(Gone(worker.member.name, str(problem)))
         finally:
             self._lose(worker)
 
