@@ -230,6 +230,7 @@ class Fleet:
             if call.first is None:
                 pause = self._breaker.overtaken(call.name, now)
                 if pause:
+                    work.outcome.fail(call.positions, f"member {call.name}: others answer in its place")
                     log.warning("member %s is overtaken again and again; skipped for %.0f s", call.name, pause)
 
     def _finish(
