@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
+import weakref
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
 
     import numpy as np
 
@@ -16,6 +19,11 @@ if TYPE_CHECKING:
 
 _MOST_BATCHES = 64
 """Batches ahead however small they are."""
+_LAST_READ_S = 60.0
+"""Longest wait for a read under way when a pass ends: longer than any read's own deadlines."""
+
+
+_Task = tuple[Future[Any], "Callable[[Any], Any]", Any]
 
 
 class Readable(Protocol):
@@ -33,6 +41,50 @@ class Readable(Protocol):
     def will_need(self, indices: np.ndarray) -> None:
         """Ask this node's disks for samples, and do not wait for them."""
         ...
+
+
+class _Readers:
+    """Threads that do work in the order it comes; what was not begun is dropped at the end.
+
+    Not a ThreadPoolExecutor: that one does all that was asked for before it lets an interpreter exit, so a rank
+    that failed would linger for as many reads as were ahead.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._todo: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        threads = [
+            threading.Thread(target=_serve, args=(self._todo,), name=f"deeplink-ahead-{number}", daemon=True)
+            for number in range(count)
+        ]
+        self.close = weakref.finalize(self, _end, self._todo, threads)
+        for thread in threads:
+            thread.start()
+
+    def submit(self, work: Callable[[Any], Any], argument: Any) -> Future[Any]:
+        """Have `work(argument)` done; return what its result will be in."""
+        future: Future[Any] = Future()
+        self._todo.put((future, work, argument))
+        return future
+
+
+def _serve(todo: queue.SimpleQueue[_Task | None]) -> None:
+    while (task := todo.get()) is not None:
+        future, work, argument = task
+        try:
+            future.set_result(work(argument))
+        except BaseException as problem:  # noqa: BLE001 - raised again where the result is asked for
+            future.set_exception(problem)
+        del task, future, work, argument  # a batch is not kept until the next one comes
+
+
+def _end(todo: queue.SimpleQueue[_Task | None], threads: list[threading.Thread]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            todo.get_nowait()
+    for _ in threads:
+        todo.put(None)
+    for thread in threads:
+        thread.join(_LAST_READ_S)
 
 
 class Prefetcher:
@@ -80,7 +132,7 @@ class Prefetcher:
         return self._read_ahead(iter(self._sampler))
 
     def _read_ahead(self, asked: Pass) -> Iterator[Any]:
-        pool = ThreadPoolExecutor(self._threads, "deeplink-ahead")
+        readers = _Readers(self._threads)
         waiting: deque[tuple[Future[Any], int]] = deque()
         held = 0
         try:
@@ -90,17 +142,17 @@ class Prefetcher:
                     size = int(self._dataset.lengths[rows].sum())
                     if waiting and held + size > self._ahead_bytes:
                         break
-                    waiting.append((pool.submit(self._read, rows), size))
+                    waiting.append((readers.submit(self._read, rows), size))
                     held += size
                     if len(coming := asked.coming()):
-                        pool.submit(self._dataset.will_need, coming)
+                        readers.submit(self._dataset.will_need, coming)
                     rows = next(asked, None)
                 future, size = waiting.popleft()
                 yield future.result()
                 del future  # with it the batch, once training has let go of it
                 held -= size
         finally:
-            pool.shutdown(cancel_futures=True)
+            readers.close()
 
     def _read(self, rows: list[int]) -> Any:
         items = self._dataset.__getitems__(rows)

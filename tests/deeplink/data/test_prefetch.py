@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -158,6 +160,36 @@ def test_disks_are_asked_for_the_next_window_while_one_is_used() -> None:
     assert len(samples.asked) == len(set(samples.asked))
     assert set(samples.asked) <= set(seen[50:])
     assert len(samples.asked) > 350
+
+
+LEFT_OPEN = """
+import os
+import numpy as np
+from deeplink.data import Prefetcher, ResumableSampler
+
+class Samples:
+    version, lengths = "v", np.ones(400, int)
+    def __len__(self): return 400
+    def __getitems__(self, rows):
+        os.write(1, b"read\\n")
+        if len(rows) and first: first.pop()
+        else: gate.wait(0.2)
+        return rows
+
+import threading
+gate, first = threading.Event(), [1]
+samples = Samples()
+passing = iter(Prefetcher(samples, ResumableSampler(samples, batch_size=4), threads=1))
+next(passing)
+raise SystemExit(3)
+"""
+
+
+def test_a_program_that_ends_in_the_middle_of_a_pass_does_not_read_on() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, timeout=50, check=False)
+    assert done.returncode == 3, done.stderr
+    assert 1 <= done.stdout.count(b"read") <= 4  # 64 were asked for
+    assert not done.stderr
 
 
 def test_impossible_numbers_are_refused() -> None:
