@@ -281,6 +281,8 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
             paths = self._strip_protocol(rpath)
         else:
             paths = self.expand_path(rpath, recursive=recursive, maxdepth=maxdepth)
+        if bad := [path for path in paths if not {".", ".."}.isdisjoint(path.split("/"))]:
+            raise NotThereError(bad[0], "that name would lead out of the destination")
         token = _ahead.set(ReadAhead(self._library, paths))
         try:
             super().get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **options)

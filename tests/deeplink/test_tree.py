@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deeplink.cache.catalog import Catalog, PackRecord
-from deeplink.cache.errors import DatasetMissingError, DatasetNameError
+from deeplink.cache.errors import BadKeyError, DatasetMissingError, DatasetNameError
 from deeplink.cache.index import Index, IndexContent, ShardEntry, write_index
 from deeplink.filesystem import DeepLinkFileSystem
+from deeplink.getting import planned
+from deeplink.library import Library, NotThereError
 from deeplink.path import DatasetPath, VersionAmbiguousError, resolved_version
 from deeplink.tree import Tree
 from deeplink.types import SampleKey, ShardId, Version
@@ -92,6 +94,18 @@ def test_a_packed_tree_lists_and_matches_as_fsspecs_own_do(tmp_path: Path) -> No
         assert sorted(walked) == sorted((root.strip("/"), sorted(d), sorted(f)) for root, d, f in model.walk("/"))
 
     check()
+
+
+def test_names_of_a_hostile_index_lead_nowhere(tmp_path: Path) -> None:
+    config = config_below(tmp_path)
+    record = PackRecord(source="", plan="", files=2, bytes=0, shards=1, packed_unix=0)
+    Catalog(config.catalog).publish("evil", content(["a/../../../out", "a/b"]), record)
+    (tmp_path / "in").mkdir()
+    with pytest.raises(NotThereError, match="lead out"):
+        DeepLinkFileSystem(config=config).get("evil", str(tmp_path / "in" / "to"), recursive=True)
+    with pytest.raises(BadKeyError):
+        planned(Library(config=config), ["evil"], str(tmp_path / "in" / "to"), recursive=True)
+    assert list((tmp_path / "in").iterdir()) == []
 
 
 def test_the_whole_tree_is_walked_with_folders_before_their_files(tmp_path: Path) -> None:
