@@ -164,9 +164,10 @@ def arrange(lengths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray
     # By block, not by sample: there are hundreds of times fewer.
     while row < len(sizes):
         size, end = int(sizes[row]), int(ends[row])
-        # The end of a sample cut into pieces shares its block with nothing: a piece's block holds one piece.
-        room = max(BLOCK_PAYLOAD - size, 0) if size <= SPAN else 0
-        stop = int(np.searchsorted(ends, end + room, side="right"))
+        # The end of a sample cut into pieces shares its block with nothing, not even with an empty sample: a
+        # piece's block holds one piece.
+        room = max(BLOCK_PAYLOAD - size, 0)
+        stop = int(np.searchsorted(ends, end + room, side="right")) if size <= SPAN else row + 1
         blocks[row], offsets[row] = len(payloads), 0
         while size > SPAN:
             payloads.append(SPAN)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pytest
+
+from deeplink.cache.bucket import SourceCap, TokenBucket
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.fetching import Wanted
+from deeplink.cache.errors import SampleUnavailableError
+from deeplink.cache.fetching import Fetcher, Outcome, Wanted
 from deeplink.cache.healing import Healer
+from deeplink.cache.index import IndexContent
 from deeplink.cache.packer import pack
+from deeplink.cache.reader import Reader
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName
+from tests.cache.agents import write_tree
+from tests.cache.keepers import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deeplink.cache.index import ShardEntry
+    from deeplink.config import Config
     from tests.cache.agents import Agents
 
 
@@ -76,3 +87,63 @@ def test_a_store_that_cannot_be_written_does_not_end_healing(source: Path, agent
     Store(tmp_path / "later")
     healer.heal(wanted(shard), back.set)
     assert back.wait(20)
+
+
+def test_a_good_shard_is_not_put_aside_because_the_index_is_wrong(
+    source: Path, config: Config, files: dict[str, bytes]
+) -> None:
+    pack(str(source), "digits", config=config)
+    catalog = Catalog(config.catalog)
+    index = catalog.open("digits")
+    checksums = np.array(index.checksums)
+    checksums[5] ^= 1
+    wrong = IndexContent(
+        source=index.source,
+        shards=list(index.shards),
+        block_offsets=[index.block_offsets(number) for number in range(len(index.shards))],
+        keys=[index.key(row) for row in range(len(index))],
+        shard=np.array(index.shard),
+        block=np.array(index.block),
+        offset=np.array(index.offset),
+        length=np.array(index.lengths),
+        checksum=checksums,
+    )
+    record = catalog.record("digits", index.version)
+    assert record is not None
+    catalog.publish("digits", wrong, record)
+    shard = index.shards[int(index.shard[5])].id
+    store = Store(config.store)
+    others = [row for row in range(len(index)) if row != 5]
+    with Reader.open("digits", config=config) as reader:
+        with pytest.raises(SampleUnavailableError):
+            reader.read([5])
+        until(lambda: store.is_verified(shard))
+        for _ in range(2):
+            with pytest.raises(SampleUnavailableError):
+                reader.read([5])
+        until(lambda: store.is_verified(shard))
+        before = reader.stats()
+        found = reader.read(others)
+        assert {reader.index.key(row): bytes(view) for row, view in zip(others, found, strict=True)} == {
+            key: data for key, data in files.items() if key != reader.index.key(5)
+        }
+        # The other samples of its shard are read from it as ever.
+        assert reader.stats().local_samples - before.local_samples == len(others)
+    assert not (store.root / "quarantine").exists()
+
+
+def test_long_and_empty_samples_are_made_anew_as_they_were(tmp_path: Path, config: Config) -> None:
+    files = {"a/empty": b"", "a/long": bytes(range(256)) * 150_000, "b/empty": b"", "b/x": b"x", "c/empty": b""}
+    source = write_tree(tmp_path / "few", files)
+    pack(str(source), "few", config=dataclasses.replace(config, shard_bytes=64 << 20))
+    (source / "a" / "zz").write_bytes(b"zz" * 1000)
+    pack(str(source), "few", config=dataclasses.replace(config, shard_bytes=64 << 20))
+    store, index = Store(config.store), Catalog(config.catalog).open("few")
+    cap = SourceCap(TokenBucket(0, 0), SystemClock())
+    for number, entry in enumerate(index.shards):
+        before = store.path(entry.id).read_bytes()
+        store.remove(entry.id)
+        found = Fetcher(store, "", SystemClock(), cap=cap).fetch(Wanted.of(index, number))
+        assert (found.outcome, found.origin) == (Outcome.FETCHED, "source"), found.problem
+        assert store.path(entry.id).read_bytes() == before
+    assert cap.load().bytes >= sum(map(len, files.values()))
