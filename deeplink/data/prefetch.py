@@ -136,17 +136,17 @@ class Prefetcher:
         waiting: deque[tuple[Future[Any], int]] = deque()
         held = 0
         try:
-            rows = next(asked, None)
+            rows = _next(asked)
             while rows is not None or waiting:
                 while rows is not None and len(waiting) < _MOST_BATCHES:
-                    size = int(self._dataset.lengths[rows].sum())
+                    size = 0 if isinstance(rows, Exception) else int(self._dataset.lengths[rows].sum())
                     if waiting and held + size > self._ahead_bytes:
                         break
                     waiting.append((readers.submit(self._read, rows), size))
                     held += size
                     if len(coming := asked.coming()):
                         readers.submit(self._dataset.will_need, coming)
-                    rows = next(asked, None)
+                    rows = None if isinstance(rows, Exception) else _next(asked)
                 future, size = waiting.popleft()
                 yield future.result()
                 del future  # with it the batch, once training has let go of it
@@ -154,6 +154,16 @@ class Prefetcher:
         finally:
             readers.close()
 
-    def _read(self, rows: list[int]) -> Any:
+    def _read(self, rows: list[int] | Exception) -> Any:
+        if isinstance(rows, Exception):
+            raise rows
         items = self._dataset.__getitems__(rows)
         return items if self._collate is None else self._collate(items)
+
+
+def _next(asked: Pass) -> list[int] | Exception | None:
+    """Return the sampler's next batch, None at the end, or what is wrong with it: to be raised in its place."""
+    try:
+        return next(asked, None)
+    except Exception as problem:  # noqa: BLE001 - raised again
+        return problem

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deeplink.data import Blocks, Order, Prefetcher, ResumableSampler
+from deeplink.data import Blocks, Order, Prefetcher, ResumableSampler, SamplerMisuseError
 
 
 class Samples:
@@ -103,6 +103,17 @@ def test_an_error_comes_where_its_batch_would_have() -> None:
         for batch in Prefetcher(samples, sampler):
             found.append(batch)  # noqa: PERF402 - what came before the error counts
     assert found == [[4 * n, 4 * n + 1, 4 * n + 2, 4 * n + 3] for n in range(5)]
+
+
+def test_an_error_of_the_sampler_comes_after_the_batches_before_it() -> None:
+    samples = Samples([1] * 40)
+    sampler = ResumableSampler(samples, batch_size=4)
+    passing = iter(Prefetcher(samples, sampler, ahead_bytes=8))
+    found = [next(passing), next(passing)]
+    iter(sampler)  # a second pass: the first may not go on
+    with pytest.raises(SamplerMisuseError, match="earlier pass"):
+        found.extend(passing)
+    assert 2 < len(found) < 10
 
 
 def test_breaking_off_ends_the_threads_and_begins_no_more_reads() -> None:
