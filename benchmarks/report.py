@@ -16,7 +16,7 @@ _HEAD = """\
 # Benchmarks of the cache
 
 Written by `make bench-cache ARGS=--write-docs`; what is measured and by which rules is in `benchmarks/README.md`.
-Measured on {when} ({scale}) on: {machine}.
+Measured on {when} ({scale}) on: {machine}. Load average when it began: {load:.1f}.
 
 A ratio (`x`) is how many times faster than that peer we are, in turns within one run; the spread is the lowest and
 the highest of the runs. Client and servers share one machine's cores, so remote figures are bound by its
@@ -31,6 +31,7 @@ def page(
     settings: Mapping[str, str],
     when: str,
     scale: str,
+    load: float,
 ) -> str:
     """Return the page.
 
@@ -40,12 +41,13 @@ def page(
         settings: of each side, by its name.
         when: the day.
         scale: how it was run.
+        load: average of the machine when the run began: with others at work figures say less.
     """
     rows = [row for of in subjects.values() for row in of]
     goals = [row for row in rows if row.goal is not None]
     reached = sum(1 for row in goals if row.reached)
     parts = [
-        _HEAD.format(when=when, scale=scale, machine=rows[0].machine if rows else "nothing"),
+        _HEAD.format(when=when, scale=scale, load=load, machine=rows[0].machine if rows else "nothing"),
         f"## Figures to reach: {reached} of {len(goals)}\n",
         _table(goals),
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -158,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/cache.json; 1 when a subject could not be measured for an error of its own."""
     asked = _asked(arguments)
     out = sys.stderr if asked.json else sys.stdout
-    began = time.monotonic()
+    began, load = time.monotonic(), os.getloadavg()[0]
 
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:4.0f} s] {line}", file=out, flush=True)
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not asked.resume:
         shutil.rmtree(parts, ignore_errors=True)
     BENCH.mkdir(parents=True, exist_ok=True)
-    say(f"{machine()}; scale {asked.scale}; below {BENCH}")
+    say(f"{machine()}; load {load:.1f}; scale {asked.scale}; below {BENCH}")
     for name, said in settings().items():
         print(f"  {name}: {said}", file=out)
     found = run(asked.subjects, SCALES[asked.scale], parts, say)
@@ -180,20 +181,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for what, why in found.missing.items():
         print(f"not measured: {what}: {why}", file=out)
     if asked.write_docs:
-        write_page(PAGE, _page(found, asked.scale))
+        write_page(PAGE, _page(found, asked.scale, load))
     if asked.json:
         print(path.read_text(encoding="utf-8"), end="")
     say(f"written to {path}{f' and {PAGE}' if asked.write_docs else ''}")
     return 1 if found.failed else 0
 
 
-def _page(found: Found, scale: str) -> str:
+def _page(found: Found, scale: str, load: float) -> str:
     return page(
         {SUBJECTS[name].title: rows for name, rows in found.rows.items()},
         missing=found.missing,
         settings=settings(),
         when=datetime.now(UTC).date().isoformat(),
         scale=f"scale {scale}",
+        load=load,
     )
 
 

@@ -83,7 +83,14 @@ def test_control_groups_are_there_or_are_said_not_to_be(tmp_path: Path) -> None:
 
 def test_the_page_counts_goals_marks_what_is_short_and_keeps_its_tables_whole() -> None:
     rows = [make_row("a | b", [2.0], at_least=1), make_row("c", [0.5], at_least=1), make_row("d", [3.0], "us")]
-    text = page({"One": rows}, missing={"x": "a|b\nc"}, settings={"raw": "plain"}, when="2026-01-02", scale="tiny")
+    text = page(
+        {"One": rows},
+        missing={"x": "a|b\nc"},
+        settings={"raw": "plain"},
+        when="2026-01-02",
+        scale="tiny",
+        load=0.5,
+    )
     assert "## Figures to reach: 1 of 2" in text
     assert "| a \\| b | 2 x | 2 .. 2 | 1 | 1 | reached |" in text
     assert "| c | 0.5 x | 0.5 .. 0.5 | 1 | 1 | **short** |" in text
