@@ -8,6 +8,7 @@ import numpy as np
 
 from deeplink.cache import block
 from deeplink.cache.ahead import joined
+from deeplink.cache.batch import Batch
 from deeplink.cache.copying import Copying, by_shard
 from deeplink.cache.errors import IndexMendedError, ShardCorruptError
 from deeplink.cache.mapped import ColdGauge
@@ -17,7 +18,6 @@ from deeplink.cache.touched import Touched
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.cache.batch import Batch
     from deeplink.cache.index import Index
     from deeplink.cache.mapped import ShardFile
     from deeplink.cache.store import Store
@@ -75,6 +75,27 @@ class LocalReader:
             file = self._file(number)
             if file is not None:
                 file.will_need(*joined(offsets[positions], lengths[positions]))
+
+    def fill_again(self, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> np.ndarray:
+        """Copy the samples whose shards have come since they were last looked for; return who is still missing.
+
+        Args:
+            rows: int64, each within the index.
+            positions: places in `rows` that are wanted.
+            batch: with room for each of `rows`, in order.
+        """
+        if not len(positions):
+            return positions
+        wanted = rows[positions]
+        self.shards.look_anew(self._index.shard[wanted].tolist())
+        found = Batch.empty(self._index.lengths[wanted])
+        missing = self.fill(wanted, found)
+        is_here = np.ones(len(wanted), bool)
+        is_here[missing] = False
+        for place in np.flatnonzero(is_here).tolist():
+            batch[int(positions[place])][:] = found[place]
+        left: np.ndarray = positions[missing]
+        return left
 
     def _check(self, rows: np.ndarray, batch: Batch, work: Copying) -> None:
         """Compare the samples that are new to this process; those that are wrong are missing."""

@@ -16,7 +16,7 @@ from deeplink.cache.pins import Pin
 from deeplink.cache.store import is_damage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from deeplink.cache.index import Index
     from deeplink.cache.store import Store
@@ -150,6 +150,12 @@ class OpenShards:
         with self._lock:
             taken, self._damaged = self._damaged, set()
         return taken
+
+    def look_anew(self, numbers: Iterable[int]) -> None:
+        """Take none of these shards for absent any more: they may have come."""
+        with self._lock:
+            for number in numbers:
+                self._absent_until.pop(number, None)
 
     def look_again(self, number: int) -> None:
         """Take notice that a shard is here and is what its name promises."""

@@ -252,7 +252,8 @@ class Reader:
     def _fill_at_last(self, own: _Process, rows: np.ndarray, outcome: Outcome, batch: Batch) -> set[int]:
         """Have samples that no member gave; return the positions of those that home and source had not either.
 
-        Members that are left alone because they failed a moment ago are asked after all: they may be back.
+        Members that are left alone because they failed a moment ago are asked after all: they may be back. So may
+        be what was missing here.
 
         Raises:
             SampleUnavailableError: one cannot be had anywhere.
@@ -264,15 +265,18 @@ class Reader:
             log.info("%d samples came from home or source: %s", fallen.samples, why or "nobody holds their shards")
         if not fallen.problems:
             return set()
-        lost = np.array(sorted(fallen.problems), np.int64)
-        missing = own.fleet.fill(rows, lost, batch, last_resort=True).missing if own.fleet else lost
+        lost, lengths = np.array(sorted(fallen.problems), np.int64), self.index.lengths
+        left = own.fleet.fill(rows, lost, batch, last_resort=True).missing if own.fleet else lost
+        missing = own.local.fill_again(rows, left, batch)
         if len(missing):
             position = int(missing[0])
             row = int(rows[position])
             shard = self.index.shards[int(self.index.shard[row])].id
             tried = [*outcome.problems[position], *fallen.problems[position]]
             raise SampleUnavailableError(self.index.key(row), shard, tried)
-        self._count(peer_samples=len(lost), peer_bytes=int(self.index.lengths[rows[lost]].sum()))
+        size, here = int(lengths[rows[lost]].sum()), int(lengths[rows[left]].sum())
+        self._count(peer_samples=len(lost) - len(left), peer_bytes=size - here)
+        self._count(local_samples=len(left), local_bytes=here)
         return set(fallen.problems)
 
     def _heal_damaged(self, own: _Process) -> set[int]:

@@ -658,3 +658,16 @@ def test_a_store_of_another_folder_is_not_looked_into(
     with Reader.open("digits", config=other) as reader:
         assert read_all(reader) == files
         assert reader.stats().source_samples == len(files)
+
+
+def test_a_shard_that_has_come_back_is_found_before_a_read_fails(
+    local: Reader, config: Config, source: Path, files: dict[str, bytes]
+) -> None:
+    source.rename(source.with_name("moved"))
+    store, shard = Store(config.store), local.index.shards[0].id
+    data = store.path(shard).read_bytes()
+    store.remove(shard)
+    with pytest.raises(SampleUnavailableError):
+        local.read([0])
+    store.add(shard, [data], len(data))
+    assert read_all(local) == files
