@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from deeplink.cache.errors import SourceError, SourceFileError
 from deeplink.cache.folder import LocalSource
+from deeplink.cache.folders_ahead import ListingAhead
 from deeplink.cache.keys import checked_key
 from deeplink.cache.names import Gathering
 from deeplink.cache.origin import Listing, Source, check_size, walk
@@ -94,7 +95,8 @@ class RemoteSource(Source):
             # It holds the list of all its files anyway, and goes through all of it for each folder.
             self._gather_all(found)
         else:
-            walk(self._entries, found)
+            with ListingAhead(self._entries) as entries:
+                walk(entries, found)
         if not found:
             raise SourceError(self.url, "the folder holds no files")
         return Listing.of(found)

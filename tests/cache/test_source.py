@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
+from deeplink.cache import folder
 from deeplink.cache.errors import BadKeyError, SourceChangedError, SourceError, SourceFileError
 from deeplink.cache.source import open_source
 from tests.cache.agents import write_tree
@@ -145,3 +146,60 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises((SourceFileError, SourceChangedError)):  # and it does not wait for a writer
         open_source(str(tmp_path)).read("pipe", 1)
+
+
+def test_a_tree_of_many_folders_lists_alike_wherever_it_is(tmp_path: Path) -> None:
+    names = [
+        f"{a}/{b}{'/' * (b % 3 > 0)}{'x.y/' * (b % 3 > 1)}{c}" for a in "abc" for b in range(12) for c in "z-"
+    ]
+    names += ["a.b", "a-b/c", "root.bin", "é/ü"]
+    files = {name: name.encode() for name in names}
+    tree = write_tree(tmp_path / "tree", files)
+    memory = fsspec.filesystem("memory")
+    for name, data in files.items():
+        memory.pipe_file(f"/many/{name}", data)
+    here, there = open_source(str(tree)).listing(), open_source("memory://many").listing()
+    memory.rm("/many", recursive=True)
+    assert list(here.keys) == list(there.keys) == sorted(files, key=str.encode)
+    assert here.sizes.tolist() == there.sizes.tolist()
+
+
+def test_a_folder_of_very_many_files_is_listed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"{i * 7919 % 1000:03d}": bytes(i % 5) for i in range(300)} | {"150x/deep": b"1", "2/z": b""}
+    tree = write_tree(tmp_path, files)
+    monkeypatch.setattr(folder, "_AT_ONCE", 16)
+    found = open_source(str(tree)).listing()
+    assert list(found.keys) == sorted(files)
+    assert found.sizes.tolist() == [len(files[key]) for key in sorted(files)]
+    assert found.marks.tolist() == [(tree / key).stat().st_mtime_ns for key in sorted(files)]
+
+
+def test_a_server_that_gives_names_alone_is_asked_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/unsized/a/b", b"four")
+    listed = type(memory).ls
+    monkeypatch.setattr(
+        type(memory), "ls", lambda self, path, **kw: [f | {"size": None} for f in listed(self, path, **kw)]
+    )
+    found = open_source("memory://unsized").listing()
+    memory.rm("/unsized", recursive=True)
+    assert (list(found.keys), found.sizes.tolist()) == (["a/b"], [4])
+
+
+def test_a_listing_that_fails_ahead_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("a/1", "b/2", "c/3"):
+        memory.pipe_file(f"/failing/{name}", b"x")
+    listed = type(memory).ls
+
+    def ls(self: object, path: str, **options: object) -> list[dict[str, object]]:
+        if path.endswith("/c"):
+            raise OSError("the server is on fire")
+        found: list[dict[str, object]] = listed(self, path, **options)
+        return found
+
+    monkeypatch.setattr(type(memory), "ls", ls)
+    with pytest.raises(SourceError, match="on fire"):
+        open_source("memory://failing").listing()
+    monkeypatch.undo()
+    memory.rm("/failing", recursive=True)
