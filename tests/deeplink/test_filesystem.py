@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import fsspec.generic
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.dataset
@@ -622,6 +625,31 @@ def test_pyarrow_reads_a_packed_tree(tables: DeepLinkFileSystem) -> None:
         arrow.delete_file("tables/csv/train.csv")
     # pyarrow finds the file system by its URL, too, once it may ask fsspec.
     assert pa.dataset.dataset("tables/csv", filesystem=tables, format="csv").count_rows() == 60
+
+
+def test_other_file_systems_stand_on_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archives in samples, compression, copies kept by fsspec, a folder as root, a copy of a tree."""
+    tree = base / "chained"
+    tree.mkdir()
+    with zipfile.ZipFile(tree / "a.zip", "w") as archive:
+        archive.writestr("in.txt", "zipped")
+    (tree / "b.txt.gz").write_bytes(gzip.compress(b"text"))
+    config = config_below(base, catalog=base / "chained-catalog")
+    pack(str(tree), "odd", config=config)
+    monkeypatch.setenv("DEEPLINK_CATALOG", str(config.catalog))
+    monkeypatch.setenv("DEEPLINK_STORE", str(config.store))
+    with fsspec.open("zip://in.txt::deeplink://odd/a.zip") as file:
+        assert file.read() == b"zipped"
+    with fsspec.open("deeplink://odd/b.txt.gz", "rt", compression="infer") as file:
+        assert file.read() == "text"
+    kept = {"cache_storage": str(base / "kept")}
+    with fsspec.open("simplecache::deeplink://odd/b.txt.gz", simplecache=kept) as file:
+        assert gzip.decompress(file.read()) == b"text"
+    folder = fsspec.filesystem("dir", path="odd", fs=fsspec.filesystem("deeplink"))
+    assert folder.ls("", detail=False) == ["a.zip", "b.txt.gz"]
+    fsspec.generic.rsync("deeplink://odd", f"file://{base}/copied")
+    assert sorted(path.name for path in (base / "copied").iterdir()) == ["a.zip", "b.txt.gz"]
+    assert "b.txt.gz" in fsspec.filesystem("deeplink").tree("odd")
 
 
 def test_an_image_folder_loader_reads_through_it(base: Path) -> None:
