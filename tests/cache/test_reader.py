@@ -414,11 +414,18 @@ def test_a_member_that_misbehaves_costs_no_sample(
     config = dataclasses.replace(spread, members=format_members(tuple(members)), read_deadline_ms=300)
     with Reader.open("digits", config=config) as reader:
         assert read_all(reader) == files
-        stats = reader.stats()
+        stats, overtaken = reader.stats(), overtaken_by(reader)
     assert stats.peer_samples == len(files)
     assert stats.source_samples == 0
-    assert stats.failures > 0
+    assert stats.failures + overtaken > 0
     assert stats.failures == stats.healed
+
+
+def overtaken_by(reader: Reader) -> int:
+    """How many requests were given up because another member was quicker."""
+    assert reader._own is not None
+    assert reader._own.fleet is not None
+    return reader._own.fleet.stats().overtaken
 
 
 def relay(address: str, answer: Callable[[socket.socket, bytes], None]) -> Callable[[socket.socket], None]:
@@ -462,11 +469,12 @@ def test_a_member_whose_right_answer_comes_too_slowly_costs_no_sample(
     with Reader.open("digits", config=config) as reader:
         assert read_all(reader) == files
         assert read_all(reader, seed=1) == files  # what came late is nobody else's answer
-        stats = reader.stats()
+        stats, overtaken = reader.stats(), overtaken_by(reader)
     slow.close()
     assert stats.peer_samples == 2 * len(files)
     assert stats.source_samples == 0
-    assert 0 < stats.failures == stats.healed
+    assert stats.failures + overtaken > 0
+    assert stats.failures == stats.healed
 
 
 def test_nobody_answers_and_the_source_serves(
