@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ABOVE = 100
+"""How far the data port lies above the agent's own: no other daemon of ours is usually there."""
+_MOST_PORT = 65_535
+
 
 def data_server(
     servicer: CacheServicer, bind: str, token: str, clock: Clock, limits: Limits | None = None
 ) -> PlainServer:
     """Return a server of `servicer`'s Read, bound next to the agent's own port; `start` and `stop` it.
 
-    It listens one port above the agent's, so that a firewall can know it; on any free one where that is in use.
+    It listens `ABOVE` ports above the agent's, so that a firewall can know it; on any free one if that is taken.
 
     Args:
         servicer: what answers; it tells readers of this port from now on.
@@ -51,7 +55,9 @@ def data_server(
             on_refused=metrics.CACHE_REFUSED_CALLS.inc,
         )
 
-    wanted = int(port) + 1 if int(port) else 0
+    wanted = int(port) + ABOVE if int(port) else 0
+    if wanted > _MOST_PORT:
+        wanted -= 2 * ABOVE
     try:
         server = made(wanted)
     except PortBusyError:

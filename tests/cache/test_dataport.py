@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deeplink.cache import frames, routes, server
-from deeplink.cache.dataport import data_server
+from deeplink.cache.dataport import ABOVE, data_server
 from deeplink.cache.errors import MemberDamagedError, MemberError
 from deeplink.cache.fleet import FleetStats
 from deeplink.cache.packer import pack
@@ -22,7 +22,7 @@ from deeplink.clock import SystemClock
 from deeplink.plainrpc.serving import Limits
 from deeplink.types import Member, NodeName, ShardId, format_members
 from deeplink.v1 import cache_pb2
-from tests.cache.test_reader import read_all, until
+from tests.cache.test_reader import read_all
 from tests.cache.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
@@ -264,17 +264,20 @@ def test_a_busy_member_is_asked_again_and_the_source_serves_in_the_end(
         busy.stop()
 
 
-def test_the_data_port_is_next_to_the_agents_own_or_said_to_be_elsewhere(
+def test_the_data_port_lies_above_the_agents_own_or_is_said_to_be_elsewhere(
     agents: Agents, caplog: pytest.LogCaptureFixture
 ) -> None:
     servicer = CacheServicer(agents.stores[N0], N0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        moved = data_server(servicer, f"127.0.0.1:{port - 1}", agents.token, SystemClock())
+        own = port - ABOVE
+        moved = data_server(servicer, f"127.0.0.1:{own}", agents.token, SystemClock())
         assert moved.port == servicer.data_port != port
         assert "a firewall must let in" in caplog.text
         moved.stop()
-    beside = data_server(servicer, f"127.0.0.1:{port - 1}", agents.token, SystemClock())
-    assert beside.port == port
+    beside = data_server(servicer, f"127.0.0.1:{own}", agents.token, SystemClock())
+    assert beside.port == own + ABOVE
     beside.stop()
-    until(lambda: not connections(agents))
+    below = data_server(servicer, "127.0.0.1:65500", agents.token, SystemClock())
+    assert below.port == 65_400
+    below.stop()
