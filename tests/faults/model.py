@@ -155,6 +155,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.damaged: set[ShardId] = set()
         self.readers: dict[Version, Reader] = {}
         self.removed: set[Version] = set()
+        self.is_source_gone = False
 
     def members_of(self, nodes: Nodes) -> Members:
         """Return the members of `nodes`, none of which runs."""
@@ -179,6 +180,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     # What users do.
 
+    @precondition(lambda self: not self.is_source_gone)
     @rule(files=st.dictionaries(st.integers(0, KEYS - 1), st.integers(0, 3), min_size=1, max_size=8))
     def write_files(self, files: Mapping[int, int]) -> None:
         """Files come, change, or go (0) at the source."""
@@ -193,7 +195,7 @@ class CacheMachine(RuleBasedStateMachine):
                 path.unlink(missing_ok=True)
                 self.tree.pop(name, None)
 
-    @precondition(lambda self: self.tree)
+    @precondition(lambda self: self.tree and not self.is_source_gone)
     @rule(append=st.booleans())
     def pack(self, append: bool) -> None:
         nodes = self.members.nodes
@@ -344,6 +346,14 @@ class CacheMachine(RuleBasedStateMachine):
         if wiped:
             shutil.rmtree(self.root / f"n{number}", ignore_errors=True)
         self.members.start(number)
+
+    @rule()
+    def lose_or_find_source(self) -> None:
+        """The file system that the small files lie on goes away, or comes back."""
+        away = self.root / "away"
+        old, new = (away, self.source) if self.is_source_gone else (self.source, away)
+        old.rename(new)
+        self.is_source_gone = not self.is_source_gone
 
     @precondition(lambda self: self.sealed)
     @rule(seed=st.integers(0, 10_000), how=st.sampled_from(["flipped", "cut", "emptied"]))
