@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -158,6 +159,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/cache.json; 1 when a subject could not be measured for an error of its own."""
     asked = _asked(arguments)
+    signal.signal(signal.SIGTERM, _end)  # unwinds: processes are ended, folders removed
     out = sys.stderr if asked.json else sys.stdout
     began, load = time.monotonic(), os.getloadavg()[0]
 
@@ -186,6 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(path.read_text(encoding="utf-8"), end="")
     say(f"written to {path}{f' and {PAGE}' if asked.write_docs else ''}")
     return 1 if found.failed else 0
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _page(found: Found, scale: str, load: float) -> str:
