@@ -16,7 +16,7 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test test-faults check lint types layers unit whole bench-pack bench-cache format proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test test-faults check lint types layers unit whole bench-cache format proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -58,9 +58,6 @@ whole:
 test-faults: venv-dev slurm  ## every fault under full load, 500 runs of the cache's model and 20 with real processes: 20 minutes
 	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m pytest -q tests/faults tests/cluster/test_faults.py \
 	    --hypothesis-profile=thorough $(ARGS)
-
-bench-pack: venv  ## pack and read small files beside raw files and a flat one; facts in build/bench/pack.json
-	@$(BIN)/python -m benchmarks.cache.pack_and_read $(ARGS)
 
 # Peers pin what we cannot live with: an environment of their own, as in benchmarks/requirements.txt and nothing resolved.
 bench-cache: venv $(PEERS)/.ready  ## measure the cache beside its peers; ARGS="--quick --only packing,local"; build/bench/cache.json
