@@ -280,6 +280,10 @@ class MemberSilentError(MemberError):
         super().__init__(member, problem, "Is `deeplink node` running there, and the address right?")
 
 
+class MemberLateError(MemberSilentError):
+    """A member can be reached, or nobody says that it cannot, and did not answer in time."""
+
+
 class MemberRefusedError(MemberError):
     """A member refuses our token."""
 

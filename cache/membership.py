@@ -7,8 +7,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from deeplink.config import Config, ConfigError
+from deeplink.tokens import read_token
 from deeplink.types import Member, NodeName, parse_members
-from deeplink.wire import read_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -295,7 +295,7 @@ class _Work:
                     self.stage.note(event.number, event.piece)
                     self._settle(event.number, event.piece)
                 elif isinstance(event, Gone):
-                    self.placer.give_up(event.member, event.problem)
+                    self.placer.silent(event.member, event.problem)
                 else:
                     # Whether the file is at fault or that node's way to it, this process finds out.
                     self.build([event.number])

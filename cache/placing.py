@@ -67,6 +67,11 @@ class Placer:
         self._problems[name] = problem
         self._held.pop(name, None)
 
+    def silent(self, name: NodeName, problem: str) -> None:
+        """Take note that a member's agent does not answer; this node's own store needs no agent."""
+        if name != self._node:
+            self.give_up(name, problem)
+
     def _has(self, name: NodeName, shard: ShardId) -> bool:
         return self._store.has(shard) if name == self._node else shard in self._held.get(name, ())
 

@@ -21,6 +21,7 @@ from deeplink.cache.errors import (
     MemberBusyError,
     MemberDamagedError,
     MemberError,
+    MemberLateError,
     MemberRefusedError,
     MemberSilentError,
 )
@@ -28,6 +29,7 @@ from deeplink.cache.routes import Routes
 from deeplink.plainrpc import (
     PlainBusyError,
     PlainCallError,
+    PlainLateError,
     PlainRefusedError,
     PlainSilentError,
     PlainStatusError,
@@ -60,6 +62,8 @@ def member_errors(member: Member) -> Iterator[None]:
     """
     try:
         yield
+    except PlainLateError as problem:
+        raise MemberLateError(member.name, str(problem)) from problem
     except PlainSilentError as problem:
         raise MemberSilentError(member.name, str(problem)) from problem
     except PlainRefusedError as problem:
@@ -239,7 +243,7 @@ class _PlainPending(Pending):
         An idle connection may have been closed, and a data port may have moved, with a server started anew.
         """
         connection.close()
-        if not isinstance(problem, MemberSilentError):
+        if not isinstance(problem, MemberSilentError) or isinstance(problem, MemberLateError):
             return True
         has_moved = self._transport.routes.forget(self._member.address, connection)
         return not (connection.is_used or has_moved) or self._transport.deadline(0.0) >= self._deadline

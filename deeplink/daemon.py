@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.tokens import make_token, new_token, read_token
 from deeplink.types import NodeName
-from deeplink.wire import make_token, new_token, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,7 +15,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.slurm import SlurmBackend
-from deeplink.wire import new_token
+from deeplink.tokens import new_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,15 +1,13 @@
 """What every gRPC server and client of ours has in common: the token, health, reflection, limits and keepalive.
 
 Every call carries a token in its metadata, also those of the health and reflection services: without it a call is
-refused with UNAUTHENTICATED. The token lives in a file that only its owner can read (0600).
+refused with UNAUTHENTICATED (`deeplink.tokens`).
 """
 
 from __future__ import annotations
 
 import hmac
 import os
-import secrets
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -26,80 +24,12 @@ from deeplink.v1 import common_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 MAX_MESSAGE = 64 << 20  # bytes; one batch of samples, with room; gRPC's own default is 4 MiB
 WORKERS = 16  # threads of one server: the bound on calls served at once
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
-
-
-class TokenFileError(DeepLinkError):
-    """A token file cannot be used: absent, unreadable, empty, or readable by others."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(
-            f"token file {path}: {problem}",
-            remedy="Inside a job `deeplink run` makes it; a standing agent's token is made by `deeplink node`.",
-        )
-        self.path, self.problem = path, problem
-
-
-def new_token() -> str:
-    """Return a token nobody can guess (256 bits)."""
-    return secrets.token_urlsafe(32)
-
-
-def write_token(path: Path, token: str) -> None:
-    """Leave `token` in a file only this user can read, never readable by others even for a moment.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token)
-
-
-def make_token(path: Path, token: str) -> None:
-    """Leave `token` in a file only this user can read, unless one is there: of two that make it, the first wins.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        write_token(draft, token)
-        try:
-            path.hardlink_to(draft)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without hard links
-            if not path.exists():
-                draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def read_token(path: Path) -> str:
-    """Return the token a file holds.
-
-    Raises:
-        TokenFileError: the file is absent, unreadable, empty, or others may read it.
-    """
-    try:
-        with path.open(encoding="ascii") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_IMODE(mode) & 0o077:
-                raise TokenFileError(path, f"mode {stat.S_IMODE(mode):04o} lets others in; it must be 0600")
-            token = file.read().strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise TokenFileError(path, str(problem)) from problem
-    if not token:
-        raise TokenFileError(path, "it is empty")
-    return token
 
 
 def attempt_to_wire(attempt: Attempt) -> common_pb2.Attempt:

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 FOUR = 4096
 NAMES = {FOUR: "4 KiB", 33_000: "33 KB", 1024: "1 KiB", 110_000: "110 KB"}
 OURS = ("ours, batch", "ours, views")
+BLOCKS = "ours, blocks"
 RAW, FLAT, AHEAD, LITDATA = "raw files", "flat mmap", "flat mmap with WILLNEED", "litdata"
 _RAW = "plain.RawFiles"
 _WARM = tuple(side for side in SIDES if side not in {"plain.FlatAhead", "peers.WebDataset"})
 _COLD = tuple(side for side in SIDES if side not in {"plain.FlatMap", "peers.WebDataset"})
 _EPOCH = tuple(side for side in SIDES if side != "plain.FlatAhead")
+_WHOLE = (*_COLD[:2], "ours.OursBlocks", *_COLD[2:], "peers.WebDataset")
+_COLD_EPOCHS = (FOUR, 33_000)
 _PASSES = 3
 _MOST_RESIDENT = 0.05
 """Of a side's pages: some are touched by opening it."""
@@ -45,6 +48,8 @@ def measure(lab: Lab) -> list[Row]:
         for side in SIDES:
             _ready(lab, side, size)
         rows += _warm(lab, size, name) + _epoch(lab, size, name) + _cold(lab, size, name)
+        if size in _COLD_EPOCHS:
+            rows += _cold_epoch(lab, size, name)
         lab.close_all()
         if size != FOUR:  # which other subjects use
             lab.forget(size)
@@ -99,14 +104,30 @@ def _whole(lab: Lab, size: int, side: str, _: str, seed: int) -> Answer:
 
 
 def cold_turn(lab: Lab, size: int, side: str, way: str, seed: int) -> Answer:
-    """Return the answer of a side that was opened anew, and of whose files nothing was in memory.
+    """Return the answer of a side that reads some samples, of whose files nothing is in memory.
+
+    Args and errors: as `_opened_cold`.
+    """
+    _opened_cold(lab, size, side, way)
+    samples = len(lab.source(size).digests)
+    count = min(lab.scale.cold, lab.count(side, samples))
+    answer = lab.player(side).ask("random", seed=seed, samples=samples, count=count, touch=True)
+    return checked(lab, size, seed, answer)
+
+
+def _cold_whole(lab: Lab, size: int, side: str, way: str, seed: int) -> Answer:
+    _opened_cold(lab, size, side, way)
+    return _whole(lab, size, side, way, seed)
+
+
+def _opened_cold(lab: Lab, size: int, side: str, way: str) -> None:
+    """Have a side open its files anew, with nothing of them in memory.
 
     Args:
         lab: where it is measured.
         size: of the samples.
         side: who reads.
         way: `names in memory`: of raw files names and inodes stay there.
-        seed: of the order.
 
     Raises:
         UnmeasuredError: its files stay in memory whatever we do.
@@ -122,9 +143,6 @@ def cold_turn(lab: Lab, size: int, side: str, way: str, seed: int) -> Answer:
         raise UnmeasuredError(f"{share:.0%} of its files stay in memory")
     if side == _RAW and not way:
         memory.forget_names()
-    samples = len(lab.source(size).digests)
-    count = min(lab.scale.cold, lab.count(side, samples))
-    return checked(lab, size, seed, player.ask("random", seed=seed, samples=samples, count=count, touch=True))
 
 
 def _warm(lab: Lab, size: int, name: str) -> list[Row]:
@@ -167,6 +185,17 @@ def _peers(turns: Turns) -> list[str]:
     return [name for name in turns.of if name in turns.listed]
 
 
+def _cold_epoch(lab: Lab, size: int, name: str) -> list[Row]:
+    lab.say(f"local, {name}: a shuffled epoch, cold")
+    turns = in_turns(lab, _WHOLE, f"cold epoch, {name}", partial(_cold_whole, lab, size))
+    what = f"shuffled epoch, {name}, cold, each by its own iteration"
+    return [
+        *_against(turns, what, {}, ours=BLOCKS),
+        *_against(turns, f"{what}, exact shuffle", {}, only=(RAW, FLAT, AHEAD)),
+        *_costs(turns, what, size),
+    ]
+
+
 def _against(
     turns: Turns,
     what: str,
@@ -177,7 +206,7 @@ def _against(
 ) -> list[Row]:
     """Return a row for each other side: how many times faster we are."""
     us = ours or turns.faster(*OURS)
-    others = [name for name in turns.of if name not in OURS and (only is None or name in only)]
+    others = [name for name in turns.of if not name.startswith("ours") and (only is None or name in only)]
     return [
         make_row(f"{what} ({us}): {other}", turns.over(us, other), at_least=goals.get(other)) for other in others
     ]

@@ -25,7 +25,7 @@ from benchmarks.cache.local import WrongBytesError
 from benchmarks.cache.order import BATCH, expected
 from benchmarks.cache.players import ROOT, Player, UnmeasuredError
 from benchmarks.rows import make_row
-from deeplink import wire
+from deeplink import tokens
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.processes import descendants, table
@@ -172,7 +172,7 @@ def _in_sandbox(lab: Lab, sandbox: Sandbox) -> list[Row]:
         name: write_source(sandbox.home / name, files, SIZE, seed) for seed, name in enumerate(_DATASETS, 1)
     }
     token = sandbox.home / "token"
-    wire.write_token(token, wire.new_token())
+    tokens.write_token(token, tokens.new_token())
     os.chown(token, sandbox.user.uid, sandbox.user.gid)
     base = {
         "PYTHONPATH": str(ROOT),

@@ -113,6 +113,6 @@ def _snapshot(collector: Collector) -> str:
 def _token(path: Path | None) -> str:
     if path is None:
         return ""
-    from deeplink.wire import read_token
+    from deeplink.tokens import read_token
 
     return read_token(path)

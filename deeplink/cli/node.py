@@ -88,7 +88,7 @@ def _job_token(stack: ExitStack, node: str) -> tuple[str, Path]:
     import sys
 
     from deeplink.daemon import read_token_line, runtime_folder
-    from deeplink.wire import write_token
+    from deeplink.tokens import write_token
 
     token = read_token_line(sys.stdin.fileno())
     path = stack.enter_context(runtime_folder(node)) / "token"

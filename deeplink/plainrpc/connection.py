@@ -13,6 +13,7 @@ from deeplink.plainrpc.errors import (
     PlainBusyError,
     PlainFormatError,
     PlainSilentError,
+    silence,
 )
 from deeplink.plainrpc.framing import Fault, Kind, Setting, frame
 from deeplink.plainrpc.headers import HeaderReader
@@ -98,7 +99,7 @@ class PlainConnection:
         try:
             return self._link.stands()
         except OSError as problem:
-            raise PlainSilentError(self.address, str(problem)) from problem
+            raise silence(self.address, problem) from problem
 
     def call(self, method: str, message: bytes, deadline: float) -> bytes:
         """Make a call that has one reply, and return it. See `send` and `replies`.
@@ -171,7 +172,7 @@ class PlainConnection:
             unsent, self._unsent = greeting + self._unsent, b""
             self._link.send(unsent)
         except OSError as problem:
-            raise PlainSilentError(self.address, str(problem)) from problem
+            raise silence(self.address, problem) from problem
 
     def _greeting(self) -> bytes:
         frames = {Setting.INITIAL_WINDOW: _WINDOW, Setting.FRAME_SIZE: framing.LARGEST_FRAME}
@@ -213,7 +214,7 @@ class PlainConnection:
                 self._link.send(frame(Kind.WINDOW_UPDATE, 0, 0, framing.COUNT.pack(self._owed)))
                 self._owed = 0
         except OSError as problem:
-            raise PlainSilentError(self.address, str(problem)) from problem
+            raise silence(self.address, problem) from problem
         self.is_used = True
 
     def _begun(self) -> Incoming:
@@ -229,7 +230,7 @@ class PlainConnection:
             try:
                 return self._link.read(size)
             except OSError as problem:
-                raise PlainSilentError(self.address, str(problem)) from problem
+                raise silence(self.address, problem) from problem
         taken = memoryview(bytearray(size))
         self.take([taken], size)
         return bytes(taken)
@@ -243,7 +244,7 @@ class PlainConnection:
         try:
             self._take(parts, size)
         except OSError as problem:
-            raise PlainSilentError(self.address, str(problem)) from problem
+            raise silence(self.address, problem) from problem
 
     def _take(self, parts: Sequence[memoryview], size: int) -> None:
         if size <= self._frame_left:

@@ -22,6 +22,16 @@ class PlainSilentError(PlainCallError):
     """The server did not answer in time, cannot be reached, or ended the connection."""
 
 
+class PlainLateError(PlainSilentError):
+    """The server did not answer in time; that it closed the connection, or cannot be reached, is no such thing."""
+
+
+def silence(address: str, problem: OSError) -> PlainSilentError:
+    """Return the error for what a socket met."""
+    kind = PlainLateError if isinstance(problem, TimeoutError) else PlainSilentError
+    return kind(address, str(problem))
+
+
 class PlainRefusedError(PlainCallError):
     """The server refuses our token."""
 

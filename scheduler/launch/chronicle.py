@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.messages import beat_to_wire
+from deeplink.tokens import read_token
 from deeplink.v1 import watch_pb2_grpc
-from deeplink.wire import open_channel, read_token
+from deeplink.wire import open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

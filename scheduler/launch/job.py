@@ -12,7 +12,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.supervise import FORWARDED, Supervisor
-from deeplink.wire import new_token
+from deeplink.tokens import new_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

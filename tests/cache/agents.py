@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink import wire
+from deeplink import tokens, wire
 from deeplink.cache.dataport import data_server
 from deeplink.cache.packing_service import PackingServicer
 from deeplink.cache.server import CacheServicer
@@ -55,7 +55,7 @@ class Agents:
     """Members n0, n1 ... serving stores below `root`."""
 
     root: Path
-    token: str = field(default_factory=wire.new_token)
+    token: str = field(default_factory=tokens.new_token)
     stores: dict[NodeName, Store] = field(default_factory=dict)
     servers: dict[NodeName, wire.BoundServer] = field(default_factory=dict)
     data_servers: dict[NodeName, PlainServer] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Agents:
         """The 0600 file with the token."""
         path = self.root / "token"
         if not path.exists():
-            wire.write_token(path, self.token)
+            tokens.write_token(path, self.token)
         return path
 
     def start(self, name: str, *, port: int = 0) -> Member:

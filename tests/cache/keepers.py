@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink import wire
+from deeplink import tokens, wire
 from deeplink.cache.keeper import Keeper
 from deeplink.cache.store import Store
 from deeplink.cache.upkeep import Pace
@@ -52,7 +52,7 @@ class Keepers:
 
     root: Path
     pace: Pace = QUICK
-    token: str = field(default_factory=wire.new_token)
+    token: str = field(default_factory=tokens.new_token)
     running: dict[str, Kept] = field(default_factory=dict)
 
     def config(self, **settings: object) -> Config:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.records import Beat, NodeRecord, Phase, ProgressPoint
+from deeplink.tokens import read_token
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import watch_pb2_grpc
-from deeplink.wire import open_channel, read_token
+from deeplink.wire import open_channel
 
 address, token, limit = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 listed = subprocess.run(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink import wire
+from deeplink import tokens
 from deeplink.config import Config
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
@@ -77,8 +77,8 @@ def far(sandbox: Sandbox) -> Iterator[Far]:
     files = small_files(400)
     folder = sandbox.home / f"faults-{os.getpid()}"
     source = write_tree(folder / "source", files)
-    token = wire.new_token()
-    wire.write_token(folder / "token", token)
+    token = tokens.new_token()
+    tokens.write_token(folder / "token", token)
     members = [Member(NodeName(node), f"{sandbox.shape.address(node)}:{PORT}") for node in MEMBERS]
     config = Config(
         catalog=folder / "catalog",

@@ -24,7 +24,7 @@ from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import ActionRecord, Incident, Outcome
-from deeplink.wire import new_token, write_token
+from deeplink.tokens import new_token, write_token
 from tests.cluster.jobs import Job, folder_of, submit, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]

@@ -24,7 +24,9 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("said", "meant"), [("1", True), ("TRUE", True), ("no", False)])
 def test_a_switch_is_true_or_false(said: str, meant: bool) -> None:
-    assert load_config({"DEEPLINK_CONFIG": "/dev/null", "DEEPLINK_CHECK_EVERY_READ": said}).check_every_read is meant
+    assert (
+        load_config({"DEEPLINK_CONFIG": "/dev/null", "DEEPLINK_CHECK_EVERY_READ": said}).check_every_read is meant
+    )
 
 
 def test_paths_expand_home_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from deeplink.daemon import (
     split_bind,
     standing_token,
 )
-from deeplink.wire import TokenFileError
+from deeplink.tokens import TokenFileError
 
 
 @pytest.mark.parametrize(

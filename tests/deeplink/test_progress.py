@@ -18,9 +18,10 @@ from deeplink.clock import SystemClock
 from deeplink.plainrpc import PlainConnection
 from deeplink.progress import Destination, Reporter, destination
 from deeplink.scheduler.watch.node import NodeServicer, add_to
+from deeplink.tokens import write_token
 from deeplink.types import Attempt, FencedError, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
-from deeplink.wire import BoundServer, bound_server, open_channel, write_token
+from deeplink.wire import BoundServer, bound_server, open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

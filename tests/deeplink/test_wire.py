@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -11,16 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from typing_extensions import override
 
+from deeplink.tokens import new_token
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
-from deeplink.wire import (
-    BoundServer,
-    TokenFileError,
-    bound_server,
-    new_token,
-    open_channel,
-    read_token,
-    write_token,
-)
+from deeplink.wire import BoundServer, bound_server, open_channel
 
 SERVICE = "deeplink.v1.Watch"
 
@@ -78,23 +70,3 @@ def test_health_and_reflection_know_the_services(served: tuple[BoundServer, str]
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         (listed,) = list(stub.ServerReflectionInfo(asks, timeout=5))
         assert SERVICE in {service.name for service in listed.list_services_response.service}
-
-
-def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    write_token(path, "secret")
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert read_token(path) == "secret"
-    path.chmod(0o640)
-    with pytest.raises(TokenFileError, match="0640"):
-        read_token(path)
-
-
-@pytest.mark.parametrize("content", [None, "", "\n", b"\xff\xfe"])
-def test_an_unusable_token_file_is_refused(tmp_path: Path, content: str | bytes | None) -> None:
-    path = tmp_path / "token"
-    if content is not None:
-        path.touch(mode=0o600)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(TokenFileError):
-        read_token(path)

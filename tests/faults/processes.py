@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deeplink import wire
+from deeplink import tokens
 from deeplink.cache.packer import pack
 from deeplink.cache.store import Store
 from deeplink.config import Config
@@ -196,8 +196,8 @@ class Nodes:
     @classmethod
     def make(cls, root: Path, files: Mapping[str, bytes], count: int) -> Nodes:
         """Return members whose processes do not run yet."""
-        token = wire.new_token()
-        wire.write_token(root / "token", token)
+        token = tokens.new_token()
+        tokens.write_token(root / "token", token)
         ports = free_ports(count)
         members = [Member(NodeName(f"n{i}"), f"127.0.0.1:{port}") for i, port in enumerate(ports)]
         env = {

@@ -110,6 +110,19 @@ class OursViews(Ours):
         self._check(reader)
 
 
+class OursBlocks(Ours):
+    """An epoch in order by blocks, as training takes it from a disk."""
+
+    name = "ours, blocks"
+    settings = "Order.BLOCKS, window as it is by default, Prefetcher with two threads"
+
+    @override
+    def epoch(self, seed: int) -> Batches:
+        from benchmarks.cache.sides.torches import block_epoch  # noqa: PLC0415 - most of ours needs no torch
+
+        return block_epoch(NAME, self.config, seed)
+
+
 class OursRemote(Ours):
     """The same on a node that holds nothing: members and catalog are what its environment says."""
 

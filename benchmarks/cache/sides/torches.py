@@ -15,7 +15,7 @@ from typing_extensions import override
 import deeplink
 from benchmarks.cache.order import BATCH
 from benchmarks.cache.sides.base import read_file
-from deeplink.data import ResumableSampler
+from deeplink.data import Order, Prefetcher, ResumableSampler
 from deeplink.packed import loader
 
 if TYPE_CHECKING:
@@ -81,6 +81,16 @@ def file_loader(
         persistent_workers=workers > 0,
     )
     return lambda: (_rows_of(batch) for batch in found) if decode else iter(found)
+
+
+def block_epoch(name: str, config: Config, seed: int) -> Batches:
+    """Yield all samples once, in order by blocks, read ahead by threads."""
+    data = deeplink.Dataset(name, labels=False, packed=True, config=config)
+    sampler = ResumableSampler(data, batch_size=BATCH, rank=0, world_size=1, seed=seed, shuffle=Order.BLOCKS)
+    for batch in Prefetcher(data, sampler):
+        yield samples_of(batch)
+        sampler.finished()
+    data.close()
 
 
 def our_loader(name: str, config: Config, seed: int, workers: int, *, decode: bool) -> Callable[[], Batches]:

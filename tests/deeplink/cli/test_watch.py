@@ -21,9 +21,10 @@ from deeplink.cli.watch import command
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.records import Beat, Phase
+from deeplink.tokens import read_token
 from deeplink.types import Attempt
 from deeplink.v1 import watch_pb2_grpc
-from deeplink.wire import open_channel, read_token
+from deeplink.wire import open_channel
 
 pytestmark = pytest.mark.slow
 

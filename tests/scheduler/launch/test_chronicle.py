@@ -15,9 +15,10 @@ from deeplink.config import Config
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Beat, Incident, Phase, ProgressPoint
+from deeplink.tokens import new_token, write_token
 from deeplink.types import Attempt
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
-from deeplink.wire import bound_server, new_token, write_token
+from deeplink.wire import bound_server
 
 ATTEMPT = Attempt(7, 0, 0)
 BEAT = Beat(attempt=ATTEMPT, phase=Phase.RUNNING, user="ann", job_name="train")

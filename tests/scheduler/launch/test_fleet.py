@@ -15,9 +15,10 @@ from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.fleet import AgentsFailedError, Fleet
 from deeplink.scheduler.watch.node import NodeServicer, add_to
+from deeplink.tokens import new_token
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2
-from deeplink.wire import BoundServer, attempt_to_wire, bound_server, new_token
+from deeplink.wire import BoundServer, attempt_to_wire, bound_server
 
 TOKEN = new_token()
 ATTEMPT = Attempt(7, 0, 0)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deeplink.tokens import TokenFileError, make_token, read_token, write_token
+
+
+def test_of_two_that_make_it_the_first_wins(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    make_token(path, "first")
+    make_token(path, "second")
+    assert read_token(path) == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_who_reads_a_dataset_does_not_import_grpc() -> None:
+    """A process that has used grpcio cannot fork DataLoader workers that do: docs/decisions/0002."""
+    code = "import sys, deeplink.cache.reader; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0
+
+
+def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    write_token(path, "secret")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_token(path) == "secret"
+    path.chmod(0o640)
+    with pytest.raises(TokenFileError, match="0640"):
+        read_token(path)
+
+
+@pytest.mark.parametrize("content", [None, "", "\n", b"\xff\xfe"])
+def test_an_unusable_token_file_is_refused(tmp_path: Path, content: str | bytes | None) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.touch(mode=0o600)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(TokenFileError):
+        read_token(path)
