@@ -274,14 +274,11 @@ class MemberError(DeepLinkError):
 
 
 class MemberSilentError(MemberError):
-    """A member did not answer in time, or cannot be reached."""
+    """A member did not answer in time (`is_late`), or cannot be reached."""
 
-    def __init__(self, member: NodeName, problem: str) -> None:
+    def __init__(self, member: NodeName, problem: str, *, is_late: bool = False) -> None:
         super().__init__(member, problem, "Is `deeplink node` running there, and the address right?")
-
-
-class MemberLateError(MemberSilentError):
-    """A member can be reached, or nobody says that it cannot, and did not answer in time."""
+        self.is_late = is_late
 
 
 class MemberRefusedError(MemberError):

@@ -19,7 +19,7 @@ import numpy as np
 from deeplink.cache import frames, ownership
 from deeplink.cache.asking import Asking, Outcome
 from deeplink.cache.breaker import Breaker
-from deeplink.cache.errors import MemberBusyError, MemberDamagedError, MemberError, MemberLateError
+from deeplink.cache.errors import MemberBusyError, MemberDamagedError, MemberError, MemberSilentError
 from deeplink.cache.pace import Pace
 from deeplink.cache.transport import Places
 from deeplink.v1 import cache_pb2
@@ -178,7 +178,7 @@ class Fleet:
             for call in [call for call in going if now - call.began >= self._deadline_s]:
                 going.remove(call)
                 call.pending.cancel()
-                self._failed(work, call, MemberLateError(call.name, "no answer in time"))
+                self._failed(work, call, MemberSilentError(call.name, "no answer in time", is_late=True))
             going += self._second_calls(work, going, now)
         for name, shard in sorted(doubted):
             self._tell_doubt(name, shard)

@@ -21,7 +21,6 @@ from deeplink.cache.errors import (
     MemberBusyError,
     MemberDamagedError,
     MemberError,
-    MemberLateError,
     MemberRefusedError,
     MemberSilentError,
 )
@@ -62,10 +61,9 @@ def member_errors(member: Member) -> Iterator[None]:
     """
     try:
         yield
-    except PlainLateError as problem:
-        raise MemberLateError(member.name, str(problem)) from problem
     except PlainSilentError as problem:
-        raise MemberSilentError(member.name, str(problem)) from problem
+        is_late = isinstance(problem, PlainLateError)
+        raise MemberSilentError(member.name, str(problem), is_late=is_late) from problem
     except PlainRefusedError as problem:
         raise MemberRefusedError(member.name) from problem
     except PlainBusyError as problem:
@@ -243,7 +241,7 @@ class _PlainPending(Pending):
         An idle connection may have been closed, and a data port may have moved, with a server started anew.
         """
         connection.close()
-        if not isinstance(problem, MemberSilentError) or isinstance(problem, MemberLateError):
+        if not isinstance(problem, MemberSilentError) or problem.is_late:
             return True
         has_moved = self._transport.routes.forget(self._member.address, connection)
         return not (connection.is_used or has_moved) or self._transport.deadline(0.0) >= self._deadline
