@@ -188,7 +188,7 @@ class Lab:
                 if self.has(side):
                     self.open(side, size)
             except UnmeasuredError as problem:
-                self.drop(side, "opening", problem)
+                self.drop(side, "opening", problem, for_good=True)
 
     def close_all(self) -> None:
         """Have every side let go of its files; those that hold on to them are started anew."""
@@ -198,8 +198,14 @@ class Lab:
             else:
                 player.ask("close")
 
-    def drop(self, where: str, what: str, why: UnmeasuredError) -> str:
+    def drop(self, where: str, what: str, why: UnmeasuredError, *, for_good: bool = False) -> str:
         """Note that a side could not be measured, and end its process: nobody knows what state it is in.
+
+        Args:
+            where: the side.
+            what: what it could not do.
+            why: the reason.
+            for_good: it takes part in nothing from now on.
 
         Returns:
             The side's name.
@@ -207,7 +213,8 @@ class Lab:
         name = side_named(where).name
         if where in self._players:
             self._players.pop(where).end()
-        self.dropped.add(where)
+        if for_good:
+            self.dropped.add(where)
         self.missing[f"{what}: {name}"] = str(why)
         self.say(f"not measured: {what}: {name}: {why}")
         return name

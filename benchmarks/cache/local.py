@@ -31,7 +31,7 @@ _EPOCH = tuple(side for side in SIDES if side != "plain.FlatAhead")
 _WHOLE = (*_COLD[:2], "ours.OursBlocks", *_COLD[2:], "peers.WebDataset")
 _COLD_EPOCHS = (FOUR, 33_000)
 _PASSES = 3
-_MOST_RESIDENT = 0.05
+_MOST_RESIDENT = 0.1
 """Of a side's pages: some are touched by opening it."""
 
 
@@ -61,7 +61,7 @@ def _ready(lab: Lab, side: str, size: int) -> None:
         if lab.has(side):
             lab.kept(side, size)
     except UnmeasuredError as problem:
-        lab.drop(side, "reads", problem)
+        lab.drop(side, "reads", problem, for_good=True)
 
 
 def checked(lab: Lab, size: int, seed: int, answer: Answer) -> Answer:
