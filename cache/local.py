@@ -14,6 +14,7 @@ from deeplink.cache.errors import IndexMendedError, ShardCorruptError
 from deeplink.cache.mapped import ColdGauge
 from deeplink.cache.opened import OpenShards
 from deeplink.cache.touched import Touched
+from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +68,20 @@ class LocalReader:
             self._set_aside(number, problem)
         self._check(rows, batch, work)
         return work.left()
+
+    def one(self, row: int) -> memoryview | None:
+        """Return one sample with the fewest steps; None where anything is in the way, which `fill` will find."""
+        index = self._index
+        try:
+            file, length = self.shards.get(int(index.shard[row])), int(index.lengths[row])
+            if file is None or length > min(block.SPAN, file.bytes):
+                return None
+            data = memoryview(bytearray(length))
+            file.read_into([data], index.file_offsets(np.array([row])).tolist())
+        except (DeepLinkError, OSError):
+            return None
+        is_wrong = self._touched.is_due(row) and len(self._touched.wrong(np.array([row]), [data]))
+        return None if is_wrong else data
 
     def will_need(self, rows: np.ndarray) -> None:
         """Ask the disk for samples that this node holds, and do not wait for them."""

@@ -175,6 +175,11 @@ class Reader:
 
     def read(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
         """Return the bytes of each sample of a `batch`. Raises as it does."""
+        if len(rows) == 1 and 0 <= (row := int(rows[0])) < len(self.index):
+            found = self._process().local.one(row)
+            if found is not None:
+                self._count(local_samples=1, local_bytes=len(found))
+                return [found]
         return self.batch(rows).views()
 
     def will_need(self, rows: Sequence[int] | np.ndarray) -> None:

@@ -35,6 +35,10 @@ class Touched:
             return rows[:0]
         return np.flatnonzero((self._seen[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1 == 0)
 
+    def is_due(self, row: int) -> bool:
+        """Tell whether a row's sample is to be compared."""
+        return self._always or (self._left > 0 and not int(self._seen[row >> 3]) >> (row & 7) & 1)
+
     def wrong(self, rows: np.ndarray, samples: Sequence[memoryview]) -> np.ndarray:
         """Return the positions in `rows` whose bytes are not those that were packed, and remember the others."""
         found = np.fromiter(map(block.checksum, samples), np.uint64, len(samples))
