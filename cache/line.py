@@ -96,11 +96,12 @@ class Line:
     def _finish(self, number: int, builder: ShardBuilder, size: int) -> Piece:
         yard = self._yard
         try:
-            draft = yard.stage.draft(number)
-            piece = Piece.of(builder.write(draft))
-            if yard.home is not None:
-                yard.home.put(piece.id, draft)
-            yard.placer.place(piece.id, draft)
+            with yard.store.room_for(size):
+                draft = yard.stage.draft(number)
+                piece = Piece.of(builder.write(draft))
+                if yard.home is not None:
+                    yard.home.put(piece.id, draft)
+                yard.placer.place(piece.id, draft)
             yard.stage.note(number, piece)
         except OSError as problem:
             yard.store.raise_as_store_error(problem, size)
