@@ -43,7 +43,6 @@ def data_server(
         ListenError: it cannot listen there.
     """
     host, _, port = bind.rpartition(":")
-    limits = limits or Limits(answers=MOST_READS)
 
     def made(number: int) -> PlainServer:
         return PlainServer(
@@ -51,21 +50,24 @@ def data_server(
             token,
             {READ_METHOD: servicer.read_message},
             clock,
-            limits=limits,
+            limits=limits or Limits(answers=MOST_READS),
             on_refused=metrics.CACHE_REFUSED_CALLS.inc,
         )
 
-    wanted = int(port) + ABOVE if int(port) else 0
-    if wanted > _MOST_PORT:
-        wanted -= 2 * ABOVE
+    wanted = _port_for(int(port))
     try:
         server = made(wanted)
     except PortBusyError:
         if not wanted:
             raise
         server = made(0)
-        log.warning(
-            "port %d is in use: samples are served on port %d, which a firewall must let in", wanted, server.port
-        )
+        said = "port %d is in use: samples are served on port %d, which a firewall must let in"
+        log.warning(said, wanted, server.port)
     servicer.data_port = server.port
     return server
+
+
+def _port_for(own: int) -> int:
+    if not own:
+        return 0
+    return own + ABOVE if own + ABOVE <= _MOST_PORT else own - ABOVE
