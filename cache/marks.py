@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from deeplink.cache import layout
@@ -12,17 +13,36 @@ from deeplink.publish import write_text
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
-    import os
     from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_USED, _WANTED, _DROPPED = ".used", ".wanted", ".dropped"
+SUFFIX = ".mdb"
+_VERIFIED, _USED, _WANTED, _DROPPED = ".verified", ".used", ".wanted", ".dropped"
 
 
 def file_identity(facts: os.stat_result) -> dict[str, int]:
     """Return what tells a file from every other, and from itself before it was changed."""
     return {"dev": facts.st_dev, "ino": facts.st_ino, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+
+
+def look_at(root: Path) -> tuple[dict[ShardId, os.stat_result], dict[ShardId, os.stat_result]]:
+    """Return what the file system says of all shards below `root`, and of the marks that they were verified.
+
+    Raises:
+        OSError: the folder cannot be looked at.
+    """
+    files: dict[ShardId, os.stat_result] = {}
+    marks: dict[ShardId, os.stat_result] = {}
+    # One pass over the folder: an agent is asked twice a second, about thousands of shards.
+    with os.scandir(root) as entries:
+        for entry in entries:
+            name, dot, kind = entry.name.partition(".")
+            into = {SUFFIX: files, _VERIFIED: marks}.get(dot + kind)
+            if into is not None and layout.is_shard_id(name):
+                with contextlib.suppress(FileNotFoundError):  # removed since
+                    into[ShardId(name)] = entry.stat()
+    return files, marks
 
 
 class Marks:
@@ -33,17 +53,24 @@ class Marks:
         self._seen: dict[ShardId, tuple[int, ...]] = {}
 
     def _verified(self, shard: ShardId) -> Path:
-        return self._root / f"{shard}.verified"
+        return self._root / f"{shard}{_VERIFIED}"
 
     def is_verified(self, shard: ShardId, path: Path) -> bool:
         """Tell whether the very file that is at `path` now was read and found whole on this mount."""
-        mark = self._verified(shard)
         try:
-            facts, found = mark.stat(), file_identity(path.stat())
-            seen = (facts.st_ino, facts.st_mtime_ns, *found.values())
-            if self._seen.get(shard) == seen:  # asked of every shard twice a second
-                return True
-            if json.loads(mark.read_text(encoding="ascii")) != found:
+            return self.is_of(shard, self._verified(shard).stat(), path.stat())
+        except OSError:
+            self._seen.pop(shard, None)
+            return False
+
+    def is_of(self, shard: ShardId, mark: os.stat_result, file: os.stat_result) -> bool:
+        """Tell whether a shard's mark says that a file was verified; reads a mark only when it is new."""
+        found = file_identity(file)
+        seen = (mark.st_ino, mark.st_mtime_ns, *found.values())
+        if self._seen.get(shard) == seen:  # asked of every shard twice a second
+            return True
+        try:
+            if json.loads(self._verified(shard).read_text(encoding="ascii")) != found:
                 return False
         except (OSError, ValueError):
             self._seen.pop(shard, None)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError, StoreError, StoreFullError
-from deeplink.cache.marks import Marks, file_identity
+from deeplink.cache.marks import SUFFIX, Marks, file_identity, look_at
 from deeplink.publish import DRAFT_PREFIX, fsync_path, published_file
 from deeplink.types import ShardId
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SUFFIX = ".mdb"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DRAFT_KEPT_S = 3600.0
 _MOST_QUARANTINED = 4
@@ -93,7 +92,7 @@ class Store:
         Raises:
             ShardIdError: the name is not a shard's.
         """
-        return self.root / f"{layout.checked_shard_id(shard)}{_SUFFIX}"
+        return self.root / f"{layout.checked_shard_id(shard)}{SUFFIX}"
 
     def has(self, shard: ShardId) -> bool:
         """Tell whether a shard is here, damaged or not."""
@@ -108,7 +107,7 @@ class Store:
 
     def ids(self) -> list[ShardId]:
         """Return the names of all shards here, sorted."""
-        found = (path.stem for path in self.root.glob(f"*{_SUFFIX}"))
+        found = (path.stem for path in self.root.glob(f"*{SUFFIX}"))
         return sorted(ShardId(name) for name in found if layout.is_shard_id(name))
 
     def status(self) -> StoreStatus:
@@ -118,11 +117,11 @@ class Store:
             StoreError: the folder cannot be looked at.
         """
         try:
-            sizes: dict[ShardId, int] = {}
-            for shard in self.ids():
-                with contextlib.suppress(FileNotFoundError):  # removed since
-                    sizes[shard] = self.path(shard).stat().st_size
-            verified = [shard for shard in sizes if self.is_verified(shard)]
+            files, marks = look_at(self.root)
+            sizes = {shard: files[shard].st_size for shard in sorted(files)}
+            verified = [
+                shard for shard in sizes if shard in marks and self.marks.is_of(shard, marks[shard], files[shard])
+            ]
             return StoreStatus(
                 shards=len(sizes),
                 bytes=sum(sizes.values()),
@@ -288,7 +287,7 @@ class Store:
             if inode is not None and self.path(shard).stat().st_ino != inode:
                 return False
             folder.mkdir(exist_ok=True)
-            self.path(shard).rename(folder / f"{shard}-{time.time_ns()}{_SUFFIX}")
+            self.path(shard).rename(folder / f"{shard}-{time.time_ns()}{SUFFIX}")
             self.marks.unset_verified(shard)
             self.marks.lose(shard)
             for older in sorted(folder.iterdir(), key=lambda path: path.name.partition("-")[2])[
@@ -302,7 +301,7 @@ class Store:
 
     def sweep(self, now: float) -> int:
         """Remove drafts that nobody has written to for an hour; return how many."""
-        stale = [path for path in self.root.glob(f"{DRAFT_PREFIX}*{_SUFFIX}-*") if _age(path, now) > _DRAFT_KEPT_S]
+        stale = [path for path in self.root.glob(f"{DRAFT_PREFIX}*{SUFFIX}-*") if _age(path, now) > _DRAFT_KEPT_S]
         for path in stale:
             path.unlink(missing_ok=True)
         return len(stale)

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
 """How long calls in flight may still run once the agent is told to end."""
+_STATUS_SHARE = 20
+"""The store is not looked at for so many times as long as the last look took: thousands of shards take a while."""
 STATUS_KEPT_S = 0.5
 """The store is looked at no more often than this, however often the agent is asked."""
 
@@ -174,8 +176,10 @@ class Agent:
         """Return what the store holds, as it was at most `STATUS_KEPT_S` ago, and what was served so far."""
         with self._lock:
             now = self._clock.monotonic()
-            if self._seen is None or now - self._seen[0] > STATUS_KEPT_S:
-                self._seen = (now, self._looked_at_store())
+            if self._seen is None or now > self._seen[0]:
+                status = self._looked_at_store()
+                took = self._clock.monotonic() - now
+                self._seen = (now + max(STATUS_KEPT_S, _STATUS_SHARE * took), status)
             return self._seen[1]
 
     def _looked_at_store(self) -> node_pb2.StoreStatus:
