@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -26,6 +25,7 @@ from deeplink.cache.local import LocalReader
 from deeplink.cache.membership import members_token, other_members
 from deeplink.cache.mounts import slowness
 from deeplink.cache.store import Store
+from deeplink.cache.tally import ReadStats, Tally
 from deeplink.cache.transport import PlainTransport
 from deeplink.clock import Clock, SystemClock
 from deeplink.config import Config, load_config
@@ -41,38 +41,10 @@ log = logging.getLogger(__name__)
 
 _HASTE = 10
 """How much more a rank may take from the source than agents that fill in the background: training waits for it."""
-_STALL_S = 0.5
-"""What a batch from other nodes never takes when all is well."""
 _MENDINGS = 8
 """Tries to read with an index of which a part was just restored; a batch comes by no more parts."""
 
 _Read = TypeVar("_Read")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadStats:
-    """How reads were served by this process since it opened the reader.
-
-    Attributes:
-        local_samples, local_bytes: from this node's store.
-        peer_samples, peer_bytes: from other members.
-        source_samples, source_bytes: from the source, or the packed home.
-        failures: tries that failed: a damaged shard, a silent member, wrong bytes.
-        healed: samples that a try failed for and that were served all the same.
-        stalls: batches that waited longer than half a second for what is not on this node.
-        longest_wait_s: the longest of such waits, seconds, a stall or not.
-    """
-
-    local_samples: int = 0
-    local_bytes: int = 0
-    peer_samples: int = 0
-    peer_bytes: int = 0
-    source_samples: int = 0
-    source_bytes: int = 0
-    failures: int = 0
-    healed: int = 0
-    stalls: int = 0
-    longest_wait_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +56,7 @@ class _Process:
     fleet: Fleet | None
     healer: Healer
     fallback: Fallback
+    tally: Tally
 
 
 # One lock for all readers, made anew in a forked child: another thread may hold it at the moment of the fork.
@@ -111,8 +84,6 @@ class Reader:
         self.name, self.index, self.version = name, index, index.version
         self._config, self._clock = config, clock
         self._own: _Process | None = None
-        self._counts: Counter[str] = Counter()
-        self._longest_wait_s = 0.0
 
     @classmethod
     def open(cls, name: str, *, version: Version | None = None, config: Config | None = None) -> Self:
@@ -176,9 +147,10 @@ class Reader:
     def read(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
         """Return the bytes of each sample of a `batch`. Raises as it does."""
         if len(rows) == 1 and 0 <= (row := int(rows[0])) < len(self.index):
-            found = self._process().local.one(row)
+            own = self._process()
+            found = own.local.one(row)
             if found is not None:
-                self._count(local_samples=1, local_bytes=len(found))
+                own.tally.count(local_samples=1, local_bytes=len(found))
                 return [found]
         return self.batch(rows).views()
 
@@ -211,7 +183,7 @@ class Reader:
             size -= rest.arena.nbytes
             for position, view in zip(left, rest.views(), strict=True):
                 found[position] = view
-        self._count(local_samples=len(wanted) - len(left), local_bytes=size)
+        self._process().tally.count(local_samples=len(wanted) - len(left), local_bytes=size)
         return cast("list[memoryview]", found)
 
     def _checked(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -230,15 +202,8 @@ class Reader:
             size -= int(self.index.lengths[wanted[left]].sum())
             began = self._clock.monotonic()
             self._fill_from_elsewhere(own, wanted, left, batch)
-            self._note_wait(self._clock.monotonic() - began, len(left))
-        self._count(local_samples=len(wanted) - len(left), local_bytes=size)
-
-    def _note_wait(self, waited_s: float, samples: int) -> None:
-        if waited_s > _STALL_S:
-            log.warning("%d samples that are not on this node took %.1f s", samples, waited_s)
-        with _opening:
-            self._longest_wait_s = max(self._longest_wait_s, waited_s)
-            self._counts["stalls"] += waited_s > _STALL_S
+            own.tally.waited(self._clock.monotonic() - began, len(left))
+        own.tally.count(local_samples=len(wanted) - len(left), local_bytes=size)
 
     def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> None:
         damaged = self._heal_damaged(own)
@@ -246,13 +211,13 @@ class Reader:
         missing, lengths = outcome.missing, self.index.lengths
         size = int(lengths[rows[positions]].sum()) - int(lengths[rows[missing]].sum())
         served = len(positions) - len(missing)
-        self._count(peer_samples=served, peer_bytes=size, failures=len(damaged) + len(outcome.failed))
+        own.tally.count(peer_samples=served, peer_bytes=size, failures=len(damaged) + len(outcome.failed))
         failed = set(outcome.failed)
         if len(missing):
             failed |= self._fill_at_last(own, rows, outcome, batch)
         if failed or damaged:
             shards = self.index.shard[rows]
-            self._count(healed=sum(1 for p in positions.tolist() if p in failed or int(shards[p]) in damaged))
+            own.tally.count(healed=sum(1 for p in positions.tolist() if p in failed or int(shards[p]) in damaged))
 
     def _fill_at_last(self, own: _Process, rows: np.ndarray, outcome: Outcome, batch: Batch) -> set[int]:
         """Have samples that no member gave; return the positions of those that home and source had not either.
@@ -264,7 +229,7 @@ class Reader:
             SampleUnavailableError: one cannot be had anywhere.
         """
         fallen = own.fallback.fill(rows, outcome.missing, batch)
-        self._count(source_samples=fallen.samples, source_bytes=fallen.bytes, failures=len(fallen.problems))
+        own.tally.count(source_samples=fallen.samples, source_bytes=fallen.bytes, failures=len(fallen.problems))
         if fallen.samples:
             why = "; ".join(sorted({text for texts in outcome.problems.values() for text in texts}))
             log.info("%d samples came from home or source: %s", fallen.samples, why or "nobody holds their shards")
@@ -280,8 +245,8 @@ class Reader:
             tried = [*outcome.problems[position], *fallen.problems[position]]
             raise SampleUnavailableError(self.index.key(row), shard, tried)
         size, here = int(lengths[rows[lost]].sum()), int(lengths[rows[left]].sum())
-        self._count(peer_samples=len(lost) - len(left), peer_bytes=size - here)
-        self._count(local_samples=len(left), local_bytes=here)
+        own.tally.count(peer_samples=len(lost) - len(left), peer_bytes=size - here)
+        own.tally.count(local_samples=len(left), local_bytes=here)
         return set(fallen.problems)
 
     def _heal_damaged(self, own: _Process) -> set[int]:
@@ -298,7 +263,6 @@ class Reader:
         with _opening:
             own = self._own
             if own is None or own.pid != os.getpid():
-                self._counts, self._longest_wait_s = Counter(), 0.0
                 self._own = own = self._opened()
             return own
 
@@ -319,18 +283,12 @@ class Reader:
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
         cap = SourceCap(TokenBucket(*(_HASTE * rate for rate in rates)), self._clock)
         healer = Healer(store, members, token, self._clock)
-        return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap))
-
-    def _count(self, **counts: int) -> None:
-        with _opening:
-            self._counts.update(counts)
+        return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap), Tally())
 
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far."""
-        with _opening:
-            if self._own is None or self._own.pid != os.getpid():
-                return ReadStats()
-            return ReadStats(**self._counts, longest_wait_s=self._longest_wait_s)
+        own = self._own
+        return own.tally.stats() if own is not None and own.pid == os.getpid() else ReadStats()
 
     def close(self) -> None:
         """End connections and let go of files; views that were handed out stay valid, and a later read reopens."""

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from deeplink.cache.index import Labels
 from deeplink.cache.membership import configured_members
-from deeplink.cache.reader import Reader, ReadStats
+from deeplink.cache.reader import Reader
 from deeplink.config import load_config
 from deeplink.data.blocks import Blocks
 from deeplink.data.digest import receipt
@@ -23,6 +23,7 @@ from deeplink.packed import PackedBatch, Packing, ring_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from deeplink.cache.tally import ReadStats
     from deeplink.config import Config
     from deeplink.data.ring import Ring
     from deeplink.types import SampleKey, Version

@@ -11,13 +11,14 @@ import numpy as np
 from torch.utils import data as torch_data
 from typing_extensions import override
 
-from deeplink.cache.reader import Reader, ReadStats
+from deeplink.cache.reader import Reader
 from deeplink.errors import DeepLinkError
 from deeplink.grouping import column, grouped, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from deeplink.cache.tally import ReadStats
     from deeplink.config import Config
     from deeplink.types import Version
 
