@@ -186,6 +186,17 @@ class Reader:
         self._process().tally.count(local_samples=len(wanted) - len(left), local_bytes=size)
         return cast("list[memoryview]", found)
 
+    def announce(self, shards: Sequence[int], needed: int) -> None:
+        """Say in which order shards are read from now on, so that this node keeps those that are.
+
+        Until then all shards of the version count as needed.
+
+        Args:
+            shards: numbers of shards, the next one first; each once.
+            needed: how many of them, from the first, the running epoch still reads.
+        """
+        self._process().local.shards.announce(shards, needed)
+
     def _checked(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         wanted = np.asarray(rows, np.int64)
         # A negative row is a huge one when it is taken for unsigned: one look for both ends.

@@ -17,6 +17,7 @@ from deeplink.cache.fetching import Fetcher, Outcome, Wanted
 from deeplink.cache.healing import Healer
 from deeplink.cache.index import IndexContent
 from deeplink.cache.packer import pack
+from deeplink.cache.pins import demand, read_pins
 from deeplink.cache.reader import Reader
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
@@ -147,3 +148,18 @@ def test_long_and_empty_samples_are_made_anew_as_they_were(tmp_path: Path, confi
         assert (found.outcome, found.origin) == (Outcome.FETCHED, "source"), found.problem
         assert store.path(entry.id).read_bytes() == before
     assert cap.load().bytes >= sum(map(len, files.values()))
+
+
+def test_a_reader_pins_what_it_reads_and_says_what_it_still_needs(source: Path, config: Config) -> None:
+    pack(str(source), "digits", config=config)
+    root = config.store
+    with Reader.open("digits", config=config) as reader:
+        assert read_pins(root, SystemClock().unix()) == []
+        reader.read([0])
+        ids = [entry.id for entry in reader.index.shards]
+        assert demand(read_pins(root, SystemClock().unix())).needed == set(ids)
+        reader.announce([2, 0, 1], 1)
+        wanted = demand(read_pins(root, SystemClock().unix()))
+        assert wanted.needed == {ids[2]}
+        assert wanted.next_use == {ids[2]: 0, ids[0]: 1, ids[1]: 2}
+    assert read_pins(root, SystemClock().unix()) == []
