@@ -266,7 +266,6 @@ class Litdata(Side):
     def open(self, source: Path, packed: Path) -> None:
         self._packed = str(packed)
         self._data = importlib.import_module("litdata").StreamingDataset(self._packed)
-        self._data[0]
 
     @override
     def read(self, wanted: Sequence[Sequence[int]]) -> Batches:
