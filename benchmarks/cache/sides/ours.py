@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -115,6 +116,11 @@ class OursBlocks(Ours):
 
     name = "ours, blocks"
     settings = "Order.BLOCKS, window as it is by default, Prefetcher with two threads"
+
+    @override
+    def open(self, source: Path, packed: Path) -> None:
+        importlib.import_module("benchmarks.cache.sides.torches")  # it takes seconds, and is no reading
+        super().open(source, packed)
 
     @override
     def epoch(self, seed: int) -> Batches:
