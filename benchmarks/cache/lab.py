@@ -58,7 +58,7 @@ class Scale:
     repeats: int = 5
     cold: int = 4096
     turn_s: float = 0.6
-    packed: int = 12_000
+    packed: int = 20_000
     index: int = 10_000_000
 
 

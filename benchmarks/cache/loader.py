@@ -34,7 +34,7 @@ _ENTRIES = (
 )
 _JPEG_SIDE = 384
 _NOISE = 72
-"""Of 256: with quality 90 it makes a JPEG of this size about as long as ImageNet's mean."""
+"""Of 256: with quality 90 it makes JPEGs of some 76 KB of this size."""
 _JPEGS_PER_MIB = 2
 
 
@@ -106,7 +106,7 @@ def _rows(turns: Turns) -> list[Row]:
 def _decoding(lab: Lab) -> list[Row]:
     """Return the rows of end to end with decoding, where Pillow has most of the processor."""
     images = max(64, lab.scale.bytes // (1 << 20) * _JPEGS_PER_MIB)
-    lab.say(f"DataLoader, JPEG: {images} images of about 110 KB")
+    lab.say(f"DataLoader, JPEG: {images} images")
     source, packed = lab.work / "jpegs", lab.work / "jpegs-packed"
     length = _write_jpegs(source, images)
     lab.player(_OURS).ask("pack", source=str(source), packed=str(packed), ordered=True)
