@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -45,10 +46,15 @@ def until(true: Callable[[], bool], told: Callable[[], object] = lambda: "") -> 
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many ports that are free now."""
+    """Return so many ports that are free now, and that the kernel gives nobody who does not ask for them."""
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(found.getsockname()[1]) for found in sockets]
+        while len(found) < count:
+            port = random.randrange(12_000, 32_000)  # noqa: S311 - a port
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+    return found
 
 
 def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
