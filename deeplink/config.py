@@ -79,7 +79,7 @@ class Config:
     agent_bind: str = "127.0.0.1:0"
     members: str = ""
     node: str = ""
-    read_deadline_ms: int = 2000
+    read_deadline_ms: int = 1500
     check_every_read: bool = False
     token_file: Path | None = None
     watch: str = ""
