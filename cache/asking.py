@@ -53,6 +53,9 @@ class Asking:
         positions: which of them are wanted; int64, sorted.
         batch: where the bytes go.
         chain: shard number -> members to be asked for it, in order.
+
+    Attributes:
+        silent: members that failed during this batch: it does not wait for one of them twice.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Asking:
         self._is_left = np.zeros(len(rows), bool)
         self._is_left[positions] = True
         self._tried: dict[int, set[NodeName]] = {}
+        self.silent: set[NodeName] = set()
         self.outcome = Outcome(positions)
 
     def left(self, among: np.ndarray | None = None) -> np.ndarray:

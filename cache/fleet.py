@@ -124,7 +124,8 @@ class Fleet:
         skipped = frozenset() if last_resort else self._breaker.skipped(self._clock.monotonic())
 
         def chain(shard: int) -> Sequence[NodeName]:
-            return self._candidates(shard, skipped, last_resort=last_resort)
+            found = self._candidates(shard, skipped, last_resort=last_resort)
+            return [name for name in found if name not in work.silent] if work.silent else found
 
         work = Asking(self._index, rows, np.asarray(positions, np.int64), batch, chain=chain)
         refused: set[NodeName] = set()
@@ -203,17 +204,15 @@ class Fleet:
         now = self._clock.monotonic()
         return max(
             0.0,
-            min(
-                call.began + (self._deadline_s if call.first or call.has_second else call.patience_s) - now
-                for call in going
-            ),
+            min(call.began + (self._deadline_s if call.has_second else call.patience_s) - now for call in going),
         )
 
     def _second_calls(self, work: Asking, going: Sequence[_Call], now: float) -> list[_Call]:
         """Ask the next copies for what has not begun to come in its usual time, within bounds."""
         found: list[_Call] = []
         for call in going:
-            if call.first or call.has_second or now - call.began < call.patience_s:
+            # A second may be late too, where two members fail at once: it has a third.
+            if call.has_second or now - call.began < call.patience_s:
                 continue
             call.has_second = True  # or cannot have one
             if self._pace.may_ask_twice():
@@ -264,6 +263,7 @@ class Fleet:
             self._breaker.answered(call.name)
             log.warning("%s; %d samples are read elsewhere", problem, len(left))
             return
+        work.silent.add(call.name)
         pause = self._breaker.failed(call.name, self._clock.monotonic())
         log.warning("%s; skipped for %.0f s, %d samples are read elsewhere", problem, pause, len(left))
 
