@@ -27,6 +27,7 @@ from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.clock import Clock, SystemClock
 from deeplink.config import Config
+from deeplink.listening import PortBusyError
 from deeplink.types import ShardId, Version
 from tests.faults.disks import flip
 from tests.faults.processes import Nodes, until
@@ -89,8 +90,16 @@ class InProcess(Members):
             store=store,
             config=config,
         )
-        agent = self._agents[number] = Agent(settings, self._clock)
-        agent.start(node.token_file)
+        until(lambda: self._has_started(number, settings))
+
+    def _has_started(self, number: int, settings: AgentSettings) -> bool:
+        agent = Agent(settings, self._clock)
+        try:
+            agent.start(self.nodes[number].token_file)
+        except PortBusyError:  # gRPC lets go of the port of the one before in a thread of its own
+            return False
+        self._agents[number] = agent
+        return True
 
     @override
     def kill(self, number: int) -> None:

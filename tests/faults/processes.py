@@ -29,7 +29,7 @@ from tests.faults.reading import Task, digests
 ROOT = Path(__file__).parents[2]
 STALL_S = 2.0
 """The issue's bound on how long a fault may hold a batch up."""
-MARGIN_S = 3.0
+MARGIN_S = 1.5
 """On top of it: this machine may be starting, testing and compiling other things at the same time."""
 BOUND_S = 30.0
 """Whatever is waited for comes within this, or the test fails."""
