@@ -1,4 +1,4 @@
-"""Members for all tests of a file, in order again for each."""
+"""Members for all tests, in order again for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def files() -> dict[str, bytes]:
     return small_files(400)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def packed_nodes(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> Iterator[Nodes]:
     root = tmp_path_factory.mktemp("nodes")
     nodes = Nodes.make(root, files, 3)

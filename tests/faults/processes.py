@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
+import secrets
 import select
 import signal
 import socket
@@ -50,7 +50,7 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     with contextlib.ExitStack() as stack:
         while len(found) < count:
-            port = random.randrange(12_000, 32_000)  # noqa: S311 - a port
+            port = 12_000 + secrets.randbelow(20_000)  # tests' own random numbers repeat
             with contextlib.suppress(OSError):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
                 found.append(port)

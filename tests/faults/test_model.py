@@ -35,6 +35,6 @@ def limits(runs: int, steps: int) -> settings:
 
 
 TestInProcess = pytest.mark.slow(pytest.mark.timeout(3600)(InProcessMachine.TestCase))
-TestInProcess.settings = limits(500 if IS_THOROUGH else 10, 30)
+TestInProcess.settings = limits(500 if IS_THOROUGH else 8, 30)
 TestProcesses = pytest.mark.slow(pytest.mark.timeout(3600)(ProcessesMachine.TestCase))
-TestProcesses.settings = limits(20 if IS_THOROUGH else 3, 20)
+TestProcesses.settings = limits(20 if IS_THOROUGH else 2, 20)

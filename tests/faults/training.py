@@ -8,6 +8,7 @@ end of standard input ends it once the epoch is over. Its last word is what was 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import select
@@ -26,6 +27,8 @@ from deeplink.packed import loader
 from tests.faults.reading import Task
 
 WORKERS = 2
+HANGS_S = 15.0
+"""Who does not get on for so long says where it is."""
 
 
 class Training:
@@ -75,6 +78,7 @@ class Training:
         return Counter(f"{xxhash.xxh3_64_intdigest(sample):016x}" for sample in samples)
 
     def _say(self, sampler: ResumableSampler) -> None:
+        faulthandler.dump_traceback_later(HANGS_S)
         workers = [process.pid for process in multiprocessing.active_children()]
         said = {"epoch": sampler.epoch, "position": sampler.position, "deaths": self.deaths, "workers": workers}
         print(json.dumps(said), flush=True)  # noqa: T201 - it is what this program is for
