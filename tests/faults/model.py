@@ -22,7 +22,7 @@ from typing_extensions import override
 from deeplink.agent import Agent, AgentSettings
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import AppendError, PlacementError, SampleUnavailableError
-from deeplink.cache.fillclient import evict, fill
+from deeplink.cache.holding.fillclient import evict, fill
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.clock import Clock, SystemClock

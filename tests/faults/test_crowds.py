@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from deeplink.cache import frames
 from deeplink.cache.reader import Reader
+from deeplink.cache.remote import frames
+from deeplink.cache.remote.transport import READ_METHOD
 from deeplink.cache.server import MOST_READS
-from deeplink.cache.transport import READ_METHOD
 from deeplink.clock import SystemClock
 from deeplink.plainrpc import PlainBusyError, PlainConnection
 from tests.faults.processes import BOUND_S, Nodes, Record, reading, survived, task_of

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.fillclient import fill
+from deeplink.cache.holding.fillclient import fill
+from deeplink.cache.holding.recovery import stat_member
 from deeplink.cache.packer import pack
-from deeplink.cache.recovery import stat_member
 from deeplink.clock import SystemClock
 from deeplink.v1 import cache_pb2
 from tests.cache.agents import small_files, write_tree

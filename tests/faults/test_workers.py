@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from deeplink.cache.packer import pack
 from tests.cache.agents import config_below, write_tree
-from tests.faults.processes import BOUND_S, Lines, let_go, started, task_of
+from tests.faults.processes import BOUND_S, Lines, let_go, started, task_of, tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def killed_at_rest(popen: subprocess.Popen[bytes], lines: Lines, workers: Sequence[int], victim: int) -> None:
+    """Kill a worker once all have read ahead as far as they may.
+
+    One that dies while it writes to the queue that all share leaves half a message and a lock behind: torch waits
+    for the rest of it as long as another worker lives.
+    """
+    tell(popen, b".")
+    while "held" not in lines.next():
+        pass
+    used, before = [0], [1]
+    while used != before:
+        before = used
+        time.sleep(0.1)
+        used = [sum(map(int, Path(f"/proc/{pid}/stat").read_text().split()[13:15])) for pid in workers]
+    os.kill(victim, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("way", ["items", "packed"])
@@ -29,7 +49,8 @@ def test_a_dataloader_worker_is_killed(tmp_path: Path, files: dict[str, bytes], 
         for death in range(3):
             while said["deaths"] < death or not said["position"] or len(said["workers"]) < 2:
                 said = lines.next()
-            os.kill(said["workers"][death % 2], signal.SIGKILL)
+            killed_at_rest(popen, lines, said["workers"], said["workers"][death % 2])
+            said = lines.next()
         while said["deaths"] < 3:
             said = lines.next()
         assert popen.stdin is not None

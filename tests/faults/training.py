@@ -2,8 +2,9 @@
 
 python -m tests.faults.training TASK
 
-TASK as `tests.faults.reading` takes it; its way is "items" or "packed". Each step says who the workers are. The
-end of standard input ends it once the epoch is over. Its last word is what was delivered: xxh3-64 -> how often.
+TASK as `tests.faults.reading` takes it; its way is "items" or "packed". Each step says who the workers are. A byte on
+standard input holds it until the next one; the end of standard input ends it once the epoch is over. Its last word is
+what was delivered: xxh3-64 -> how often.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import multiprocessing
-import select
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 import deeplink
 from deeplink.data import ResumableSampler
 from deeplink.packed import loader
-from tests.faults.reading import Task
+from tests.faults.reading import Task, held_on_demand
 
 WORKERS = 2
 HANGS_S = 15.0
@@ -64,14 +64,15 @@ class Training:
         if state:
             sampler.load_state_dict(state)
         batches = self._loader(sampler)
-        while True:
+        told = False
+        while not told:
             for batch in batches:
                 delivered = delivered + self._counted(batch)
                 sampler.finished()
                 self.saved = (sampler.state_dict(), delivered)
                 self._say(sampler)
-            if select.select([sys.stdin.fileno()], [], [], 0)[0]:
-                return True
+                told = told or not held_on_demand()
+        return True
 
     def _counted(self, batch: Iterable[Any]) -> Counter[str]:
         samples = [sample.numpy() for sample in batch] if self._is_packed else batch
