@@ -2,9 +2,9 @@
 
 python -m tests.faults.training TASK
 
-TASK as `tests.faults.reading` takes it; its way is "items" or "packed". Each step says who the workers are. A byte on
-standard input holds it until the next one; the end of standard input ends it once the epoch is over. Its last word is
-what was delivered: xxh3-64 -> how often.
+TASK as `tests.faults.reading` takes it; its way is "items" or "packed". Each step says who the workers are. A byte
+on standard input holds it until the next one; the end of standard input ends it once the epoch is over. Its last
+word is what was delivered: xxh3-64 -> how often.
 """
 
 from __future__ import annotations
