@@ -16,9 +16,9 @@ import numpy as np
 
 from deeplink.cache import block
 from deeplink.cache.errors import IndexFormatError, IndexMendedError, KeyMissingError, RowError
-from deeplink.cache.index_format import IndexContent, ShardEntry, file_version, write_index
-from deeplink.cache.index_parts import load
-from deeplink.cache.key_column import KeyColumn
+from deeplink.cache.indexing.index_format import IndexContent, ShardEntry, file_version, write_index
+from deeplink.cache.indexing.index_parts import load
+from deeplink.cache.indexing.key_column import KeyColumn
 from deeplink.types import SampleKey, Version
 
 if TYPE_CHECKING:

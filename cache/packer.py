@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
 from deeplink.cache.errors import AppendError
-from deeplink.cache.home import open_home
-from deeplink.cache.jobs import planned_job
-from deeplink.cache.line import Line, Yard
 from deeplink.cache.membership import node_name
-from deeplink.cache.placing import Placer
-from deeplink.cache.reading import FileReader
+from deeplink.cache.packing.jobs import planned_job
+from deeplink.cache.packing.line import Line, Yard
+from deeplink.cache.packing.placing import Placer
+from deeplink.cache.packing.spreading import Gone, Made, Read, Share, Spread, Task
+from deeplink.cache.packing.staging import staging
 from deeplink.cache.source import open_source
-from deeplink.cache.spreading import Gone, Made, Read, Share, Spread, Task
-from deeplink.cache.staging import staging
+from deeplink.cache.sources.home import open_home
+from deeplink.cache.sources.reading import FileReader
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.types import ShardId
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from deeplink.cache.jobs import Job
     from deeplink.cache.names import Names
-    from deeplink.cache.origin import Listing
-    from deeplink.cache.plan import Plan
-    from deeplink.cache.staging import Piece, Staging
+    from deeplink.cache.packing.jobs import Job
+    from deeplink.cache.packing.plan import Plan
+    from deeplink.cache.packing.staging import Piece, Staging
+    from deeplink.cache.sources.origin import Listing
     from deeplink.config import Config
     from deeplink.types import Member, NodeName, Version
 

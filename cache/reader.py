@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import numpy as np
 from typing_extensions import override
 
-from deeplink.cache.asking import Outcome
 from deeplink.cache.batch import Batch
-from deeplink.cache.bucket import SourceCap, TokenBucket
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import IndexFormatError, IndexMendedError, RowError, SampleUnavailableError
-from deeplink.cache.fallback import Fallback
-from deeplink.cache.fetching import Wanted
-from deeplink.cache.fleet import Fleet
-from deeplink.cache.healing import Healer
-from deeplink.cache.local import LocalReader
+from deeplink.cache.holding.fetching import Wanted
+from deeplink.cache.holding.healing import Healer
 from deeplink.cache.membership import members_token, other_members
-from deeplink.cache.mounts import slowness
+from deeplink.cache.reads.fallback import Fallback
+from deeplink.cache.reads.local import LocalReader
+from deeplink.cache.reads.mounts import slowness
+from deeplink.cache.reads.tally import ReadStats, Tally
+from deeplink.cache.remote.asking import Outcome
+from deeplink.cache.remote.fleet import Fleet
+from deeplink.cache.remote.transport import PlainTransport
+from deeplink.cache.sources.bucket import SourceCap, TokenBucket
 from deeplink.cache.store import Store
-from deeplink.cache.tally import ReadStats, Tally
-from deeplink.cache.transport import PlainTransport
 from deeplink.clock import Clock, SystemClock
 from deeplink.config import Config, load_config
 

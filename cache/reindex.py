@@ -25,7 +25,7 @@ from deeplink.cache.errors import (
     SourceError,
 )
 from deeplink.cache.index import IndexContent, ShardEntry
-from deeplink.cache.index_format import is_ascending
+from deeplink.cache.indexing.index_format import is_ascending
 from deeplink.cache.layout import checked_shard_id
 from deeplink.cache.store import Store
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from deeplink import metrics
-from deeplink.cache import described, frames, layout
+from deeplink.cache import described, layout
 from deeplink.cache.client import CHUNK_BYTES
 from deeplink.cache.errors import (
     FrameError,
@@ -23,8 +23,9 @@ from deeplink.cache.errors import (
     StoreError,
     StoreFullError,
 )
-from deeplink.cache.routes import DATA_PORT_HEADER, PROTOCOL, PROTOCOL_HEADER
-from deeplink.cache.served import Answering, ServedShards
+from deeplink.cache.remote import frames
+from deeplink.cache.remote.routes import DATA_PORT_HEADER, PROTOCOL, PROTOCOL_HEADER
+from deeplink.cache.serving.served import Answering, ServedShards
 from deeplink.clock import Clock, SystemClock
 from deeplink.plainrpc import CallRefusedError, Status
 from deeplink.v1 import cache_pb2
@@ -32,7 +33,7 @@ from deeplink.v1 import cache_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from deeplink.cache.served import Body
+    from deeplink.cache.serving.served import Body
     from deeplink.cache.store import Store
     from deeplink.types import NodeName, ShardId
 
@@ -68,7 +69,7 @@ class CacheServicer:
     """Serves `store` as member `node`. Register it with a server; safe to use from its threads.
 
     Attributes:
-        data_port: where `read_message` is served besides (see `deeplink.cache.dataport`); 0: nowhere.
+        data_port: where `read_message` is served besides (see `deeplink.cache.serving.dataport`); 0: nowhere.
         stat_more: adds to what `stat` says.
     """
 

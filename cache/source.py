@@ -11,16 +11,16 @@ from fsspec.archive import AbstractArchiveFileSystem
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceError, SourceFileError
-from deeplink.cache.folder import LocalSource
-from deeplink.cache.folders_ahead import ListingAhead
 from deeplink.cache.keys import checked_key
 from deeplink.cache.names import Gathering
-from deeplink.cache.origin import Listing, Source, check_size, walk
+from deeplink.cache.sources.folder import LocalSource
+from deeplink.cache.sources.folders_ahead import ListingAhead
+from deeplink.cache.sources.origin import Listing, Source, check_size, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.cache.origin import Entry
+    from deeplink.cache.sources.origin import Entry
 
 __all__ = ["Listing", "LocalSource", "RemoteSource", "Source", "open_source"]
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError, StoreError, StoreFullError
-from deeplink.cache.marks import SUFFIX, Marks, file_identity, look_at
+from deeplink.cache.keeping.marks import SUFFIX, Marks, file_identity, look_at
 from deeplink.publish import DRAFT_PREFIX, fsync_path, published_file
 from deeplink.types import ShardId
 

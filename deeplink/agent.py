@@ -16,8 +16,8 @@ import deeplink
 from deeplink import metrics
 from deeplink.address import primary_address
 from deeplink.cache.errors import StoreError
-from deeplink.cache.fillservice import MOST_CALLS
-from deeplink.cache.keeper import Keeper
+from deeplink.cache.holding.fillservice import MOST_CALLS
+from deeplink.cache.holding.keeper import Keeper
 from deeplink.cache.server import MOST_READS
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock

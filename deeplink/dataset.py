@@ -23,7 +23,7 @@ from deeplink.packed import PackedBatch, Packing, ring_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.cache.tally import ReadStats
+    from deeplink.cache.reads.tally import ReadStats
     from deeplink.config import Config
     from deeplink.data.ring import Ring
     from deeplink.types import SampleKey, Version

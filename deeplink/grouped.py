@@ -18,7 +18,7 @@ from deeplink.grouping import column, grouped, key_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.cache.tally import ReadStats
+    from deeplink.cache.reads.tally import ReadStats
     from deeplink.config import Config
     from deeplink.types import Version
 

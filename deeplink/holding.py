@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache import ownership
 from deeplink.cache.errors import MemberError
+from deeplink.cache.holding.recovery import stat_member
 from deeplink.cache.membership import configured_members, members_token, node_name, other_members
-from deeplink.cache.recovery import stat_member
 from deeplink.cache.store import Store
 from deeplink.types import ShardId
 

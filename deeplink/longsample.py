@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.cache.block import SPAN
-from deeplink.cache.pieces import read_piece
+from deeplink.cache.reads.pieces import read_piece
 from deeplink.cache.store import Store
 from deeplink.errors import DeepLinkError
 from deeplink.library import NotReadError

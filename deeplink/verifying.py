@@ -10,18 +10,18 @@ import numpy as np
 
 from deeplink.cache import block
 from deeplink.cache.batch import Batch
-from deeplink.cache.copying import Copying
 from deeplink.cache.errors import ShardCorruptError
-from deeplink.cache.fleet import Fleet
-from deeplink.cache.mapped import ShardFile
-from deeplink.cache.rebuilding import rows_of
+from deeplink.cache.packing.rebuilding import rows_of
+from deeplink.cache.reads.copying import Copying
+from deeplink.cache.reads.mapped import ShardFile
+from deeplink.cache.remote.fleet import Fleet
 from deeplink.cache.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from deeplink.cache.index import Index
-    from deeplink.cache.transport import Transport
+    from deeplink.cache.remote.transport import Transport
     from deeplink.clock import Clock
     from deeplink.config import Config
     from deeplink.holding import Held, Holdings

@@ -17,10 +17,10 @@ from typing_extensions import override
 from benchmarks.rows import BENCH
 from deeplink.cache import block
 from deeplink.cache.catalog import Catalog, PackRecord
-from deeplink.cache.jobs import planned_job
 from deeplink.cache.names import Gathering
-from deeplink.cache.origin import Listing, Source
-from deeplink.cache.staging import Piece
+from deeplink.cache.packing.jobs import planned_job
+from deeplink.cache.packing.staging import Piece
+from deeplink.cache.sources.origin import Listing, Source
 from deeplink.config import Config
 from deeplink.types import ShardId
 

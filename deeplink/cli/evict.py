@@ -88,7 +88,7 @@ def _evicted(
     shards: Sequence[ShardId], to: Target, *, force: bool, dry_run: bool
 ) -> tuple[dict[str, list[cache_pb2.EvictedShard]], list[str]]:
     from deeplink.cache.errors import MemberError
-    from deeplink.cache.fillclient import evict
+    from deeplink.cache.holding.fillclient import evict
 
     found: dict[str, list[cache_pb2.EvictedShard]] = {}
     problems: list[str] = []
@@ -107,12 +107,12 @@ def _evicted(
 def _evicted_here(
     shards: Sequence[ShardId], config: Config, *, force: bool, dry_run: bool
 ) -> tuple[str, list[cache_pb2.EvictedShard]]:
-    from deeplink.cache.bucket import SourceCap, TokenBucket
     from deeplink.cache.catalog import Catalog
-    from deeplink.cache.fillservice import evict
-    from deeplink.cache.known import KnownShards
+    from deeplink.cache.holding.fillservice import evict
+    from deeplink.cache.holding.known import KnownShards
+    from deeplink.cache.holding.recovery import Recovery
     from deeplink.cache.membership import node_name
-    from deeplink.cache.recovery import Recovery
+    from deeplink.cache.sources.bucket import SourceCap, TokenBucket
     from deeplink.cache.store import Store
     from deeplink.clock import SystemClock
 

@@ -9,7 +9,7 @@ import click
 from deeplink.completion import PlaceType
 
 if TYPE_CHECKING:
-    from deeplink.cache.residency import Residency
+    from deeplink.cache.holding.residency import Residency
     from deeplink.config import Config
     from deeplink.holding import Holdings
     from deeplink.library import Found, Library
@@ -61,8 +61,8 @@ def _holdings(config: Config) -> Holdings:
 
 
 def _dataset(library: Library, found: Found) -> dict[str, Any]:
+    from deeplink.cache.holding.residency import residency
     from deeplink.cache.ownership import weights
-    from deeplink.cache.residency import residency
 
     config, index, name = library.config, found.reader.index, found.place.name
     held = _holdings(config)

@@ -11,10 +11,10 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from deeplink.cache.origin import Listing
     from deeplink.cache.packer import PackProgress, PackResult
-    from deeplink.cache.plan import Plan
-    from deeplink.cache.verifying import Verification
+    from deeplink.cache.packing.plan import Plan
+    from deeplink.cache.packing.verifying import Verification
+    from deeplink.cache.sources.origin import Listing
     from deeplink.spread import Target
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -132,8 +132,8 @@ def command(  # noqa: PLR0913 - one for each option
 def _verified(result: PackResult, to: Target) -> Verification:
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.membership import node_name
+    from deeplink.cache.packing.verifying import verify_copies
     from deeplink.cache.store import Store
-    from deeplink.cache.verifying import verify_copies
 
     index = Catalog(to.config.catalog).open(result.name, result.version)
     return verify_copies(

@@ -9,7 +9,7 @@ import click
 from deeplink.completion import PlaceType
 
 if TYPE_CHECKING:
-    from deeplink.cache.verifying import Verification
+    from deeplink.cache.packing.verifying import Verification
     from deeplink.config import Config
     from deeplink.holding import Holdings
     from deeplink.library import Found
@@ -76,7 +76,7 @@ def _index_problem(found: Found) -> str:
 
 def _reports(found: Found, config: Config, held: Holdings, *, quick: bool) -> list[ShardReport]:
     from deeplink.cache.membership import members_token, other_members
-    from deeplink.cache.transport import PlainTransport
+    from deeplink.cache.remote.transport import PlainTransport
     from deeplink.cli.get_progress import shown_progress
     from deeplink.clock import SystemClock
     from deeplink.verifying import Verification
@@ -93,8 +93,8 @@ def _reports(found: Found, config: Config, held: Holdings, *, quick: bool) -> li
 
 def _in_place(found: Found, config: Config, held: Holdings, *, as_json: bool) -> int:
     from deeplink.cache.membership import members_token, other_members
+    from deeplink.cache.packing.verifying import verify_copies
     from deeplink.cache.store import Store
-    from deeplink.cache.verifying import verify_copies
     from deeplink.cli.get_progress import shown_progress
 
     index = found.reader.index

@@ -10,9 +10,9 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from deeplink.cache.holding.residency import Residency
+    from deeplink.cache.holding.warming import WarmProgress, WarmResult
     from deeplink.cache.index import Index
-    from deeplink.cache.residency import Residency
-    from deeplink.cache.warming import WarmProgress, WarmResult
     from deeplink.config import Config
     from deeplink.spread import Target
 
@@ -93,10 +93,10 @@ def _opened(dataset: str, config: Config) -> tuple[str, Index]:
 
 def _looked_at(index: Index, to: Target) -> Residency:
     from deeplink.cache import ownership
+    from deeplink.cache.holding.residency import residency
+    from deeplink.cache.holding.warming import held_by
     from deeplink.cache.membership import node_name
-    from deeplink.cache.residency import residency
     from deeplink.cache.store import Store
-    from deeplink.cache.warming import held_by
     from deeplink.clock import SystemClock
 
     if to.members:
@@ -108,10 +108,10 @@ def _looked_at(index: Index, to: Target) -> Residency:
 
 
 def _warmed(index: Index, name: str, to: Target, progress: Callable[[WarmProgress], None]) -> WarmResult:
-    from deeplink.cache.bucket import SourceCap, TokenBucket
+    from deeplink.cache.holding.warming import warm, warm_here
     from deeplink.cache.membership import node_name
+    from deeplink.cache.sources.bucket import SourceCap, TokenBucket
     from deeplink.cache.store import Store
-    from deeplink.cache.warming import warm, warm_here
     from deeplink.clock import SystemClock
 
     clock = SystemClock()

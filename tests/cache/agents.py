@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink import tokens, wire
-from deeplink.cache.dataport import data_server
-from deeplink.cache.packing_service import PackingServicer
+from deeplink.cache.packing.packing_service import PackingServicer
 from deeplink.cache.server import CacheServicer
+from deeplink.cache.serving.dataport import data_server
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.config import Config

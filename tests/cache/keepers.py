@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink import tokens, wire
-from deeplink.cache.keeper import Keeper
+from deeplink.cache.holding.keeper import Keeper
+from deeplink.cache.holding.upkeep import Pace
 from deeplink.cache.store import Store
-from deeplink.cache.upkeep import Pace
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName
 from tests.cache.agents import config_below

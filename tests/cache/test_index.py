@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deeplink.cache import index_format
 from deeplink.cache.block import SPAN
 from deeplink.cache.errors import IndexFormatError, KeyMissingError, RowError
 from deeplink.cache.index import Index, IndexContent, ShardEntry, write_index
+from deeplink.cache.indexing import index_format
 from deeplink.types import SampleKey, ShardId
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from deeplink.cache.errors import IndexFormatError, KeyMissingError
 from deeplink.cache.index import Index, IndexContent, write_index
-from deeplink.cache.index_format import META, OFFSETS_1, SCHEMA_1
-from deeplink.cache.seal import CHUNK, Seal
+from deeplink.cache.indexing.index_format import META, OFFSETS_1, SCHEMA_1
+from deeplink.cache.indexing.seal import CHUNK, Seal
 from deeplink.errors import DeepLinkError
 from deeplink.types import Version
 from tests.cache.test_index import content

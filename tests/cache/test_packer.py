@@ -28,8 +28,8 @@ from deeplink.cache.errors import (
     StoreFullError,
 )
 from deeplink.cache.packer import PackProgress, PackResult, pack, plan_pack
+from deeplink.cache.packing.staging import staging
 from deeplink.cache.reader import Reader
-from deeplink.cache.staging import staging
 from deeplink.cache.store import Store
 from deeplink.types import Member, NodeName
 from tests.cache.agents import Agents, config_below, small_files, write_tree

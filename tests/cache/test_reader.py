@@ -23,9 +23,9 @@ import pytest
 from deeplink.cache import ownership
 from deeplink.cache.block import SPAN
 from deeplink.cache.errors import RowError, SampleUnavailableError
-from deeplink.cache.mapped import ShardFile
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
+from deeplink.cache.reads.mapped import ShardFile
 from deeplink.cache.store import Store
 from deeplink.config import ConfigError
 from deeplink.types import Member, NodeName, ShardId, format_members

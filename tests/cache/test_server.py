@@ -13,11 +13,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deeplink import wire
-from deeplink.cache import frames, server
+from deeplink.cache import server
 from deeplink.cache.block import SPAN
 from deeplink.cache.client import MemberClient
 from deeplink.cache.errors import MemberBusyError, MemberError, MemberRefusedError, MemberSilentError
-from deeplink.cache.transport import Places, PlainTransport
+from deeplink.cache.remote import frames
+from deeplink.cache.remote.transport import Places, PlainTransport
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName, ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
-from deeplink.cache import folder
 from deeplink.cache.errors import BadKeyError, SourceChangedError, SourceError, SourceFileError
 from deeplink.cache.source import open_source
+from deeplink.cache.sources import folder
 from tests.cache.agents import write_tree
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from deeplink.cache.catalog import Catalog
+from deeplink.cache.keeping.pins import Pin
 from deeplink.cache.packer import pack
-from deeplink.cache.pins import Pin
 from deeplink.cache.store import Store
 from deeplink.cli import cli
 from deeplink.clock import SystemClock

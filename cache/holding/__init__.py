@@ -1,0 +1,1 @@
+"""Which shards a node holds: bringing, keeping, healing, evicting and counting them."""

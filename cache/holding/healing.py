@@ -1,0 +1,82 @@
+"""Looks into shards that a reader doubts, and brings damaged ones back; meanwhile others serve their samples.
+
+A checksum that does not agree may be the index's fault: a shard is read whole first, and only one that is not what
+its name promises is put into quarantine and fetched anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from deeplink.cache.holding.fetching import Fetcher, Outcome
+from deeplink.cache.sources.bucket import SourceCap, TokenBucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from deeplink.cache.holding.fetching import Wanted
+    from deeplink.cache.store import Store
+    from deeplink.clock import Clock
+    from deeplink.types import Member, ShardId
+
+_MOST_WAITING = 4096
+_SOURCE_BYTES_PER_S, _SOURCE_REQUESTS_PER_S = 50e6, 500.0
+"""What a reader takes from the source to make a shard anew: it has a training to look after."""
+
+log = logging.getLogger(__name__)
+
+
+class Healer:
+    """Looks at shards in one background thread, each once at a time over all processes that share the store.
+
+    Args:
+        store: where they belong.
+        members: who may hold copies; this node is not among them. Where there are none, a shard is made anew from
+            its source here; elsewhere that is the agents' work.
+        token: what calls carry.
+        clock: where time comes from.
+    """
+
+    def __init__(self, store: Store, members: Sequence[Member], token: str, clock: Clock) -> None:
+        cap = None if members else SourceCap(TokenBucket(_SOURCE_BYTES_PER_S, _SOURCE_REQUESTS_PER_S), clock)
+        self._fetcher = Fetcher(store, token, clock, cap=cap)
+        self._fetcher.members = tuple(members)
+        self._lock = threading.Lock()
+        self._busy: set[ShardId] = set()
+        self._waiting: deque[tuple[Wanted, Callable[[], None]]] = deque()
+        self._running = False
+
+    def heal(self, wanted: Wanted, healed: Callable[[], None]) -> None:
+        """Begin to look at a shard unless that is under way; `healed` is called once it is here and whole."""
+        with self._lock:
+            if wanted.id in self._busy or len(self._waiting) >= _MOST_WAITING:
+                return
+            self._busy.add(wanted.id)
+            self._waiting.append((wanted, healed))
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._run, name="deeplink-heal", daemon=True).start()
+
+    def _run(self) -> None:
+        while (next_one := self._next()) is not None:
+            wanted, healed = next_one
+            found = self._fetcher.fetch(wanted)
+            with self._lock:
+                self._busy.discard(wanted.id)
+            if found.outcome.is_here:
+                came = f"was brought back from {found.origin}" if found.origin else "is whole, and read again"
+                log.warning("shard %s %s", wanted.id, came)
+                healed()
+            elif found.outcome is not Outcome.BUSY:
+                log.warning("shard %s cannot be brought back: %s", wanted.id, found.problem)
+
+    def _next(self) -> tuple[Wanted, Callable[[], None]] | None:
+        with self._lock:
+            if not self._waiting:
+                self._running = False
+                return None
+            return self._waiting.popleft()

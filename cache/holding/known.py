@@ -1,0 +1,119 @@
+"""Shard names -> the versions they belong to, as the catalog on shared storage has them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.cache.holding.fetching import Wanted
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from deeplink.cache.catalog import Catalog
+    from deeplink.cache.index import Index
+    from deeplink.clock import Clock
+    from deeplink.types import ShardId, Version
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 30.0
+_KEPT_OPEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    name: str
+    version: Version
+    number: int
+
+
+class KnownShards:
+    """Looks shards up in a catalog, which is read again when one is not known. Safe to use from several threads.
+
+    Of a shard that several versions share, the newest version says where it is.
+
+    Args:
+        catalog: where; None where there is none to be seen.
+        clock: where time comes from.
+    """
+
+    def __init__(self, catalog: Catalog | None, clock: Clock) -> None:
+        self._catalog, self._clock = catalog, clock
+        self._lock = threading.Lock()
+        self._places: dict[ShardId, _Place] = {}
+        self._newest: frozenset[ShardId] = frozenset()
+        self._read: set[tuple[str, Version]] = set()
+        self._looked = float("-inf")
+        self._open: OrderedDict[tuple[str, Version], Index] = OrderedDict()
+
+    def find(self, shard: ShardId) -> Wanted | None:
+        """Return a shard with a version it belongs to; None where the catalog has none."""
+        with self._lock:
+            if shard not in self._places:
+                self._look()
+            place = self._places.get(shard)
+            if place is None:
+                return None
+            try:
+                return Wanted.of(self._index(place.name, place.version), place.number)
+            except DeepLinkError as problem:  # deleted since, or damaged
+                log.warning("%s", problem)
+                return None
+
+    def packed_unix(self, shard: ShardId) -> float:
+        """Return when the version that `find` gives was packed, seconds since 1970; 0 where nobody noted it."""
+        with self._lock:
+            place = self._places.get(shard)
+        if place is None or self._catalog is None:
+            return 0.0
+        record = self._catalog.record(place.name, place.version)
+        return record.packed_unix if record else 0.0
+
+    def in_newest(self) -> frozenset[ShardId]:
+        """Return the shards of the newest version of every dataset."""
+        with self._lock:
+            self._look()
+            return self._newest
+
+    def _index(self, name: str, version: Version) -> Index:
+        index = self._open.get((name, version))
+        if index is None and self._catalog is not None:
+            index = self._open[name, version] = self._catalog.open(name, version)
+            if len(self._open) > _KEPT_OPEN:
+                self._open.popitem(last=False)
+        if index is None:
+            raise LookupError(name)
+        return index
+
+    def _look(self) -> None:
+        now = self._clock.monotonic()
+        if self._catalog is None or now - self._looked < _LOOK_AGAIN_S:
+            return
+        self._looked = now
+        newest: set[ShardId] = set()
+        for name in self._names():
+            try:
+                versions, latest = self._catalog.versions(name), self._catalog.latest(name)
+                for version in versions:
+                    self._learn(name, version)
+                newest.update(entry.id for entry in self._index(name, latest).shards)
+            except (DeepLinkError, OSError) as problem:
+                log.warning("dataset %s is not looked into: %s", name, problem)
+        self._newest = frozenset(newest)
+
+    def _names(self) -> list[str]:
+        try:
+            return self._catalog.names() if self._catalog else []
+        except OSError as problem:
+            log.warning("the catalog cannot be read: %s", problem)
+            return []
+
+    def _learn(self, name: str, version: Version) -> None:
+        if (name, version) in self._read:
+            return
+        for number, entry in enumerate(self._index(name, version).shards):
+            self._places[entry.id] = _Place(name, version, number)
+        self._read.add((name, version))

@@ -1,0 +1,92 @@
+"""Makes a shard anew from the small files it was packed from: the last way to have it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from deeplink.cache import block
+from deeplink.cache.errors import SourceChangedError, SourceFileError
+from deeplink.cache.names import Names
+from deeplink.cache.packing.building import ShardBuilder, build_shard
+from deeplink.cache.sources.reading import FileReader
+from deeplink.types import SampleKey
+
+if TYPE_CHECKING:
+    from deeplink.cache.index import Index
+    from deeplink.cache.source import Source
+    from deeplink.clock import Clock
+
+
+def rows_of(index: Index, number: int) -> np.ndarray:
+    """Return the rows of a shard in the order in which it holds them; int64."""
+    rows = np.flatnonzero(np.asarray(index.shard) == number)
+    # Empty samples share their place with the next one: the rows' own order tells which comes first.
+    return rows[np.lexsort((rows, np.asarray(index.offset)[rows], np.asarray(index.block)[rows]))]
+
+
+def rebuild(index: Index, number: int, source: Source, draft: Path, clock: Clock) -> None:
+    """Write shard `number` of a version to `draft`, which must not exist, from the files of `source`.
+
+    Raises:
+        SourceChangedError: a file is not what it was when it was packed.
+        SourceFileError: a file cannot be read.
+        ShardWriteError: this machine cannot write shards.
+        OSError: `draft` cannot be written.
+    """
+    rows = rows_of(index, number)
+    sizes = np.asarray(index.lengths)[rows].astype(np.int64)
+    keys = [SampleKey(index.key(int(row))) for row in rows]
+    with FileReader(source, clock) as reader:
+        built = build_shard(
+            ShardBuilder(source, reader, Names.of(keys), sizes, lambda _files, _bytes: None), draft
+        )
+    changed = np.flatnonzero(built.checksums != np.asarray(index.checksums)[rows])
+    if len(changed):
+        draft.unlink(missing_ok=True)
+        raise SourceChangedError(index.source, keys[int(changed[0])], "its bytes are not those that were packed")
+    wanted = index.shards[number].id
+    if built.sealed.id != wanted:
+        draft.unlink(missing_ok=True)
+        raise SourceChangedError(
+            index.source, keys[0], f"with the files of its shard it makes {built.sealed.id} instead of {wanted}"
+        )
+
+
+def is_unchanged(index: Index, number: int, source: Source, packed_unix: float) -> bool:
+    """Tell whether all files of a shard are at the source as they were packed.
+
+    Files of a local source are looked at: their sizes, and that nobody wrote to them since. Those of any other are
+    read and compared, for nothing less proves it.
+
+    Raises:
+        SourceFileError: a file cannot be read.
+    """
+    rows = rows_of(index, number).tolist()
+    if source.local:
+        return all(_is_old(source, index, row, packed_unix) for row in rows)
+    return all(_is_same(source, index, row) for row in rows)
+
+
+def _is_old(source: Source, index: Index, row: int, packed_unix: float) -> bool:
+    try:
+        found = (Path(source.url) / index.key(row)).stat()
+    except FileNotFoundError:
+        return False
+    except OSError as problem:
+        raise SourceFileError(source.url, index.key(row), problem.strerror or str(problem)) from problem
+    return found.st_size == int(index.lengths[row]) and found.st_mtime <= packed_unix
+
+
+def _is_same(source: Source, index: Index, row: int) -> bool:
+    key, size = index.key(row), int(index.lengths[row])
+    whole = xxhash.xxh3_64()
+    try:
+        for start in range(0, max(size, 1), block.SPAN):
+            whole.update(source.read_range(key, start, min(block.SPAN, size - start)))
+    except SourceChangedError:
+        return False
+    return whole.intdigest() == int(index.checksums[row])

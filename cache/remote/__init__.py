@@ -1,0 +1,1 @@
+"""Samples on other nodes: batches asked of members, the wire they travel on, and members that fail."""

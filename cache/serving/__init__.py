@@ -1,0 +1,1 @@
+"""The agent's side of a read: open shards, and the port that sends them."""

@@ -1,0 +1,294 @@
+"""The shards of a store that are open to be sent, and where in them a request's extents lie.
+
+What is sent of a mapped file is never touched here, only handed to system calls as views.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from deeplink import metrics
+from deeplink.cache import layout
+from deeplink.cache.errors import ShardCorruptError, ShardIdError
+from deeplink.cache.reads.mapped import ColdGauge, ShardFile
+from deeplink.cache.reads.opened import most_open
+from deeplink.cache.remote import frames
+from deeplink.cache.store import is_damage
+from deeplink.v1 import cache_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from deeplink.cache.store import Store
+    from deeplink.clock import Clock
+    from deeplink.types import ShardId
+
+log = logging.getLogger(__name__)
+
+_BODY_BYTES = 16 << 20
+"""A reply's body is closed when it has so many bytes: it bounds what a reply takes."""
+_LOOKED_AT_S = 0.1
+"""An open file is not compared with its folder's more often than this."""
+_DEAD_ENTRIES = 1 << 20
+
+_OK = cache_pb2.READ_STATUS_OK
+
+
+@dataclass(slots=True, eq=False)
+class _Served:
+    """An open shard; its blocks are entries `base` to `base + count` of the table."""
+
+    file: ShardFile
+    count: int
+    base: int
+    looked_at: float
+
+
+class _Blocks(NamedTuple):
+    """Where the blocks of all open shards lie in their files, and their payloads' lengths (int64)."""
+
+    offsets: np.ndarray
+    payloads: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """Items in order: `head` is an array of frames.ITEM, `parts` their bytes."""
+
+    head: np.ndarray
+    parts: list[memoryview]
+
+
+class ServedShards:
+    """The open shards of `store`. Safe to use from several threads."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, _Served] = OrderedDict()
+        self._most = most_open()
+        self._blocks = _Blocks(np.empty(0, np.int64), np.empty(0, np.int64))
+        self._used = self._dead = 0
+        self.cold = ColdGauge()
+
+    def get(self, name: ShardId) -> tuple[_Served | None, int]:
+        """Return an open shard; None, with the status that says why, where it cannot be served."""
+        now = self._clock.monotonic()
+        with self._lock:
+            served = self._open.get(name)
+            if served is not None:
+                self._open.move_to_end(name)
+        try:
+            if served is not None:
+                if now - served.looked_at < _LOOKED_AT_S:
+                    return served, _OK
+                # A reader in another process may have put the file aside, and another copy may have come.
+                if self._store.inode(name) == served.file.inode:
+                    served.file.check()
+                    served.looked_at = now
+                    return served, _OK
+                self._close(name)
+            return self._opened(layout.checked_shard_id(name), now), _OK
+        except ShardIdError:
+            return None, cache_pb2.READ_STATUS_NO_SHARD
+        except FileNotFoundError:
+            self._store.missed(name)
+            return None, cache_pb2.READ_STATUS_NO_SHARD
+        except (ShardCorruptError, OSError) as problem:
+            self.set_aside(name, problem)
+            return None, cache_pb2.READ_STATUS_DAMAGED
+
+    def _opened(self, shard: ShardId, now: float) -> _Served:
+        file = ShardFile(self._store.path(shard), shard, mapped=self._store.is_verified(shard))
+        found = file.scan()
+        with self._lock:
+            base = self._add(found.offsets.astype(np.int64), found.payloads.astype(np.int64))
+            served = self._open[shard] = _Served(file, len(found.offsets), base, now)
+            while len(self._open) > self._most:
+                self._dead += self._open.popitem(last=False)[1].count
+        return served
+
+    def _add(self, offsets: np.ndarray, payloads: np.ndarray) -> int:
+        """Put a shard's blocks into the table; return where."""
+        if self._dead > max(_DEAD_ENTRIES, self._used // 2):
+            self._compact()
+        base, end = self._used, self._used + len(offsets)
+        if end > len(self._blocks.offsets):
+            room = np.empty(max(end, len(self._blocks.offsets)), np.int64)
+            # New arrays, for others read the old ones at this moment.
+            self._blocks = _Blocks(*(np.concatenate([column[:base], room]) for column in self._blocks))
+        self._blocks.offsets[base:end], self._blocks.payloads[base:end] = offsets, payloads
+        self._used = end
+        return base
+
+    def _compact(self) -> None:
+        kept = list(self._open.values())
+        columns = (
+            np.concatenate([column[served.base : served.base + served.count] for served in kept] or [column[:0]])
+            for column in self._blocks
+        )
+        self._blocks = _Blocks(*columns)
+        base = 0
+        # Replaced, not changed: whoever located blocks a moment ago goes on with the old table.
+        for name, served in list(self._open.items()):
+            self._open[name] = _Served(served.file, served.count, base, served.looked_at)
+            base += served.count
+        self._used, self._dead = base, 0
+
+    def locate(self, shards: Sequence[ShardId]) -> tuple[list[_Served | None], list[int], _Blocks]:
+        """Return, per shard, what `get` says, and the table that their `base` is of."""
+        found = [self.get(shard) for shard in shards]
+        with self._lock:
+            blocks = self._blocks
+            served = [
+                None if one is None else self._open.get(shard, one)
+                for shard, (one, _) in zip(shards, found, strict=True)
+            ]
+        return served, [status for _, status in found], blocks
+
+    def _close(self, name: str) -> _Served | None:
+        with self._lock:
+            served = self._open.pop(name, None)
+            self._dead += served.count if served else 0
+            return served
+
+    def set_aside(self, shard: ShardId, problem: Exception) -> None:
+        """Stop serving a shard's open file; if the shard itself is damaged, it is quarantined."""
+        served = self._close(shard)
+        if not is_damage(problem):
+            log.warning("shard %s cannot be served now: %s", shard, problem)
+            return
+        metrics.CACHE_DAMAGED_SHARDS.inc()
+        self._store.quarantine(shard, str(problem), inode=served.file.inode if served else None)
+
+
+class Answering:
+    """One request being answered from open shards; `bodies` may be gone through once.
+
+    Args:
+        shards: the open ones.
+        request: what is wanted.
+        copied: whether to copy everything by system calls; else mapped files' bytes are views, not to be touched.
+    """
+
+    def __init__(self, shards: ServedShards, request: frames.Request, *, copied: bool) -> None:
+        self._shards, self._request, self._copied = shards, request, copied
+        self._served, problems, blocks = shards.locate(request.shards)
+        extents = request.extents
+        # One more for extents of shards that were not named.
+        bases = np.array([*(served.base if served else 0 for served in self._served), 0], np.int64)
+        counts = np.array([*(served.count if served else 0 for served in self._served), 0], np.int64)
+        status = np.array([*problems, cache_pb2.READ_STATUS_BAD_EXTENT], np.uint32)
+        self._places = np.minimum(extents["shard"], len(request.shards)).astype(np.int64)
+        self._lengths = extents["length"].astype(np.int64)
+        begins, numbers = extents["offset"].astype(np.int64), extents["block"].astype(np.int64)
+        is_block = numbers < counts[self._places]
+        entries = bases[self._places] + np.where(is_block, numbers, 0)
+        entries = np.minimum(entries, max(len(blocks.offsets) - 1, 0))
+        self._status = status[self._places]
+        if len(blocks.offsets):
+            self._offsets = blocks.offsets[entries] + begins
+            good = is_block & (begins + self._lengths <= blocks.payloads[entries])
+            good &= self._lengths <= frames.MOST_EXTENT_BYTES
+        else:
+            self._offsets, good = begins, np.zeros(len(extents), bool)
+        self._status[~good & (self._status == _OK)] = cache_pb2.READ_STATUS_BAD_EXTENT
+
+    def bodies(self) -> Iterator[Body]:
+        """Yield what is to be sent, one body a reply."""
+        is_ok = self._status == _OK
+        ends = np.cumsum(np.where(is_ok, self._lengths, 0))
+        start, cold = 0, self._shards.cold.is_cold()
+        while start < len(ends) or not len(ends):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(int(np.searchsorted(ends, before + _BODY_BYTES, side="right")), start + 1)
+            yield self._body(slice(start, stop), cold=cold)
+            start = stop
+            if not len(ends):
+                return
+
+    def _body(self, run: slice, *, cold: bool) -> Body:
+        status, places = self._status[run], self._places[run]
+        is_ok = status == _OK
+        mine = np.flatnonzero(is_ok)
+        shown = mine if len(mine) < len(status) else slice(None)
+        offsets, lengths, own = self._offsets[run][shown], self._lengths[run][shown], places[shown]
+        is_mapped = all(served is None or served.file.is_mapped for served in self._served)
+        if self._copied or cold or not is_mapped:
+            parts = self._read(run, mine, cold=cold)
+        else:
+            parts = self._sliced(own, offsets, lengths)
+        head = np.zeros(len(status), frames.ITEM)
+        head["status"] = status = self._status[run]
+        head["length"] = np.where(status == _OK, self._lengths[run], 0)
+        return Body(head, parts)
+
+    def _sliced(self, places: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> list[memoryview]:
+        """Return views of mapped files; what lies together there, and follows here, is one view."""
+        ends = offsets + lengths
+        if len(offsets) > 1:
+            is_next = (offsets[1:] == ends[:-1]) & (places[1:] == places[:-1])
+            if is_next.any():
+                keep = np.concatenate([[True], ~is_next])
+                offsets, places = offsets[keep], places[keep]
+                ends = ends[np.concatenate([~is_next, [True]])]
+        views = [served.file.view if served else None for served in self._served]
+        if len(views) == 1 and views[0] is not None:
+            whole = views[0]
+            return [whole[start:end] for start, end in zip(offsets.tolist(), ends.tolist(), strict=True)]
+        triples = zip(places.tolist(), offsets.tolist(), ends.tolist(), strict=True)
+        return [view[start:end] for place, start, end in triples if (view := views[place]) is not None]
+
+    def _read(self, run: slice, mine: np.ndarray, *, cold: bool) -> list[memoryview]:
+        """Return the parts shard by shard: read ahead, and copied where they are not mapped."""
+        parts: list[memoryview | None] = [None] * len(self._status[run])
+        places, offsets, lengths = self._places[run], self._offsets[run], self._lengths[run]
+        for place in sorted(set(places[mine].tolist())):
+            here = mine[places[mine] == place]
+            served = self._served[place]
+            if served is None:
+                continue
+            try:
+                found = self._of_file(served.file, offsets[here].tolist(), lengths[here].tolist(), cold=cold)
+            except (ShardCorruptError, OSError) as problem:
+                self._shards.set_aside(self._request.shards[place], problem)
+                self._status[run][here] = cache_pb2.READ_STATUS_DAMAGED
+                continue
+            for position, part in zip(here.tolist(), found, strict=True):
+                parts[position] = part
+        return [part for part in parts if part is not None]
+
+    def _of_file(
+        self, file: ShardFile, offsets: Sequence[int], lengths: Sequence[int], *, cold: bool
+    ) -> list[memoryview]:
+        if not self._copied:
+            return file.read(offsets, lengths, cold=cold)
+        if cold:
+            file.will_need(offsets, lengths)
+        parts = [memoryview(bytearray(length)) for length in lengths]
+        file.read_into(parts, offsets)
+        file.check()  # a page cut through reads as zeros beyond the cut
+        return parts
+
+    def unreadable(self) -> str:
+        """Find the shards that the kernel could not read, put them aside, and say so for the reader."""
+        lost = []
+        places, is_ok = self._places, self._status == _OK
+        for place, served in enumerate(self._served):
+            if served is None:
+                continue
+            here = np.flatnonzero((places == place) & is_ok)
+            try:
+                served.file.check()
+                for offset, length in zip(self._offsets[here].tolist(), self._lengths[here].tolist(), strict=True):
+                    served.file.populate(offset, length)
+            except (ShardCorruptError, OSError) as problem:
+                self._shards.set_aside(self._request.shards[place], problem)
+                lost.append(self._request.shards[place])
+        return f"shards cannot be read here: {', '.join(lost)}" if lost else "a shard could not be read"

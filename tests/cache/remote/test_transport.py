@@ -1,0 +1,67 @@
+"""Batches from members: what one of them does is not held against another."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from deeplink.cache.errors import MemberError, MemberSilentError
+from deeplink.cache.remote import frames
+from deeplink.cache.remote.transport import Places, PlainTransport
+from deeplink.clock import SystemClock
+from deeplink.types import Member, NodeName
+from tests.cache.test_shard import PAYLOADS, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cache.agents import Agents
+
+
+@pytest.fixture
+def transport(agents: Agents) -> Iterator[PlainTransport]:
+    made = PlainTransport(agents.token, SystemClock())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def request_of_all(tmp_path: Path, agents: Agents) -> frames.Request:
+    """Ask for every block of a shard that n0 holds."""
+    sealed = write(tmp_path / "draft", PAYLOADS)
+    agents.stores[NodeName("n0")].adopt(tmp_path / "draft", sealed.id)
+    extents = np.array([(0, n, 0, len(payload)) for n, payload in enumerate(PAYLOADS)], frames.EXTENT)
+    return frames.Request(0, [sealed.id], extents)
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["fresh connection", "idle connection"])
+def test_waiting_in_vain_for_one_member_is_not_held_against_another(
+    agents: Agents, transport: PlainTransport, request_of_all: frames.Request, idle: bool
+) -> None:
+    good = agents.members[0]
+    if idle:
+        transport.start(good, request_of_all, 10.0, Places.alone(request_of_all)).result()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = Member(NodeName("silent"), f"127.0.0.1:{server.getsockname()[1]}")
+        places = Places.alone(request_of_all)
+        answered = transport.start(good, request_of_all, 0.3, places)
+        unanswered = transport.start(silent, request_of_all, 0.3, Places.alone(request_of_all))
+        with pytest.raises(MemberSilentError):
+            unanswered.result()
+        assert answered.result().tolist() == [0] * len(PAYLOADS)
+    assert bytes(places.arena) == b"".join(PAYLOADS)
+
+
+def test_more_than_was_asked_for_is_an_error(
+    agents: Agents, transport: PlainTransport, request_of_all: frames.Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = frames.encode_request
+    monkeypatch.setattr(frames, "encode_request", lambda asked: encode(replace(request_of_all, id=asked.id)))
+    fewer = frames.Request(0, request_of_all.shards, request_of_all.extents[:1])
+    with pytest.raises(MemberError, match="more items"):
+        transport.start(agents.members[0], fewer, 5.0, Places.alone(fewer)).result()
