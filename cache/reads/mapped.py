@@ -1,9 +1,9 @@
 """An open shard file, read at recorded offsets: mapped where the file was verified on this mount, else by preadv.
 
 Touching a mapping beyond the file's end, or on a failing disk, is SIGBUS, which no Python program survives. So
-what is copied out of a mapping is copied by system calls, which report such things (`gather`), and before a view is
-handed out its pages are brought in by one (`populate`). What is left is a view that somebody holds while the file is
-cut short, or whose pages are dropped and cannot be read again.
+what is copied out of a mapping is copied by system calls, which report such things (`gather`), and before a view
+is handed out its pages are brought in by one (`populate`). What is left is a view that somebody holds while the
+file is cut short, or whose pages are dropped and cannot be read again.
 """
 
 from __future__ import annotations

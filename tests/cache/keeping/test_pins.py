@@ -134,7 +134,7 @@ def test_a_file_that_is_no_pin_pins_nothing(tmp_path: Path, text: str) -> None:
 def test_the_pin_of_a_process_that_was_killed_is_gone_at_once(tmp_path: Path) -> None:
     code = """
 import os, pathlib, signal, sys
-from tests.cache.test_pins import pinned
+from tests.cache.keeping.test_pins import pinned
 from deeplink.clock import ManualClock
 pinned(pathlib.Path(sys.argv[1]), ManualClock(), "killed", 1e6)
 os.kill(os.getpid(), signal.SIGKILL)
