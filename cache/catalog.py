@@ -320,9 +320,11 @@ class Catalog:
         """Remove what was left by who was killed, and what was taken out long ago."""
         for prefix, kept_s in ((DRAFT_PREFIX, _DRAFT_KEPT_S), (_REMOVED, _REMOVED_KEPT_S)):
             for path in folder.glob(f"{prefix}*"):
-                # By the file system's own clock: the draft of this very moment is on it.
-                if folder.stat().st_mtime - path.stat().st_mtime > kept_s:
-                    path.unlink(missing_ok=True)
+                # Another packer's draft may become its version, or vanish, at any moment.
+                with suppress(FileNotFoundError):
+                    # By the file system's own clock: the draft of this very moment is on it.
+                    if folder.stat().st_mtime - path.stat().st_mtime > kept_s:
+                        path.unlink()
 
 
 @contextmanager

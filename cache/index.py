@@ -311,7 +311,8 @@ class Index:
         seal = self._seal
         if seal is None:
             return False
-        spans = [(0, seal.covered)] if rows is None else self._cells(rows)
+        # What all rows need, the table of the shards among it, lies at the beginning.
+        spans = [(0, seal.covered)] if rows is None else [(0, seal.checked), *self._cells(rows)]
         damaged = [number for number in seal.chunks(spans) if not seal.is_whole(number)]
         for number in damaged:
             if not seal.restore(number, self._file.write):

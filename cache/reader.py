@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -29,6 +30,7 @@ from deeplink.cache.sources.bucket import SourceCap, TokenBucket
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.config import Config, load_config
+from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -157,10 +159,14 @@ class Reader:
     def will_need(self, rows: Sequence[int] | np.ndarray) -> None:
         """Ask this node's disk for samples that will be read later, where they lie on it; does not wait for it.
 
+        Whatever is in the way of it is met, and healed, when they are read.
+
         Raises:
             RowError: a row is not in the index.
         """
-        self._process().local.will_need(self._checked(rows))
+        wanted = self._checked(rows)
+        with suppress(DeepLinkError, OSError):
+            self._process().local.will_need(wanted)
 
     def views(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
         """Return the bytes of samples, in the order of `rows`, without copying what lies verified on this node.

@@ -85,7 +85,7 @@ class LocalReader:
 
     def will_need(self, rows: np.ndarray) -> None:
         """Ask the disk for samples that this node holds, and do not wait for them."""
-        offsets, lengths = self._index.file_offsets(rows), self._index.lengths[rows].astype(np.int64)
+        offsets, lengths = self._index.file_offsets(rows), self._index.sizes(rows)
         for number, positions in by_shard(self._index.shard[rows]):
             file = self._file(number)
             if file is not None:

@@ -51,11 +51,10 @@ class Touched:
         with self._lock:
             before = self._seen[rows >> 3] & bits
             np.bitwise_or.at(self._seen, rows >> 3, bits)
-            # A row that was asked for twice in one batch counts twice here: `_left` only saves work, and is
-            # made exact below before it is believed.
-            self._left -= int(np.count_nonzero(before == 0))
-            if self._left <= 0:
-                self._left = len(self._checksums) - int(np.unpackbits(self._seen).sum())
+            # A row that stands in a batch twice counts twice here, so what is left is made exact before others,
+            # who do not wait for the lock, see that it is nothing.
+            left = self._left - int(np.count_nonzero(before == 0))
+            self._left = left if left > 0 else len(self._checksums) - int(np.unpackbits(self._seen).sum())
 
     def forget(self, rows: np.ndarray) -> None:
         """Take samples for never seen: another file has come in place of theirs."""

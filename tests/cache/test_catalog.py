@@ -112,8 +112,10 @@ def test_two_may_publish_at_once_and_readers_always_find_a_whole_version(tmp_pat
 
     with ThreadPoolExecutor(3) as pool:
         reading = pool.submit(reads)
-        made = [version for versions in pool.map(packs, range(2)) for version in versions]
-        done.set()
+        try:
+            made = [version for versions in pool.map(packs, range(2)) for version in versions]
+        finally:
+            done.set()
         assert reading.result() > 0
     assert len(set(made)) == 6
     assert set(made) < set(catalog.versions("digits"))

@@ -263,3 +263,14 @@ def test_an_index_that_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
         Index(tmp_path / "empty", Version("0" * 40))
     with pytest.raises(OSError, match="Errno"):
         Index(tmp_path, Version("0" * 40))
+
+
+def test_where_the_blocks_lie_is_mended_with_any_row(tmp_path: Path) -> None:
+    """The table of the shards is in no cell of a row, and far from them in a large file."""
+    _, index, wanted = large(tmp_path / "index")
+    offsets = index.shards.block_offsets
+    start = (tmp_path / "index").read_bytes().index(offsets.tobytes())
+    damage(tmp_path / "index", [start + 1])
+    assert offsets.tolist() != np.concatenate(wanted.block_offsets).tolist()
+    assert index.mend(np.array([59_999]))
+    assert offsets.tolist() == np.concatenate(wanted.block_offsets).tolist()

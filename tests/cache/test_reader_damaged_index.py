@@ -89,3 +89,12 @@ def test_an_index_damaged_beyond_repair_is_said(config: Config, source: Path) ->
         with pytest.raises(IndexFormatError, match="more is damaged") as said:
             reader.read(range(60))
         assert "index rebuild" in said.value.remedy
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_asking_a_disk_ahead_ends_nothing(config: Config, source: Path, column: str) -> None:
+    pack(str(source), "digits", config=config)
+    with Reader.open("digits", config=config) as reader:
+        reader.read([0])
+        damage_rows(reader, column, range(10, 20), -1 % getattr(reader.index, column).itemsize)
+        reader.will_need(range(60))
