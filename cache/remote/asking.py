@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,22 @@ class Asking:
         counts = _pieces(self._lengths[positions])
         found: np.ndarray = np.maximum.reduceat(status, np.cumsum(counts) - counts)
         return found
+
+    @contextmanager
+    def safe(self, positions: np.ndarray) -> Iterator[None]:
+        """Keep those samples that have come already as they are, whatever is written over them meanwhile."""
+        come = positions[~self._is_left[positions]]
+        if not len(come):
+            yield
+            return
+        data, ends = self.batch.data, self.batch.offsets
+        places = [slice(*pair) for pair in zip(ends[come].tolist(), ends[come + 1].tolist(), strict=True)]
+        kept = [bytes(data[place]) for place in places]
+        try:
+            yield
+        finally:
+            for place, sample in zip(places, kept, strict=True):
+                data[place] = sample
 
     def take(self, positions: np.ndarray) -> np.ndarray:
         """Take notice that samples came; return the positions of those that are not what was packed."""

@@ -239,7 +239,9 @@ class Fleet:
         """Take what a member sent."""
         began = self._clock.monotonic()
         try:
-            status = work.per_sample(call.positions, call.pending.result())
+            # Another copy's bytes may have come into the same places: an answer that ends badly must not undo them.
+            with work.safe(call.positions):
+                status = work.per_sample(call.positions, call.pending.result())
         except MemberBusyError as problem:
             # It is well: the next copy serves this time, or it is asked again when it said.
             wait_s = min((problem.retry_s or _BUSY_S) * (0.5 + random.random()), _MOST_BUSY_S)  # noqa: S311

@@ -1,0 +1,152 @@
+"""Copies that race for the same samples: whoever loses must not undo what the other has brought."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+import xxhash
+from typing_extensions import override
+
+from deeplink.cache import ownership
+from deeplink.cache.batch import Batch
+from deeplink.cache.errors import MemberBusyError, MemberDamagedError, MemberError
+from deeplink.cache.remote.fleet import Fleet
+from deeplink.cache.remote.transport import Pending, Places, Transport
+from deeplink.clock import ManualClock
+from deeplink.types import Member, NodeName, ShardId
+from deeplink.v1 import cache_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from deeplink.cache.index import Index
+    from deeplink.cache.remote import frames
+
+NAMES = [NodeName(name) for name in "abc"]
+SIZE = 10
+
+
+def ranked(shard: str) -> Sequence[NodeName]:
+    return ownership.ranked(ShardId(shard), NAMES, {})
+
+
+def two_shards() -> tuple[str, str]:
+    """Return two shards with the same first member and different second ones."""
+    shards = (f"{number:040x}" for number in range(50))
+    return next(
+        (one, other)
+        for one, other in itertools.combinations(shards, 2)
+        if ranked(one)[0] == ranked(other)[0] and ranked(one)[1] != ranked(other)[1]
+    )
+
+
+@dataclass
+class Call(Pending):
+    """A batch on its way; the first member's does not end well: `ends`."""
+
+    name: NodeName
+    shards: list[str]
+    samples: list[bytes]
+    places: Places
+    ends: Callable[[Call], np.ndarray] | None
+
+    def bring(self, samples: Sequence[bytes]) -> np.ndarray:
+        for start, sample in zip(self.places.starts.tolist(), samples, strict=True):
+            self.places.arena[start : start + SIZE] = sample
+        return np.full(len(samples), cache_pb2.READ_STATUS_OK, np.uint32)
+
+    @override
+    def result(self) -> np.ndarray:
+        return self.ends(self) if self.ends is not None else self.bring(self.samples)
+
+    @override
+    def cancel(self) -> None:
+        pass
+
+
+@dataclass
+class Racing(Transport):
+    """The first member is late: one of the two second copies answers, then the first member, then the rest."""
+
+    clock: ManualClock
+    order: list[tuple[NodeName, int]]
+    ends: Callable[[Call], np.ndarray]
+    samples: dict[str, bytes]
+    asked: list[tuple[NodeName, list[str]]] = field(default_factory=list)
+    has_waited: bool = False
+
+    @override
+    def start(self, member: Member, request: frames.Request, deadline_s: float, places: Places) -> Pending:
+        shards = [str(request.shards[number]) for number in request.extents["shard"].tolist()]
+        self.asked.append((member.name, shards))
+        ends = self.ends if len(self.asked) == 1 else None
+        return Call(member.name, shards, [self.samples[shard] for shard in shards], places, ends)
+
+    @override
+    def answering(self, batches: Sequence[Pending], timeout_s: float) -> list[int]:
+        if not self.has_waited:
+            self.has_waited = True
+            self.clock.sleep(timeout_s + 0.001)
+            return []
+        calls = cast("Sequence[Call]", batches)
+        if self.order:
+            wanted = self.order.pop(0)
+            return [next(n for n, call in enumerate(calls) if (call.name, len(call.shards)) == wanted)]
+        return [0]
+
+    @override
+    def close(self) -> None:
+        pass
+
+
+def damaged(call: Call) -> np.ndarray:
+    call.bring([bytes(SIZE)] * len(call.samples))  # what a server sends whose disk fails in the middle
+    raise MemberDamagedError(call.name, "a shard could not be read")
+
+
+def cut_off(call: Call) -> np.ndarray:
+    call.bring([b"?" * SIZE] * len(call.samples))
+    raise MemberError(call.name, "another answer than was asked for")
+
+
+def busy(call: Call) -> np.ndarray:
+    call.bring([b"?" * SIZE] * len(call.samples))
+    raise MemberBusyError(call.name)
+
+
+def wrong(call: Call) -> np.ndarray:
+    return call.bring([b"?" * SIZE] * len(call.samples))
+
+
+@pytest.mark.parametrize("ends", [damaged, cut_off, busy, wrong])
+def test_a_late_answer_that_ends_badly_does_not_undo_what_another_copy_brought(
+    ends: Callable[[Call], np.ndarray],
+) -> None:
+    one, other = two_shards()
+    samples = {one: b"A" * SIZE, other: b"B" * SIZE}
+    index: Any = SimpleNamespace(
+        shard=np.array([0, 1], np.uint32),
+        block=np.zeros(2, np.uint32),
+        offset=np.zeros(2, np.uint32),
+        lengths=np.full(2, SIZE, np.uint64),
+        checksums=np.array([xxhash.xxh3_64_intdigest(data) for data in samples.values()], np.uint64),
+        shards=[SimpleNamespace(id=one), SimpleNamespace(id=other)],
+        key=str,
+    )
+    clock = ManualClock()
+    order = [(ranked(one)[1], 1), (ranked(one)[0], 2)]
+    transport = Racing(clock, order, ends, samples)
+    members = [Member(name, f"127.0.0.1:{port}") for port, name in enumerate(NAMES, start=1)]
+    fleet = Fleet(cast("Index", index), members, transport, clock, deadline_s=1.5)
+    batch = Batch.empty(np.full(2, SIZE))
+    outcome = fleet.fill(np.array([0, 1]), np.array([0, 1]), batch)
+    assert not order
+    assert outcome.missing.tolist() == []
+    assert [bytes(view) for view in batch.views()] == [b"A" * SIZE, b"B" * SIZE]
+    # The one that had come was not asked for again.
+    assert [shards for _, shards in transport.asked].count([one]) == 1
