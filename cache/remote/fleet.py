@@ -239,7 +239,7 @@ class Fleet:
         """Take what a member sent."""
         began = self._clock.monotonic()
         try:
-            # Another copy's bytes may have come into the same places: an answer that ends badly must not undo them.
+            # Another copy's bytes may have come into the same places: what ends badly must not undo them.
             with work.safe(call.positions):
                 status = work.per_sample(call.positions, call.pending.result())
         except MemberBusyError as problem:

@@ -215,6 +215,7 @@ class _PlainPending(Pending):
         self._message = frames.encode_request(request)
         self._problem: MemberError | None = None
         self._connection: PlainConnection | None = None
+        self._is_begun = False
         self._try_to_send(fresh=False)
 
     def _try_to_send(self, *, fresh: bool) -> None:
@@ -249,15 +250,19 @@ class _PlainPending(Pending):
     def watched(self) -> tuple[int, int] | None:
         """Return the socket to wait for, and for what; None: there is nothing to wait for."""
         connection = self._connection
-        if connection is None:
+        if connection is None or self._is_begun:  # its first bytes are read: the socket may not tell of it again
             return None
         return connection.fileno(), select.POLLOUT if connection.is_connecting else select.POLLIN
 
     def has_begun(self) -> bool:
         """Tell whether an answer comes, now that the socket is ready; sends what could not be sent before."""
         connection = self._connection
-        if connection is None or not connection.is_connecting:
+        if connection is None:
             return True
+        if not connection.is_connecting:
+            # A server's greeting is no answer: it may stand still after it, and the next copy must be asked.
+            self._is_begun = connection.has_begun()
+            return self._is_begun
         try:
             with member_errors(self._member):
                 if not connection.stands():

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from deeplink.plainrpc import framing, hpack
 from deeplink.plainrpc.answers import Incoming, check_status
-from deeplink.plainrpc.errors import (
-    PlainBusyError,
-    PlainFormatError,
-    PlainSilentError,
-    silence,
-)
-from deeplink.plainrpc.framing import Fault, Kind, Setting, frame
+from deeplink.plainrpc.errors import PlainBusyError, PlainFormatError, PlainSilentError, silence
+from deeplink.plainrpc.framing import Fault, Kind, frame
 from deeplink.plainrpc.headers import HeaderReader
 from deeplink.plainrpc.link import Link
 from deeplink.plainrpc.terms import TOKEN_HEADER
@@ -30,6 +25,7 @@ if TYPE_CHECKING:
 _WINDOW = framing.WINDOW
 _LARGEST_REPLY = 64 << 20
 _LARGEST_HEAD = 1 << 20
+_CONTROL, _LONGEST_CONTROL = {Kind.SETTINGS, Kind.PING, Kind.WINDOW_UPDATE}, 1 << 12
 
 LARGEST_REQUEST = 60_000
 """Bytes of a request: within what a server takes before it has said anything, so sending never waits for it."""
@@ -135,13 +131,7 @@ class PlainConnection:
         self._stream += 2
         self._link.deadline, self._link.patience_s = deadline, 0.0
         head = hpack.request_head(self.address, method, ((TOKEN_HEADER, self._token),))
-        body = framing.PREFIX.pack(0, len(message)) + message
-        frames = [frame(Kind.HEADERS, framing.END_HEADERS, self._stream, head)]
-        for start in range(0, len(body), framing.DEFAULT_FRAME):
-            part = body[start : start + framing.DEFAULT_FRAME]
-            last = framing.END_STREAM if start + len(part) == len(body) else 0
-            frames.append(frame(Kind.DATA, last, self._stream, part))
-        self._unsent, self._cost = b"".join(frames), len(body)
+        self._unsent, self._cost = framing.call(self._stream, head, message), framing.PREFIX.size + len(message)
         if self._send_window >= self._cost and self.stands():
             self.flush()
 
@@ -150,8 +140,24 @@ class PlainConnection:
 
         For who waited for another server meanwhile: what has come from this one in time is not late.
         """
-        if deadline > self._link.deadline and self._link.is_ready(to_send=bool(self._unsent)):
-            self._link.deadline = deadline
+        if deadline > self._link.deadline:
+            goes_on = self._link.is_ready_to_send() if self._unsent else self.has_begun()
+            self._link.deadline = deadline if goes_on else self._link.deadline
+
+    def has_begun(self) -> bool:
+        """Tell, without waiting, whether the call's answer has begun to come or has failed; a greeting is none."""
+        try:
+            while self._link.has(framing.FRAME.size):
+                kind, _, stream, length = framing.unpacked(self._link.ahead(framing.FRAME.size))
+                is_of_another = kind == Kind.RESET and stream != self._stream
+                if not (kind in _CONTROL or is_of_another) or length > _LONGEST_CONTROL:
+                    return True
+                if not self._link.has(framing.FRAME.size + length):
+                    return False
+                self._control(*self._next_frame())
+        except OSError:
+            return True  # whoever takes the answer meets it too
+        return False
 
     def flush(self) -> None:
         """Send what `send` could not yet; waits for the connection to stand.
@@ -165,7 +171,7 @@ class PlainConnection:
             greeting = b""
             if not self._is_greeted:
                 self._link.establish()
-                greeting, self._is_greeted = self._greeting(), True
+                greeting, self._is_greeted = framing.greeting(_WINDOW), True
             while self._send_window < self._cost:
                 self._control(*self._next_frame())
             self._send_window -= self._cost
@@ -173,12 +179,6 @@ class PlainConnection:
             self._link.send(unsent)
         except OSError as problem:
             raise silence(self.address, problem) from problem
-
-    def _greeting(self) -> bytes:
-        frames = {Setting.INITIAL_WINDOW: _WINDOW, Setting.FRAME_SIZE: framing.LARGEST_FRAME}
-        settings = framing.settings({Setting.HEADER_TABLE_SIZE: 0, Setting.ENABLE_PUSH: 0, **frames})
-        window = framing.COUNT.pack(_WINDOW - framing.DEFAULT_WINDOW)
-        return framing.PREFACE + settings + frame(Kind.WINDOW_UPDATE, 0, 0, window)
 
     def replies(self) -> Iterator[memoryview]:
         """Yield the replies of the call begun by `send`, each in memory of its own. See `incoming`."""
@@ -211,7 +211,7 @@ class PlainConnection:
                 yield self._begun()
             # What was received is given back to the connection's window, for the next calls.
             if self._owed > _WINDOW // 4:
-                self._link.send(frame(Kind.WINDOW_UPDATE, 0, 0, framing.COUNT.pack(self._owed)))
+                self._link.send(framing.wider(0, self._owed))
                 self._owed = 0
         except OSError as problem:
             raise silence(self.address, problem) from problem
@@ -288,10 +288,7 @@ class PlainConnection:
 
     def _give_back(self) -> None:
         """Let the server send on, in a call whose replies are more than the window."""
-        of_call, of_all = framing.COUNT.pack(self._received), framing.COUNT.pack(self._owed)
-        self._link.send(
-            frame(Kind.WINDOW_UPDATE, 0, 0, of_all) + frame(Kind.WINDOW_UPDATE, 0, self._stream, of_call)
-        )
+        self._link.send(framing.wider(0, self._owed) + framing.wider(self._stream, self._received))
         self._received = self._owed = 0
 
     def _control(self, kind: int, flags: int, stream: int, length: int) -> bool:
@@ -346,5 +343,4 @@ class PlainConnection:
         raise PlainFormatError(self.address, problem)
 
     def _next_frame(self) -> tuple[int, int, int, int]:
-        high, low, kind, flags, stream = framing.FRAME.unpack(self._link.read(framing.FRAME.size))
-        return kind, flags, stream & framing.LAST_STREAM, (high << 16) + low
+        return framing.unpacked(self._link.read(framing.FRAME.size))

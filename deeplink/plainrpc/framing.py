@@ -90,9 +90,36 @@ def frame_head(kind: int, flags: int, stream: int, length: int) -> bytes:
     return FRAME.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
 
 
+def unpacked(head: bytes) -> tuple[int, int, int, int]:
+    """Return a frame's kind, flags, stream and length, from the nine bytes before its payload."""
+    high, low, kind, flags, stream = FRAME.unpack(head)
+    return kind, flags, stream & LAST_STREAM, (high << 16) + low
+
+
 def settings(values: dict[Setting, int]) -> bytes:
     """Return the frame that tells the other side our settings."""
     return frame(Kind.SETTINGS, 0, 0, b"".join(SETTING.pack(key, value) for key, value in values.items()))
+
+
+def greeting(window: int) -> bytes:
+    """Return what a client says first; the window is that of all calls together and of each."""
+    said = {Setting.HEADER_TABLE_SIZE: 0, Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW: window}
+    return PREFACE + settings({**said, Setting.FRAME_SIZE: LARGEST_FRAME}) + wider(0, window - DEFAULT_WINDOW)
+
+
+def call(stream: int, head: bytes, message: bytes) -> bytes:
+    """Return the frames of a call with one request: its header block and its message."""
+    body = PREFIX.pack(0, len(message)) + message
+    frames = [frame(Kind.HEADERS, END_HEADERS, stream, head)]
+    for start in range(0, len(body), DEFAULT_FRAME):
+        part = body[start : start + DEFAULT_FRAME]
+        frames.append(frame(Kind.DATA, END_STREAM if start + len(part) == len(body) else 0, stream, part))
+    return b"".join(frames)
+
+
+def wider(stream: int, more: int) -> bytes:
+    """Return the frame that lets the other side send so much more in a stream; 0: in all."""
+    return frame(Kind.WINDOW_UPDATE, 0, stream, COUNT.pack(more))
 
 
 def going_away(last_stream: int, fault: Fault, why: str) -> bytes:

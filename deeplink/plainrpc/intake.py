@@ -52,7 +52,7 @@ class Intake:
                 Setting.INITIAL_WINDOW: terms.window,
                 Setting.HEADER_LIST_SIZE: terms.head_bytes,
             })
-            + _window_update(0, terms.window - framing.DEFAULT_WINDOW)
+            + framing.wider(0, terms.window - framing.DEFAULT_WINDOW)
         )  # fmt: skip
 
     @property
@@ -271,16 +271,12 @@ class Intake:
         """Let the peer send as much again as was dealt with."""
         self._owed += size
         if self._owed >= self._terms.window // 4:
-            self._say(_window_update(0, self._owed))
+            self._say(framing.wider(0, self._owed))
             self._given += self._owed
             self._owed = 0
         known = self.streams.get(stream)
         if size and known is not None and not known.is_ended:
-            self._say(_window_update(stream, size))
-
-
-def _window_update(stream: int, more: int) -> bytes:
-    return framing.frame(Kind.WINDOW_UPDATE, 0, stream, framing.COUNT.pack(more))
+            self._say(framing.wider(stream, size))
 
 
 def trailers(stream: int, status: Status, why: str, *, is_alone: bool, retry_ms: int = 0) -> bytes:

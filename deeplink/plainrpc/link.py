@@ -100,10 +100,10 @@ class Link:
         """Return the socket's number; another one until the connection stands."""
         return self._socket.fileno()
 
-    def is_ready(self, *, to_send: bool) -> bool:
-        """Tell whether the connection now stands (to send), or bytes have come, or the end of it."""
+    def is_ready_to_send(self) -> bool:
+        """Tell, without waiting, whether the connection now stands and takes bytes, or has failed."""
         poll = select.poll()
-        poll.register(self._socket, select.POLLOUT if to_send else select.POLLIN)
+        poll.register(self._socket, select.POLLOUT)
         return bool(poll.poll(0))
 
     def _left_s(self) -> float:
@@ -162,12 +162,29 @@ class Link:
         self._start += wanted
         return found
 
-    def _fill(self, least: int) -> None:
+    def _move_up(self) -> None:
         held = self._end - self._start
         self._buffer[:held] = bytes(self._buffer[self._start : self._end])
         self._start, self._end = 0, held
+
+    def _fill(self, least: int) -> None:
+        self._move_up()
         while self._end < least:
             self._end += self._receive(self._buffer[self._end :])
+
+    def has(self, wanted: int) -> bool:
+        """Tell, without waiting, whether so many bytes have come; never of more than are read ahead."""
+        if self._end - self._start < wanted <= _BUFFER:
+            self._move_up()
+            try:
+                self._end += _some(self._socket.recv_into(self._buffer[self._end :], 0, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                return False
+        return self._end - self._start >= wanted
+
+    def ahead(self, wanted: int) -> bytes:
+        """Return the next bytes, which `has` found, and leave them to be read."""
+        return bytes(self._buffer[self._start : self._start + wanted])
 
     def read_into(self, parts: Sequence[memoryview]) -> None:
         """Fill `parts`, in order, with the next bytes; straight from the socket but for what was read ahead."""

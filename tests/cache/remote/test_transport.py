@@ -13,6 +13,7 @@ from deeplink.cache.errors import MemberError, MemberSilentError
 from deeplink.cache.remote import frames
 from deeplink.cache.remote.transport import Places, PlainTransport
 from deeplink.clock import SystemClock
+from deeplink.plainrpc import framing
 from deeplink.types import Member, NodeName
 from tests.cache.test_shard import PAYLOADS, write
 
@@ -65,3 +66,23 @@ def test_more_than_was_asked_for_is_an_error(
     fewer = frames.Request(0, request_of_all.shards, request_of_all.extents[:1])
     with pytest.raises(MemberError, match="more items"):
         transport.start(agents.members[0], fewer, 5.0, Places.alone(fewer)).result()
+
+
+def test_a_member_that_only_greets_has_not_begun_to_answer(
+    agents: Agents, transport: PlainTransport, request_of_all: frames.Request
+) -> None:
+    """Else it would be waited for instead of asking another copy, and each such member in turn."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        greeting = Member(NodeName("greeting"), f"127.0.0.1:{server.getsockname()[1]}")
+        places = [Places.alone(request_of_all), Places.alone(request_of_all)]
+        pending = transport.start(greeting, request_of_all, 20.0, places[0])
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.sendall(framing.settings({}))
+            good = transport.start(agents.members[0], request_of_all, 20.0, places[1])
+            assert transport.answering([pending], 0.05) == []
+            assert transport.answering([pending, good], 20.0) == [1]
+            assert transport.answering([pending, good], 20.0) == [1]  # although its first bytes are read
+            assert good.result().tolist() == [0] * len(PAYLOADS)
+            pending.cancel()
+    assert bytes(places[1].arena) == b"".join(PAYLOADS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -208,6 +209,52 @@ def test_a_server_that_stands_still_in_a_reply_is_given_up_before_the_deadline()
         with pytest.raises(PlainSilentError, match="timed out"):
             for reply in connection.incoming(patience_s=0.05):
                 reply.read_into([memoryview(bytearray(5))])
+
+
+@pytest.mark.parametrize(
+    ("answer", "begun"),
+    [
+        (
+            SETTINGS + frame(8, 0, 0, bytes([0, 1, 0, 0])) + frame(6, 0, 0, bytes(8)) + frame(3, 0, 5, bytes(4)),
+            False,
+        ),
+        (SETTINGS + frame(0, 0, 1, bytes(30))[:8], False),
+        (SETTINGS + frame(4, 0, 0, bytes(6))[:12], False),
+        (SETTINGS + frame(0, 0, 1, bytes(30))[:9], True),
+        (SETTINGS + frame(1, 4, 1, b"\x88"), True),
+        (frame(3, 0, 1, bytes(4)), True),
+        (frame(7, 0, 0, bytes(8)), True),
+    ],
+    ids=["control", "half a head", "half a SETTINGS", "data", "headers", "reset", "going away"],
+)
+def test_only_an_answer_counts_as_one_that_has_begun(answer: bytes, begun: bool) -> None:
+    with impostor(answer, is_over=False) as connection:
+        connection.send(METHOD + "Say", b"x", soon())
+        connection.flush()
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        assert poll.poll(20_000)
+        assert connection.has_begun() == begun
+
+
+def test_a_closed_connection_counts_as_begun_and_what_has_begun_is_read_whole(address: str) -> None:
+    with impostor(SETTINGS) as connection:
+        connection.send(METHOD + "Say", b"x", soon())
+        connection.flush()
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        while not connection.has_begun():
+            assert poll.poll(20_000)
+        with pytest.raises(PlainSilentError, match="closed the connection"):
+            list(connection.replies())
+    with connect(address) as connection:
+        connection.send(METHOD + "Repeat", b"3 100000", soon())
+        connection.flush()
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        while not connection.has_begun():
+            assert poll.poll(20_000)
+        assert [len(reply) for reply in connection.replies()] == [100_000] * 3
 
 
 @pytest.mark.parametrize(
