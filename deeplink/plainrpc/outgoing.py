@@ -114,11 +114,15 @@ class Outbox:
     def _forget(self, pieces: Sequence[Piece], sent: int) -> None:
         ends = list(itertools.accumulate(map(len, pieces)))
         done = bisect.bisect_right(ends, sent)
+        # Let go of at once: it may be copies, and a peer that reads slowly never lets the box run empty.
+        self._pieces[self._at : self._at + done] = [b""] * done
         self._at += done
-        if done == len(pieces):
-            return
-        rest = pieces[done][len(pieces[done]) - (ends[done] - sent) :]
-        if self._at < len(self._pieces):
-            self._pieces[self._at] = rest
-        else:
-            self._pieces, self._at, self._end = [], 0, bytes(rest)
+        if done < len(pieces):
+            rest = pieces[done][len(pieces[done]) - (ends[done] - sent) :]
+            if self._at < len(self._pieces):
+                self._pieces[self._at] = rest
+            else:
+                self._pieces, self._at, self._end = [], 0, bytes(rest)
+        if self._at >= _MOST_PIECES:
+            del self._pieces[: self._at]
+            self._at = 0
