@@ -40,8 +40,11 @@ class IterableDataset(torch_data.IterableDataset[Any]):
         self, dataset: Dataset, sampler: ResumableSampler, collate: Callable[[Any], Any] | None = None
     ) -> None:
         self.dataset, self.sampler, self._collate = dataset, sampler, collate
-        # Persistent workers keep the copy they started with: what epoch training is in they see here.
-        self._epoch: torch.Tensor = torch.tensor([sampler.epoch]).share_memory_()  # type: ignore[no-untyped-call]
+        # Persistent workers keep the copy they started with: the place where a pass begins they see here, and how
+        # often training has jumped. A step within a pass is not told: a worker that is slow to begin would see it.
+        place = torch.tensor([sampler.epoch, sampler.position, 0])
+        self._place: torch.Tensor = place.share_memory_()  # type: ignore[no-untyped-call]
+        self._jumps = 0
         self._is_begun = False
 
     @property
@@ -58,16 +61,26 @@ class IterableDataset(torch_data.IterableDataset[Any]):
         """Return this worker's batches of what is left of the epoch.
 
         Raises:
-            SamplerMisuseError: with the first batch, in a persistent worker: the pass before was left half done.
+            SamplerMisuseError: with the first batch, in a persistent worker: the pass before was left half done,
+                or the state loaded leaves fewer batches than there are workers.
         """
         info = torch_data.get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         again, self._is_begun = self._is_begun, info is not None
         if not again:
             return _Stream(self, first, step)
-        last, epoch = self.sampler.epoch, int(self._epoch[0])
-        self.sampler.set_epoch(epoch)
-        return _Stream(self, first, step, refused=epoch == last)
+        epoch, position, jumps = self._place.tolist()
+        is_same = (epoch, jumps) == (self.sampler.epoch, self._jumps)
+        self._jumps = jumps
+        self.sampler.load_state_dict({**self.sampler.state_dict(), "epoch": epoch, "position": position})
+        if is_same:
+            why = f"a pass over epoch {epoch} was left before finished() was called for all of it"
+        elif position and len(self.sampler) < step:
+            # Whoever has no batch may come here only when the epoch is over, and would begin the next one.
+            why = f"epoch {epoch} has {len(self.sampler)} batches left, and there are {step} workers"
+        else:
+            why = ""
+        return _Stream(self, first, step, refused=why)
 
     def read(self, rows: list[int]) -> Any:
         """Return the batch of some samples, as it is handed to training."""
@@ -83,28 +96,34 @@ class IterableDataset(torch_data.IterableDataset[Any]):
             SamplerMisuseError: the epoch has not so many steps left.
         """
         self.sampler.move(steps)
-        self._epoch[0] = self.sampler.epoch
+        if not self.sampler.position:
+            self._tell_workers()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`; where it is the epoch that is under way, stay at the position reached."""
         self.sampler.set_epoch(epoch)
-        self._epoch[0] = self.sampler.epoch
+        self._jumps += 1
+        self._tell_workers()
+
+    def _tell_workers(self) -> None:
+        self._place.copy_(torch.tensor([self.sampler.epoch, self.sampler.position, self._jumps]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands after the last finished step; JSON, the same on every rank."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` stands. Raises as `ResumableSampler.load_state_dict`."""
+        """Go on where `state` stands, with the next pass. Raises as `ResumableSampler.load_state_dict`."""
         self.sampler.load_state_dict(state)
         if torch_data.get_worker_info() is None:
-            self._epoch[0] = self.sampler.epoch
+            self._jumps += 1
+            self._tell_workers()
 
 
 class _Stream:
     """One worker's batches of one pass; Stateful as torchdata's StatefulDataLoader understands it."""
 
-    def __init__(self, whole: IterableDataset, first: int, step: int, *, refused: bool = False) -> None:
+    def __init__(self, whole: IterableDataset, first: int, step: int, *, refused: str = "") -> None:
         self._whole, self._first, self._step, self._refused = whole, first, step, refused
         self._start = whole.sampler.state_dict()
         self._taken = 0
@@ -114,12 +133,11 @@ class _Stream:
         return self
 
     def __next__(self) -> Any:
+        rows = next(self._batches)
         if self._refused:  # said here: an error in `__iter__` would end the worker, and its text be lost
             raise SamplerMisuseError(
-                f"a pass over epoch {self._start['epoch']} was left before finished() was called for all of it",
-                "With persistent workers use every pass up, or make a new DataLoader.",
+                self._refused, "With persistent workers use every pass up, or make a new DataLoader."
             )
-        rows = next(self._batches)
         batch = self._whole.read(rows)
         self._taken += 1
         return batch

@@ -105,6 +105,49 @@ def test_a_pass_left_in_the_middle_is_refused_by_workers_that_stay(many: deeplin
         next(iter(kept))
 
 
+def trained(found: deeplink.IterableDataset, kept: DataLoader[Any], steps: int = COUNT) -> list[list[int]]:
+    given = []
+    for batch in kept:
+        given.append(batch.receipts.tolist())
+        found.finished()
+        if len(given) == steps:
+            break
+    return given
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_state_loaded_takes_workers_that_stay_to_its_position(many: deeplink.Dataset, is_left: bool) -> None:
+    found, alone = stream(many), stream(many)
+    kept = loaded(found, 2, persistent_workers=True)
+    trained(found, kept, 12 if is_left else COUNT)
+    alone.finished(9)
+    found.load_state_dict(alone.state_dict())
+    assert trained(found, kept) == [batch.receipts.tolist() for batch in alone]
+    assert (found.epoch, found.state_dict()["position"]) == (1, 0)
+    alone.set_epoch(1)
+    assert trained(found, kept) == [batch.receipts.tolist() for batch in alone]
+
+
+def test_setting_the_epoch_under_way_says_that_the_pass_was_left_on_purpose(many: deeplink.Dataset) -> None:
+    found = stream(many)
+    kept = loaded(found, 2, persistent_workers=True)
+    whole = trained(found, kept, 7)
+    found.set_epoch(0)
+    whole += trained(found, kept)
+    assert whole == [batch.receipts.tolist() for batch in stream(many)]
+
+
+def test_a_state_with_fewer_batches_left_than_workers_that_stay_is_refused(many: deeplink.Dataset) -> None:
+    found, alone = stream(many), stream(many)
+    kept = loaded(found, 2, persistent_workers=True)
+    trained(found, kept)
+    alone.finished(23)
+    found.load_state_dict(alone.state_dict())
+    with pytest.raises(RuntimeError, match="1 batches left"):
+        next(iter(kept))
+    assert trained(found, loaded(found, 2)) == [batch.receipts.tolist() for batch in alone]
+
+
 def test_finishing_more_than_there_is_is_refused(many: deeplink.Dataset) -> None:
     found = stream(many)
     assert len(found) == 24
