@@ -23,6 +23,7 @@ from deeplink.cache.errors import (
     DatasetMissingError,
     DatasetNameError,
     IndexFormatError,
+    NewestUnknownError,
     NewestVersionError,
 )
 from deeplink.cache.index import Index, IndexContent, write_index
@@ -53,8 +54,8 @@ class PackRecord:
         shards: number of shards.
         packed_unix: when, seconds since 1970.
         shard_bytes: most bytes of samples in a shard; 0 where that was not noted.
-    shard_ids: names of its shards, in the order of its index, which can be made anew of them.
-    home: where the shards are kept besides; empty for nowhere.
+        shard_ids: names of its shards, in the order of its index, which can be made anew of them.
+        home: where the shards are kept besides; empty for nowhere.
     """
 
     source: str
@@ -134,13 +135,13 @@ class Catalog:
         try:
             text = pointer.read_text(encoding="ascii").strip()
         except (FileNotFoundError, NotADirectoryError):
-            raise DatasetMissingError(name, "", self.root) from None
-        except UnicodeDecodeError as problem:
-            raise IndexFormatError(pointer, str(problem)) from problem
+            raise DatasetMissingError(name, "", self.root, self.versions(name) or self.recorded(name)) from None
+        except UnicodeDecodeError:
+            text = ""
         except OSError as problem:
             raise CatalogError(self.root, problem.strerror or str(problem)) from problem
         if not _VERSION.fullmatch(text):
-            raise IndexFormatError(pointer, "it holds no version")
+            raise NewestUnknownError(name, pointer, self.versions(name))
         return Version(text)
 
     def open(self, name: str, version: Version | None = None) -> Index:
@@ -156,7 +157,8 @@ class Catalog:
         try:
             return Index(path, chosen)
         except FileNotFoundError:
-            raise DatasetMissingError(name, chosen, self.root, self.versions(name)) from None
+            lost = {chosen}.intersection(self.recorded(name))
+            raise DatasetMissingError(name, chosen, self.root, self.versions(name), lost=[*lost]) from None
         except OSError as problem:
             raise CatalogError(self.root, f"{path}: {problem.strerror or problem}") from problem
 
@@ -211,6 +213,8 @@ class Catalog:
                 # Not `published_file`: the name is known once the file is written.
                 version = write_index(draft, content)
                 _move_in(draft, folder / f"{version}.arrow")
+            if (before := self.record(name, version)) and self._points_at(name, version):
+                noted = dataclasses.replace(noted, packed_unix=before.packed_unix)  # nothing has changed since
             write_text(folder / f"{version}.json", noted.text())
             write_text(folder / "latest", f"{version}\n")
             self._sweep(folder)

@@ -83,21 +83,32 @@ class DatasetNameError(DeepLinkError):
         self.name = name
 
 
+def _rebuilt(name: str, versions: Sequence[str]) -> str:
+    return " or ".join(f"`deeplink index rebuild {name}@{version}`" for version in versions[:-4:-1])
+
+
 class DatasetMissingError(DeepLinkError):
-    """The catalog has no dataset of this name, or not this version of it."""
+    """The catalog has no dataset of this name, or not this version of it, or not what says which is the newest."""
 
     exit_code = 2
 
-    def __init__(self, name: str, version: str, catalog: Path, versions: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, version: str, catalog: Path, versions: Sequence[str] = (), *, lost: Sequence[str] = ()
+    ) -> None:
         wanted = f"version {version} of {name!r}" if version else f"dataset {name!r}"
-        there = f"Versions there are, the newest last: {', '.join(versions[-5:])}."
-        super().__init__(
-            f"the catalog {catalog} has no {wanted}",
-            remedy=there
-            if versions
-            else "`deeplink pack SOURCE NAME` makes one; DEEPLINK_CATALOG says where to look.",
-        )
+        problem = f"the catalog {catalog} has no {wanted}"
+        remedy = "`deeplink pack SOURCE NAME` makes one; DEEPLINK_CATALOG says where to look."
+        if lost:
+            problem = f"the catalog {catalog} has lost the index of {wanted}"
+            remedy = f"`deeplink index rebuild {name}@{lost[0]}` makes it anew of its shards."
+        elif versions and not version:
+            problem = f"the catalog {catalog} has lost which version of {name!r} is the newest"
+            remedy = f"{_rebuilt(name, versions)} says it anew; or name the version."
+        elif versions:
+            remedy = f"Versions there are, the newest last: {', '.join(versions[-5:])}."
+        super().__init__(problem, remedy=remedy)
         self.name, self.version, self.catalog, self.versions = name, version, catalog, tuple(versions)
+        self.lost = tuple(lost)
 
 
 class NewestVersionError(DeepLinkError):
@@ -133,6 +144,15 @@ class IndexFormatError(DeepLinkError):
             remedy="`deeplink index rebuild` makes it anew from its shards; a newer format needs a newer release.",
         )
         self.path, self.problem = path, problem
+
+
+class NewestUnknownError(IndexFormatError):
+    """What says which version of a dataset is the newest is damaged."""
+
+    def __init__(self, name: str, path: Path, versions: Sequence[str]) -> None:
+        super().__init__(path, f"it does not say which version of {name!r} is the newest")
+        self.remedy = f"{_rebuilt(name, versions)} says it anew; or name the version." if versions else self.remedy
+        self.name, self.versions = name, tuple(versions)
 
 
 class IndexMendedError(IndexFormatError):
@@ -209,8 +229,13 @@ class KeyMissingError(DeepLinkError):
 class ShardIdError(DeepLinkError):
     """A text is not a shard's name."""
 
+    exit_code = 2
+
     def __init__(self, text: str) -> None:
-        super().__init__(f"{text[:80]!r} is not a shard's name (40 hexadecimal digits)")
+        super().__init__(
+            f"{text[:80]!r} is not a shard's name (40 hexadecimal digits)",
+            remedy="`deeplink verify NAME --quick --json` lists the shards of a dataset.",
+        )
         self.text = text
 
 

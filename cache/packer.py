@@ -19,6 +19,7 @@ from deeplink.cache.packing.placing import Placer
 from deeplink.cache.packing.spreading import Gone, Made, Read, Share, Spread, Task
 from deeplink.cache.packing.staging import staging
 from deeplink.cache.source import open_source
+from deeplink.cache.sources.folder import refuse_within
 from deeplink.cache.sources.home import open_home
 from deeplink.cache.sources.reading import FileReader
 from deeplink.cache.store import Store
@@ -137,15 +138,16 @@ def check_pack(source: str, name: str, *, config: Config, append: bool = False, 
     """Find what can be known to be wrong with a packing before anything is started for it; takes next to no time.
 
     Raises:
-        SourceError: the source is not there, or of an unknown kind.
+        SourceError: the source is not there, of an unknown kind, or holds the catalog, the store or the home.
         DatasetNameError: `name` cannot be a dataset's.
         AppendError: there is nothing to append to.
         HomeError: the home cannot be asked.
         CatalogError: the catalog cannot be written.
     """
     checked_name(name)
-    open_source(source).check()
-    catalog = Catalog(config.catalog)
+    origin, catalog = open_source(source), Catalog(config.catalog)
+    origin.check()
+    refuse_within(origin, {"catalog": str(config.catalog), "store": str(config.store), "home": home})
     catalog.check_writable(name)
     if append and not catalog.versions(name):
         raise AppendError(name, "it has no version yet")

@@ -94,9 +94,11 @@ def resolved_version(catalog: Catalog, name: str, beginning: str) -> Version:
     """
     if not beginning:
         return catalog.latest(name)
-    found = [version for version in catalog.versions(name) if version.startswith(beginning)]
+    there = catalog.versions(name)
+    found = [version for version in there if version.startswith(beginning)]
     if len(found) > 1:
         raise VersionAmbiguousError(name, beginning, found)
     if not found:
-        raise DatasetMissingError(name, beginning, catalog.root)
+        lost = [version for version in catalog.recorded(name) if version.startswith(beginning)]
+        raise DatasetMissingError(name, beginning, catalog.root, there, lost=lost)
     return found[0]

@@ -77,15 +77,19 @@ def _sums(descriptor: int, shard: ShardId, found: ShardDescription) -> Iterator[
 
 def verified(store: Store, name: str) -> Iterator[cache_pb2.VerifyReply]:
     """Yield the one reply that says what was found of a shard here; a damaged one is set aside."""
+    inode = 0
     try:
-        sums = read_back(store, checked_shard_id(name))
+        shard = checked_shard_id(name)
+        inode = store.inode(shard)
+        sums = read_back(store, shard)
     except (ShardIdError, FileNotFoundError):
         yield cache_pb2.VerifyReply(id=name, status=cache_pb2.VERIFY_STATUS_NO_SHARD)
     except (ShardCorruptError, OSError) as problem:
         status = cache_pb2.VERIFY_STATUS_UNREADABLE
         if is_damage(problem):
             status = cache_pb2.VERIFY_STATUS_DAMAGED
-            store.quarantine(ShardId(name), str(problem))
+            # Only the file that was read: a good copy may have taken its place meanwhile.
+            store.quarantine(ShardId(name), str(problem), inode=inode)
         yield cache_pb2.VerifyReply(id=name, status=status, problem=str(problem))
     else:
         yield cache_pb2.VerifyReply(id=name, status=cache_pb2.VERIFY_STATUS_OK, checksums=digest_of(sums))
@@ -170,11 +174,11 @@ def _said(reply: cache_pb2.VerifyReply) -> str:
         cache_pb2.VERIFY_STATUS_OK: "its samples are not those of the index",
         cache_pb2.VERIFY_STATUS_NO_SHARD: "it is not there any more",
     }
-    return (
-        f"shard {reply.id}: {reply.problem or said.get(reply.status, 'unknown answer')}"
-        if reply.id
-        else reply.problem
-    )
+    if not reply.id:
+        return reply.problem
+    # A damaged shard's problem names it already.
+    problem = reply.problem.removeprefix(f"shard {reply.id}: ")
+    return f"shard {reply.id}: {problem or said.get(reply.status, 'unknown answer')}"
 
 
 def _collect(

@@ -14,7 +14,7 @@ from deeplink.cache.names import Gathering
 from deeplink.cache.sources.origin import Listing, Source, check_size, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from deeplink.cache.names import Names
     from deeplink.cache.sources.origin import Entry
@@ -24,6 +24,25 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _MARK = (1 << 64) - 1  # times before 1970 are negative
 _AT_ONCE = 1 << 16
 """Files of one folder that are held, and sorted, as Python's objects."""
+
+
+def refuse_within(source: Source, places: Mapping[str, str]) -> None:
+    """Return if none of some folders lies in a source: what is written there would be packed the next time.
+
+    Args:
+        source: what is packed.
+        places: folders or URLs, by what they are called; an empty one is none.
+
+    Raises:
+        SourceError: one does.
+    """
+    for what, place in places.items():
+        folder = place.removeprefix("file://")
+        if not (source.local and folder) or "://" in folder:
+            continue
+        if Path(folder).resolve().is_relative_to(Path(source.url).resolve()):
+            problem = f"the {what} {place} lies in it, and would be packed too"
+            raise SourceError(source.url, problem, f"Let the {what} lie elsewhere, or pack a folder without it.")
 
 
 class LocalSource(Source):

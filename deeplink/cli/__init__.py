@@ -6,12 +6,17 @@ import importlib
 import logging
 import os
 import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
 
 import deeplink
 from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Verb -> first line of its help. A table, not imports: `deeplink --help` and `deeplink sbatch` must not pay for
 # grpc, pyarrow or torch. tests/deeplink/cli/test_main.py holds it against the modules.
@@ -54,8 +59,62 @@ Besides, `deeplink run` has the first failed rank's and `deeplink sbatch` has sb
 """
 
 
+class OutputError(DeepLinkError):
+    """Standard output does not take what is written: its disk is full, say."""
+
+    def __init__(self, problem: OSError) -> None:
+        super().__init__(
+            f"standard output: {problem.strerror or problem}",
+            remedy="Write to a place that has room, and run it again.",
+        )
+        self.problem = problem
+
+
+def _is_of_output(problem: OSError) -> bool:
+    """Tell whether it was raised where `click.echo`, and nothing below it, wrote to standard output."""
+    last = problem.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_code is click.echo.__code__ and not last.tb_frame.f_locals["err"]
+
+
+@contextmanager
+def output_minded(*, only_output: bool = False) -> Iterator[None]:
+    """End quietly where nobody reads standard output any more, with an OutputError where it cannot be written.
+
+    Args:
+        only_output: nothing but standard output can raise an OSError in it.
+    """
+    try:
+        yield
+    except OSError as problem:
+        if not (only_output or _is_of_output(problem)):
+            raise  # a verb's own trouble
+        _drop_output()
+        if isinstance(problem, BrokenPipeError):
+            raise click.exceptions.Exit(0) from None  # `deeplink cat big | head` is no failure
+        raise OutputError(problem) from problem
+
+
+def _drop_output() -> None:
+    # Python flushes standard output once more when it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _LazyGroup(click.Group):
-    """Imports a verb's module only when the verb is used."""
+    """Imports a verb's module only when the verb is used, and ends well where standard output fails."""
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        with output_minded():
+            return super().invoke(ctx)
+
+    @override
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with output_minded():  # --help
+            return super().make_context(info_name, args, parent, **extra)
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -38,11 +38,8 @@ def command(*, places: tuple[str, ...], as_json: bool) -> None:
     for place in places:
         if library.at(place).entry.is_folder:
             raise IsFolderError(place)
-    try:
-        for start in range(0, len(places), _AT_ONCE):
-            _write(library, places[start : start + _AT_ONCE], as_json=as_json)
-    except BrokenPipeError:
-        _leave_quietly()
+    for start in range(0, len(places), _AT_ONCE):
+        _write(library, places[start : start + _AT_ONCE], as_json=as_json)
 
 
 def _write(library: Library, places: tuple[str, ...], *, as_json: bool) -> None:
@@ -50,24 +47,16 @@ def _write(library: Library, places: tuple[str, ...], *, as_json: bool) -> None:
     import json
     import sys
 
+    from deeplink.cli import output_minded
+
     out = sys.stdout.buffer
     read = library.read(places)
     for place in places:
-        data = read[place]
+        data: bytes | memoryview = read[place]
         if as_json:
             found = library.at(place)
             facts = {"path": str(found.place), "bytes": found.bytes, "checksum": f"{found.checksum:016x}"}
-            line = json.dumps({**facts, "base64": base64.b64encode(data).decode()})
-            out.write(line.encode() + b"\n")
-        else:
+            data = json.dumps({**facts, "base64": base64.b64encode(data).decode()}).encode() + b"\n"
+        with output_minded(only_output=True):
             out.write(data)
-    out.flush()
-
-
-def _leave_quietly() -> None:
-    """Let whoever closed the pipe be: `deeplink cat big | head` is no failure."""
-    import os
-    import sys
-
-    # Python flushes standard output once more when it ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            out.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,15 +10,17 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from deeplink.cache.catalog import Catalog
     from deeplink.config import Config
     from deeplink.spread import Target
     from deeplink.types import ShardId
     from deeplink.v1 import cache_pb2
 
 _EPILOG = """
-NAME alone means all its versions; with @VERSION only the shards that no other version of it has. A shard stays
+NAME alone means all its versions; with @VERSION only the shards that no other version of it has. What another
+dataset has too stays, and so does a shard
 where a running job needs it, and where it is not known that it can be had again: from another member that keeps
-it, from the packed home, or from the source's unchanged files. --force drops it all the same. The catalog keeps
+it, from the packed home, or from the source's unchanged files. --force drops them all the same. The catalog keeps
 the dataset (`deeplink index rm` removes versions there); `deeplink warm` brings shards again.
 
 \b
@@ -37,7 +40,7 @@ Exit codes: 0 done, also where shards had to stay; 1 a member did not answer or 
 @click.option("--members", metavar="NAME=HOST:PORT,...", help="Agents to ask. [default: config members]")
 @click.option("--here", is_flag=True, help="This node's store alone, also inside an allocation.")
 @click.option("--local", type=click.IntRange(min=1), metavar="N", help="The N nodes of `deeplink run --local N`.")
-@click.option("--force", is_flag=True, help="Also what a running job needs or what cannot be had again.")
+@click.option("--force", is_flag=True, help="Also what is shared, what a job needs, what cannot be had again.")
 @click.option("--dry-run", is_flag=True, help="Only say what would become of each shard.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -45,7 +48,7 @@ def command(
 ) -> None:
     """Drop a dataset's shards from the nodes' SSDs, as far as they can be had again.
 
-    Shards that a running job needs stay too.
+    Shards that a running job needs, or another dataset has, stay too.
     """
     import dataclasses
 
@@ -55,16 +58,17 @@ def command(
     config = load_config()
     if members is not None:
         config = dataclasses.replace(config, members=members)
-    shards = _shards(dataset, config)
+    shards, shared = _shards(dataset, config, force=force)
     with target(config, local=local or 0, here=here) as to:
         found, problems = _evicted(shards, to, force=force, dry_run=dry_run)
-    _say(found, problems, dry_run=dry_run, as_json=as_json)
+    _say(found, problems, shared, dry_run=dry_run, as_json=as_json)
     failed = any(_outcome(shard) == "failed" for held in found.values() for shard in held)
     if problems or failed:
         click.get_current_context().exit(1)
 
 
-def _shards(dataset: str, config: Config) -> list[ShardId]:
+def _shards(dataset: str, config: Config, *, force: bool) -> tuple[list[ShardId], dict[str, int]]:
+    """Return the shards to drop, and how many each other dataset has a share in, which stay."""
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.errors import DatasetMissingError
     from deeplink.path import DatasetPath, resolved_version
@@ -77,11 +81,28 @@ def _shards(dataset: str, config: Config) -> list[ShardId]:
     if not versions:
         raise DatasetMissingError(place.name, "", config.catalog)
     held = {version: {entry.id for entry in catalog.open(place.name, version).shards} for version in versions}
-    if not place.version:
-        return sorted(set().union(*held.values()))
-    chosen = resolved_version(catalog, place.name, place.version)
-    others = (shards for version, shards in held.items() if version != chosen)
-    return sorted(held[chosen].difference(*others))
+    wanted = set().union(*held.values())
+    if place.version:
+        chosen = resolved_version(catalog, place.name, place.version)
+        wanted = held[chosen].difference(*(shards for version, shards in held.items() if version != chosen))
+    others = [] if force else [other for other in catalog.names() if other != place.name]
+    shared = {other: found for other in others if (found := wanted & _held_by(catalog, other))}
+    return sorted(wanted.difference(*shared.values())), {other: len(found) for other, found in shared.items()}
+
+
+def _held_by(catalog: Catalog, name: str) -> set[str]:
+    """Return the shards of a dataset; of a version whose index is damaged, those on its record."""
+    from deeplink.cache.errors import DatasetMissingError, IndexFormatError
+
+    found: set[str] = set()
+    for version in catalog.recorded(name):
+        record = catalog.record(name, version)
+        if record is not None and record.shard_ids:
+            found.update(record.shard_ids)
+            continue
+        with suppress(DatasetMissingError, IndexFormatError):
+            found.update(entry.id for entry in catalog.open(name, version).shards)
+    return found
 
 
 def _evicted(
@@ -132,6 +153,7 @@ def _outcome(shard: cache_pb2.EvictedShard) -> str:
 def _say(
     found: Mapping[str, Sequence[cache_pb2.EvictedShard]],
     problems: Sequence[str],
+    shared: Mapping[str, int],
     *,
     dry_run: bool,
     as_json: bool,
@@ -143,13 +165,14 @@ def _say(
     if as_json:
         nodes: dict[str, list[dict[str, Any]]] = {
             node: [
-                {"shard": one.id, "outcome": _outcome(one), "bytes": one.bytes, "problem": one.problem}
+                {"shard": one.id, "outcome": outcome, "bytes": one.bytes, "problem": one.problem}
                 for one in held
-                if _outcome(one) != "absent"
+                if (outcome := "would go" if dry_run and _outcome(one) == "gone" else _outcome(one)) != "absent"
             ]
             for node, held in found.items()
         }
-        click.echo(json.dumps({"dry_run": dry_run, "nodes": nodes, "problems": list(problems)}))
+        facts = {"dry_run": dry_run, "nodes": nodes, "shared": dict(shared), "problems": list(problems)}
+        click.echo(json.dumps(facts))
         return
     for node, held in found.items():
         gone = [one for one in held if _outcome(one) == "gone"]
@@ -161,5 +184,7 @@ def _say(
                 kept[one.problem] = kept.get(one.problem, 0) + 1
         for why, count in sorted(kept.items()):
             click.echo(f"{node}: kept {counted(count, 'shard')}: {why}")
+    for other, count in shared.items():
+        click.echo(f"kept {counted(count, 'shard')} that {other} has too; --force drops what is shared")
     for problem in problems:
         click.echo(problem, err=True)

@@ -40,6 +40,8 @@ def command(*, places: tuple[str, ...], dest: str, recursive: bool, dry_run: boo
     from deeplink.getting import fetch, planned
     from deeplink.library import Library
 
+    if not dest:
+        raise click.UsageError("DEST is empty: name a file or a folder")
     errands = planned(Library(), places, dest, recursive=recursive)
     if dry_run:
         _say_plan(errands, as_json=as_json)

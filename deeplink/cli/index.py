@@ -230,7 +230,7 @@ def rebuild(
         raise click.UsageError("--all and --shard exclude each other")
     catalog, config = _catalog()
     config = config if members is None else dataclasses.replace(config, members=members)
-    name, version = _lost(catalog, dataset)
+    name, version = _lost(catalog, dataset, named=every or bool(shards or source))
     wanted = Wanted(
         name=name,
         version=version,
@@ -255,15 +255,18 @@ def rebuild(
 def _say_rebuilt(done: dict[str, Any], *, dry_run: bool) -> None:
     from deeplink.wording import counted, sized
 
-    made = "is as it was" if done["restored"] else "is a new version"
+    made = "made anew, byte for byte as it was" if done["restored"] else "made as a new version"
     click.echo(
-        f"{done['name']}@{done['version']} {'would be made: it ' if dry_run else ''}{made}: "
+        f"{done['name']}@{done['version']} {'would be' if dry_run else 'is'} {made}: "
         f"{counted(done['samples'], 'sample')}, {sized(done['bytes'])}, in {counted(done['shards'], 'shard')}"
     )
 
 
-def _lost(catalog: Catalog, dataset: str) -> tuple[str, Version | None]:
-    """Return name and version that are meant, though the index or the pointer to it may be lost."""
+def _lost(catalog: Catalog, dataset: str, *, named: bool) -> tuple[str, Version | None]:
+    """Return name and version that are meant, though the index or the pointer to it may be lost.
+
+    Of a dataset that nothing is left of, the shards must be `named`.
+    """
     from deeplink.cache.errors import DatasetMissingError, IndexFormatError
     from deeplink.path import DatasetPath, VersionAmbiguousError
 
@@ -276,6 +279,8 @@ def _lost(catalog: Catalog, dataset: str) -> tuple[str, Version | None]:
         if not found:
             raise DatasetMissingError(place.name, place.version, catalog.root, known)
         return place.name, found[0]
+    if not known and not named:
+        raise DatasetMissingError(place.name, "", catalog.root)
     try:
         return place.name, catalog.latest(place.name)
     except (DatasetMissingError, IndexFormatError):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deeplink.cache.sources.origin import Listing
     from deeplink.spread import Target
 
+_LEAST = 64 << 10
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 _EPILOG = """
@@ -36,6 +37,7 @@ Examples:
   salloc -N4 deeplink pack /data/imagenet imagenet          onto the SSDs of four nodes, two copies each
   deeplink pack /data/imagenet imagenet --members n0=10.0.0.1:7411,n1=10.0.0.2:7411 --replicas 2
   deeplink pack s3://bucket/tiles tiles --shard-size 64M
+  deeplink pack 'zip://::/data/tiles.zip' tiles             the files in an archive
   deeplink pack /data/imagenet imagenet --append            after files were added
   deeplink pack /data/imagenet imagenet --home s3://bucket/packed --verify
   deeplink pack /data/imagenet imagenet --dry-run           what it would come to
@@ -59,7 +61,9 @@ class _Size(click.ParamType[int]):
         number, unit = (text[:-1], text[-1]) if text[-1:] in {"K", "M", "G"} else (text, "")
         if not (number.isascii() and number.isdigit()) or not int(number):
             self.fail(f"{value!r} is not a size such as 256M", param, ctx)
-        return int(number) * _UNITS[unit]
+        if (size := int(number) * _UNITS[unit]) < _LEAST:
+            self.fail(f"{value!r} is too small: 64K is the least", param, ctx)
+        return size
 
 
 @click.command("pack", epilog=_EPILOG)
@@ -113,6 +117,8 @@ def command(  # noqa: PLR0913 - one for each option
         load_config(), **{key: value for key, value in given.items() if value is not None}
     )
     checked_name(name)
+    if here and members:
+        raise click.UsageError("--here and --members exclude each other")
     if dry_run:
         count = member_count(config, local=local or 0, here=here)
         planned = plan_pack(source, name, config=config, members=count, append=append)
@@ -124,6 +130,9 @@ def command(  # noqa: PLR0913 - one for each option
             options: dict[str, Any] = {"members": to.members, "token": to.token, "append": append, "home": home}
             result = pack(source, name, config=to.config, progress=progress, **options)
         found = _verified(result, to) if verify else None
+        nodes = len(to.members) or 1
+    if replicas is not None and replicas > nodes:
+        click.echo(f"--replicas {replicas}: there can be {nodes} of each shard, one for each node", err=True)
     _say_result(result, found, as_json=as_json)
     if found is not None and found.problems:
         raise SystemExit(1)

@@ -115,8 +115,11 @@ def _in_place(found: Found, config: Config, held: Holdings, *, as_json: bool) ->
             token=members_token(config, other_members(config)),
             progress=show,
         )
-    problems = [*result.problems, *held.problems.values(), *filter(None, [_index_problem(found)])]
+    silent = [f"not verified on {node}: {problem}" for node, problem in held.problems.items()]
+    problems = [*result.problems, *silent, *filter(None, [_index_problem(found)])]
     _say_in_place(found, result, problems, as_json=as_json)
+    if result.problems and not as_json:
+        _say_remedy(found)
     return 1 if problems else 0
 
 
@@ -177,8 +180,22 @@ def _say(found: Found, held: Holdings, reports: list[ShardReport], problem: str,
                 _say_wrong(copy.node, copy.wrong, copy.problem)
     bad = sum(not report.is_right for report in reports)
     done = "there" if quick else "read and right"
-    said = f"{bad:,} of {counted(len(reports), 'shard')} not right" if bad else f"every copy is {done}"
-    click.echo(f"{found.place.name} {found.reader.version[:12]}: {counted(len(reports), 'shard')}; {said}")
+    silent = f"; {_silent(held)}" if held.problems else ""
+    which = "every copy that answered" if silent else "every copy"
+    said = f"{bad:,} of {counted(len(reports), 'shard')} not right" if bad else f"{which} is {done}"
+    click.echo(f"{found.place.name} {found.reader.version[:12]}: {counted(len(reports), 'shard')}; {said}{silent}")
+    if bad:
+        _say_remedy(found)
+
+
+def _silent(held: Holdings) -> str:
+    from deeplink.wording import counted
+
+    return f"{counted(len(held.problems), 'node')} did not answer"
+
+
+def _say_remedy(found: Found) -> None:
+    click.echo(f"  `deeplink warm {found.place.root}` brings copies that are missing or set aside.", err=True)
 
 
 def _say_wrong(node: str, wrong: tuple[str, ...], problem: str) -> None:

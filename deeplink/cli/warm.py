@@ -150,10 +150,24 @@ def _say(name: str, index: Index, found: Residency, result: WarmResult | None, *
         f"have {'their copy' if found.copies == 1 else f'all {found.copies} copies'}"
     )
     if result is not None:
-        came = ", ".join(f"{sized(size)} from {origin}" for origin, size in sorted(result.brought.items()))
-        click.echo(f"brought in {result.seconds:.1f} s: {came or 'nothing, all was here'}")
-        for problem in result.problems:
-            click.echo(problem, err=True)
+        _say_brought(result, f"{name}@{index.version[:12]}", index.source)
+
+
+def _say_brought(result: WarmResult, dataset: str, source: str) -> None:
+    from deeplink.wording import sized
+
+    found = result.residency
+    whole = found.whole_shards == found.shards
+    came = ", ".join(f"{sized(size)} from {origin}" for origin, size in sorted(result.brought.items()))
+    click.echo(f"brought in {result.seconds:.1f} s: {came or ('nothing, all was here' if whole else 'nothing')}")
+    for problem in result.problems:
+        click.echo(problem, err=True)
+    if not whole:
+        click.echo(
+            f"copies are missing: start the members, make the source ({source}) or the home reachable from them, "
+            f"and run `deeplink warm {dataset}` again",
+            err=True,
+        )
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def test_a_damaged_index_is_found_and_made_anew(deeplink: Deeplink, packed: Vers
     assert found["problem"]
     assert "rebuild" in deeplink("index", "verify", "digits").err
     would = deeplink("index", "rebuild", "digits", "--dry-run")
-    assert (would.code, "would be made: it is as it was: 30 samples" in would.out) == (0, True)
+    assert (would.code, "would be made anew, byte for byte as it was: 30 samples" in would.out) == (0, True)
     assert path.read_bytes() != good
     done = json.loads(deeplink("index", "rebuild", f"digits@{packed[:4]}", "--json").out)
     assert done["restored"] is True
@@ -82,8 +82,9 @@ def test_an_index_is_made_anew_of_another_folder(deeplink: Deeplink, packed: Ver
     nothing = deeplink("index", "rebuild", "digits")
     assert nothing.code == 1
     assert "--from" in nothing.err
-    assert "pack" in deeplink("index", "show", "digits").err
-    assert deeplink("index", "rebuild", "digits", "--from", str(tmp_path / "elsewhere")).code == 0
+    assert f"`deeplink index rebuild digits@{packed}`" in deeplink("index", "show", "digits").err
+    made = deeplink("index", "rebuild", "digits", "--from", str(tmp_path / "elsewhere"))
+    assert (made.code, "is made anew, byte for byte as it was" in made.out) == (0, True)
     assert path.read_bytes() == good
 
 
@@ -93,7 +94,7 @@ def test_shards_alone_make_a_dataset(deeplink: Deeplink, packed: Version, tmp_pa
     unknown = deeplink("index", "rebuild", "again", "--source", "/x")
     assert (unknown.code, "--shard" in unknown.err) == (2, True)
     made = deeplink("index", "rebuild", "again", "--all", "--source", str(tmp_path / "source"))
-    assert (made.code, "is a new version" in made.out) == (0, True)
+    assert (made.code, "is made as a new version" in made.out) == (0, True)
     with Reader.open("again") as reader:
         assert len(reader.read(range(30))) == 30
         assert reader.version == packed  # of the same shards and source
@@ -134,5 +135,29 @@ def test_wrong_usage_is_2(deeplink: Deeplink, words: tuple[str, ...]) -> None:
 
 
 def test_a_bad_shard_name_is_no_path(deeplink: Deeplink, packed: Version) -> None:
-    assert deeplink("index", "rebuild", "digits", "--shard", "../../etc/passwd").code != 0
+    ended = deeplink("index", "rebuild", "digits", "--shard", "../../etc/passwd")
+    assert (ended.code, "--quick --json" in ended.err) == (2, True)
     assert index_file(packed).exists()
+
+
+@pytest.mark.parametrize("pointer", ["", "rubbish\n", "\xff\n"])
+def test_what_says_which_is_the_newest_comes_back(deeplink: Deeplink, packed: Version, pointer: str) -> None:
+    latest = index_file(packed).with_name("latest")
+    latest.write_bytes(pointer.encode("latin-1")) if pointer else latest.unlink()
+    ended = deeplink("index", "show", "digits")
+    assert ended.code != 0
+    assert "which version of 'digits' is the newest" in ended.err
+    assert f"`deeplink index rebuild digits@{packed}` says it anew" in ended.err
+    assert deeplink("index", "rebuild", f"digits@{packed}").code == 0
+    assert deeplink("index", "show", "digits").code == 0
+
+
+def test_nothing_to_rebuild_is_no_dataset(deeplink: Deeplink) -> None:
+    ended = deeplink("index", "rebuild", "nothere")
+    assert (ended.code, "has no dataset 'nothere'" in ended.err) == (2, True)
+
+
+def test_a_version_that_is_not_there_is_answered_with_those_that_are(deeplink: Deeplink, packed: Version) -> None:
+    assert f"newest last: {packed}." in deeplink("index", "show", "digits@0000").err
+    index_file(packed).unlink()
+    assert f"`deeplink index rebuild digits@{packed}`" in deeplink("index", "show", f"digits@{packed[:4]}").err

@@ -183,17 +183,29 @@ def test_cat_of_a_folder_writes_nothing(deeplink: Deeplink) -> None:
     assert "is a folder" in ended.err
 
 
-def test_cat_into_a_closed_pipe_is_no_failure(config: Config) -> None:
-    shell = f"{sys.executable} -m deeplink cat digits/readme.txt; echo code $? >&2"
+def in_shell(config: Config, words: str, into: str) -> str:
+    """Return what a command says on standard error, and its exit code."""
     done = subprocess.run(
-        ["bash", "-c", f"({shell}) | true"],
+        ["bash", "-c", f"({sys.executable} -m deeplink {words}; echo code $? >&2) {into}"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
         env={**os.environ, "DEEPLINK_CATALOG": str(config.catalog), "DEEPLINK_STORE": str(config.store)},
     )
-    assert done.stderr == "code 0\n"
+    return done.stderr
+
+
+@pytest.mark.parametrize("words", ["cat digits/readme.txt", "ls -R digits"])
+def test_output_into_a_closed_pipe_is_no_failure(config: Config, words: str) -> None:
+    assert in_shell(config, words, "| true") == "code 0\n"
+
+
+@pytest.mark.parametrize("words", ["cat digits/readme.txt", "ls", "ls --help", "--help"])
+def test_output_that_cannot_be_written_is_said_in_a_line(config: Config, words: str) -> None:
+    said = in_shell(config, words, "> /dev/full").splitlines()
+    assert said[0] == "deeplink: standard output: No space left on device"
+    assert said[1:] == ["  Write to a place that has room, and run it again.", "code 1"]
 
 
 # get
@@ -243,6 +255,7 @@ def test_get_says_what_it_would_do(deeplink: Deeplink, tmp_path: Path) -> None:
         (["-r", "digits/test", "digits/train", "file"], "it is a file"),
         (["digits/none", "x"], "no such"),
         (["digits/readme.txt", "file/x"], "File exists"),
+        (["digits/readme.txt", ""], "DEST is empty"),
     ],
 )
 def test_get_refuses_what_makes_no_sense(
@@ -342,6 +355,7 @@ def test_verify_names_the_samples_that_are_wrong_on_a_member(
     ended = deeplink("verify", "digits", "--quick")
     assert ended.code == 1
     assert "not verified on n0" in ended.err
+    assert "every copy that answered is there; 1 node did not answer" in ended.out
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated", "gone", "index"])
@@ -376,12 +390,15 @@ def test_verify_names_what_is_wrong_here(tmp_path: Path, monkeypatch: Any, capsy
     }
     assert expected[how] in ended.err
     assert ("nobody holds it" in ended.out) == (how == "gone")
+    assert ("`deeplink warm digits`" in ended.err) == (how != "index")
     if how != "index":
         assert f"1 of {len(index.shards)} shards not right" in ended.out
     assert deeplink("verify", "digits", "--quick").code == (1 if how in {"truncated", "gone"} else 0)
     ended = deeplink("verify", "digits", "--in-place")
     assert ended.code == 1
     assert {"gone": "nobody holds it", "index": "its content is that of"}.get(how, "head: shard") in ended.err
+    assert all(line.count("shard ") < 2 for line in ended.err.splitlines())
+    assert ("`deeplink warm digits`" in ended.err) == (how != "index")
 
 
 # Completion.

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,6 +124,9 @@ def test_members_get_their_copies(
         (("SOURCE", "../digits"), "dataset's name"),
         (("SOURCE", "digits", "--shard-size", "many"), "not a size"),
         (("SOURCE", "digits", "--shard-size", "0"), "not a size"),
+        (("SOURCE", "digits", "--shard-size", "63K"), "64K is the least"),
+        (("SOURCE", "digits", "--here", "--members", "n0=127.0.0.1:1"), "exclude each other"),
+        (("SOURCE", "digits", "--home", "SOURCE/packed"), "the home SOURCE/packed lies in it"),
         (("SOURCE", "digits", "--replicas", "0"), "range"),
         (("SOURCE", "digits", "--members", "n0"), "NAME=HOST:PORT"),
         (("SOURCE", "digits", "--members", "n0=127.0.0.1:1"), "token_file"),
@@ -132,10 +136,44 @@ def test_members_get_their_copies(
 def test_what_cannot_be_used_is_refused_with_code_2(
     deeplink: Deeplink, source: Path, args: tuple[str, ...], said: str
 ) -> None:
-    ended = deeplink("pack", *(str(source) if arg == "SOURCE" else arg for arg in args))
+    ended = deeplink("pack", *(arg.replace("SOURCE", str(source)) for arg in args))
     assert ended.code == 2
-    assert said in ended.err
+    assert said.replace("SOURCE", str(source)) in ended.err
     assert not ended.out
+
+
+@pytest.mark.parametrize("what", ["catalog", "store"])
+def test_a_source_that_holds_what_is_written_is_refused(
+    deeplink: Deeplink, source: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv(f"DEEPLINK_{what.upper()}", str(source / "below" / what))
+    ended = deeplink("pack", str(source), "digits")
+    assert (ended.code, f"the {what} {source}/below/{what} lies in it" in ended.err) == (2, True)
+    assert not (source / "below").exists()
+
+
+def test_the_files_in_an_archive_are_packed(deeplink: Deeplink, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "tiles.zip", "w") as archive:
+        for path, data in small_files(3).items():
+            archive.writestr(path, data)
+    ended = deeplink("pack", f"zip://::{tmp_path}/tiles.zip", "tiles")
+    assert ended.code == 0, ended.err
+    with Reader.open("tiles") as reader:
+        assert list(reader.index.keys()) == sorted(small_files(3))
+
+
+def test_more_copies_than_nodes_is_said(deeplink: Deeplink, source: Path) -> None:
+    assert "there can be 1 of each shard" in deeplink("pack", str(source), "digits", "--replicas", "3").err
+    assert deeplink("pack", str(source), "digits", "--replicas", "1").err == ""
+
+
+def test_packing_nothing_new_keeps_the_time_of_the_version(deeplink: Deeplink, source: Path) -> None:
+    deeplink("pack", str(source), "digits")
+    file = next(load_config().catalog.glob("digits/*.json"))
+    noted = json.loads(file.read_text())
+    file.write_text(json.dumps(noted | {"packed_unix": 1.5}))
+    assert "nothing has changed" in deeplink("pack", str(source), "digits").out
+    assert json.loads(file.read_text()) == noted | {"packed_unix": 1.5}
 
 
 def test_an_empty_folder_is_refused(deeplink: Deeplink, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def said(*words: str, code: int = 0) -> dict[str, Any]:
 def test_what_was_dropped_here_is_made_anew_from_the_source(config: Config, index: Index) -> None:
     count, store = len(index.shards), Store(config.store)
     dry = said("evict", "digits", "--dry-run")
-    assert [one["outcome"] for one in dry["nodes"]["head"]] == ["gone"] * count
+    assert [one["outcome"] for one in dry["nodes"]["head"]] == ["would go"] * count
     assert store.status().shards == count
     said("evict", "digits")
     assert store.ids() == []
@@ -74,7 +74,27 @@ def test_what_cannot_be_had_again_stays_unless_forced(config: Config, index: Ind
     assert Store(config.store).ids() == []
     failed = said("warm", "digits", code=1)
     assert failed["percent"] == 0.0
+    text = CliRunner().invoke(cli, ["warm", "digits"])
+    assert text.stdout.endswith("s: nothing\n")
+    assert f"run `deeplink warm digits@{index.version[:12]}` again" in text.stderr
     assert "there is no such folder" in failed["problems"][0] or "No such file" in failed["problems"][0]
+
+
+def test_what_another_dataset_has_too_stays_unless_forced(config: Config, index: Index, tmp_path: Path) -> None:
+    more = write_tree(tmp_path / "more", small_files())
+    (more / "zzz.bin").write_bytes(b"new")
+    pack(str(more), "twin", config=config)
+    shared = {entry.id for entry in index.shards} & {
+        entry.id for entry in Catalog(config.catalog).open("twin").shards
+    }
+    assert shared
+    text = CliRunner().invoke(cli, ["evict", "digits", "--dry-run"]).stdout
+    assert f"kept {len(shared)} shard" in text
+    assert "that twin has too" in text
+    assert said("evict", "digits")["shared"] == {"twin": len(shared)}
+    assert shared <= set(Store(config.store).ids())
+    assert said("evict", "digits", "--force")["shared"] == {}
+    assert not shared & set(Store(config.store).ids())
 
 
 def test_what_a_job_reads_stays(config: Config, index: Index) -> None:
@@ -114,6 +134,7 @@ def test_members_are_warmed_and_the_table_says_who_is_silent(keepers: Keepers, i
     text = CliRunner().invoke(cli, ["warm", "digits"])
     assert text.exit_code == 0, text.output
     assert f"cached and verified: 100.0 %; {count} of {count} shards have all 2 copies" in text.stdout
+    assert "nothing, all was here" in CliRunner().invoke(cli, ["warm", "digits"]).stdout
     keepers.stop("n1")
     done = said("warm", "digits", code=1)
     assert (done["percent"], done["whole_shards"]) == (100.0, 0)
