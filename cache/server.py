@@ -145,6 +145,8 @@ class CacheServicer:
                     for body in Answering(self._shards, request, copied=True).bodies():
                         self._count(body)
                         yield frames.encode_reply(request.id, body.head, body.parts)
+        except CallRefusedError as problem:  # not enough descriptors: as on the data port, it is busy
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, problem.why)
         finally:
             self._reading.release()
 

@@ -6,6 +6,7 @@ The calls are those of the agent's own port, with the same token; there is only 
 from __future__ import annotations
 
 import logging
+import resource
 from typing import TYPE_CHECKING
 
 from deeplink import metrics
@@ -50,7 +51,7 @@ def data_server(
             token,
             {READ_METHOD: servicer.read_message},
             clock,
-            limits=limits or Limits(answers=MOST_READS),
+            limits=limits or own_limits(),
             on_refused=metrics.CACHE_REFUSED_CALLS.inc,
         )
 
@@ -65,6 +66,13 @@ def data_server(
         log.warning(said, wanted, server.port)
     servicer.data_port = server.port
     return server
+
+
+def own_limits() -> Limits:
+    """Return an agent's bounds: connections take a quarter of its descriptors, open shards half."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = Limits().connections
+    return Limits(answers=MOST_READS, connections=most if soft == resource.RLIM_INFINITY else min(most, soft // 4))
 
 
 def _port_for(own: int) -> int:

@@ -5,6 +5,7 @@ What is sent of a mapped file is never touched here, only handed to system calls
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections import OrderedDict
@@ -20,6 +21,7 @@ from deeplink.cache.reads.mapped import ColdGauge, ShardFile
 from deeplink.cache.reads.opened import most_open
 from deeplink.cache.remote import frames
 from deeplink.cache.store import is_damage
+from deeplink.plainrpc import CallRefusedError, Status
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -35,7 +37,11 @@ _BODY_BYTES = 16 << 20
 """A reply's body is closed when it has so many bytes: it bounds what a reply takes."""
 _LOOKED_AT_S = 0.1
 """An open file is not compared with its folder's more often than this."""
+_TOUCHED_S = 60.0
+"""What is sent is noted as read no more often than this: it keeps the shard from leaving as unused."""
 _DEAD_ENTRIES = 1 << 20
+_LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""What says nothing of a shard: it can be opened again in a moment."""
 
 _OK = cache_pb2.READ_STATUS_OK
 
@@ -48,6 +54,7 @@ class _Served:
     count: int
     base: int
     looked_at: float
+    touched_at: float
 
 
 class _Blocks(NamedTuple):
@@ -78,7 +85,11 @@ class ServedShards:
         self.cold = ColdGauge()
 
     def get(self, name: ShardId) -> tuple[_Served | None, int]:
-        """Return an open shard; None, with the status that says why, where it cannot be served."""
+        """Return an open shard; None, with the status that says why, where it cannot be served.
+
+        Raises:
+            CallRefusedError: it cannot be opened at this moment; the caller may come again.
+        """
         now = self._clock.monotonic()
         with self._lock:
             served = self._open.get(name)
@@ -92,6 +103,9 @@ class ServedShards:
                 if self._store.inode(name) == served.file.inode:
                     served.file.check()
                     served.looked_at = now
+                    if now - served.touched_at >= _TOUCHED_S:
+                        served.touched_at = now
+                        self._store.touch(name)
                     return served, _OK
                 self._close(name)
             return self._opened(layout.checked_shard_id(name), now), _OK
@@ -101,15 +115,25 @@ class ServedShards:
             self._store.missed(name)
             return None, cache_pb2.READ_STATUS_NO_SHARD
         except (ShardCorruptError, OSError) as problem:
+            if isinstance(problem, OSError) and problem.errno in _LACKS:
+                self._let_go()
+                raise CallRefusedError(Status.EXHAUSTED, f"shards cannot be opened now: {problem}") from problem
             self.set_aside(name, problem)
             return None, cache_pb2.READ_STATUS_DAMAGED
+
+    def _let_go(self) -> None:
+        """Close half of the open shards, those that were not read for longest, for others to be opened."""
+        with self._lock:
+            for _ in range((len(self._open) + 1) // 2):
+                self._dead += self._open.popitem(last=False)[1].count
 
     def _opened(self, shard: ShardId, now: float) -> _Served:
         file = ShardFile(self._store.path(shard), shard, mapped=self._store.is_verified(shard))
         found = file.scan()
+        self._store.touch(shard)
         with self._lock:
             base = self._add(found.offsets.astype(np.int64), found.payloads.astype(np.int64))
-            served = self._open[shard] = _Served(file, len(found.offsets), base, now)
+            served = self._open[shard] = _Served(file, len(found.offsets), base, now, now)
             while len(self._open) > self._most:
                 self._dead += self._open.popitem(last=False)[1].count
         return served
@@ -137,7 +161,7 @@ class ServedShards:
         base = 0
         # Replaced, not changed: whoever located blocks a moment ago goes on with the old table.
         for name, served in list(self._open.items()):
-            self._open[name] = _Served(served.file, served.count, base, served.looked_at)
+            self._open[name] = _Served(served.file, served.count, base, served.looked_at, served.touched_at)
             base += served.count
         self._used, self._dead = base, 0
 

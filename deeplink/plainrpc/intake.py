@@ -37,7 +37,7 @@ class Intake:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self._unread, self._is_greeted = b"", False
+        self._unread, self._is_greeted, self._is_trusted = b"", False, False
         self._headers = HeaderReader()
         self.streams: dict[int, Stream] = {}
         self._last = self._chatter = 0
@@ -57,8 +57,8 @@ class Intake:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is open and nothing half came."""
-        return self._is_greeted and not (self.streams or self._unread or self._block)
+        """Whether it rests between calls: one came with the token, none is open now, and nothing half came."""
+        return self._is_trusted and not (self.streams or self._unread or self._block)
 
     def _say(self, frame: bytes) -> None:
         self.control.append(frame)
@@ -195,6 +195,7 @@ class Intake:
         elif method is None or not fields.get("content-type", "").startswith("application/grpc"):
             self._refuse(stream, Status.UNIMPLEMENTED, "no such method")
         else:
+            self._is_trusted = True
             self.streams[stream] = Stream(method, self._initial_window)
             if is_ended:
                 self._end(stream, self.streams[stream])

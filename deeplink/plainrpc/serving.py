@@ -51,8 +51,8 @@ class Limits:
         answers: requests being answered at once, those that wait for a slow reader among them.
         waiting: connections that may wait for a thread; those beyond are refused.
         threads: that answer.
-        stall_s: how long a peer in the middle of something may stand still.
-        idle_s: how long a connection is kept that is not used.
+        stall_s: how long a peer in the middle of something may stand still, or one that has not shown the token.
+        idle_s: how long a connection is kept that is not used between calls.
         retry_after_ms: what a refused caller is told to wait.
     """
 

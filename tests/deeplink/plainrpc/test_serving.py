@@ -291,8 +291,14 @@ def test_more_connections_than_it_holds_are_told_so() -> None:
 
 @pytest.mark.parametrize(
     "start",
-    [b"", PREFACE[:10], HELLO + frame(Kind.HEADERS, 4, 1, b"")[:5], HELLO + call()[:-1], HELLO + call()[:30]],
-    ids=["nothing", "half a preface", "half a frame", "a request but for a byte", "half a head"],
+    [
+        *(b"", PREFACE[:10], HELLO + frame(Kind.HEADERS, 4, 1, b"")[:5], HELLO + call()[:-1], HELLO + call()[:30]),
+        *(HELLO, HELLO + call(token=TOKEN[:-1])),
+    ],
+    ids=[
+        *("nothing", "half a preface", "half a frame", "a request but for a byte", "half a head"),
+        *("no call", "another token"),
+    ],
 )
 def test_who_stands_still_in_the_middle_is_cut_off(start: bytes) -> None:
     with served(Limits(stall_s=0.2)) as found, found.connect() as idle, found.raw() as slow:
