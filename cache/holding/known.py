@@ -33,7 +33,7 @@ class _Place:
 class KnownShards:
     """Looks shards up in a catalog, which is read again when one is not known. Safe to use from several threads.
 
-    Of a shard that several versions share, the newest version says where it is.
+    Of a shard that several versions share, the newest that can be opened says where it is.
 
     Args:
         catalog: where; None where there is none to be seen.
@@ -43,7 +43,7 @@ class KnownShards:
     def __init__(self, catalog: Catalog | None, clock: Clock) -> None:
         self._catalog, self._clock = catalog, clock
         self._lock = threading.Lock()
-        self._places: dict[ShardId, _Place] = {}
+        self._places: dict[ShardId, list[_Place]] = {}
         self._newest: frozenset[ShardId] = frozenset()
         self._read: set[tuple[str, Version]] = set()
         self._looked = float("-inf")
@@ -52,25 +52,18 @@ class KnownShards:
     def find(self, shard: ShardId) -> Wanted | None:
         """Return a shard with a version it belongs to; None where the catalog has none."""
         with self._lock:
-            if shard not in self._places:
+            if not self._places.get(shard):
                 self._look()
-            place = self._places.get(shard)
-            if place is None:
-                return None
-            try:
-                return Wanted.of(self._index(place.name, place.version), place.number)
-            except DeepLinkError as problem:  # deleted since, or damaged
-                log.warning("%s", problem)
-                return None
-
-    def packed_unix(self, shard: ShardId) -> float:
-        """Return when the version that `find` gives was packed, seconds since 1970; 0 where nobody noted it."""
-        with self._lock:
-            place = self._places.get(shard)
-        if place is None or self._catalog is None:
-            return 0.0
-        record = self._catalog.record(place.name, place.version)
-        return record.packed_unix if record else 0.0
+            places = self._places.get(shard, [])
+            while places:
+                place = places[-1]
+                try:
+                    return Wanted.of(self._index(place.name, place.version), place.number)
+                except DeepLinkError as problem:  # deleted since, or damaged: an older one may have it too
+                    log.warning("%s", problem)
+                    places.pop()
+                    self._read.discard((place.name, place.version))  # should it come back
+            return None
 
     def in_newest(self) -> frozenset[ShardId]:
         """Return the shards of the newest version of every dataset."""
@@ -96,9 +89,9 @@ class KnownShards:
         newest: set[ShardId] = set()
         for name in self._names():
             try:
-                versions, latest = self._catalog.versions(name), self._catalog.latest(name)
-                for version in versions:
+                for version in self._catalog.versions(name):
                     self._learn(name, version)
+                latest = self._catalog.latest(name)
                 newest.update(entry.id for entry in self._index(name, latest).shards)
             except (DeepLinkError, OSError) as problem:
                 log.warning("dataset %s is not looked into: %s", name, problem)
@@ -114,6 +107,13 @@ class KnownShards:
     def _learn(self, name: str, version: Version) -> None:
         if (name, version) in self._read:
             return
-        for number, entry in enumerate(self._index(name, version).shards):
-            self._places[entry.id] = _Place(name, version, number)
+        try:
+            shards = self._index(name, version).shards
+        except DeepLinkError as problem:
+            log.warning("%s", problem)
+            return
+        for number, entry in enumerate(shards):
+            place, places = _Place(name, version, number), self._places.setdefault(entry.id, [])
+            if place not in places:
+                places.append(place)
         self._read.add((name, version))

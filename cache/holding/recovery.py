@@ -154,7 +154,7 @@ class Recovery:
             return False
         try:
             source = CappedSource(open_source(wanted.index.source), self._cap)
-            return is_unchanged(wanted.index, wanted.number, source, self._known.packed_unix(shard))
+            return is_unchanged(wanted.index, wanted.number, source)
         except (DeepLinkError, OSError) as problem:
             log.info("shard %s cannot be had from its source: %s", shard, problem)
             return False

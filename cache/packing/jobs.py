@@ -162,7 +162,7 @@ def _appended(origin: Source, listing: Listing, index: Index, shard_bytes: int) 
     packed = Packed(
         Names(text.data, offsets),
         np.asarray(index.lengths).astype(np.int64),
-        _read_marks(index),
+        kept_marks(index),
         [entry.samples for entry in index.shards],
     )
     base = make_plan(origin.url, listing, shard_bytes).digest
@@ -209,9 +209,10 @@ def marks_of(index: Path) -> Path:
     return index.with_suffix(".marks")
 
 
-def _read_marks(index: Index) -> np.ndarray | None:
+def kept_marks(index: Index) -> np.ndarray | None:
+    """Return the change marks of a version's files, uint64 per row; None where they were not kept."""
     try:
-        marks = np.fromfile(marks_of(index.path), "<u8")
-    except OSError:
+        marks = np.memmap(marks_of(index.path), "<u8", mode="r")
+    except (OSError, ValueError):  # none, or empty
         return None
     return marks if len(marks) == len(index) else None

@@ -12,6 +12,7 @@ from deeplink.cache import block
 from deeplink.cache.errors import SourceChangedError, SourceFileError
 from deeplink.cache.names import Names
 from deeplink.cache.packing.building import ShardBuilder, build_shard
+from deeplink.cache.packing.jobs import kept_marks
 from deeplink.cache.sources.reading import FileReader
 from deeplink.types import SampleKey
 
@@ -56,29 +57,32 @@ def rebuild(index: Index, number: int, source: Source, draft: Path, clock: Clock
         )
 
 
-def is_unchanged(index: Index, number: int, source: Source, packed_unix: float) -> bool:
+def is_unchanged(index: Index, number: int, source: Source) -> bool:
     """Tell whether all files of a shard are at the source as they were packed.
 
-    Files of a local source are looked at: their sizes, and that nobody wrote to them since. Those of any other are
-    read and compared, for nothing less proves it.
+    Files of a local source are looked at: their sizes, and that they have the very times of change that were
+    listed and kept beside the index. Those of any other, or where no times were kept, are read and compared:
+    nothing less proves it.
 
     Raises:
         SourceFileError: a file cannot be read.
     """
     rows = rows_of(index, number).tolist()
-    if source.local:
-        return all(_is_old(source, index, row, packed_unix) for row in rows)
+    marks = kept_marks(index) if source.local else None
+    if marks is not None:
+        times = marks.view("<i8")  # before 1970 they are negative
+        return all(_is_as_listed(source, index, row, int(times[row])) for row in rows)
     return all(_is_same(source, index, row) for row in rows)
 
 
-def _is_old(source: Source, index: Index, row: int, packed_unix: float) -> bool:
+def _is_as_listed(source: Source, index: Index, row: int, mtime_ns: int) -> bool:
     try:
         found = (Path(source.url) / index.key(row)).stat()
     except FileNotFoundError:
         return False
     except OSError as problem:
         raise SourceFileError(source.url, index.key(row), problem.strerror or str(problem)) from problem
-    return found.st_size == int(index.lengths[row]) and found.st_mtime <= packed_unix
+    return found.st_size == int(index.lengths[row]) and found.st_mtime_ns == mtime_ns
 
 
 def _is_same(source: Source, index: Index, row: int) -> bool:

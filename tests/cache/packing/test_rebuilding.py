@@ -1,0 +1,70 @@
+"""A source file counts as unchanged only if it is the one that was packed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deeplink.cache.catalog import Catalog
+from deeplink.cache.packer import PackProgress, pack
+from deeplink.cache.packing.jobs import marks_of
+from deeplink.cache.packing.rebuilding import is_unchanged
+from deeplink.cache.source import open_source
+from tests.cache.agents import write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from deeplink.cache.index import Index
+    from deeplink.config import Config
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "few", {f"{number}.bin": bytes([number]) * 100 for number in range(5)})
+
+
+def packed(few: Path, config: Config, progress: Callable[[PackProgress], None] = lambda _: None) -> Index:
+    pack(str(few), "few", config=config, progress=progress)
+    return Catalog(config.catalog).open("few")
+
+
+def unchanged(index: Index) -> bool:
+    return is_unchanged(index, 0, open_source(index.source))
+
+
+def rewrite(path: Path, mtime_ns: int) -> None:
+    path.write_bytes(b"Q" * 100)
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def test_a_file_that_was_rewritten_after_it_was_read_has_changed(few: Path, config: Config) -> None:
+    def rewritten(now: PackProgress) -> None:
+        if now.files == now.total_files and now.shards == 0:
+            rewrite(few / "3.bin", (few / "3.bin").stat().st_mtime_ns + 1)
+
+    assert not unchanged(packed(few, config, rewritten))
+
+
+def test_a_file_with_an_old_time_in_place_of_another_has_changed(few: Path, config: Config) -> None:
+    index = packed(few, config)
+    assert unchanged(index)
+    rewrite(few / "3.bin", 1_000_000_000_000_000_000)
+    assert not unchanged(index)
+
+
+def test_times_before_1970_are_times(few: Path, config: Config) -> None:
+    os.utime(few / "3.bin", ns=(-5_000_000_000, -5_000_000_000))
+    assert unchanged(packed(few, config))
+
+
+def test_without_the_times_that_were_listed_files_are_read_and_compared(few: Path, config: Config) -> None:
+    index = packed(few, config)
+    marks_of(index.path).unlink()
+    (few / "2.bin").touch()
+    assert unchanged(index)
+    rewrite(few / "3.bin", (few / "3.bin").stat().st_mtime_ns)
+    assert not unchanged(index)
