@@ -201,8 +201,8 @@ class Fetcher:
             return
         url = str(getattr(index, "home", "") or "")
         if url and self._open_home is not None:
-            home = self._open_home(url)
-            yield HOME, lambda: self._store.add(wanted.id, home.fetch(wanted.id, wanted.bytes), wanted.bytes)
+            # Opened when it is its turn: a home of an unknown kind is one way less, and not the end of all.
+            yield HOME, partial(self._from_home, self._open_home, url, wanted)
         if self._cap is not None and index.source:
             cap = self._cap
             yield SOURCE, lambda: self._from_source(index, wanted, cap)
@@ -222,6 +222,9 @@ class Fetcher:
             connection.send(_METHOD, request, deadline)
             for message in connection.replies():
                 yield cache_pb2.GetReply.FromString(bytes(message)).chunk
+
+    def _from_home(self, open_home: Callable[[str], Home], url: str, wanted: Wanted) -> None:
+        self._store.add(wanted.id, open_home(url).fetch(wanted.id, wanted.bytes), wanted.bytes)
 
     def _from_source(self, index: Index, wanted: Wanted, cap: SourceCap) -> None:
         draft: Path = self._store.root / f"{DRAFT_PREFIX}{wanted.id}.mdb-{uuid.uuid4().hex[:12]}"

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from deeplink.cache.holding.fetching import Fetcher, Outcome
+from deeplink.cache.holding.fetching import Fetched, Fetcher, Outcome
 from deeplink.cache.sources.bucket import SourceCap, TokenBucket
 
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ class Healer:
     def _run(self) -> None:
         while (next_one := self._next()) is not None:
             wanted, healed = next_one
-            found = self._fetcher.fetch(wanted)
+            try:
+                found = self._fetcher.fetch(wanted)
+            except Exception as problem:  # whatever it is, the shards that wait behind this one get their turn
+                log.exception("shard %s cannot be brought back", wanted.id)
+                found = Fetched(Outcome.FAILED, problem=f"{type(problem).__name__}: {problem}")
             with self._lock:
                 self._busy.discard(wanted.id)
             if found.outcome.is_here:

@@ -131,26 +131,30 @@ class Upkeep:
         while not self._ending.is_set():
             try:
                 self._store.sweep(self._clock.unix())
-                for shard in self._store.ids():
-                    self._ending.wait(self._verify_one(shard))
-                    if self._ending.is_set():
-                        return
+                shards = self._store.ids()
             except OSError as problem:
                 self._complain(problem)
+                shards = []
+            for shard in shards:
+                self._ending.wait(self._verify_one(shard))
+                if self._ending.is_set():
+                    return
             self.verified.set()
             self._ending.wait(self._pace.verify_s)
 
     def _verify_one(self, shard: ShardId) -> float:
         """Verify a shard if that is due; return for how many seconds the SSD is to be left alone."""
-        since = self._clock.unix() - self._store.verified_unix(shard)
-        if since < self._pace.scrub_s:
-            return 0.0
-        is_first = not self._store.is_verified(shard)
         began = self._clock.monotonic()
         try:
+            if self._clock.unix() - self._store.verified_unix(shard) < self._pace.scrub_s:
+                return 0.0
+            is_first = not self._store.is_verified(shard)
             size = self._store.path(shard).stat().st_size
             is_whole = self._store.verify(shard)
         except FileNotFoundError:  # removed since
+            return 0.0
+        except OSError as problem:  # one that cannot be opened hides none of the others
+            self._complain(problem)
             return 0.0
         metrics.SCRUB_SHARDS.labels("whole" if is_whole else "damaged").inc()
         metrics.SCRUB_BYTES.inc(size)

@@ -12,13 +12,14 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import SampleUnavailableError
-from deeplink.cache.holding.fetching import Fetcher, Outcome, Wanted
+from deeplink.cache.holding.fetching import Fetched, Fetcher, Outcome, Wanted
 from deeplink.cache.holding.healing import Healer
 from deeplink.cache.index import IndexContent
 from deeplink.cache.keeping.pins import demand, read_pins
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.sources.bucket import SourceCap, TokenBucket
+from deeplink.cache.sources.home import open_home
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName
@@ -88,6 +89,39 @@ def test_a_store_that_cannot_be_written_does_not_end_healing(source: Path, agent
     Store(tmp_path / "later")
     healer.heal(wanted(shard), back.set)
     assert back.wait(20)
+
+
+def test_what_goes_wrong_unforeseen_does_not_end_healing(
+    source: Path, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *_ = packed(source, agents)
+    store = Store(tmp_path / "mine")
+    healer = Healer(store, agents.members, agents.token, SystemClock())
+    fetch = healer._fetcher.fetch
+
+    def fails_once(one: Wanted) -> Fetched:
+        if one.id == first.id:
+            raise ZeroDivisionError
+        return fetch(one)
+
+    monkeypatch.setattr(healer._fetcher, "fetch", fails_once)
+    back = threading.Event()
+    healer.heal(wanted(first), back.clear)
+    healer.heal(wanted(second), back.set)
+    assert back.wait(20)
+    assert store.ids() == [second.id]
+
+
+def test_a_home_that_cannot_be_opened_does_not_hide_the_source(source: Path, config: Config) -> None:
+    pack(str(source), "digits", config=config)
+    store, index = Store(config.store), Catalog(config.catalog).open("digits")
+    entry = index.shards[0]
+    store.remove(entry.id)
+    index.home = "nosuch://bucket"
+    cap = SourceCap(TokenBucket(0, 0), SystemClock())
+    fetcher = Fetcher(store, "", SystemClock(), cap=cap, open_home=open_home)
+    found = fetcher.fetch(Wanted.of(index, 0))
+    assert (found.outcome, found.origin) == (Outcome.FETCHED, "source"), found.problem
 
 
 def test_a_good_shard_is_not_put_aside_because_the_index_is_wrong(
