@@ -98,6 +98,13 @@ class Store:
         """Tell whether a shard is here, damaged or not."""
         return self.path(shard).is_file()
 
+    def has_whole(self, shard: ShardId, size: int) -> bool:
+        """Tell whether a shard is here with all the bytes its file is to have; looks at no byte of them."""
+        try:
+            return self.path(shard).stat().st_size == size
+        except OSError:
+            return False
+
     def inode(self, shard: ShardId) -> int:
         """Return the inode of a shard's file, 0 where it is not here: tells whether it is still the one opened."""
         try:
@@ -175,12 +182,13 @@ class Store:
         descriptor = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)
         try:
             before = file_identity(os.fstat(descriptor))
-            layout.verify(descriptor, shard)
-        except (ShardCorruptError, OSError) as problem:
-            if not is_damage(problem):
-                raise
-            self.quarantine(shard, str(problem))
-            return False
+            try:
+                layout.verify(descriptor, shard)
+            except (ShardCorruptError, OSError) as problem:
+                if not is_damage(problem):
+                    raise
+                self.quarantine(shard, str(problem), inode=before["ino"])
+                return False
         finally:
             os.close(descriptor)
         self.marks.set_verified(shard, before)
@@ -203,7 +211,7 @@ class Store:
             StoreFullError: there is no room for it.
             StoreError: it cannot be written for another reason.
         """
-        if self.has(shard):
+        if self.has_whole(shard, total):  # of one that was cut off, what comes takes the place
             return False
         with self.room_for(total):
             try:
@@ -239,12 +247,12 @@ class Store:
         Raises:
             StoreError: it cannot be moved.
         """
-        if self.has(shard):
-            draft.unlink()
-            return False
         try:
             identity = file_identity(draft.stat())
-            draft.rename(self.path(shard))
+            if self.has_whole(shard, identity["size"]):
+                draft.unlink()
+                return False
+            draft.rename(self.path(shard))  # also in place of one that was cut off
             fsync_path(self.root)
         except OSError as problem:
             raise StoreError(self.root, problem.strerror or str(problem)) from problem

@@ -140,6 +140,41 @@ def test_a_damaged_shards_successor_is_left_alone(tmp_path: Path, store: Store, 
     assert store.inode(sealed.id) == 0
 
 
+def test_a_good_copy_that_came_while_a_damaged_one_was_read_stays(
+    tmp_path: Path, store: Store, sealed: SealedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = (tmp_path / "draft").read_bytes()
+    path = store.path(sealed.id)
+    path.write_bytes(good[:10_000])
+    verify = layout.verify
+
+    def replaced_meanwhile(descriptor: int, shard: ShardId) -> object:
+        (tmp_path / "good").write_bytes(good)
+        (tmp_path / "good").replace(path)
+        return verify(descriptor, shard)
+
+    monkeypatch.setattr(layout, "verify", replaced_meanwhile)
+    assert not store.verify(sealed.id)
+    assert path.read_bytes() == good
+
+
+def test_what_comes_takes_the_place_of_one_that_was_cut_off(
+    tmp_path: Path, store: Store, sealed: SealedShard
+) -> None:
+    good, path = (tmp_path / "draft").read_bytes(), store.path(sealed.id)
+    path.write_bytes(good[:-1])
+    assert not store.has_whole(sealed.id, sealed.bytes)
+    with pytest.raises(ShardCorruptError):
+        store.add(sealed.id, [good[:-2]], sealed.bytes)
+    assert path.read_bytes() == good[:-1]
+    assert store.add(sealed.id, [good], sealed.bytes)
+    assert path.read_bytes() == good
+    path.write_bytes(good[:-1])
+    assert store.adopt(tmp_path / "draft", sealed.id)
+    assert store.has_whole(sealed.id, sealed.bytes)
+    assert store.is_verified(sealed.id)
+
+
 def test_quarantine_keeps_the_newest_few(tmp_path: Path, store: Store, sealed: SealedShard) -> None:
     content = (tmp_path / "draft").read_bytes()
     for _ in range(7):

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
 
 from deeplink.cache.catalog import Catalog
+from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.packer import PackResult, pack
-from deeplink.cache.packing.verifying import Verification, verify_copies
+from deeplink.cache.packing import verifying
+from deeplink.cache.packing.verifying import Verification, verified, verify_copies
 from deeplink.cache.store import Store
 from deeplink.types import NodeName
+from deeplink.v1 import cache_pb2
 from tests.cache.agents import Agents
 
 if TYPE_CHECKING:
@@ -57,6 +62,25 @@ def test_every_copy_is_read_where_it_lies_and_what_is_wrong_is_said(source: Path
     assert found.copies == 2 * result.shards - 3
     assert sorted(problem.split(":")[1].split()[1] for problem in found.problems) == sorted([flipped, cut, gone])
     assert not agents.stores[result.placed[flipped][0]].has(flipped)
+
+
+def test_a_good_copy_that_came_while_a_damaged_one_was_read_back_stays(
+    source: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = next(iter(pack(str(source), "digits", config=config).placed))
+    store = Store(config.store)
+    good, path = store.path(shard).read_bytes(), store.path(shard)
+    os.truncate(path, 9000)
+
+    def replaced_meanwhile(*_: object, **_also: object) -> NoReturn:
+        (config.store / "good").write_bytes(good)
+        (config.store / "good").replace(path)
+        raise ShardCorruptError(shard, "the file ends too soon")
+
+    monkeypatch.setattr(verifying, "describe", replaced_meanwhile)
+    (said,) = verified(store, shard)
+    assert said.status == cache_pb2.VERIFY_STATUS_DAMAGED
+    assert path.read_bytes() == good
 
 
 def test_a_member_that_is_gone_is_said(source: Path, agents: Agents) -> None:

@@ -1,0 +1,28 @@
+"""What is sent to other nodes is in use here."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from deeplink.cache.serving.served import ServedShards
+from deeplink.cache.store import Store
+from deeplink.clock import ManualClock
+from tests.cache.test_shard import PAYLOADS, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_is_sent_counts_as_read_and_is_noted_once_a_minute(tmp_path: Path) -> None:
+    store, clock = Store(tmp_path / "store"), ManualClock()
+    sealed = write(tmp_path / "draft", PAYLOADS)
+    store.adopt(tmp_path / "draft", sealed.id)
+    os.utime(store.path(sealed.id), (1000, 1000))
+    mark = store.root / f"{sealed.id}.used"
+    served = ServedShards(store, clock)
+    for later, is_noted in ((0, True), (1, False), (58, False), (1, True), (59, False)):
+        clock.now += later
+        mark.unlink(missing_ok=True)
+        assert served.get(sealed.id)[0] is not None
+        assert (store.used_unix(sealed.id) > 1000) == is_noted
