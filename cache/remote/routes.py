@@ -26,7 +26,7 @@ DATA_PORT_HEADER, PROTOCOL_HEADER = "deeplink-data-port", "deeplink-protocol"
 _MOST_IDLE = 8
 _CONNECT_S = 5.0
 _LEFT_ALONE_S = 60.0
-_MOST_PORT = 65_535
+_MOST_PORT, _MOST_DIGITS = 65_535, 5
 
 
 @dataclass(slots=True)
@@ -68,6 +68,7 @@ class Routes:
         Raises:
             PlainSilentError: the address cannot be used.
         """
+        self._begin_trying(address)
         with self._lock:
             route = self._routes.get(address)
             if route is not None and route.address:
@@ -80,13 +81,41 @@ class Routes:
                 return idle.pop()
         return PlainConnection(address, self._token, self._clock)
 
+    def _begin_trying(self, address: str) -> None:
+        """Begin to connect to a data port where it is time to; not under the lock, for a name may be looked up."""
+        route = self._routes.get(address)
+        if route is None or route.is_proven:
+            return
+        wanted = self._taken_up(route)
+        if not wanted:
+            return
+        made, problem = None, ""
+        try:
+            made = PlainConnection(wanted, self._token, self._clock)
+        except PlainCallError as failed:
+            problem = str(failed)
+        with self._lock:
+            if route.address == wanted and made is not None:
+                route.trying, route.since, made = made, self._clock.monotonic(), None
+            elif route.address == wanted:
+                self._leave_alone(route, problem)
+        if made is not None:  # the port has moved meanwhile
+            made.close()
+
+    def _taken_up(self, route: _Route) -> str:
+        """Return the port that whoever asks is to connect to; empty: it is not time to, or another does it."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if route.is_proven or route.trying is not None or now < route.not_before:
+                return ""
+            route.not_before = now + _LEFT_ALONE_S
+            return route.address
+
     def _try(self, route: _Route) -> None:
+        if route.trying is None:
+            return
         now = self._clock.monotonic()
         try:
-            if route.trying is None:
-                if now < route.not_before:
-                    return
-                route.trying, route.since = PlainConnection(route.address, self._token, self._clock), now
             stands = route.trying.stands()
         except PlainCallError as problem:
             self._leave_alone(route, str(problem))
@@ -116,7 +145,7 @@ class Routes:
     def learn(self, address: str, said: Mapping[str, str]) -> None:
         """Take notice of what a member's own port said at the end of a call."""
         port, protocol = said.get(DATA_PORT_HEADER, ""), said.get(PROTOCOL_HEADER, "")
-        if not (port.isascii() and port.isdigit() and 0 < int(port) <= _MOST_PORT):
+        if not (port.isascii() and port.isdigit() and len(port) <= _MOST_DIGITS and 0 < int(port) <= _MOST_PORT):
             return
         with self._lock:
             route = self._routes.setdefault(address, _Route())

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LONGEST_RETRY_S = 60.0
+_MOST_DIGITS = 9
 
 
 class Receiving(Protocol):
@@ -92,4 +93,7 @@ def check_status(address: str, fields: Mapping[str, str]) -> None:
 
 
 def _retry_s(said: str) -> float:
-    return min(int(said) / 1000, _LONGEST_RETRY_S) if said.isascii() and said.isdigit() else 0.0
+    if not (said.isascii() and said.isdigit()):
+        return 0.0
+    # Python refuses to read a number of thousands of digits.
+    return min(int(said) / 1000, _LONGEST_RETRY_S) if len(said) <= _MOST_DIGITS else _LONGEST_RETRY_S

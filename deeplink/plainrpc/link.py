@@ -10,6 +10,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from deeplink.plainrpc.resolving import addresses
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -43,9 +45,7 @@ class Link:
         self.deadline = self.patience_s = 0.0
         self.is_established = False
         host, _, port = address.rpartition(":")
-        self._addresses = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICSERV
-        )
+        self._addresses = addresses(host.strip("[]"), int(port), clock)
         self._socket = self._next_socket()
         # Small reads are served from here, so that a frame's header costs no system call.
         self._buffer = memoryview(bytearray(_BUFFER))
