@@ -27,6 +27,7 @@ SAID = [
     '2 train/cat/0 b\'{"kind": "cat"}\'',
     "",
     "file,kind",
+    "6 4 0 0.0",
 ]
 
 
