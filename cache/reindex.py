@@ -16,16 +16,18 @@ from deeplink.cache.client import MemberClient
 from deeplink.cache.errors import (
     DatasetMissingError,
     IndexFormatError,
-    KeyInTwoShardsError,
     MemberError,
-    RebuiltDiffersError,
     ShardCorruptError,
-    ShardsNotFoundError,
-    ShardsUnknownError,
     SourceError,
 )
 from deeplink.cache.index import IndexContent, ShardEntry
 from deeplink.cache.indexing.index_format import is_ascending
+from deeplink.cache.indexing.rebuild_errors import (
+    KeyInTwoShardsError,
+    RebuiltDiffersError,
+    ShardsNotFoundError,
+    ShardsUnknownError,
+)
 from deeplink.cache.layout import checked_shard_id
 from deeplink.cache.store import Store
 

@@ -13,13 +13,15 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.client import MemberClient
 from deeplink.cache.described import describe, described, tables
 from deeplink.cache.errors import (
-    KeyInTwoShardsError,
     MemberError,
-    RebuiltDiffersError,
     ShardCorruptError,
+    SourceError,
+)
+from deeplink.cache.indexing.rebuild_errors import (
+    KeyInTwoShardsError,
+    RebuiltDiffersError,
     ShardsNotFoundError,
     ShardsUnknownError,
-    SourceError,
 )
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader

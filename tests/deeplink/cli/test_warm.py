@@ -74,9 +74,9 @@ def test_what_cannot_be_had_again_stays_unless_forced(config: Config, index: Ind
     assert Store(config.store).ids() == []
     failed = said("warm", "digits", code=1)
     assert failed["percent"] == 0.0
-    text = CliRunner().invoke(cli, ["warm", "digits"])
-    assert text.stdout.endswith("s: nothing\n")
-    assert f"run `deeplink warm digits@{index.version[:12]}` again" in text.stderr
+    again = CliRunner().invoke(cli, ["warm", "digits"])
+    assert again.stdout.endswith("s: nothing\n")
+    assert f"run `deeplink warm digits@{index.version[:12]}` again" in again.stderr
     assert "there is no such folder" in failed["problems"][0] or "No such file" in failed["problems"][0]
 
 
