@@ -73,7 +73,9 @@ def test_an_srun_that_hangs_is_named_and_ended(
     assert code == 1
     assert "srun still hangs" in said
     assert "`scontrol ping`" in said
-    assert [record.message.partition(",")[0] for record in caplog.records] == [
+    # A shard that an earlier test's reader heals in the background may be said meanwhile.
+    said_by_launch = [record for record in caplog.records if record.name.startswith("deeplink.scheduler")]
+    assert [record.message.partition(",")[0] for record in said_by_launch] == [
         "srun has not started the agents yet"
     ]
     assert ProcessId.of(int((tmp_path / "pid").read_text())) is None
