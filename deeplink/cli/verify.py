@@ -169,6 +169,9 @@ def _say(found: Found, held: Holdings, reports: list[ShardReport], problem: str,
 
     if problem:
         click.echo(f"deeplink: {problem}", err=True)
+        click.echo(
+            f"  `deeplink index rebuild {found.place.name}@{found.reader.version}` makes it anew.", err=True
+        )
     for node in held.problems:
         click.echo(f"deeplink: not verified on {node}: {held.problems[node]}", err=True)
     for report in reports:

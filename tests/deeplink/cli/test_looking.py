@@ -391,6 +391,7 @@ def test_verify_names_what_is_wrong_here(tmp_path: Path, monkeypatch: Any, capsy
     assert expected[how] in ended.err
     assert ("nobody holds it" in ended.out) == (how == "gone")
     assert ("`deeplink warm digits`" in ended.err) == (how != "index")
+    assert (f"`deeplink index rebuild digits@{index.version}`" in ended.err) == (how == "index")
     if how != "index":
         assert f"1 of {len(index.shards)} shards not right" in ended.out
     assert deeplink("verify", "digits", "--quick").code == (1 if how in {"truncated", "gone"} else 0)
