@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
 from deeplink.cache.errors import AppendError
+from deeplink.cache.holding.alone import keep_to_budget
 from deeplink.cache.membership import node_name
 from deeplink.cache.packing.jobs import planned_job
 from deeplink.cache.packing.line import Line, Yard
@@ -213,6 +214,9 @@ def pack(
             job.put_aside(stage.folder)
         except OSError as problem:
             store.raise_as_store_error(problem, 8 * len(job.listing))
+        if not members:
+            placer.needed.update(job.shared())
+            keep_to_budget(store, config, clock, staying=placer.needed)
         work = _Work(job, line, stage, placer, tally)
         todo = work.reused()
         if members and todo:
@@ -224,7 +228,7 @@ def pack(
         job.keep_marks(catalog.path(name, version))
         if kept_at is not None:
             kept_at.put_index(name, version, catalog.path(name, version))
-        placed = {piece.id: placer.holders(piece.id) for piece in work.pieces.values()}
+        placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}
     return PackResult(
         name=name,
         version=version,
@@ -307,10 +311,13 @@ class _Work:
     def _complete(self, numbers: Sequence[int]) -> None:
         """Give shards the copies they lack; a member that is found gone by it makes others lack one."""
         tried: set[int] = set()
-        while short := [n for n in numbers if n not in tried and not self.placer.is_placed(self.pieces[n].id)]:
+        while short := [n for n in numbers if n not in tried and not self._is_placed(n)]:
             tried.update(short)
             for number in short:
                 self.line.keep(number, self.pieces[number])
+
+    def _is_placed(self, number: int) -> bool:
+        return self.placer.is_placed(self.pieces[number].id, self.pieces[number].bytes)
 
     def _asked(self, number: int) -> Share:
         names, sizes = self._rows(number)

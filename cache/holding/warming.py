@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache import ownership
 from deeplink.cache.errors import MemberError
+from deeplink.cache.holding.alone import keep_to_budget
 from deeplink.cache.holding.fetching import Fetcher, Outcome, Wanted
 from deeplink.cache.holding.fillclient import fill
 from deeplink.cache.holding.recovery import stat_member
 from deeplink.cache.holding.residency import residency
+from deeplink.cache.membership import node_name
+from deeplink.cache.store import Store
 from deeplink.types import NodeName, ShardId
 from deeplink.v1 import cache_pb2
 
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
     from deeplink.cache.holding.residency import Residency
     from deeplink.cache.index import Index
     from deeplink.cache.sources.bucket import SourceCap
-    from deeplink.cache.store import Store
     from deeplink.clock import Clock
+    from deeplink.config import Config
     from deeplink.types import Member
 
 log = logging.getLogger(__name__)
@@ -179,15 +182,18 @@ def warm(
 
 def warm_here(
     index: Index,
-    store: Store,
-    node: NodeName,
+    config: Config,
     *,
     cap: SourceCap,
     clock: Clock,
     progress: Callable[[WarmProgress], None] = lambda _: None,
 ) -> WarmResult:
-    """Bring all of a version into this node's own store, where there are no members; as `warm` else."""
-    began = clock.monotonic()
+    """Bring all of a version into this node's own store, where there are no members; as `warm` else.
+
+    The store keeps to its budget: other shards that can be had again leave, and what does not fit does not come.
+    """
+    began, store = clock.monotonic(), Store(config.store)
+    keep_to_budget(store, config, clock, staying={entry.id for entry in index.shards})
     fetcher = Fetcher(store, "", clock, cap=cap)
     tally = _Tally(index, 1, progress)
     for number in range(len(index.shards)):
@@ -200,7 +206,7 @@ def warm_here(
         tally.add(wanted.bytes if found.outcome.is_here else 0, found.origin, problem)
     held = {shard: store.is_verified(shard) for shard in store.ids()}
     return WarmResult(
-        residency=residency(index, {node: held}, replicas=1),
+        residency=residency(index, {node_name(config): held}, replicas=1),
         brought=tally.brought,
         problems=tuple(tally.problems),
         seconds=clock.monotonic() - began,

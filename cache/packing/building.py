@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Value = bytes | bytearray
 _WAITING_BYTES = 8 << 20
 """What was read and is not yet written, unless one piece of a long sample alone is more."""
+_OWN_PAGES = 8
+"""Of LMDB, in the smallest file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +58,11 @@ class ShardBuilder:
         # Row where each block's samples begin, and one past the last.
         self._first = np.searchsorted(self._blocks, np.arange(len(self._payloads) + 1)).tolist()
         self._values: Handover[Value] = Handover(_WAITING_BYTES)
+
+    def file_bytes(self) -> int:
+        """Return how many bytes the file is going to have, or a few pages more."""
+        pages = [block.value_pages(payload) for payload in self._payloads + self._table_payloads()]
+        return (sum(pages) + _OWN_PAGES + len(pages) // 64) * block.PAGE
 
     def read(self) -> None:
         """Read the source's files and hand them to `write`; return when all were read.

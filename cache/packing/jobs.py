@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deeplink.cache.packing.plan import Plan
     from deeplink.cache.sources.origin import Listing, Source
     from deeplink.config import Config
-    from deeplink.types import Version
+    from deeplink.types import ShardId, Version
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,10 @@ class Job:
         first = int(np.searchsorted(self._index.shard, old))
         checksums = np.asarray(self._index.checksums[first : first + rows.stop - rows.start])
         return Piece(entry.id, entry.bytes, np.asarray(self._index.block_offsets(old), np.uint64), checksums)
+
+    def shared(self) -> set[ShardId]:
+        """Return the shards that an earlier version has already."""
+        return {self._index.shards[old].id for old in self._old.values()} if self._index is not None else set()
 
     def kept(self, number: int, piece: Piece) -> Piece:
         """Return the same piece with its checksums in the one column of all: they are held once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.packing.building import ShardBuilder
 from deeplink.cache.packing.handover import AbandonedError
 from deeplink.cache.packing.staging import Piece
+from deeplink.cache.store import is_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +87,7 @@ class Line:
             Any of those of the future, where that came to an end before all was read.
         """
         builder = ShardBuilder(self._origin, self._reader, names, sizes, self._done)
-        finished = self._pool.submit(self._finish, number, builder, int(sizes.sum()))
+        finished = self._pool.submit(self._finish, number, builder, builder.file_bytes())
         try:
             builder.read()
         except AbandonedError:
@@ -116,23 +118,42 @@ class Line:
             StoreFullError, StoreError, PlacementError, HomeError: it cannot be brought where it belongs.
         """
         yard = self._yard
+        yard.placer.needed.add(piece.id)
         at_home = yard.home is None or yard.home.has(piece.id, piece.bytes)
-        if at_home and yard.placer.is_placed(piece.id):
+        if at_home and yard.placer.is_placed(piece.id, piece.bytes):
             return True
-        draft = yard.stage.draft(number)
-        try:
-            if not yard.placer.fetch(piece.id, draft) and not self._from_home(piece, draft):
-                return False
-            _verify(draft, piece.id)
-        except ShardCorruptError as problem:
-            log.warning("%s", problem)
-            return False
-        except OSError as problem:
-            yard.store.raise_as_store_error(problem, piece.bytes)
-        if yard.home is not None:
-            yard.home.put(piece.id, draft)
-        yard.placer.place(piece.id, draft)
+        is_here = yard.store.has_whole(piece.id, piece.bytes)
+        with contextlib.nullcontext() if is_here else yard.store.room_for(piece.bytes):
+            draft = yard.stage.draft(number)
+            try:
+                if not self._fetched(piece, draft):
+                    return False
+            except OSError as problem:
+                yard.store.raise_as_store_error(problem, piece.bytes)
+            if yard.home is not None:
+                yard.home.put(piece.id, draft)
+            yard.placer.place(piece.id, draft)
         return True
+
+    def _fetched(self, piece: Piece, draft: Path) -> bool:
+        """Write a whole copy of a shard to `draft`. False: nobody has one."""
+        yard = self._yard
+        while yard.placer.fetch(piece.id, piece.bytes, draft) or self._from_home(piece, draft):
+            try:
+                _verify(draft, piece.id)
+            except (ShardCorruptError, OSError) as problem:
+                if not is_damage(problem):
+                    raise
+                log.warning("%s", problem)
+                # The draft may be the very file of this node's store. That must be no holder any more, or what is
+                # made in its place would be thrown away; and another holder's copy may be whole.
+                own = yard.store.quarantine(piece.id, str(problem), inode=draft.stat().st_ino)
+                draft.unlink()
+                if not own:
+                    return False
+            else:
+                return True
+        return False
 
     def _from_home(self, piece: Piece, draft: Path) -> bool:
         home = self._yard.home

@@ -274,7 +274,7 @@ def _made(number: int, piece: Piece, placer: Placer) -> cache_pb2.PackReply:
             bytes=piece.bytes,
             block_offsets=piece.block_offsets.astype("<u8").tobytes(),
             checksums=piece.checksums.astype("<u8").tobytes(),
-            holders=placer.holders(piece.id),
+            holders=placer.holders(piece.id, piece.bytes),
         )
     )
 

@@ -34,6 +34,7 @@ class Placer:
 
     Attributes:
         wanted: copies wanted of each shard, no more than there are members.
+        needed: the shards that were placed, or are to be; of these none leaves this node's store for others.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Placer:
         self._names = [member.name for member in members] or [node]
         self._weights = ownership.weights(members)
         self.wanted = min(replicas, len(self._names))
+        self.needed: set[ShardId] = set()
         self._clients = {member.name: MemberClient(member, token) for member in members if member.name != node}
         self._held: dict[NodeName, dict[ShardId, int]] = {}
         self._problems: dict[NodeName, str] = {}
@@ -72,14 +74,20 @@ class Placer:
         if name != self._node:
             self.give_up(name, problem)
 
-    def _has(self, name: NodeName, shard: ShardId) -> bool:
-        return self._store.has(shard) if name == self._node else shard in self._held.get(name, ())
+    def _has(self, name: NodeName, shard: ShardId, size: int) -> bool:
+        if name == self._node:
+            return self._store.has_whole(shard, size)
+        return self._held.get(name, {}).get(shard) == size
 
-    def holders(self, shard: ShardId) -> tuple[NodeName, ...]:
-        """Return the members that hold a shard, in the order in which they are to hold it."""
-        return tuple(
-            name for name in ownership.ranked(shard, self._names, self._weights) if self._has(name, shard)
-        )
+    def holders(self, shard: ShardId, size: int) -> tuple[NodeName, ...]:
+        """Return the members that hold a shard, in the order in which they are to hold it.
+
+        Args:
+            shard: which.
+            size: bytes of its file; who has a file of another size does not hold it.
+        """
+        ranked = ownership.ranked(shard, self._names, self._weights)
+        return tuple(name for name in ranked if self._has(name, shard, size))
 
     def answers(self, name: NodeName) -> bool:
         """Tell whether a member has answered whatever it was asked, or is this node."""
@@ -91,9 +99,9 @@ class Placer:
             if name in self._clients and name not in self._problems:
                 self._held.setdefault(name, {})[shard] = size
 
-    def is_placed(self, shard: ShardId) -> bool:
-        """Tell whether a shard has all the copies that are wanted."""
-        return len(self.holders(shard)) >= self.wanted
+    def is_placed(self, shard: ShardId, size: int) -> bool:
+        """Tell whether a shard, whose file has `size` bytes, has all the copies that are wanted."""
+        return len(self.holders(shard, size)) >= self.wanted
 
     def place(self, shard: ShardId, draft: Path) -> tuple[NodeName, ...]:
         """Bring a shard, whose sealed file is `draft`, to its owners and return its holders; `draft` is used up.
@@ -104,7 +112,8 @@ class Placer:
             PlacementError: nobody took it.
             StoreFullError: there are no members, and this node's store has no room.
         """
-        held, problems = list(self.holders(shard)), []
+        self.needed.add(shard)
+        held, problems = list(self.holders(shard, draft.stat().st_size)), []
         path = draft
         for name in ownership.ranked(shard, self._names, self._weights):
             if len(held) >= self.wanted:
@@ -140,17 +149,18 @@ class Placer:
         self._store.adopt(path, shard)
         return self._store.path(shard)
 
-    def fetch(self, shard: ShardId, draft: Path) -> bool:
+    def fetch(self, shard: ShardId, size: int, draft: Path) -> bool:
         """Write a copy of a shard that some member holds to `draft`. False: nobody gave one.
+
+        Where this node's own store has it, `draft` is that very file.
 
         Raises:
             OSError: `draft` cannot be written.
         """
-        if self._store.has(shard):
+        if self._store.has_whole(shard, size):
             draft.hardlink_to(self._store.path(shard))
             return True
-        for name in self.holders(shard):
-            size = self._held.get(name, {}).get(shard, 0)
+        for name in self.holders(shard, size):
             try:
                 with draft.open("wb") as file:
                     for chunk in self._clients[name].get(shard, size):

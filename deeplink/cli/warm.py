@@ -109,17 +109,14 @@ def _looked_at(index: Index, to: Target) -> Residency:
 
 def _warmed(index: Index, name: str, to: Target, progress: Callable[[WarmProgress], None]) -> WarmResult:
     from deeplink.cache.holding.warming import warm, warm_here
-    from deeplink.cache.membership import node_name
     from deeplink.cache.sources.bucket import SourceCap, TokenBucket
-    from deeplink.cache.store import Store
     from deeplink.clock import SystemClock
 
     clock = SystemClock()
     if to.members:
         return warm(index, name, to.members, to.token, replicas=to.config.replicas, clock=clock, progress=progress)
     cap = SourceCap(TokenBucket(to.config.source_bytes_per_s, to.config.source_requests_per_s), clock)
-    store = Store(to.config.store)
-    return warm_here(index, store, node_name(to.config), cap=cap, clock=clock, progress=progress)
+    return warm_here(index, to.config, cap=cap, clock=clock, progress=progress)
 
 
 def _say(name: str, index: Index, found: Residency, result: WarmResult | None, *, as_json: bool) -> None:
