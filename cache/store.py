@@ -277,10 +277,9 @@ class Store:
 
     def drop(self, shard: ShardId) -> bool:
         """Remove a shard that is not to come again before somebody asks for it. False: it was not here."""
-        gone = self.remove(shard)
-        if gone:
+        if self.has(shard):  # noted first: who sees that it has gone is to see that it stays away
             self.marks.dismiss(shard)
-        return gone
+        return self.remove(shard)
 
     def quarantine(self, shard: ShardId, why: str, *, inode: int | None = None) -> bool:
         """Take a damaged shard out of service, keeping the file. False: it was no longer here.

@@ -257,12 +257,19 @@ class Upkeep:
         elsewhere = self._recovery.held_elsewhere()
         current = self._known.in_newest()
         pinned = {shard for pin in read_pins(self._store.root, self._clock.unix()) for shard in pin.shards}
+        wanted = [
+            shard
+            for shard in elsewhere
+            if (not current or shard in current or shard in pinned)
+            and not self._store.has(shard)
+            and self._owns(shard, self._replicas)
+        ]
+        # Looked at last: what was dropped since is not to come back at once.
         away, spare = self._store.marks.dismissed(), self._room.spare()
-        for shard, size in elsewhere.items():
-            is_in_use = not current or shard in current or shard in pinned
-            if not is_in_use or shard in away or self._store.has(shard) or not self._owns(shard, self._replicas):
+        for shard in wanted:
+            if shard in away:
                 continue
-            spare -= size
+            spare -= elsewhere[shard]
             if spare < 0:  # a share is taken where there is room; nothing leaves for it
                 log.info("there is no room for all of this member's share")
                 return

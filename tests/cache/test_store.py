@@ -175,6 +175,23 @@ def test_what_comes_takes_the_place_of_one_that_was_cut_off(
     assert store.is_verified(sealed.id)
 
 
+def test_what_is_dropped_is_noted_before_it_goes(
+    tmp_path: Path, store: Store, sealed: SealedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not store.drop(sealed.id)
+    assert store.marks.dismissed() == set()
+    store.adopt(tmp_path / "draft", sealed.id)
+    remove, noted = store.remove, []
+
+    def removed(shard: ShardId) -> bool:
+        noted.append(store.marks.dismissed())
+        return remove(shard)
+
+    monkeypatch.setattr(store, "remove", removed)
+    assert store.drop(sealed.id)
+    assert noted == [{sealed.id}]
+
+
 def test_quarantine_keeps_the_newest_few(tmp_path: Path, store: Store, sealed: SealedShard) -> None:
     content = (tmp_path / "draft").read_bytes()
     for _ in range(7):

@@ -8,15 +8,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deeplink.cache.holding.fetching import Wanted
 from deeplink.cache.holding.upkeep import Pace, Upkeep
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
+from deeplink.types import Member, NodeName, ShardId
 from tests.cache.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deeplink.types import ShardId
+
+def upkeep_of(store: Store, **parts: object) -> Upkeep:
+    nothing = SimpleNamespace()
+    return Upkeep(
+        NodeName("n0"),
+        store,
+        parts.get("filler", nothing),  # type: ignore[arg-type]
+        parts.get("room", nothing),  # type: ignore[arg-type]
+        parts.get("known", nothing),  # type: ignore[arg-type]
+        recovery=parts.get("recovery", nothing),  # type: ignore[arg-type]
+        clock=SystemClock(),
+        pace=Pace(verify_s=60.0),
+        notes=None,
+        replicas=2,
+    )
 
 
 def test_a_shard_that_cannot_be_opened_hides_none_of_the_others(
@@ -38,20 +54,40 @@ def test_a_shard_that_cannot_be_opened_hides_none_of_the_others(
         return verify(shard)
 
     monkeypatch.setattr(store, "verify", refused)
-    nothing = SimpleNamespace()
-    upkeep = Upkeep(
-        "n0",  # type: ignore[arg-type]
-        store,
-        nothing,  # type: ignore[arg-type]
-        nothing,  # type: ignore[arg-type]
-        nothing,  # type: ignore[arg-type]
-        recovery=nothing,  # type: ignore[arg-type]
-        clock=SystemClock(),
-        pace=Pace(verify_s=60.0),
-        notes=None,
-        replicas=1,
-    )
+    upkeep = upkeep_of(store)
     monkeypatch.setattr(upkeep.verified, "set", upkeep._ending.set)  # one round
     upkeep._verify_all()
     assert [shard for shard in sorted(shards) if store.is_verified(shard)] == sorted(set(shards) - {first})
     assert os.strerror(13) in upkeep.problem
+
+
+def test_what_was_dropped_a_moment_ago_does_not_come_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "store")
+    dropped, lacking = ShardId("0" * 40), ShardId("1" * 40)
+    wanted: list[ShardId] = []
+
+    def find(shard: ShardId) -> Wanted:
+        return Wanted(id=shard, bytes=1)
+
+    def want(one: Wanted, *, urgent: bool) -> None:
+        wanted.append(one.id)
+
+    upkeep = upkeep_of(
+        store,
+        filler=SimpleNamespace(want=want),
+        room=SimpleNamespace(spare=lambda: 100),
+        known=SimpleNamespace(find=find, in_newest=frozenset),
+        recovery=SimpleNamespace(ask_members=lambda: None, held_elsewhere=lambda: {dropped: 1, lacking: 1}),
+    )
+    upkeep.everyone = (Member(NodeName("n0"), "x:1"), Member(NodeName("n1"), "x:2"))
+
+    def has(shard: ShardId) -> bool:
+        if shard == dropped:
+            store.marks.dismiss(shard)  # by another thread, at this very moment
+        return False
+
+    monkeypatch.setattr(store, "has", has)
+    upkeep._take_share()
+    assert wanted == [lacking]
