@@ -216,7 +216,8 @@ class StoreFullError(DeepLinkError):
     def __init__(self, root: Path, needed: int, free: int) -> None:
         super().__init__(
             f"no room in {root}: {needed:,} bytes needed, {free:,} free",
-            remedy="Free space there, or name another folder with DEEPLINK_STORE; nothing was published.",
+            remedy="Free space there, raise `store_bytes`, or name another folder with DEEPLINK_STORE; "
+            "nothing was published.",
         )
         self.root, self.needed, self.free = root, needed, free
 
