@@ -6,8 +6,9 @@ inherit it by fork, or are given it when they are spawned. It is cut into stripe
 
 A worker takes a stripe by a record lock, which the kernel takes back when the worker ends, however it ends: so no
 slot is written by two processes, and none is lost. A slot is free (0), on its way (a ticket, a number over 0) or
-with the trainer (the ticket below 0). The worker makes tickets, the trainer sets the slot free once nothing refers
-to its memory any more. Where no slot is free or big enough, the batch goes torch's way.
+with the trainer (the ticket below 0). The worker makes tickets, the trainer sets the slot free when it takes the
+next batch and nothing refers to the memory any more. Nobody waits for anybody. Where no slot is free or big
+enough, the batch goes torch's way.
 """
 
 from __future__ import annotations
@@ -93,11 +94,11 @@ class Slot:
 
     def __init__(self, ring: Ring, slot: int, number: int, array: NDArray[np.uint8]) -> None:
         self._ring, self._slot, self._number, self._size = ring, slot, number, len(array)
-        self._unsent = _released(array, ring, slot, number)
+        ring.watch(array, slot, number)
 
     def send(self) -> Ticket:
         """Return the ticket for the trainer, whose the memory is from now on."""
-        self._unsent.detach()
+        self._ring.forget(self._number)
         return Ticket(self._ring.name, self._slot, self._number, self._size)
 
 
@@ -130,6 +131,9 @@ class Ring:
         self._states = np.frombuffer(self._memory, np.int64, stripes * slots)
         self._stripe: tuple[int, int] | None = None
         self._made = 0
+        # Looked at, not called back: Python drops an error that is raised in a weakref's callback, and torch tells
+        # a worker's death by an error that a signal may raise between any two instructions.
+        self._watched: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         if made is None:
             _rings[self.name] = self
 
@@ -151,6 +155,7 @@ class Ring:
         stripe = self._own_stripe()
         if stripe is None:
             return None
+        self._free_gone()
         for slot in range(stripe * self.slots, (stripe + 1) * self.slots):
             if self._states[slot] == 0:
                 # Not equal to a ticket of this slot's earlier holders, so that a late message is told from this.
@@ -186,26 +191,34 @@ class Ring:
         """Return what a ticket stands for. Raises as `Ticket.redeem`."""
         if self._states[ticket.slot] != ticket.number:
             raise StaleTicketError(self.name, ticket.slot)
-        self._states[ticket.slot] = -ticket.number
+        self._free_gone()
         array = self._array(ticket.slot, ticket.size)
-        _released(array, self, ticket.slot, -ticket.number)
+        self.watch(array, ticket.slot, -ticket.number)  # first: whatever interrupts this, the slot is not lost
+        self._states[ticket.slot] = -ticket.number
         return array
 
-    def release(self, slot: int, number: int, process: int) -> None:
-        """Set a slot free if it still is in the state `number`, and this is the process whose memory it was."""
-        if self._states[slot] == number and os.getpid() == process:
-            self._states[slot] = 0
+    def watch(self, array: NDArray[np.uint8], slot: int, number: int) -> None:
+        """Have a slot set free, if it is in the state `number` then, once nothing refers to `array` any more.
+
+        That is done when the ring is next used; a forked child's copy of the array does not count.
+        """
+        self._watched[number] = (weakref.ref(array), slot, os.getpid())
+
+    def forget(self, number: int) -> None:
+        """Leave the slot in the state `number` to whoever it was sent to."""
+        self._watched.pop(number, None)
+
+    def _free_gone(self) -> None:
+        for number, (watched, slot, process) in list(self._watched.items()):
+            if watched() is None:
+                if self._states[slot] == number and os.getpid() == process:
+                    self._states[slot] = 0
+                self._watched.pop(number, None)
 
     def in_use(self) -> int:
         """Return how many slots are not free."""
+        self._free_gone()
         return int(np.count_nonzero(self._states))
-
-
-def _released(array: NDArray[np.uint8], ring: Ring, slot: int, number: int) -> weakref.finalize[..., Any]:
-    """Have a slot set free when nothing refers to `array` more; a forked child's copy of it does not count."""
-    done = weakref.finalize(array, ring.release, slot, number, os.getpid())
-    done.atexit = False
-    return done
 
 
 def _absent() -> None:

@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -178,3 +180,23 @@ def test_the_memory_is_given_back_with_the_last_reference() -> None:
     del array
     gc.collect()
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_an_error_told_by_a_signal_is_not_lost_while_a_batch_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(1, 2, 4096)
+    worker = Worker(ring)
+    batch = worker.ask("send", 7, 100).redeem()
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+
+    def tell(frame: FrameType, event: str, argument: object) -> None:
+        """Raise in whatever Python code runs while the batch is let go, as a signal's handler would."""
+        if event == "call":
+            raise RuntimeError(f"a worker has died: {frame.f_code.co_name}")
+
+    sys.setprofile(tell)
+    del batch
+    sys.setprofile(None)
+    assert not lost
+    assert ring.in_use() == 0
+    worker.end()
