@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import subprocess
@@ -144,7 +145,8 @@ class Player:
 
     def end(self) -> None:
         """End the process: it ends by itself at the end of its input, or is killed."""
-        self._to.close()
+        with contextlib.suppress(BrokenPipeError):  # a request that it died before taking is still to be written
+            self._to.close()
         self._from.close()
         try:
             self._process.wait(5)

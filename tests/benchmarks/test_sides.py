@@ -85,6 +85,7 @@ def test_what_a_side_cannot_do_is_said_and_the_process_goes_on(source: Path, tmp
 def test_a_side_that_dies_is_not_waited_for(source: Path, tmp_path: Path) -> None:
     with Player("plain.RawFiles", tmp_path / "log") as player:
         os.kill(player.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, player.pid, os.WEXITED | os.WNOWAIT)  # the pipe is broken from here on
         with pytest.raises(UnmeasuredError, match="its process ended"):
             player.ask("open", source=str(source), packed="")
 
