@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deeplink.cache.sources.origin import Listing
     from deeplink.spread import Target
 
-_LEAST = 64 << 10
+_LEAST = 4 << 10
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 _EPILOG = """
@@ -62,7 +62,7 @@ class _Size(click.ParamType[int]):
         if not (number.isascii() and number.isdigit()) or not int(number):
             self.fail(f"{value!r} is not a size such as 256M", param, ctx)
         if (size := int(number) * _UNITS[unit]) < _LEAST:
-            self.fail(f"{value!r} is too small: 64K is the least", param, ctx)
+            self.fail(f"{value!r} is too small: 4K is the least", param, ctx)
         return size
 
 

@@ -124,7 +124,7 @@ def test_members_get_their_copies(
         (("SOURCE", "../digits"), "dataset's name"),
         (("SOURCE", "digits", "--shard-size", "many"), "not a size"),
         (("SOURCE", "digits", "--shard-size", "0"), "not a size"),
-        (("SOURCE", "digits", "--shard-size", "63K"), "64K is the least"),
+        (("SOURCE", "digits", "--shard-size", "3K"), "4K is the least"),
         (("SOURCE", "digits", "--here", "--members", "n0=127.0.0.1:1"), "exclude each other"),
         (("SOURCE", "digits", "--home", "SOURCE/packed"), "the home SOURCE/packed lies in it"),
         (("SOURCE", "digits", "--replicas", "0"), "range"),
