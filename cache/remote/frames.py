@@ -18,7 +18,7 @@ from deeplink.types import ShardId
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
 EXTENT = np.dtype([("shard", "<u4"), ("block", "<u4"), ("offset", "<u4"), ("length", "<u4")])
 ITEM = np.dtype([("status", "<u4"), ("length", "<u4")])
@@ -28,7 +28,9 @@ ASKED_EXTENTS = 1024
 """Asked for at once by our client: with a shard's name each they stay below `plainrpc.LARGEST_REQUEST`."""
 MOST_EXTENT_BYTES = block.SPAN
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}
+"""Kinds of fields of one size -> bytes."""
 _ID, _HEAD, _BODY = 1, 2, 3
 _MOST_VARINT_BYTES = 10
 
@@ -44,15 +46,6 @@ class Request:
     shards: Sequence[ShardId]
     extents: np.ndarray
     doubted: Sequence[ShardId] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reply:
-    """Items in order: `head` is an array of ITEM, `body` their bytes; a view of the message, not a copy."""
-
-    id: int
-    head: np.ndarray
-    body: memoryview
 
 
 def encode_request(request: Request) -> bytes:
@@ -122,24 +115,23 @@ def read_reply_head(message: Bytes) -> tuple[int, np.ndarray]:
     """Return a reply's id and items (of ITEM), and leave its body, and no more, to be read from the message.
 
     Raises:
-        FrameError: it is not such a message, its fields are in another order than ours, or do not fit.
+        FrameError: it is not such a message, its body is not its last field, or does not fit.
     """
     number, items = 0, np.empty(0, ITEM)
     while message.left:
-        tag = _next_varint(message)
-        if tag == _ID << 3 | _VARINT:
-            number = _next_varint(message)
-        elif tag in {_HEAD << 3 | _BYTES, _BODY << 3 | _BYTES}:
-            size = _next_varint(message)
-            if size > message.left:
-                raise FrameError("a field reaches beyond the message's end")
-            if tag == _BODY << 3 | _BYTES:
-                break
+        field, kind = divmod(_next_varint(message), 8)
+        if kind == _VARINT:
+            value = _next_varint(message)
+            number = value if field == _ID else number
+            continue
+        size = _field_size(message, kind)
+        if (field, kind) == (_BODY, _BYTES):
+            break
+        data = message.read(size)  # of a field that a newer release may have, too
+        if (field, kind) == (_HEAD, _BYTES):
             if size % ITEM.itemsize:
                 raise FrameError(f"a head of {size} bytes, not a multiple of {ITEM.itemsize}")
-            items = np.frombuffer(message.read(size), ITEM)
-        else:
-            raise FrameError(f"an unknown field before the body (tag {tag})")
+            items = np.frombuffer(data, ITEM)
     if int(items["length"].sum(dtype=np.uint64)) != message.left:
         raise FrameError(f"a body of {message.left} bytes that does not fit its head")
     return number, items
@@ -157,34 +149,16 @@ def _next_varint(message: Bytes) -> int:
     raise FrameError("a number does not end")
 
 
-def decode_reply(message: bytes | memoryview) -> Reply:
-    """Return the reply in a message, as views of it.
-
-    Raises:
-        FrameError: it is not such a message, or its items and its body do not fit.
-    """
-    number, head, body = 0, memoryview(b""), memoryview(b"")
-    for field, value in _fields(memoryview(message)):
-        if field == _ID and isinstance(value, int):
-            number = value
-        elif field == _HEAD and isinstance(value, memoryview):
-            head = value
-        elif field == _BODY and isinstance(value, memoryview):
-            body = value
-    if len(head) % ITEM.itemsize:
-        raise FrameError(f"a head of {len(head)} bytes, not a multiple of {ITEM.itemsize}")
-    items = np.frombuffer(head, ITEM)
-    if int(items["length"].sum(dtype=np.uint64)) != len(body):
-        raise FrameError(f"a body of {len(body)} bytes that does not fit its head")
-    return Reply(number, items, body)
-
-
-def split_body(reply: Reply) -> Iterator[memoryview]:
-    """Yield each item's bytes, empty where it has none; views of the message."""
-    at = 0
-    for length in reply.head["length"].tolist():
-        yield reply.body[at : at + length]
-        at += length
+def _field_size(message: Bytes, kind: int) -> int:
+    if kind == _BYTES:
+        size = _next_varint(message)
+    elif kind in _FIXED:
+        size = _FIXED[kind]
+    else:
+        raise FrameError(f"a field of kind {kind}")
+    if size > message.left:
+        raise FrameError("a field reaches beyond the message's end")
+    return size
 
 
 def _tag(field: int, kind: int) -> bytes:
@@ -198,33 +172,3 @@ def _varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    number = 0
-    for i, byte in enumerate(data[at : at + _MOST_VARINT_BYTES]):
-        number |= (byte & 0x7F) << (7 * i)
-        if not byte & 0x80:
-            return number & (1 << 64) - 1, at + i + 1
-    raise FrameError("a number does not end")
-
-
-def _fields(data: memoryview) -> Iterable[tuple[int, int | memoryview]]:
-    at = 0
-    while at < len(data):
-        tag, at = _read_varint(data, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, at = _read_varint(data, at)
-            yield tag >> 3, value
-            continue
-        if kind == _BYTES:
-            size, at = _read_varint(data, at)
-        elif kind in {_FIXED32, _FIXED64}:
-            size = 4 if kind == _FIXED32 else 8
-        else:
-            raise FrameError(f"a field of kind {kind}")
-        if size > len(data) - at:
-            raise FrameError("a field reaches beyond the message's end")
-        yield tag >> 3, data[at : at + size]
-        at += size

@@ -17,6 +17,7 @@ from deeplink.cache.remote.transport import READ_METHOD
 from deeplink.cache.server import MOST_READS
 from deeplink.clock import SystemClock
 from deeplink.plainrpc import PlainBusyError, PlainConnection
+from deeplink.v1 import cache_pb2
 from tests.faults.processes import BOUND_S, Nodes, Record, reading, survived, task_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -115,5 +116,10 @@ class Crowd:
                 connection.close()
 
     def _answer(self, connection: PlainConnection) -> list[bytes]:
-        replies = map(frames.decode_reply, connection.replies())
-        return [bytes(part) for reply in replies for part in frames.split_body(reply)]
+        found = []
+        for message in connection.replies():
+            reply, at = cache_pb2.ReadReply.FromString(bytes(message)), 0
+            for length in np.frombuffer(reply.head, frames.ITEM)["length"].tolist():
+                found.append(reply.body[at : at + length])
+                at += length
+        return found
