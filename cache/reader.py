@@ -86,6 +86,7 @@ class Reader:
         self.name, self.index, self.version = name, index, index.version
         self._config, self._clock = config, clock
         self._own: _Process | None = None
+        self._leader = ""  # under what name this was announced, for copies in other processes
 
     @classmethod
     def open(cls, name: str, *, version: Version | None = None, config: Config | None = None) -> Self:
@@ -101,7 +102,7 @@ class Reader:
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (type(self), self.name, self.version, self._config)
+        return _reopened, (type(self), self.name, self.version, self._config), {"_leader": self._leader}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -195,13 +196,15 @@ class Reader:
     def announce(self, shards: Sequence[int], needed: int) -> None:
         """Say in which order shards are read from now on, so that this node keeps those that are.
 
-        Until then all shards of the version count as needed.
+        Until then all shards of the version count as needed. It is said for the copies of this reader too that are
+        made from now on, by fork or by pickling: a DataLoader's workers read what the trainer knows of.
 
         Args:
             shards: numbers of shards, the next one first; each once.
             needed: how many of them, from the first, the running epoch still reads.
         """
-        self._process().local.shards.announce(shards, needed)
+        with suppress(DeepLinkError, OSError):  # what is in the way is met when they are read
+            self._leader = self._process().local.shards.announce(shards, needed)
 
     def _checked(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         wanted = np.asarray(rows, np.int64)
@@ -295,6 +298,7 @@ class Reader:
                 self.index, members, PlainTransport(token, self._clock), self._clock, deadline_s=deadline_s
             )
         local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
+        local.shards.follow(self._leader)
         if problem := slowness(self._config.store, self.index.source):
             log.warning("dataset %s may be read slower than its files: %s", self.name, problem)
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
@@ -310,7 +314,7 @@ class Reader:
     def close(self) -> None:
         """End connections and let go of files; views that were handed out stay valid, and a later read reopens."""
         with _opening:
-            own, self._own = self._own, None
+            own, self._own, self._leader = self._own, None, ""
         if own is not None and own.pid == os.getpid():
             own.local.close()
             own.fallback.close()

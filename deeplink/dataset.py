@@ -274,6 +274,18 @@ class Dataset(torch_data.Dataset[Any]):
         """Ask this node's disk for items (int64) that will be read later; does not wait for it."""
         self._reader.will_need(indices + self._range.start)
 
+    def announce(self, shards: Sequence[int], needed: int) -> None:
+        """Say in which order shards are used from now on, for this process and for DataLoader workers of it.
+
+        A ResumableSampler does it by itself. Without it all shards of the version stay on this node while they are
+        read.
+
+        Args:
+            shards: numbers of shards, the next one first; each once.
+            needed: how many of them, from the first, the running epoch still uses.
+        """
+        self._reader.announce(shards, needed)
+
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far: from here, from other nodes, from the source."""
         return self._reader.stats()

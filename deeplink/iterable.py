@@ -46,6 +46,7 @@ class IterableDataset(torch_data.IterableDataset[Any]):
         self._place: torch.Tensor = place.share_memory_()  # type: ignore[no-untyped-call]
         self._jumps = 0
         self._is_begun = False
+        sampler.announce()  # before there are workers, who never ask the sampler for a pass
 
     @property
     def epoch(self) -> int:
@@ -107,6 +108,7 @@ class IterableDataset(torch_data.IterableDataset[Any]):
 
     def _tell_workers(self) -> None:
         self._place.copy_(torch.tensor([self.sampler.epoch, self.sampler.position, self._jumps]))
+        self.sampler.announce()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands after the last finished step; JSON, the same on every rank."""

@@ -144,6 +144,12 @@ def _is_dead(process: tuple[int, int, str]) -> bool:
     return bool(started and namespace) and namespace == _namespace() and _started(pid) != started
 
 
+def _path(root: Path, holder: str) -> Path:
+    if not _HOLDER.fullmatch(holder):
+        raise ValueError(f"{holder!r} cannot be a holder's name")
+    return root / _FOLDER / f"{holder}.json"
+
+
 class Pin:
     """One process's pin of a dataset's version in this node's store. Not to be carried across fork.
 
@@ -154,14 +160,17 @@ class Pin:
         index: the version; all its shards are needed until `announce` says otherwise.
         clock: where time comes from.
         holder: who; made up when not given.
+        leader: the holder that knows what this process will read and has announced it, as the trainer has for its
+            DataLoader workers: as long as that pin is there it is renewed, and this process has none of its own.
         ttl_s: how long it holds unless renewed, seconds.
     """
 
-    def __init__(self, root: Path, index: Index, clock: Clock, *, holder: str = "", ttl_s: float = TTL_S) -> None:
+    def __init__(
+        self, root: Path, index: Index, clock: Clock, *, holder: str = "", leader: str = "", ttl_s: float = TTL_S
+    ) -> None:
         self.holder = holder or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        if not _HOLDER.fullmatch(self.holder):
-            raise ValueError(f"{self.holder!r} cannot be a holder's name")
-        self._path = root / _FOLDER / f"{self.holder}.json"
+        self._path = _path(root, self.holder)
+        self._leader = _path(root, leader) if leader else None
         self._version, self._clock, self._ttl_s = index.version, clock, ttl_s
         self._shards: Sequence[ShardId] = [entry.id for entry in index.shards]
         self._needed = len(self._shards)
@@ -172,7 +181,7 @@ class Pin:
         """Say in which order shards are needed from now on, and how many of them the running epoch still needs."""
         if not 0 <= needed <= len(shards):
             raise ValueError(f"{needed} of {len(shards)} shards cannot be needed")
-        self._shards, self._needed = tuple(shards), needed
+        self._shards, self._needed, self._leader = tuple(shards), needed, None
         self._write()
 
     def renew(self) -> None:
@@ -181,13 +190,21 @@ class Pin:
         if now - self._renewed < self._ttl_s * _RENEW:
             return
         self._renewed = now
+        if self._leader is not None and self._touch(self._leader):
+            self.release()  # from a time when the leader had none
+        elif not self._touch(self._path):  # never written, or it expired while this process was stopped
+            self._write()
+
+    def _touch(self, path: Path) -> bool:
+        """Renew a pin; False where it is not there."""
         try:
             unix = self._clock.unix()
-            os.utime(self._path, (unix, unix))
-        except FileNotFoundError:  # never written, or it expired while this process was stopped
-            self._write()
+            os.utime(path, (unix, unix))
+        except FileNotFoundError:
+            return False
         except OSError as problem:
-            log.debug("pin %s cannot be renewed: %s", self._path, problem)
+            log.debug("pin %s cannot be renewed: %s", path, problem)
+        return True
 
     def _write(self) -> None:
         said = {
@@ -199,7 +216,8 @@ class Pin:
         }
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_text(self._path, json.dumps(said), mode=0o600)
+            # Not waited for: it need not outlive the machine that the holder runs on, and training waits for it.
+            write_text(self._path, json.dumps(said), mode=0o600, durable=False)
             unix = self._clock.unix()
             os.utime(self._path, (unix, unix))
         except OSError as problem:

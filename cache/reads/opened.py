@@ -59,6 +59,7 @@ class OpenShards:
         self._vouched_until: dict[int, float] = {}
         self._used: dict[int, float] = {}
         self._pin: Pin | None = None
+        self._leader = ""
 
     def get(self, number: int) -> ShardFile | None:
         """Return the open file of a shard; None where it is not here.
@@ -85,17 +86,23 @@ class OpenShards:
                 self._open.popitem(last=False)
             return file
 
-    def announce(self, numbers: Sequence[int], needed: int) -> None:
+    def announce(self, numbers: Sequence[int], needed: int) -> str:
         """Say in which order shards are needed from now on, and how many of them the running epoch still needs.
 
         Until then all shards of the version are needed, so that none of them leaves this node while it is read.
+        Return the name under which this was said, for processes to `follow` that read on this one's behalf.
         """
         with self._lock:
             self._pinned().announce([self._index.shards[number].id for number in numbers], needed)
+            return self._pinned().holder
+
+    def follow(self, leader: str) -> None:
+        """Let what another process announced under this name hold for what is read here; before the first read."""
+        self._leader = leader
 
     def _pinned(self) -> Pin:
         if self._pin is None:
-            self._pin = Pin(self._store.root, self._index, self._clock)
+            self._pin = Pin(self._store.root, self._index, self._clock, leader=self._leader)
         return self._pin
 
     def _note_use(self, number: int) -> None:

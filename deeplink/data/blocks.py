@@ -109,14 +109,17 @@ class BlockOrder:
 
     def _table(self, epoch: int) -> _Table:
         if self._last is None or self._last.epoch != epoch:
-            count = len(self.blocks)
-            order = permuted(np.arange(count), count, f"{self._name} {epoch}")
-            sizes = np.diff(self.blocks.bounds)[order]
-            starts = np.append(0, np.cumsum(sizes)).astype(np.int64)
-            windows = -(-count // self.window)
-            edges = np.arange(windows + 1) * count // windows
-            self._last = _Table(epoch, self.blocks.bounds[order], starts, starts[edges])
+            self._last = self._made(epoch)
         return self._last
+
+    def _made(self, epoch: int) -> _Table:
+        count = len(self.blocks)
+        order = permuted(np.arange(count), count, f"{self._name} {epoch}")
+        sizes = np.diff(self.blocks.bounds)[order]
+        starts = np.append(0, np.cumsum(sizes)).astype(np.int64)
+        windows = -(-count // self.window)
+        edges = np.arange(windows + 1) * count // windows
+        return _Table(epoch, self.blocks.bounds[order], starts, starts[edges])
 
     def rows(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Return which sample comes at each of `places` of an epoch; shape (places,).
@@ -160,6 +163,16 @@ class BlockOrder:
         sizes = np.diff(table.starts[lo : hi + 1])
         found = np.repeat(table.first[lo:hi] - table.starts[lo:hi], sizes) + places
         return found if self.blocks.placed is None else self.blocks.placed[found]
+
+    def uses(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return when an epoch uses each block, in the epoch's order: a sample of it, and its window's bounds.
+
+        The bounds are the window's first place, and the place behind its last one.
+        """
+        table = self._last if self._last is not None and self._last.epoch == epoch else self._made(epoch)
+        window = np.searchsorted(table.windows, table.starts[:-1], side="right") - 1
+        samples = table.first if self.blocks.placed is None else self.blocks.placed[table.first]
+        return samples, table.windows[window], table.windows[window + 1]
 
     def quality(self, step: int, epoch: int = 0) -> float:
         """Return how good a shuffle this is for steps of `step` samples, over all ranks: 1.0 is an exact one.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from deeplink.data.announcing import announcer_of
 from deeplink.data.blocks import BLOCK_WINDOW, BlockOrder, Coming
 from deeplink.data.errors import SamplerMisuseError, SamplerStateError
 from deeplink.data.order import Order, shuffled
@@ -89,6 +90,9 @@ class ResumableSampler:
                 optimizer.step()
                 sampler.finished()
 
+    The node's store is told which shards the order uses next (`Dataset.announce`), so that those leave it first
+    that the epoch needs no more.
+
     Args:
         dataset: what is sampled, or its length. Its `version`, where it has one, goes into order and state.
         batch_size: most samples a rank gets per step.
@@ -132,8 +136,14 @@ class ResumableSampler:
         self.share, self.residency = Share(batch_size, world), residency
         self.seed, self.order = seed, _order(shuffle)
         self._by_blocks = self._block_order(dataset, window) if self.order is Order.BLOCKS else None
+        self._announcer = announcer_of(dataset, self.order, self._by_blocks, residency, self.rank)
         self.epoch = self.position = 0
         self._begin_pass()
+
+    def announce(self, *, anew: bool = False) -> None:
+        """Tell the node's store what is used next, unless it knows; passes and `finished` do it by themselves."""
+        if self._announcer is not None:
+            self._announcer.tell(self.epoch, self.position, anew=anew)
 
     def _block_order(self, dataset: object, window: int) -> BlockOrder:
         blocks = getattr(dataset, "blocks", None)
@@ -165,6 +175,7 @@ class ResumableSampler:
             )
         self._begin_pass()
         self._pass = begun = Pass(self)
+        self.announce(anew=True)
         return begun
 
     def give(self, by: object) -> None:
@@ -259,6 +270,7 @@ class ResumableSampler:
             self.position += self.share.step_size(self.length - self.position)
         if self.position == self.length:
             self.epoch, self.position = self.epoch + 1, 0
+        self.announce()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`; where it is the epoch that is under way, stay at the position reached.
@@ -326,6 +338,7 @@ class ResumableSampler:
         self.epoch, self.position = state["epoch"] + is_over, 0 if is_over else state["position"]
         self._begin_pass()
         self._pass = by
+        self.announce()
 
 
 def _order(shuffle: bool | Order) -> Order:  # noqa: FBT001 - as the sampler takes it

@@ -152,6 +152,13 @@ class Residency:
         found: NDArray[np.bool_] = (self._homes[self._shard[rows]] == self._node_of_rank[rank]).any(axis=1)
         return found
 
+    def is_home(self, rank: int) -> NDArray[np.bool_]:
+        """Return, per shard number, whether a rank's node is to take its samples: where no rank's is, all are."""
+        found: NDArray[np.bool_] = (self._homes == self._node_of_rank[rank]).any(axis=1) | (self._homes < 0).all(
+            axis=1
+        )
+        return found
+
     def ranks(self, rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rank of each of a step's `rows`: a pure function of them, of `sizes` and of this residency.
 

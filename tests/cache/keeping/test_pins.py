@@ -38,8 +38,8 @@ class _Version:
     shards: list[_Entry] = field(default_factory=lambda: [_Entry(shard) for shard in SHARDS])
 
 
-def pinned(root: Path, clock: ManualClock, holder: str, ttl_s: float) -> Pin:
-    return Pin(root, cast("Index", _Version()), clock, holder=holder, ttl_s=ttl_s)
+def pinned(root: Path, clock: ManualClock, holder: str, ttl_s: float, leader: str = "") -> Pin:
+    return Pin(root, cast("Index", _Version()), clock, holder=holder, leader=leader, ttl_s=ttl_s)
 
 
 @dataclass
@@ -150,6 +150,45 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert read_pins(tmp_path, clock.unix()) == []
 
 
+def test_a_worker_holds_by_its_trainers_pin_and_by_its_own_only_while_there_is_none(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    def needed() -> dict[str, int]:
+        return {pin.holder: pin.needed for pin in read_pins(tmp_path, clock.unix())}
+
+    trainer = pinned(tmp_path, clock, "trainer", 100.0)
+    trainer.announce(SHARDS, 2)
+    worker = pinned(tmp_path, clock, "worker", 100.0, leader="trainer")
+    for _ in range(10):  # the trainer reads nothing itself: the worker's reads renew its pin
+        clock.sleep(50.0)
+        worker.renew()
+        assert needed() == {"trainer": 2}
+    clock.sleep(101.0)
+    assert needed() == {}
+    worker.renew()
+    assert needed() == {"worker": len(SHARDS)}
+    trainer.announce(SHARDS, 1)
+    clock.sleep(50.0)
+    worker.renew()
+    assert needed() == {"trainer": 1}
+    trainer.release()
+    clock.sleep(50.0)
+    worker.renew()
+    assert needed() == {"worker": len(SHARDS)}
+    worker.release()
+    assert needed() == {}
+
+
+def test_a_worker_that_announces_speaks_for_itself(tmp_path: Path) -> None:
+    clock = ManualClock()
+    pinned(tmp_path, clock, "trainer", 100.0)
+    worker = pinned(tmp_path, clock, "worker", 100.0, leader="trainer")
+    worker.announce(SHARDS, 3)
+    clock.sleep(50.0)
+    worker.renew()
+    assert {pin.holder: pin.needed for pin in read_pins(tmp_path, clock.unix())} == {"trainer": 6, "worker": 3}
+
+
 def test_a_store_that_takes_no_writes_is_read_without_a_pin(tmp_path: Path) -> None:
     pin = pinned(tmp_path / "not" / "there", ManualClock(), "h", 10.0)
     pin.renew()
@@ -164,6 +203,8 @@ def test_what_cannot_be_needed_is_refused(tmp_path: Path) -> None:
         pin.announce(SHARDS, len(SHARDS) + 1)
     with pytest.raises(ValueError, match="holder's name"):
         pinned(tmp_path, ManualClock(), "../h", 10.0)
+    with pytest.raises(ValueError, match="holder's name"):
+        pinned(tmp_path, ManualClock(), "h", 10.0, leader="../h")
 
 
 def test_the_nearest_use_and_anybodys_need_count() -> None:
