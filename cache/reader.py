@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -309,7 +309,19 @@ class Reader:
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far."""
         own = self._own
-        return own.tally.stats() if own is not None and own.pid == os.getpid() else ReadStats()
+        if own is None or own.pid != os.getpid():
+            return ReadStats()
+        found = own.tally.stats()
+        if own.fleet is None:
+            return found
+        asked = own.fleet.stats()
+        return replace(
+            found,
+            requests=asked.requests,
+            second_requests=asked.second_requests,
+            overtaken=asked.overtaken,
+            busy=asked.busy,
+        )
 
     def close(self) -> None:
         """End connections and let go of files; views that were handed out stay valid, and a later read reopens."""

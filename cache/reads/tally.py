@@ -23,6 +23,10 @@ class ReadStats:
         source_samples, source_bytes: from the source, or the packed home.
         failures: tries that failed: a damaged shard, a silent member, wrong bytes.
         healed: samples that a try failed for and that were served all the same.
+        requests: batches asked of other members, second requests not among them.
+        second_requests: asked of another member because the first had not begun to answer in its usual time.
+        overtaken: requests given up because second ones had brought everything.
+        busy: requests that a member refused because it had too much to do; others served them, or it did later.
         stalls: batches that waited longer than half a second for what is not on this node.
         longest_wait_s: the longest of such waits, seconds, a stall or not.
     """
@@ -35,6 +39,10 @@ class ReadStats:
     source_bytes: int = 0
     failures: int = 0
     healed: int = 0
+    requests: int = 0
+    second_requests: int = 0
+    overtaken: int = 0
+    busy: int = 0
     stalls: int = 0
     longest_wait_s: float = 0.0
 

@@ -92,6 +92,11 @@ class Agents:
         self.data_servers.pop(NodeName(name)).stop()
         self.servers.pop(NodeName(name)).server.stop(None).wait()
 
+    def restart(self, member: Member) -> None:
+        """Stop a member, and start it anew at the port it had; its data port is another one."""
+        self.stop(member.name)
+        self.start(member.name, port=int(member.address.rpartition(":")[2]))
+
     def stop_all(self) -> None:
         """Stop all members."""
         for name in list(self.servers):
