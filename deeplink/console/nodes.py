@@ -67,6 +67,7 @@ class NodeView:
     spare: bool
     shards: int | None
     shard_bytes: int | None
+    verified_bytes: int | None
     free_bytes: int | None
     heard_unix: float
 
@@ -152,6 +153,7 @@ def _view(order: int, name: str, known: _Known, *, switch: str) -> NodeView:
         spare=seat.spare if seat else False,
         shards=agent.shards if agent else None,
         shard_bytes=agent.shard_bytes if agent else None,
+        verified_bytes=agent.verified_bytes if agent else None,
         free_bytes=agent.free_bytes if agent else None,
         heard_unix=round(agent.seen_unix, 1) if agent else 0.0,
     )

@@ -137,6 +137,7 @@ class NodeBeat(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     SHARD_BYTES_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
+    VERIFIED_BYTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     topology_address: _builtins.str
     silent_s: _builtins.float
@@ -144,6 +145,8 @@ class NodeBeat(_message.Message):
     shards: _builtins.int
     shard_bytes: _builtins.int
     free_bytes: _builtins.int
+    verified_bytes: _builtins.int
+    """of shard_bytes, read as a whole there and found right; older launchers do not say"""
     def __init__(
         self,
         *,
@@ -153,12 +156,15 @@ class NodeBeat(_message.Message):
         shards: _builtins.int = ...,
         shard_bytes: _builtins.int = ...,
         free_bytes: _builtins.int = ...,
+        verified_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_verified_bytes", b"_verified_bytes", "verified_bytes", b"verified_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "node", b"node", "shard_bytes", b"shard_bytes", "shards", b"shards", "silent_s", b"silent_s", "topology_address", b"topology_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_verified_bytes", b"_verified_bytes", "free_bytes", b"free_bytes", "node", b"node", "shard_bytes", b"shard_bytes", "shards", b"shards", "silent_s", b"silent_s", "topology_address", b"topology_address", "verified_bytes", b"verified_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__verified_bytes: _TypeAlias = _typing.Literal["verified_bytes"]  # noqa: Y015
+    _WhichOneofArgType__verified_bytes: _TypeAlias = _typing.Literal["_verified_bytes", b"_verified_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__verified_bytes) -> _WhichOneofReturnType__verified_bytes | None: ...
 
 Global___NodeBeat: _TypeAlias = NodeBeat  # noqa: Y015
 

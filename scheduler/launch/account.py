@@ -149,6 +149,7 @@ class Account:
                     silent_s=silence.answer_s,
                     shards=store.shards,
                     shard_bytes=store.bytes,
+                    verified_bytes=store.verified_bytes,
                     free_bytes=store.free_bytes,
                     job=self._beat.attempt.job,
                 )

@@ -127,6 +127,7 @@ def node_beat_to_wire(node: NodeRecord) -> watch_pb2.NodeBeat:
         silent_s=node.silent_s,
         shards=node.shards,
         shard_bytes=node.shard_bytes,
+        verified_bytes=node.verified_bytes,
         free_bytes=node.free_bytes,
     )
 
@@ -194,6 +195,7 @@ def _node(message: watch_pb2.NodeBeat, job: int, now_unix: float) -> NodeRecord:
         silent_s=message.silent_s,
         shards=message.shards,
         shard_bytes=message.shard_bytes,
+        verified_bytes=message.verified_bytes if message.HasField("verified_bytes") else None,
         free_bytes=message.free_bytes,
         job=job,
     )
@@ -212,7 +214,7 @@ def _fitting(message: watch_pb2.BeatRequest) -> None:
     numbers = [message.attempt.job, *(point.step for point in message.progress)]
     numbers += [incident.steps_repeated for incident in message.incidents]
     for node in message.node_beats:
-        numbers += [node.shards, node.shard_bytes, node.free_bytes]
+        numbers += [node.shards, node.shard_bytes, node.verified_bytes, node.free_bytes]
     if max(numbers) > LARGEST:
         raise RecordError("beat", "a number in it is too large")
 

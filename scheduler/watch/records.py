@@ -253,6 +253,8 @@ class NodeRecord:
         silent_s: for how long its agent had been silent when we last heard of it.
         shards: sealed shards in its store.
         shard_bytes: bytes of them.
+        verified_bytes: bytes of those that were read whole there and found right; None: its launcher, an older
+            one, does not say.
         free_bytes: free space of the file system they are on.
         job: the job whose launcher told us.
     """
@@ -263,6 +265,7 @@ class NodeRecord:
     silent_s: float = 0.0
     shards: int = 0
     shard_bytes: int = 0
+    verified_bytes: int | None = None
     free_bytes: int = 0
     job: int = 0
 

@@ -50,13 +50,16 @@ WHERE job = :job AND ended_unix = 0 AND (restart, relaunch) <
   (SELECT restart, relaunch FROM attempts WHERE job = :job ORDER BY restart DESC, relaunch DESC LIMIT 1)
 """
 PUT_NODE = """
-INSERT INTO nodes (name, topology_address, seen_unix, silent_s, shards, shard_bytes, free_bytes, job)
-VALUES (:name, :topology_address, :seen_unix, :silent_s, :shards, :shard_bytes, :free_bytes, :job)
+INSERT INTO nodes
+  (name, topology_address, seen_unix, silent_s, shards, shard_bytes, verified_bytes, free_bytes, job)
+VALUES
+  (:name, :topology_address, :seen_unix, :silent_s, :shards, :shard_bytes, :verified_bytes, :free_bytes, :job)
 ON CONFLICT (name) DO UPDATE SET
   topology_address =
     CASE excluded.topology_address WHEN '' THEN topology_address ELSE excluded.topology_address END,
   seen_unix = excluded.seen_unix, silent_s = excluded.silent_s, shards = excluded.shards,
-  shard_bytes = excluded.shard_bytes, free_bytes = excluded.free_bytes, job = excluded.job
+  shard_bytes = excluded.shard_bytes, verified_bytes = excluded.verified_bytes, free_bytes = excluded.free_bytes,
+  job = excluded.job
 WHERE excluded.seen_unix >= seen_unix OR excluded.job = job
 """
 PUT_POINT = """
@@ -166,6 +169,7 @@ def of_node(node: NodeRecord) -> Fields:
         "silent_s": node.silent_s,
         "shards": node.shards,
         "shard_bytes": node.shard_bytes,
+        "verified_bytes": node.verified_bytes,
         "free_bytes": node.free_bytes,
         "job": node.job,
     }

@@ -1,7 +1,7 @@
 """The tables of the journal. A change here is a new SCHEMA_VERSION, and a step in MIGRATIONS from the last one."""
 
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 CREATE = """
 CREATE TABLE jobs (
@@ -48,7 +48,8 @@ CREATE TABLE nodes (
   shards INTEGER NOT NULL,
   shard_bytes INTEGER NOT NULL,
   free_bytes INTEGER NOT NULL,
-  job INTEGER NOT NULL
+  job INTEGER NOT NULL,
+  verified_bytes INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE incidents (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -84,5 +85,7 @@ CREATE TABLE actions (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {}
+MIGRATIONS: dict[int, str] = {
+    1: "ALTER TABLE nodes ADD COLUMN verified_bytes INTEGER",
+}
 """Schema version -> the statements that lead from it to the next one."""

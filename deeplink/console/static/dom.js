@@ -89,6 +89,13 @@ export function bytes(value) {
   return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
 }
 
+/** A share in per cent, never rounded up to 100: what lacks a byte is not whole. */
+export function percent(part, all) {
+  if (part === null || part === undefined) return "unknown";
+  if (!all) return "–";
+  return part >= all ? "100 %" : `${Math.min((part / all) * 100, 99.9).toFixed(1)} %`;
+}
+
 export function figure(value) {
   if (value === null || value === undefined) return "unknown";
   if (value === 0) return "0";

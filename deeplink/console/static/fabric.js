@@ -1,6 +1,6 @@
 // The switch tree: a bar per switch over what hangs below it, a tile per node, and one line that explains a node.
 
-import { ago, bytes, el, glyph, keyed, names, put, say, setGlyph, whole } from "./dom.js";
+import { ago, bytes, el, glyph, keyed, names, percent, put, say, setGlyph, whole } from "./dom.js";
 
 const DENSE_FROM = 65; // nodes; from here on a tile is a glyph and a name
 const TINY_FROM = 257; // and from here on the glyph alone: names are a key press or a pointer away
@@ -48,7 +48,7 @@ function explain(state, node, now) {
   if (node.reason) parts.push(`reason: ${node.reason}`);
   if (node.gpus !== null) parts.push(`${node.gpus} GPUs`);
   if (node.job !== null) parts.push(`job ${node.job} ${roleText(node)}`);
-  if (node.shards !== null) parts.push(`${whole(node.shards)} shards, ${bytes(node.shard_bytes)} held, ${bytes(node.free_bytes)} free`);
+  if (node.shards !== null) parts.push(`${whole(node.shards)} shards, ${bytes(node.shard_bytes)} held, of it verified ${percent(node.verified_bytes, node.shard_bytes)}, ${bytes(node.free_bytes)} free`);
   parts.push(node.heard_unix ? `agent heard ${ago(node.heard_unix, now)}` : "no agent heard");
   return parts;
 }

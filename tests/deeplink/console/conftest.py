@@ -67,6 +67,7 @@ def node(name: NodeName, job: int, now: float, *, silent_s: float = 0.4) -> Node
         silent_s=silent_s,
         shards=38 + 3 * (number % 4),
         shard_bytes=(38 + 3 * (number % 4)) * 251 * MIB,
+        verified_bytes=(38 + number % 4) * 251 * MIB,
         free_bytes=(61 - 7 * number) * 1024 * MIB + 9_000 * MIB,
         job=job,
     )

@@ -98,6 +98,12 @@ def test_the_page_shows_the_cluster_and_follows_it(
     assert len(curve.find_element(By.CSS_SELECTOR, ".c-line").get_attribute("d") or "") > 500
     assert len(texts(browser, ".incident")) == 3
     assert len(texts(browser, "#shards tbody tr")) == 6
+    shares = zip(texts(browser, "#shards tbody th"), texts(browser, "#shards td:nth-child(4)"), strict=True)
+    assert {("n0", "100 %"), ("n3", "87.2 %")} <= set(shares)  # 38 of 38 shards' bytes, 41 of 47
+    assert "verified 9" in texts(browser, "#n-shards")[0]
+    bars = browser.find_elements(By.CSS_SELECTOR, "#shards .bar i")
+    widths = [float(bar.value_of_css_property("width").removesuffix("px")) for bar in bars]
+    assert all(held >= verified > 0 for held, verified in zip(widths[::2], widths[1::2], strict=True))
     assert "2 nodes down" in texts(browser, "#headline")[0]
     picture(browser, "console.png")
     picture(browser, "console-dark.png", "dark")

@@ -40,6 +40,8 @@ def test_a_recorded_cluster_with_a_filled_journal(filled: Journal, collector: Co
     assert nodes["n6"].switch == "leaf3"
     assert nodes["n5"].job == 21
     assert nodes["n4"].shards is None, "nobody ever said what n4 holds"
+    assert nodes["n4"].verified_bytes is None
+    assert nodes["n3"].verified_bytes == 41 * 251 << 20
     parents = {switch.name: switch.parent for switch in snapshot.switches}
     assert parents["leaf3"] == "spine1"
     assert parents["core"] is None

@@ -57,6 +57,7 @@ def beat(
                 seen_unix=50.0,
                 shards=3,
                 shard_bytes=9,
+                verified_bytes=6,
                 job=17,
             ),
         ),
@@ -242,6 +243,22 @@ def test_a_writer_killed_at_any_instant_loses_nothing_it_had_answered(tmp_path: 
 def test_no_journal_to_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(JournalMissingError):
         Journal(tmp_path / "none", read_only=True)
+
+
+def test_a_journal_of_the_first_schema_is_read_and_taken_on(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path) as journal:
+        journal.record_beat(beat(FIRST), 100.0)
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE nodes DROP COLUMN verified_bytes")  # it is what the second schema has more
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    with Journal(path, read_only=True) as journal:
+        assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, None)]
+    with Journal(path) as journal:
+        assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, None)]
+        journal.record_beat(beat(FIRST), 101.0)
+        assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, 6)]
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,8 +89,11 @@ def code_of(refused: pytest.ExceptionInfo[grpc.RpcError]) -> Any:
 
 def test_what_a_beat_says_survives_the_wire() -> None:
     said = beat()
-    heard = beat_from_wire(beat_to_wire(said), now_unix=0.0)
-    assert heard == said
+    (node,) = said.node_beats
+    for verified in (None, 0, 7):  # an older launcher does not say
+        told = dataclasses.replace(said, node_beats=(dataclasses.replace(node, verified_bytes=verified),))
+        heard = beat_from_wire(beat_to_wire(told), now_unix=0.0)
+        assert heard == told
 
 
 def test_a_beat_is_on_record_when_it_is_answered(running: Running) -> None:
