@@ -105,9 +105,12 @@ class Catalog:
     def _folder(self, name: str) -> Path:
         return self.root / checked_name(name)
 
-    def names(self) -> list[str]:
-        """Return the names of all datasets that have a version, sorted."""
-        return sorted(path.parent.name for path in self.root.glob("*/latest") if _NAME.fullmatch(path.parent.name))
+    def names(self, *, lost: bool = False) -> list[str]:
+        """Return the names of all datasets that have a newest version, sorted; `lost`: also where that is lost."""
+        found = {path.parent.name for path in self.root.glob("*/latest")}
+        if lost:
+            found.update(path.parent.name for path in self.root.glob("*/*") if _VERSION.fullmatch(path.stem))
+        return sorted(filter(_NAME.fullmatch, found))
 
     def versions(self, name: str) -> list[Version]:
         """Return the versions of a dataset, the newest last; empty when there is none.

@@ -50,4 +50,4 @@ def completions(library: Library, beginning: str) -> list[str]:
     if at:
         versions = reversed(library.catalog.versions(dataset))
         return [f"{dataset}@{found}" for found in versions if found.startswith(version)][:_MOST]
-    return [found for found in library.catalog.names() if found.startswith(name)][:_MOST]
+    return [found for found in library.catalog.names(lost=True) if found.startswith(name)][:_MOST]

@@ -85,7 +85,7 @@ def _shards(dataset: str, config: Config, *, force: bool) -> tuple[list[ShardId]
     if place.version:
         chosen = resolved_version(catalog, place.name, place.version)
         wanted = held[chosen].difference(*(shards for version, shards in held.items() if version != chosen))
-    others = [] if force else [other for other in catalog.names() if other != place.name]
+    others = [] if force else [other for other in catalog.names(lost=True) if other != place.name]
     shared = {other: found for other in others if (found := wanted & _held_by(catalog, other))}
     return sorted(wanted.difference(*shared.values())), {other: len(found) for other, found in shared.items()}
 

@@ -41,7 +41,7 @@ def command(*, place: str, long: bool, recursive: bool, as_json: bool) -> None:
 
     library = Library()
     if not stripped(place):
-        datasets = [_dataset(library, name) for name in library.catalog.names()]
+        datasets = [_dataset(library, name) for name in library.catalog.names(lost=True)]
         if as_json:
             click.echo(json.dumps(datasets))
         elif datasets:
@@ -64,13 +64,13 @@ def _dataset(library: Library, name: str) -> dict[str, Any]:
     try:
         latest = library.catalog.latest(name)
         record = library.catalog.record(name, latest)
-        if record is not None:
+        if record is not None and library.catalog.path(name, latest).exists():
             samples, size = record.files, record.bytes
         else:
             index = library.at(name).reader.index
             samples, size = len(index), int(index.lengths.sum())
     except DeepLinkError as problem:  # one that is damaged must not hide the others
-        return {"name": name, "versions": versions, "problem": str(problem)}
+        return {"name": name, "versions": versions, "problem": str(problem), "remedy": problem.remedy}
     return {"name": name, "version": latest, "versions": versions, "samples": samples, "bytes": size}
 
 
@@ -81,6 +81,7 @@ def _say_datasets(datasets: list[dict[str, Any]]) -> None:
     for dataset in datasets:
         if "problem" in dataset:
             click.echo(f"{dataset['name']:<{wide}}  {dataset['problem']}")
+            click.echo(f"{'':<{wide}}  {dataset['remedy']}")
             continue
         count = len(dataset["versions"])
         more = f"  and {counted(count - 1, 'older version')}" if count > 1 else ""

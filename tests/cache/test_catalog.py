@@ -150,6 +150,21 @@ def test_who_reads_a_version_that_is_removed_reads_on_and_who_comes_later_is_tol
     assert catalog.open("digits").keys() == ["a", "b"]
 
 
+def test_a_dataset_whose_newest_version_is_lost_is_named_when_asked_for(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    one = catalog.publish("digits", content(["a", "b"]), RECORD)
+    catalog.publish("letters", content(["a"]), RECORD)
+    (tmp_path / "digits" / "latest").unlink()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "read.me").touch()
+    assert catalog.names() == ["letters"]
+    assert catalog.names(lost=True) == ["digits", "letters"]
+    catalog.path("digits", one).unlink()
+    assert catalog.names(lost=True) == ["digits", "letters"]
+    catalog.remove("letters", catalog.latest("letters"))
+    assert catalog.names(lost=True) == ["digits"]
+
+
 def test_what_was_taken_out_is_kept_a_week_and_drafts_a_day(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     one = catalog.publish("digits", content(["a"]), RECORD)

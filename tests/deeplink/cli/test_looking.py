@@ -75,6 +75,47 @@ def test_ls_lists_datasets(deeplink: Deeplink) -> None:
     assert said[0]["versions"] == [said[0]["version"]]
 
 
+@pytest.mark.parametrize(
+    ("lost", "problem", "remedy"),
+    [
+        (["latest"], "which version of 'pets' is the newest", "`deeplink index rebuild pets@{version}`"),
+        (["latest", "arrow"], "which version of 'pets' is the newest", "`deeplink index rebuild pets@{version}`"),
+        (["latest", "json"], "which version of 'pets' is the newest", "`deeplink index rebuild pets@{version}`"),
+        (["arrow"], "has lost the index of version {version}", "`deeplink index rebuild pets@{version}`"),
+        (["arrow", "json"], "has no version {version}", "`deeplink pack SOURCE NAME`"),
+    ],
+)
+def test_ls_lists_a_dataset_of_which_something_is_lost_and_says_what_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    lost: list[str],
+    problem: str,
+    remedy: str,
+) -> None:
+    config = config_below(tmp_path)
+    source = write_tree(tmp_path / "source", {"cat/1": b"1"})
+    for name in ("pets", "well"):
+        pack(str(source), name, config=config)
+    version = Reader.open("pets", config=config).version
+    for what in lost:
+        (config.catalog / "pets" / ("latest" if what == "latest" else f"{version}.{what}")).unlink()
+    deeplink = command_of(config, monkeypatch, capsys)
+    pets, then, well = deeplink("ls").out.splitlines()
+    assert pets.startswith("pets  ")
+    assert problem.format(version=version) in pets
+    assert remedy.format(version=version) in then
+    assert well.split()[0] == "well"
+    said, _ = json.loads(deeplink("ls", "--json").out)
+    assert said["name"] == "pets"
+    assert problem.format(version=version) in said["problem"]
+    assert said["remedy"] == then.strip()
+    if "rebuild" in remedy:
+        assert deeplink("index", "rebuild", f"pets@{version}").code == 0
+        assert "1 sample" in deeplink("ls").out.splitlines()[0]
+
+
 def test_ls_of_an_empty_catalog_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     ended = command_of(config_below(tmp_path), monkeypatch, capsys)("ls")
     assert (ended.code, ended.out) == (0, "")

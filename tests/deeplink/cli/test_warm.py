@@ -92,6 +92,8 @@ def test_what_another_dataset_has_too_stays_unless_forced(config: Config, index:
     assert f"kept {len(shared)} shard" in text
     assert "that twin has too" in text
     assert said("evict", "digits")["shared"] == {"twin": len(shared)}
+    (config.catalog / "twin" / "latest").unlink()  # which is the newest can be found out again
+    assert said("evict", "digits")["shared"] == {"twin": len(shared)}
     assert shared <= set(Store(config.store).ids())
     assert said("evict", "digits", "--force")["shared"] == {}
     assert not shared & set(Store(config.store).ids())
