@@ -27,7 +27,7 @@ from deeplink.cache.remote import frames
 from deeplink.cache.remote.routes import DATA_PORT_HEADER, PROTOCOL, PROTOCOL_HEADER
 from deeplink.cache.serving.served import Answering, ServedShards
 from deeplink.clock import Clock, SystemClock
-from deeplink.plainrpc import CallRefusedError, Status
+from deeplink.plainrpc import CallRefusedError, Scattered, Status
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ServedTotals:
 class _Sent:
     """A reply whose body is sent where it lies."""
 
-    parts: list[bytes | memoryview]
+    parts: list[bytes | memoryview | Scattered]
     size: int
     answering: Answering
 
@@ -144,7 +144,7 @@ class CacheServicer:
                 with metrics.CACHE_READ_SECONDS.time():
                     for body in Answering(self._shards, request, copied=True).bodies():
                         self._count(body)
-                        yield frames.encode_reply(request.id, body.head, body.parts)
+                        yield frames.encode_reply(request.id, body.head, body.copies)
         except CallRefusedError as problem:  # not enough descriptors: as on the data port, it is busy
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, problem.why)
         finally:
@@ -163,9 +163,10 @@ class CacheServicer:
         with metrics.CACHE_READ_SECONDS.time():
             answering = Answering(self._shards, request, copied=False)
             for body in answering.bodies():
-                size = self._count(body)
-                parts = frames.reply_parts(request.id, body.head, body.parts)
-                yield _Sent(parts, len(parts[0]) + size, answering)
+                self._count(body)
+                start = frames.reply_start(request.id, body.head, body.size)
+                places = [] if body.places is None else [body.places]
+                yield _Sent([start, *body.copies, *places], len(start) + body.size, answering)
 
     def _taken(self, message: bytes) -> frames.Request:
         request = frames.decode_request(message)
@@ -181,16 +182,14 @@ class CacheServicer:
         except (ShardIdError, OSError) as problem:
             log.warning("shard %s cannot be taken for unverified: %s", shard[:80], problem)
 
-    def _count(self, body: Body) -> int:
-        size = int(body.head["length"].sum(dtype="u8"))
-        served = int((body.head["status"] == cache_pb2.READ_STATUS_OK).sum())
+    def _count(self, body: Body) -> None:
         with self._lock:
-            self._samples += served
-            self._bytes += size
-        metrics.CACHE_SERVED_SAMPLES.inc(served)
-        metrics.CACHE_SERVED_BYTES.inc(size)
-        metrics.CACHE_REFUSED_SAMPLES.inc(len(body.head) - served)
-        return size
+            self._samples += body.samples
+            self._bytes += body.size
+        metrics.CACHE_SERVED_SAMPLES.inc(body.samples)
+        metrics.CACHE_SERVED_BYTES.inc(body.size)
+        if body.samples < len(body.head):
+            metrics.CACHE_REFUSED_SAMPLES.inc(len(body.head) - body.samples)
 
     def put(self, requests: Iterator[cache_pb2.PutRequest], context: grpc.ServicerContext) -> cache_pb2.PutReply:
         """Take a shard in; it is published once all of it was verified."""

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from deeplink.iovec import IOV_MAX, pairs
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-IOV_MAX = 1024
-"""Pieces in one call (Linux: UIO_MAXIOV)."""
-PAIR = np.dtype([("base", "<u8"), ("length", "<u8")])
-"""struct iovec, of 64-bit machines."""
 
 _UNAVAILABLE = {errno.ENOSYS, errno.EPERM}
 _usable = True
@@ -38,7 +35,7 @@ def _readv() -> Callable[..., int] | None:
     return found
 
 
-_call = _readv() if ctypes.sizeof(ctypes.c_void_p) == PAIR["base"].itemsize else None
+_call = _readv()
 
 
 def is_available() -> bool:
@@ -57,13 +54,11 @@ def gather(sources: np.ndarray, lengths: np.ndarray, targets: np.ndarray) -> int
         lengths: int64, bytes.
         targets: uint64 addresses of writable memory that outlives the call.
     """
-    pieces = np.empty((2, len(sources)), PAIR)
-    pieces["base"][0], pieces["base"][1] = targets, sources
-    pieces["length"] = lengths
+    local, remote = pairs(targets, lengths), pairs(sources, lengths)
     done = 0
     while done < len(sources) and is_available():
         count = min(IOV_MAX, len(sources) - done)
-        copied = _copied(pieces[:, done : done + count])
+        copied = _copied(local[done : done + count], remote[done : done + count])
         wanted = int(lengths[done : done + count].sum())
         if copied != wanted:
             ends = np.cumsum(lengths[done : done + count])
@@ -72,11 +67,10 @@ def gather(sources: np.ndarray, lengths: np.ndarray, targets: np.ndarray) -> int
     return done
 
 
-def _copied(pieces: np.ndarray) -> int:
+def _copied(local: np.ndarray, remote: np.ndarray) -> int:
     global _usable  # noqa: PLW0603 - what a sandbox refuses once it refuses always
     if _call is None:
         return 0
-    local, remote = np.ascontiguousarray(pieces[0]), np.ascontiguousarray(pieces[1])
     copied = _call(os.getpid(), local.ctypes.data, len(local), remote.ctypes.data, len(remote), 0)
     if copied < 0:
         if ctypes.get_errno() in _UNAVAILABLE:

@@ -79,14 +79,13 @@ def decode_request(message: bytes) -> Request:
 
 def encode_reply(number: int, head: np.ndarray, body: Sequence[bytes | memoryview]) -> bytes:
     """Return the message of a reply; `body` is copied once."""
-    return b"".join(reply_parts(number, head, body))
+    return b"".join([reply_start(number, head, sum(map(len, body))), *body])
 
 
-def reply_parts(number: int, head: np.ndarray, body: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Return the message of a reply in pieces: all that is before the body, and the pieces of the body."""
+def reply_start(number: int, head: np.ndarray, size: int) -> bytes:
+    """Return the message of a reply with a body of `size` bytes, up to where these begin."""
     items = head.tobytes()
-    size = int(head["length"].sum(dtype=np.uint64))
-    before = (
+    parts = (
         _tag(_ID, _VARINT),
         _varint(number),
         _tag(_HEAD, _BYTES),
@@ -95,7 +94,7 @@ def reply_parts(number: int, head: np.ndarray, body: Sequence[bytes | memoryview
         _tag(_BODY, _BYTES),
         _varint(size),
     )
-    return [b"".join(before), *body]
+    return b"".join(parts)
 
 
 class Bytes(Protocol):

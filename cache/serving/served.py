@@ -17,11 +17,12 @@ import numpy as np
 from deeplink import metrics
 from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError, ShardIdError
+from deeplink.cache.reads.copying import by_shard
 from deeplink.cache.reads.mapped import ColdGauge, ShardFile
 from deeplink.cache.reads.opened import most_open
 from deeplink.cache.remote import frames
 from deeplink.cache.store import is_damage
-from deeplink.plainrpc import CallRefusedError, Status
+from deeplink.plainrpc import CallRefusedError, Scattered, Status
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -66,10 +67,20 @@ class _Blocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Body:
-    """Items in order: `head` is an array of frames.ITEM, `parts` their bytes."""
+    """Items of a reply in order; their bytes are `copies`, or lie at `places`.
+
+    Attributes:
+        head: array of frames.ITEM.
+        samples: how many of them are OK.
+        size: bytes of those.
+        copies, places: see above.
+    """
 
     head: np.ndarray
-    parts: list[memoryview]
+    samples: int
+    size: int
+    copies: list[memoryview]
+    places: Scattered | None = None
 
 
 class ServedShards:
@@ -243,31 +254,26 @@ class Answering:
         mine = np.flatnonzero(is_ok)
         shown = mine if len(mine) < len(status) else slice(None)
         offsets, lengths, own = self._offsets[run][shown], self._lengths[run][shown], places[shown]
-        is_mapped = all(served is None or served.file.is_mapped for served in self._served)
-        if self._copied or cold or not is_mapped:
-            parts = self._read(run, mine, cold=cold)
-        else:
-            parts = self._sliced(own, offsets, lengths)
-        head = np.zeros(len(status), frames.ITEM)
+        copies, found = list[memoryview](), None
+        if self._copied or not all(served is None or served.file.is_mapped for served in self._served):
+            copies = self._read(run, mine, cold=cold)
+        elif len(mine):
+            found = self._scattered(own, offsets, lengths, cold=cold)
+        head = np.empty(len(status), frames.ITEM)
         head["status"] = status = self._status[run]
-        head["length"] = np.where(status == _OK, self._lengths[run], 0)
-        return Body(head, parts)
+        head["length"] = sizes = np.where(status == _OK, self._lengths[run], 0)
+        samples = len(mine) if found else int((status == _OK).sum())
+        return Body(head, samples, int(sizes.sum()), copies, found)
 
-    def _sliced(self, places: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> list[memoryview]:
-        """Return views of mapped files; what lies together there, and follows here, is one view."""
-        ends = offsets + lengths
-        if len(offsets) > 1:
-            is_next = (offsets[1:] == ends[:-1]) & (places[1:] == places[:-1])
-            if is_next.any():
-                keep = np.concatenate([[True], ~is_next])
-                offsets, places = offsets[keep], places[keep]
-                ends = ends[np.concatenate([~is_next, [True]])]
-        views = [served.file.view if served else None for served in self._served]
-        if len(views) == 1 and views[0] is not None:
-            whole = views[0]
-            return [whole[start:end] for start, end in zip(offsets.tolist(), ends.tolist(), strict=True)]
-        triples = zip(places.tolist(), offsets.tolist(), ends.tolist(), strict=True)
-        return [view[start:end] for place, start, end in triples if (view := views[place]) is not None]
+    def _scattered(self, places: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, *, cold: bool) -> Scattered:
+        """Return where samples lie in mapped files."""
+        if cold and len(places) > 1:
+            for place, here in by_shard(places):
+                if served := self._served[place]:
+                    served.file.will_need(offsets[here].tolist(), lengths[here].tolist())
+        mapped = np.array([served.file.address if served else 0 for served in self._served], np.int64)
+        files = [served.file for served in self._served if served]
+        return Scattered(mapped[places] + offsets, lengths, files)
 
     def _read(self, run: slice, mine: np.ndarray, *, cold: bool) -> list[memoryview]:
         """Return the parts shard by shard: read ahead, and copied where they are not mapped."""

@@ -21,6 +21,7 @@ from deeplink.plainrpc.errors import (
     PlainStatusError,
 )
 from deeplink.plainrpc.framing import Status
+from deeplink.plainrpc.scattered import Scattered
 from deeplink.plainrpc.terms import TOKEN_HEADER
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "PlainRefusedError",
     "PlainSilentError",
     "PlainStatusError",
+    "Scattered",
     "Status",
 ]

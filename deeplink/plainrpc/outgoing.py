@@ -1,24 +1,25 @@
 """What one connection of a server still has to send: frames, and pieces of memory that are sent where they lie.
 
-A memoryview may be of a mapped file. Only the kernel touches it, and says EFAULT where it cannot be read; a load
-of ours would be SIGBUS, which no Python program survives.
+What is no `bytes` may be of a mapped file. Only the kernel touches it, and says EFAULT where it cannot be read; a
+load of ours would be SIGBUS, which no Python program survives.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
+import socket
+from collections import deque
 from typing import TYPE_CHECKING
 
+from deeplink.iovec import IOV_MAX
 from deeplink.plainrpc.framing import PREFIX
+from deeplink.plainrpc.scattered import Scattered
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
-    Piece = bytes | memoryview
+    Piece = bytes | memoryview | Scattered
 
-_MOST_PIECES = 1024  # in one call: IOV_MAX
 _ZEROS = memoryview(bytes(1 << 16))
 
 
@@ -67,8 +68,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.left = 0
-        self._pieces: list[Piece] = []
-        self._at = 0
+        self._pieces: deque[Piece] = deque()
         self._end = b""
 
     def put(self, pieces: Sequence[Piece], size: int) -> None:
@@ -88,41 +88,56 @@ class Outbox:
 
     def blank(self) -> None:
         """Send zeros in place of the memory that is still to be sent."""
-        pieces = self._pieces[self._at :]
-        self._at, self._pieces = 0, []
+        pieces, self._pieces = self._pieces, deque()
         for piece in pieces:
-            self._pieces += zeros(len(piece)) if isinstance(piece, memoryview) else [piece]
+            self._pieces.extend([piece] if isinstance(piece, bytes) else zeros(len(piece)))
 
     def send(self, to: socket.socket, flags: int) -> bool:
-        """Send what the socket takes in one call; tell whether that was all.
+        """Send what the socket takes; tell whether that was all.
 
         Raises:
             BlockingIOError: it takes nothing now.
             OSError: EFAULT where memory cannot be read; else the connection is broken.
         """
-        pieces = self._pieces[self._at : self._at + _MOST_PIECES] if self._at else self._pieces[:_MOST_PIECES]
-        if self._end and len(pieces) < _MOST_PIECES and self._at + len(pieces) == len(self._pieces):
-            pieces.append(self._end)
-        sent = to.sendmsg(pieces, (), flags)
-        self.left -= sent
-        if not self.left:
-            self._pieces, self._at, self._end = [], 0, b""
-            return True
-        self._forget(pieces, sent)
-        return False
-
-    def _forget(self, pieces: Sequence[Piece], sent: int) -> None:
-        ends = list(itertools.accumulate(map(len, pieces)))
-        done = bisect.bisect_right(ends, sent)
-        # Let go of at once: it may be copies, and a peer that reads slowly never lets the box run empty.
-        self._pieces[self._at : self._at + done] = [b""] * done
-        self._at += done
-        if done < len(pieces):
-            rest = pieces[done][len(pieces[done]) - (ends[done] - sent) :]
-            if self._at < len(self._pieces):
-                self._pieces[self._at] = rest
+        while self.left:
+            first = self._pieces[0] if self._pieces else self._end
+            if isinstance(first, Scattered):
+                # What follows goes into the same packets.
+                more = socket.MSG_MORE if len(first) < self.left else 0
+                size, sent = len(first), first.send(to.fileno(), flags | more)
+                self._forget([first], sent)
             else:
-                self._pieces, self._at, self._end = [], 0, bytes(rest)
-        if self._at >= _MOST_PIECES:
-            del self._pieces[: self._at]
-            self._at = 0
+                run = self._run()
+                size = sum(map(len, run))
+                more = socket.MSG_MORE if size < self.left else 0
+                sent = to.sendmsg(run, (), flags | more)
+                self._forget(run, sent)
+            if sent < size:
+                return False
+        return True
+
+    def _run(self) -> list[bytes | memoryview]:
+        """Return the pieces, up to what is scattered, that go in one call."""
+        run: list[bytes | memoryview] = []
+        for piece in itertools.islice(self._pieces, IOV_MAX):
+            if isinstance(piece, Scattered):
+                return run
+            run.append(piece)
+        if self._end and len(run) < IOV_MAX:
+            run.append(self._end)
+        return run
+
+    def _forget(self, run: Sequence[Piece], sent: int) -> None:
+        """Let go of what was sent: it may be copies, and a peer that reads slowly never lets the box run empty."""
+        self.left -= sent
+        for piece in run:
+            done, is_end = min(sent, len(piece)), not self._pieces
+            if is_end:
+                self._end = self._end[done:]
+            else:
+                self._pieces.popleft()
+            if done < len(piece):
+                if not is_end:
+                    self._pieces.appendleft(piece[done:])
+                return
+            sent -= done

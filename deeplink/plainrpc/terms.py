@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from deeplink.plainrpc.scattered import Scattered
+
 TOKEN_HEADER = "deeplink-token"  # noqa: S105 - the name of the header, not a token
 
 
@@ -15,8 +17,8 @@ class Reply(Protocol):
     """One message of an answer."""
 
     @property
-    def parts(self) -> Sequence[bytes | memoryview]:
-        """Its bytes, in pieces; only the kernel touches those that are memoryviews."""
+    def parts(self) -> Sequence[bytes | memoryview | Scattered]:
+        """Its bytes, in pieces; only the kernel touches those that are no `bytes`."""
         ...
 
     @property

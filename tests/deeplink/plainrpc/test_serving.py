@@ -35,7 +35,7 @@ from deeplink.plainrpc import (
 from deeplink.plainrpc.framing import PREFACE, Fault, Kind, Setting, frame
 from deeplink.plainrpc.framing import settings as settings_frame
 from deeplink.plainrpc.hpack import request_head
-from deeplink.plainrpc.serving import Limits, PlainServer
+from deeplink.plainrpc.serving import Limits, PlainServer, _send_unpaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -445,3 +445,13 @@ def test_a_stopped_server_answers_nobody_and_waits_for_nobody() -> None:
             connection.call(REPEAT, b"1 1", soon())
         with pytest.raises(PlainSilentError):
             found.repeat()
+
+
+def test_only_bbr_gives_way_to_linux_own_congestion_control() -> None:
+    available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").split()
+    for name in {"reno", "cubic", "bbr"}.intersection(available):
+        with socket.socket() as peer:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            _send_unpaced(peer)
+            found = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+            assert found == ("cubic" if name == "bbr" else name)
