@@ -19,6 +19,7 @@ from deeplink.cache.errors import IndexFormatError, IndexMendedError, RowError, 
 from deeplink.cache.holding.fetching import Wanted
 from deeplink.cache.holding.healing import Healer
 from deeplink.cache.membership import members_token, other_members
+from deeplink.cache.reads.arenas import Arenas
 from deeplink.cache.reads.fallback import Fallback
 from deeplink.cache.reads.local import LocalReader
 from deeplink.cache.reads.mounts import slowness
@@ -59,6 +60,7 @@ class _Process:
     healer: Healer
     fallback: Fallback
     tally: Tally
+    arenas: Arenas
 
 
 # One lock for all readers, made anew in a forked child: another thread may hold it at the moment of the fork.
@@ -128,7 +130,7 @@ class Reader:
             sizes = self.index.sizes(wanted)
             # Room is asked for once, unless the index was wrong about the sizes.
             if not made or (made[-1].lengths != sizes).any():
-                made.append(Batch.empty(sizes, room))
+                made.append(Batch.empty(sizes, room or self._process().arenas.room))
             if len(wanted):
                 self._fill(wanted, made[-1])
             return made[-1]
@@ -304,7 +306,7 @@ class Reader:
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
         cap = SourceCap(TokenBucket(*(_HASTE * rate for rate in rates)), self._clock)
         healer = Healer(store, members, token, self._clock)
-        return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap), Tally())
+        return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap), Tally(), Arenas())
 
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far."""

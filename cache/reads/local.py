@@ -53,10 +53,13 @@ class LocalReader:
             rows: int64, each within the index.
             batch: with room for each of `rows`, in order.
         """
+        shards = by_shard(self._index.shard[rows])
+        files = [(number, self._file(number), positions) for number, positions in shards]
+        if not any(file for _, file, _ in files):
+            return np.arange(len(rows))
         work = Copying(self._index, rows, batch)
         cold = self._cold.is_cold()
-        for number, positions in by_shard(self._index.shard[rows]):
-            file = self._file(number)
+        for number, file, positions in files:
             if file is None:
                 work.missing.append(positions)
             else:

@@ -12,7 +12,7 @@ import numpy as np
 from deeplink.cache import block
 from deeplink.cache.reads.copying import by_shard
 from deeplink.cache.remote import frames
-from deeplink.cache.remote.transport import Places
+from deeplink.cache.remote.transport import Answer, Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +80,11 @@ class Asking:
         self.silent: set[NodeName] = set()
         self.outcome = Outcome(positions)
 
+    def is_left(self, positions: np.ndarray) -> np.ndarray:
+        """Tell of each position whether its sample is still to be had."""
+        found: np.ndarray = self._is_left[positions]
+        return found
+
     def left(self, among: np.ndarray | None = None) -> np.ndarray:
         """Return the positions still to be had."""
         positions = self._positions if among is None else among
@@ -92,7 +97,7 @@ class Asking:
         left = self.left(among)
         for shard, places in by_shard(self._shards[left]):
             tried = self._tried.setdefault(shard, set())
-            name = next((name for name in self._chain(shard) if name not in tried), None)
+            name = next((name for name in self._chain(shard) if name not in tried | self.silent), None)
             if name is not None:
                 tried.add(name)
                 found.setdefault(name, []).append(left[places])
@@ -157,13 +162,16 @@ class Asking:
             self.batch.data, np.array(at, np.int64)
         )
 
-    def per_sample(self, positions: np.ndarray, status: np.ndarray) -> np.ndarray:
-        """Return each sample's status, of those of its pieces: the worst."""
-        if len(status) == len(positions):
-            return status
+    def per_sample(self, positions: np.ndarray, answer: Answer) -> Answer:
+        """Return each sample's status, of those of its pieces the worst, and checksum."""
+        if len(answer.status) == len(positions):
+            return answer
         counts = _pieces(self._lengths[positions])
-        found: np.ndarray = np.maximum.reduceat(status, np.cumsum(counts) - counts)
-        return found
+        status = np.maximum.reduceat(answer.status, np.cumsum(counts) - counts)
+        data, ends = self.batch.data, self.batch.offsets
+        bounds = zip(ends[positions].tolist(), ends[positions + 1].tolist(), strict=True)
+        checksums = np.fromiter((block.checksum(data[a:b]) for a, b in bounds), np.uint64, len(positions))
+        return Answer(status, checksums)
 
     @contextmanager
     def safe(self, positions: np.ndarray) -> Iterator[None]:
@@ -181,12 +189,14 @@ class Asking:
             for place, sample in zip(places, kept, strict=True):
                 data[place] = sample
 
-    def take(self, positions: np.ndarray) -> np.ndarray:
-        """Take notice that samples came; return the positions of those that are not what was packed."""
-        data, ends = self.batch.data, self.batch.offsets
-        views = [data[a:b] for a, b in zip(ends[positions].tolist(), ends[positions + 1].tolist(), strict=True)]
-        found = np.fromiter(map(block.checksum, views), np.uint64, len(views))
-        is_wrong = found != self._index.checksums[self.rows[positions]]
+    def take(self, positions: np.ndarray, checksums: np.ndarray) -> np.ndarray:
+        """Take notice that samples came; return the positions of those that are not what was packed.
+
+        Args:
+            positions: of samples still to be had.
+            checksums: uint64, of the bytes that came of each.
+        """
+        is_wrong = checksums != self._index.checksums[self.rows[positions]]
         self._is_left[positions] = is_wrong
         wrong: np.ndarray = positions[is_wrong]
         return wrong

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.batch import Batch
     from deeplink.cache.index import Index
-    from deeplink.cache.remote.transport import Pending, Transport
+    from deeplink.cache.remote.transport import Answer, Pending, Transport
     from deeplink.clock import Clock
     from deeplink.types import Member, NodeName
 
@@ -125,8 +125,7 @@ class Fleet:
         skipped = frozenset() if last_resort else self._breaker.skipped(self._clock.monotonic())
 
         def chain(shard: int) -> Sequence[NodeName]:
-            found = self._candidates(shard, skipped, last_resort=last_resort)
-            return [name for name in found if name not in work.silent] if work.silent else found
+            return self._candidates(shard, skipped, last_resort=last_resort)
 
         work = Asking(self._index, rows, np.asarray(positions, np.int64), batch, chain=chain)
         refused: set[NodeName] = set()
@@ -241,7 +240,7 @@ class Fleet:
         try:
             # Another copy's bytes may have come into the same places: what ends badly must not undo them.
             with work.safe(call.positions):
-                status = work.per_sample(call.positions, call.pending.result())
+                answer = work.per_sample(call.positions, call.pending.result())
         except MemberBusyError as problem:
             # It is well: the next copy serves this time, or it is asked again when it said.
             wait_s = min((problem.retry_s or _BUSY_S) * (0.5 + random.random()), _MOST_BUSY_S)  # noqa: S311
@@ -256,7 +255,7 @@ class Fleet:
             return
         self._pace.began(call.name, began - call.began)
         self._breaker.answered(call.name)
-        self._take(work, call, status, doubted)
+        self._take(work, call, answer, doubted)
 
     def _failed(self, work: Asking, call: _Call, problem: MemberError) -> None:
         left = work.left(call.positions)
@@ -270,16 +269,17 @@ class Fleet:
         pause = self._breaker.failed(call.name, self._clock.monotonic())
         log.warning("%s; skipped for %.0f s, %d samples are read elsewhere", problem, pause, len(left))
 
-    def _take(self, work: Asking, call: _Call, status: np.ndarray, doubted: set[tuple[NodeName, int]]) -> None:
+    def _take(self, work: Asking, call: _Call, answer: Answer, doubted: set[tuple[NodeName, int]]) -> None:
+        status, is_new = answer.status, work.is_left(call.positions)
         is_ok = status == cache_pb2.READ_STATUS_OK
-        came = call.positions if is_ok.all() else call.positions[is_ok]
-        wrong = work.take(came)
+        is_taken = is_ok & is_new
+        wrong = work.take(call.positions[is_taken], answer.checksums[is_taken])
         if len(wrong):
             key = self._index.key(int(work.rows[wrong[0]]))
             log.error("member %s sent other bytes for %r than were packed", call.name, key)
             work.outcome.fail(wrong, f"member {call.name}: the bytes have changed")
             doubted.update((call.name, shard) for shard in work.shards_of(wrong))
-        if len(came) < len(call.positions):
+        if not is_ok.all():
             for code in sorted(set(status[~is_ok].tolist())):
                 self._refused(work, call.name, call.positions[status == code], code)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from typing_extensions import override
 
+from deeplink.cache import block
 from deeplink.cache.errors import (
     FrameError,
     MemberBusyError,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from deeplink.types import Member
 
 READ_METHOD = "/deeplink.v1.Cache/Read"
+_AT_ONCE = 256 << 10
+"""Bytes received before their checksums are taken, which costs no time while the next come."""
 _SLOWEST_BYTES_PER_S = 16 << 20
 """A member that sends slower than this, over the whole of a batch, counts as silent."""
 
@@ -94,25 +97,65 @@ class Places:
         lengths = request.extents["length"].astype(np.int64)
         return cls(memoryview(bytearray(int(lengths.sum()))), np.cumsum(lengths) - lengths)
 
-    def part(self, run: slice, lengths: np.ndarray) -> list[memoryview]:
-        """Return the memory for the extents of `run`, of which so many bytes come; neighbours are one piece."""
-        starts = self.starts[run]
-        if not lengths.all():
-            starts, lengths = starts[lengths > 0], lengths[lengths > 0]
+
+class _Landing:
+    """Where the bytes of extents go as they come, worked out while the member works.
+
+    Args:
+        places: where they are wanted.
+        lengths: int64, bytes of each extent.
+        chosen: which of the extents come, in order; all of them when not given.
+    """
+
+    def __init__(self, places: Places, lengths: np.ndarray, chosen: np.ndarray | None = None) -> None:
+        starts = places.starts if chosen is None else places.starts[chosen]
         stops = starts + lengths
-        if len(starts) > 1:
-            is_next = starts[1:] == stops[:-1]
-            starts = starts[np.concatenate([[True], ~is_next])]
-            stops = stops[np.concatenate([~is_next, [True]])]
-        arena = self.arena
-        return [arena[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        arena = self._arena = places.arena
+        self._starts, self._stops = starts.tolist(), stops.tolist()
+        self._views = [arena[a:b] for a, b in zip(self._starts, self._stops, strict=True)]
+        self._is_one = bool((starts[1:] == stops[:-1]).all())
+        self._ends = np.cumsum(lengths)
+
+    def receive(self, message: Incoming) -> Iterator[int]:
+        """Fill the memory from a message, and yield each extent's checksum while what follows is received."""
+        first, count, ends = 0, len(self._views), self._ends
+        while first < count:
+            before = int(ends[first - 1]) if first else 0
+            last = max(int(np.searchsorted(ends, before + _AT_ONCE, side="right")), first + 1)
+            views = self._views[first:last]
+            if int(ends[last - 1]) > before:
+                whole = self._arena[self._starts[first] : self._stops[last - 1]]
+                message.read_into([whole] if self._is_one else list(filter(len, views)))
+            yield from map(block.checksum, views)
+            first = last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What came of a request, extent by extent.
+
+    Attributes:
+        status: a ReadStatus each, uint32.
+        checksums: xxh3-64 of the bytes that came of each, uint64.
+    """
+
+    status: np.ndarray
+    checksums: np.ndarray
+
+    @classmethod
+    def joined(cls, answers: Sequence[Answer]) -> Answer:
+        """Return several answers as one."""
+        if len(answers) == 1:
+            return answers[0]
+        status = np.concatenate([np.empty(0, np.uint32), *(answer.status for answer in answers)])
+        return cls(status, np.concatenate([np.empty(0, np.uint64), *(answer.checksums for answer in answers)]))
 
 
 class Pending(Protocol):
     """A batch on its way."""
 
-    def result(self) -> np.ndarray:
-        """Return a ReadStatus per extent, in order (uint32); the bytes of those that are OK are in their places.
+    def result(self) -> Answer:
+        """Return what came; the bytes of those extents that are OK are in their places.
 
         Waits until the deadline at most.
 
@@ -217,6 +260,7 @@ class _PlainPending(Pending):
         self._connection: PlainConnection | None = None
         self._is_begun = False
         self._try_to_send(fresh=False)
+        self._landing = _Landing(places, self._lengths)
 
     def _try_to_send(self, *, fresh: bool) -> None:
         try:
@@ -277,7 +321,7 @@ class _PlainPending(Pending):
         return False
 
     @override
-    def result(self) -> np.ndarray:
+    def result(self) -> Answer:
         connection = self._connection
         if connection is None:
             raise self._problem or MemberError(self._member.name, "no connection")
@@ -290,12 +334,14 @@ class _PlainPending(Pending):
                 raise
             return self._taken(self._sent(fresh=True))
 
-    def _taken(self, connection: PlainConnection) -> np.ndarray:
-        found: list[np.ndarray] = []
+    def _taken(self, connection: PlainConnection) -> Answer:
+        found: list[Answer] = []
+        done = 0
         try:
             with member_errors(self._member):
                 for message in connection.incoming(patience_s=self._patience_s):
-                    found.append(self._items(message, sum(map(len, found))))
+                    found.append(self._items(message, done))
+                    done += len(found[-1].status)
         except FrameError as problem:
             connection.close()
             raise MemberError(self._member.name, str(problem), problem.remedy) from problem
@@ -307,12 +353,11 @@ class _PlainPending(Pending):
             routes.learn(self._member.address, connection.trailers)
         routes.keep(connection)
         self._connection = None
-        status = found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.uint32), *found])
-        if len(status) != len(self._lengths):
-            raise MemberError(self._member.name, f"{len(status)} of {len(self._lengths)} items came")
-        return status
+        if done != len(self._lengths):
+            raise MemberError(self._member.name, f"{done} of {len(self._lengths)} items came")
+        return Answer.joined(found)
 
-    def _items(self, message: Incoming, done: int) -> np.ndarray:
+    def _items(self, message: Incoming, done: int) -> Answer:
         number, items = frames.read_reply_head(message)
         if number != self._request.id:
             raise FrameError(f"an answer to request {number} instead of {self._request.id}")
@@ -321,11 +366,15 @@ class _PlainPending(Pending):
         if len(wanted) != len(items):
             raise FrameError(f"more items than the {len(self._lengths)} asked for")
         status: np.ndarray = items["status"]
-        lengths = items["length"].astype(np.int64)
-        if (lengths != np.where(status == cache_pb2.READ_STATUS_OK, wanted, 0)).any():
+        is_ok = status == cache_pb2.READ_STATUS_OK
+        if (items["length"] != np.where(is_ok, wanted, 0)).any():
             raise FrameError("an item that is not as long as it was asked for")
-        message.read_into(self._places.part(run, lengths))
-        return status
+        checksums = np.zeros(len(items), np.uint64)
+        chosen, landing = np.flatnonzero(is_ok), self._landing
+        if len(chosen) < len(self._lengths):  # not all, or not in one message
+            landing = _Landing(self._places, wanted[chosen], done + chosen)
+        checksums[chosen] = np.fromiter(landing.receive(message), np.uint64, len(chosen))
+        return Answer(status, checksums)
 
     @override
     def cancel(self) -> None:

@@ -118,7 +118,7 @@ def test_reads_that_stay_open_leave_room_for_other_calls(
         assert stub.Stat(cache_pb2.StatRequest(), timeout=20).shards[0].id == sealed.id
         enough.set()
         assert [list(stream) for stream in streams] == [[], []]
-        assert transport.start(member, request, 10, Places.alone(request)).result().tolist() == []
+        assert transport.start(member, request, 10, Places.alone(request)).result().status.tolist() == []
         transport.close()
 
 

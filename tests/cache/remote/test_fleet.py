@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +18,7 @@ from deeplink.cache import ownership
 from deeplink.cache.batch import Batch
 from deeplink.cache.errors import MemberBusyError, MemberDamagedError, MemberError
 from deeplink.cache.remote.fleet import Fleet
-from deeplink.cache.remote.transport import Pending, Places, Transport
+from deeplink.cache.remote.transport import Answer, Pending, Places, Transport
 from deeplink.clock import ManualClock
 from deeplink.types import Member, NodeName, ShardId
 from deeplink.v1 import cache_pb2
@@ -53,15 +55,16 @@ class Call(Pending):
     shards: list[str]
     samples: list[bytes]
     places: Places
-    ends: Callable[[Call], np.ndarray] | None
+    ends: Callable[[Call], Answer] | None
 
-    def bring(self, samples: Sequence[bytes]) -> np.ndarray:
+    def bring(self, samples: Sequence[bytes]) -> Answer:
         for start, sample in zip(self.places.starts.tolist(), samples, strict=True):
             self.places.arena[start : start + SIZE] = sample
-        return np.full(len(samples), cache_pb2.READ_STATUS_OK, np.uint32)
+        checksums = np.array([xxhash.xxh3_64_intdigest(sample) for sample in samples], np.uint64)
+        return Answer(np.full(len(samples), cache_pb2.READ_STATUS_OK, np.uint32), checksums)
 
     @override
-    def result(self) -> np.ndarray:
+    def result(self) -> Answer:
         return self.ends(self) if self.ends is not None else self.bring(self.samples)
 
     @override
@@ -75,7 +78,7 @@ class Racing(Transport):
 
     clock: ManualClock
     order: list[tuple[NodeName, int]]
-    ends: Callable[[Call], np.ndarray]
+    ends: Callable[[Call], Answer]
     samples: dict[str, bytes]
     asked: list[tuple[NodeName, list[str]]] = field(default_factory=list)
     has_waited: bool = False
@@ -104,45 +107,69 @@ class Racing(Transport):
         pass
 
 
-def damaged(call: Call) -> np.ndarray:
+def damaged(call: Call) -> Answer:
     call.bring([bytes(SIZE)] * len(call.samples))  # what a server sends whose disk fails in the middle
     raise MemberDamagedError(call.name, "a shard could not be read")
 
 
-def cut_off(call: Call) -> np.ndarray:
+def cut_off(call: Call) -> Answer:
     call.bring([b"?" * SIZE] * len(call.samples))
     raise MemberError(call.name, "another answer than was asked for")
 
 
-def busy(call: Call) -> np.ndarray:
+def busy(call: Call) -> Answer:
     call.bring([b"?" * SIZE] * len(call.samples))
     raise MemberBusyError(call.name)
 
 
-def wrong(call: Call) -> np.ndarray:
+def wrong(call: Call) -> Answer:
     return call.bring([b"?" * SIZE] * len(call.samples))
+
+
+def index_of(samples: dict[str, bytes]) -> Index:
+    """Return as much of an index as a fleet looks at: a sample of SIZE bytes in each shard."""
+    count = len(samples)
+    found: Any = SimpleNamespace(
+        shard=np.arange(count, dtype=np.uint32),
+        block=np.zeros(count, np.uint32),
+        offset=np.zeros(count, np.uint32),
+        lengths=np.full(count, SIZE, np.uint64),
+        checksums=np.array([xxhash.xxh3_64_intdigest(data) for data in samples.values()], np.uint64),
+        shards=[SimpleNamespace(id=shard) for shard in samples],
+        key=str,
+    )
+    return cast("Index", found)
+
+
+def test_a_batch_is_let_go_of_at_once_and_not_when_the_garbage_is_next_collected() -> None:
+    one, other = two_shards()
+    samples = {one: b"A" * SIZE, other: b"B" * SIZE}
+    clock = ManualClock()
+    transport = Racing(clock, [], lambda call: call.bring(call.samples), samples, has_waited=True)
+    members = [Member(name, f"127.0.0.1:{port}") for port, name in enumerate(NAMES, start=1)]
+    fleet = Fleet(index_of(samples), members, transport, clock, deadline_s=1.5)
+    batch = Batch.empty(np.full(2, SIZE))
+    gc.disable()
+    try:
+        assert fleet.fill(np.array([0, 1]), np.array([0, 1]), batch).missing.tolist() == []
+        arena = weakref.ref(batch.arena)
+        del batch
+        assert arena() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("ends", [damaged, cut_off, busy, wrong])
 def test_a_late_answer_that_ends_badly_does_not_undo_what_another_copy_brought(
-    ends: Callable[[Call], np.ndarray],
+    ends: Callable[[Call], Answer],
 ) -> None:
     one, other = two_shards()
     samples = {one: b"A" * SIZE, other: b"B" * SIZE}
-    index: Any = SimpleNamespace(
-        shard=np.array([0, 1], np.uint32),
-        block=np.zeros(2, np.uint32),
-        offset=np.zeros(2, np.uint32),
-        lengths=np.full(2, SIZE, np.uint64),
-        checksums=np.array([xxhash.xxh3_64_intdigest(data) for data in samples.values()], np.uint64),
-        shards=[SimpleNamespace(id=one), SimpleNamespace(id=other)],
-        key=str,
-    )
     clock = ManualClock()
     order = [(ranked(one)[1], 1), (ranked(one)[0], 2)]
     transport = Racing(clock, order, ends, samples)
     members = [Member(name, f"127.0.0.1:{port}") for port, name in enumerate(NAMES, start=1)]
-    fleet = Fleet(cast("Index", index), members, transport, clock, deadline_s=1.5)
+    fleet = Fleet(index_of(samples), members, transport, clock, deadline_s=1.5)
     batch = Batch.empty(np.full(2, SIZE))
     outcome = fleet.fill(np.array([0, 1]), np.array([0, 1]), batch)
     assert not order

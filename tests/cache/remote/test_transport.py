@@ -54,7 +54,7 @@ def test_waiting_in_vain_for_one_member_is_not_held_against_another(
         unanswered = transport.start(silent, request_of_all, 0.3, Places.alone(request_of_all))
         with pytest.raises(MemberSilentError):
             unanswered.result()
-        assert answered.result().tolist() == [0] * len(PAYLOADS)
+        assert answered.result().status.tolist() == [0] * len(PAYLOADS)
     assert bytes(places.arena) == b"".join(PAYLOADS)
 
 
@@ -83,6 +83,6 @@ def test_a_member_that_only_greets_has_not_begun_to_answer(
             assert transport.answering([pending], 0.05) == []
             assert transport.answering([pending, good], 20.0) == [1]
             assert transport.answering([pending, good], 20.0) == [1]  # although its first bytes are read
-            assert good.result().tolist() == [0] * len(PAYLOADS)
+            assert good.result().status.tolist() == [0] * len(PAYLOADS)
             pending.cancel()
     assert bytes(places[1].arena) == b"".join(PAYLOADS)

@@ -75,7 +75,7 @@ def asked(
     request = frames.Request(0, [ShardId(name) for name in shards], array)
     lengths = np.minimum(array["length"].astype(np.int64), 1 << 20)
     places = Places(memoryview(bytearray(int(lengths.sum()))), np.cumsum(lengths) - lengths)
-    status = data.start(member, request, 20.0, places).result().tolist()
+    status = data.start(member, request, 20.0, places).result().status.tolist()
     return [
         (code, bytes(places.arena[start : start + length]) if code == 0 else b"")
         for code, start, length in zip(status, places.starts.tolist(), lengths.tolist(), strict=True)

@@ -42,7 +42,7 @@ def test_a_member_without_descriptors_is_busy_and_its_shard_stays(
     transport = PlainTransport(agents.token, SystemClock())
 
     def asked() -> list[int]:
-        found: list[int] = transport.start(member, request, 20.0, Places.alone(request)).result().tolist()
+        found: list[int] = transport.start(member, request, 20.0, Places.alone(request)).result().status.tolist()
         return found
 
     def none_left(*_: Any, **__: Any) -> ShardFile:
