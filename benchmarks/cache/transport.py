@@ -47,6 +47,8 @@ _SERVER_OF = {
     "remote.Flight": "flight",
     "remote.RawGrpc": "grpc",
 }
+CONGESTION = "cubic"
+"""Linux's own default, for all sides: where a machine's is BBR, its pacing is what would be measured."""
 _START_S = 20.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PASSES = 2
@@ -110,6 +112,8 @@ def nodes() -> Iterator[Nodes]:
             _said(["ip", "-n", namespace, "address", "add", address, "dev", device])
             _said(["ip", "-n", namespace, "link", "set", device, "up"])
             _said(["ip", "-n", namespace, "link", "set", "lo", "up"])
+            congestion = f"net.ipv4.tcp_congestion_control={CONGESTION}"
+            _said(["ip", "netns", "exec", namespace, "sysctl", "-qw", congestion])
     except (OSError, subprocess.CalledProcessError):
         for namespace in made:
             _said(["ip", "netns", "delete", namespace])
