@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,7 @@ from deeplink.cache.errors import AppendError, DatasetMissingError, IndexFormatE
 from deeplink.cache.index import IndexContent, ShardEntry
 from deeplink.cache.names import Names
 from deeplink.cache.packing.appending import Packed, append
+from deeplink.cache.packing.mark_file import read_marks, write_marks
 from deeplink.cache.packing.plan import SHARDS_PER_MEMBER, make_plan, shard_size
 from deeplink.cache.packing.staging import Piece
 from deeplink.publish import published_file
@@ -72,12 +72,12 @@ class Job:
     def keep_marks(self, index: Path) -> None:
         """Keep the change marks beside the index of the version that was made, for who appends to it.
 
-        <version>.marks: u64 little endian per row, no more. Without it every file counts as changed.
+        Without them every file counts as changed.
         """
         try:
-            if self._marks is not None and self.listing.marked:
+            if self._marks is not None and self.listing.marked and len(self.listing):
                 with published_file(marks_of(index), durable=False) as draft:
-                    shutil.copyfile(self._marks, draft)
+                    write_marks(draft, np.memmap(self._marks, "<u8", mode="r"))
         except OSError as problem:
             # Only time is lost, that of a later `--append`.
             log.warning("the change marks beside %s are not kept: %s", index, problem)
@@ -213,10 +213,18 @@ def marks_of(index: Path) -> Path:
     return index.with_suffix(".marks")
 
 
-def kept_marks(index: Index) -> np.ndarray | None:
-    """Return the change marks of a version's files, uint64 per row; None where they were not kept."""
+def kept_marks(index: Index, rows: np.ndarray | None = None) -> np.ndarray | None:
+    """Return the change marks of a version's files, uint64 per row; None where they were not kept whole.
+
+    Args:
+        index: of the version.
+        rows: int64, of which rows; None for all.
+    """
+    path = marks_of(index.path)
     try:
-        marks = np.memmap(marks_of(index.path), "<u8", mode="r")
-    except (OSError, ValueError):  # none, or empty
+        return read_marks(path, len(index), rows)
+    except FileNotFoundError:
         return None
-    return marks if len(marks) == len(index) else None
+    except (OSError, ValueError) as problem:
+        log.warning("%s is not used, so every file counts as changed: %s", path, problem)
+        return None

@@ -67,12 +67,12 @@ def is_unchanged(index: Index, number: int, source: Source) -> bool:
     Raises:
         SourceFileError: a file cannot be read.
     """
-    rows = rows_of(index, number).tolist()
-    marks = kept_marks(index) if source.local else None
+    rows = rows_of(index, number)
+    marks = kept_marks(index, rows) if source.local else None
     if marks is not None:
-        times = marks.view("<i8")  # before 1970 they are negative
-        return all(_is_as_listed(source, index, row, int(times[row])) for row in rows)
-    return all(_is_same(source, index, row) for row in rows)
+        times = marks.view(np.int64).tolist()  # before 1970 they are negative
+        return all(_is_as_listed(source, index, row, time) for row, time in zip(rows.tolist(), times, strict=True))
+    return all(_is_same(source, index, row) for row in rows.tolist())
 
 
 def _is_as_listed(source: Source, index: Index, row: int, mtime_ns: int) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.packer import PackProgress, pack
-from deeplink.cache.packing.jobs import marks_of
+from deeplink.cache.packing.jobs import kept_marks, marks_of
 from deeplink.cache.packing.rebuilding import is_unchanged
 from deeplink.cache.source import open_source
 from tests.cache.agents import write_tree
@@ -61,9 +61,18 @@ def test_times_before_1970_are_times(few: Path, config: Config) -> None:
     assert unchanged(packed(few, config))
 
 
-def test_without_the_times_that_were_listed_files_are_read_and_compared(few: Path, config: Config) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_without_the_times_that_were_listed_files_are_read_and_compared(
+    few: Path, config: Config, caplog: pytest.LogCaptureFixture, damaged: bool
+) -> None:
     index = packed(few, config)
-    marks_of(index.path).unlink()
+    marks = marks_of(index.path)
+    if damaged:
+        marks.write_bytes(marks.read_bytes()[:-1] + b"?")
+    else:
+        marks.unlink()
+    assert kept_marks(index) is None
+    assert ("every file counts as changed" in caplog.text) == damaged
     (few / "2.bin").touch()
     assert unchanged(index)
     rewrite(few / "3.bin", (few / "3.bin").stat().st_mtime_ns)
