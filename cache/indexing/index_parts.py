@@ -31,7 +31,7 @@ from deeplink.cache.indexing.index_format import (
     SCHEMA_1,
     ShardEntry,
 )
-from deeplink.cache.indexing.seal import CHUNK, Seal
+from deeplink.cache.indexing.seal import Seal
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
@@ -218,9 +218,10 @@ def _put_right(path: Path, file: MappedFile, seal: Seal) -> None:
     for number in seal.chunks([(0, seal.checked)]):
         if seal.is_whole(number):
             continue
+        start = number * seal.chunk
         if not seal.restore(number, file.write):
-            raise IndexFormatError(path, f"the {CHUNK:,} bytes from {number * CHUNK:,} on are damaged, and others")
-        log.warning("index %s: bytes from %d on are damaged and were restored in memory", path, number * CHUNK)
+            raise IndexFormatError(path, f"the {seal.chunk:,} bytes from {start:,} on are damaged, and others")
+        log.warning("index %s: bytes from %d on are damaged and were restored in memory", path, start)
 
 
 def _parts(path: Path, file: MappedFile, seal: Seal | None) -> Parts:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from deeplink.cache.errors import IndexFormatError
+from deeplink.cache.indexing.seal import Seal
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.store import Store
@@ -81,11 +82,13 @@ def test_an_index_damaged_beyond_repair_is_said(config: Config, source: Path) ->
         checksums = reader.index.checksums.tobytes()
         path = reader.index.path
         good = path.read_bytes()
-        with path.open("r+b") as file:  # in the parity, too
+        seal = Seal.find(memoryview(good))
+        assert seal is not None
+        with path.open("r+b") as file:
             file.seek(good.index(checksums))
             file.write(bytes(8 * 60))
-            file.seek(len(good) // 2 + 100)
-            file.write(bytes(1000))
+            file.seek(seal.covered)
+            file.write(bytes(seal.parities * seal.chunk))
         with pytest.raises(IndexFormatError, match="more is damaged") as said:
             reader.read(range(60))
         assert "index rebuild" in said.value.remedy
