@@ -7,8 +7,7 @@ that file, 40 digits of it, so `sha256sum` checks it.
 from __future__ import annotations
 
 import logging
-import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +18,7 @@ from deeplink.cache.errors import IndexFormatError, IndexMendedError, KeyMissing
 from deeplink.cache.indexing.index_format import IndexContent, ShardEntry, file_version, write_index
 from deeplink.cache.indexing.index_parts import load
 from deeplink.cache.indexing.key_column import KeyColumn
+from deeplink.cache.indexing.slots import SlotTable
 from deeplink.types import SampleKey, Version
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 __all__ = ["Folder", "Index", "IndexContent", "Labels", "ShardEntry", "file_version", "write_index"]
-
-_MOST_EQUAL = 64
-"""Keys of one hash looked at; among 10 million there is hardly ever a second."""
 
 
 class Folder(NamedTuple):
@@ -107,12 +104,7 @@ class Index:
         self._keys = KeyColumn(path, parts.ends, parts.text)
         self.shard, self.block, self.offset = (parts.columns[name] for name in ("shard", "block", "offset"))
         self.lengths, self.checksums = parts.columns["length"], parts.columns["checksum"]
-        self._hashes = self._hash_rows = memoryview(b"")
-        if parts.hashes is not None and parts.hash_rows is not None and len(self):
-            self._hashes = parts.hashes.data.cast("B").cast("Q")
-            self._hash_rows = parts.hash_rows.data.cast("B").cast("I")
-        # Hashes lie evenly: where one of `count` should be, it is missed by sqrt(count) / 2 in the mean.
-        self._near = 4 * math.isqrt(len(self)) + 64
+        self._slots = SlotTable(parts.slots, len(self)) if parts.slots is not None else None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -158,21 +150,10 @@ class Index:
             IndexFormatError: the index is damaged.
         """
         raw = _encoded(key)
-        count, at = len(self._hashes), 0
-        if count:
-            wanted = block.checksum(raw)
-            guess = wanted * count >> 64
-            low, high = max(guess - self._near, 0), min(guess + self._near, count)
-            at = bisect_left(self._hashes, wanted, low, high)
-            if at in {low, high}:
-                at = bisect_left(self._hashes, wanted)
-            for place in range(at, min(at + _MOST_EQUAL, count)):
-                if self._hashes[place] != wanted:
-                    break
-                row = self._hash_rows[place]
-                if row < count and self._keys.raw(row) == raw:
-                    return row
-        # Format 1 has no hashes, and damaged ones shall not hide a sample that is there.
+        found = self._slots.row(raw, self._keys) if self._slots is not None else None
+        if found is not None:
+            return found
+        # Formats 1 and 2 have no table, and a damaged one shall not hide a sample that is there.
         row = self._keys.first_not_below(raw)
         if row == len(self) or self._keys.raw(row) != raw:
             raise KeyMissingError(key)

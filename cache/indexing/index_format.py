@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deeplink.cache import block
 from deeplink.cache.indexing.seal import append_seal
+from deeplink.cache.indexing.slots import MOST_ROWS, make_slots
 from deeplink.cache.layout import DIGEST_DIGITS
 from deeplink.types import Version
 
@@ -23,13 +22,10 @@ if TYPE_CHECKING:
 
     from deeplink.types import SampleKey, ShardId
 
-FORMAT = 2
-READABLE = (1, 2)
-MOST_ROWS = (1 << 32) - 1
-"""Rows are numbered in 32 bits where keys are looked up."""
+FORMAT = 3
+READABLE = (1, 2, 3)
 META = b"deeplink"
 ID_BYTES = DIGEST_DIGITS // 2
-_HASHED_AT_ONCE = 1 << 18
 
 
 def _field(name: str, kind: pa.DataType) -> pa.Field:
@@ -50,10 +46,10 @@ SCHEMA = pa.schema(
         _field("key", pa.large_string()),
         _field("shard", pa.dictionary(pa.uint32(), _SHARD)),
         *(_field(name, kind) for name, kind in PLACE),
-        _field("hash", pa.uint64()),
-        _field("hash_row", pa.uint32()),
     ]
 )
+SCHEMA_2 = SCHEMA.append(_field("hash", pa.uint64())).append(_field("hash_row", pa.uint32()))
+"""Its hashes, sorted, and the row of each are of no use any more: keys are found by halving."""
 OFFSETS_1 = b"deeplink.block_offsets"
 SCHEMA_1 = pa.schema(
     [
@@ -110,7 +106,7 @@ class IndexContent:
 def write_index(path: Path, content: IndexContent) -> Version:
     """Write an index file and return its version; the same content gives the same file.
 
-    Takes about 30 bytes of memory per sample besides the content.
+    Takes about 16 bytes of memory per sample besides the content.
 
     Raises:
         ValueError: the keys are not sorted, or the columns do not fit each other.
@@ -121,23 +117,22 @@ def write_index(path: Path, content: IndexContent) -> Version:
         raise ValueError(f"{len(keys):,} samples; an index holds {MOST_ROWS:,} at most")
     if not is_ascending(keys):
         raise ValueError("the keys are not sorted, or one is there twice")
-    meta = {"format": FORMAT, "samples": len(keys), "source": content.source}
+    slots = make_slots(keys)
+    meta = {"format": FORMAT, "samples": len(keys), "slots": len(slots), "source": content.source}
     if content.home:
         meta["home"] = content.home
     schema = SCHEMA.with_metadata({META: json.dumps(meta, sort_keys=True).encode()})
-    hashes, rows = _hash_columns(keys)
     columns = [
         keys,
         pa.DictionaryArray.from_arrays(pa.array(content.shard, pa.uint32()), _shard_array(content)),
         *(pa.array(getattr(content, name), kind) for name, kind in PLACE),
-        pa.array(hashes, pa.uint64()),
-        pa.array(rows, pa.uint32()),
     ]
     batch = pa.record_batch(columns, schema=schema)
     # One record batch, so that each column is one run of memory.
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(batch)
-    append_seal(path, _columns_start(path))
+    # Behind the columns: in front of them is only what a reader looks at when it opens the file.
+    append_seal(path, _columns_start(path), slots.astype("<u4", copy=False).data)
     return file_version(path)
 
 
@@ -173,26 +168,6 @@ def _shard_array(content: IndexContent) -> pa.StructArray:
         blocks,
     ]
     return pa.StructArray.from_arrays(columns, fields=list(_SHARD))
-
-
-def _hash_columns(keys: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted xxh3-64 of all keys and the row of each; equal ones in the order of their rows."""
-    _, ends, text = keys.buffers()
-    hashes = np.empty(len(keys), np.uint64)
-    if not len(keys):
-        return hashes, np.empty(0, np.uint32)
-    bounds, data, digest = np.frombuffer(ends, np.int64, len(keys) + 1), memoryview(text or b""), block.checksum
-    for start in range(0, len(keys), _HASHED_AT_ONCE):
-        some = bounds[start : start + _HASHED_AT_ONCE + 1].tolist()
-        hashes[start : start + len(some) - 1] = [digest(data[a:b]) for a, b in itertools.pairwise(some)]
-    # Sixteenth by sixteenth, and then in place: a third of the memory of sorting all at once, and no slower.
-    rows, top, at = np.empty(len(keys), np.uint32), (hashes >> np.uint64(60)).astype(np.uint8), 0
-    for part in range(16):
-        mine = np.flatnonzero(top == part)
-        rows[at : at + len(mine)] = mine[np.argsort(hashes[mine], kind="stable")]
-        at += len(mine)
-    hashes.sort()
-    return hashes, rows
 
 
 def file_version(path: Path) -> Version:

@@ -29,9 +29,11 @@ from deeplink.cache.indexing.index_format import (
     READABLE,
     SCHEMA,
     SCHEMA_1,
+    SCHEMA_2,
     ShardEntry,
 )
 from deeplink.cache.indexing.seal import Seal
+from deeplink.cache.indexing.slots import PROBES
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SCHEMAS = {1: SCHEMA_1, 2: SCHEMA_2, FORMAT: SCHEMA}
 _DAMAGE = (pa.ArrowException, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, SystemError)
 """What Arrow and Python make of a file that does not hold together (a negative length is a SystemError)."""
 
@@ -171,7 +174,7 @@ class Parts:
         ends: int64, shape (rows + 1,): where each key begins in `text`. Not looked at.
         text: the keys, one after another.
         columns: `shard`, `block`, `offset`, `length`, `checksum`, per row. Not looked at.
-        hashes, hash_rows: uint64 and uint32: sorted xxh3-64 of the keys, and the row of each; None in format 1.
+        slots: uint32, the table by which rows are found (see slots.py); None before format 3. Not looked at.
         file: the file.
         seal: its seal; None in format 1.
     """
@@ -183,8 +186,7 @@ class Parts:
     ends: np.ndarray
     text: memoryview
     columns: dict[str, np.ndarray]
-    hashes: np.ndarray | None
-    hash_rows: np.ndarray | None
+    slots: np.ndarray | None
     file: MappedFile
     seal: Seal | None
 
@@ -233,19 +235,18 @@ def _parts(path: Path, file: MappedFile, seal: Seal | None) -> Parts:
         raise IndexFormatError(path, "it is not an index")
     if said["format"] not in READABLE:
         newer = " was written by a newer release;" if said["format"] > FORMAT else ""
-        known = " and ".join(map(str, READABLE))
+        known = ", ".join(map(str, READABLE))
         raise IndexFormatError(path, f"format {said['format']}{newer} this release reads formats {known}")
-    if said["format"] == FORMAT and seal is None:
+    first = said["format"] == 1
+    if not first and seal is None:
         raise IndexFormatError(path, "its end is damaged")
-    schema = SCHEMA if said["format"] == FORMAT else SCHEMA_1
-    if reader.num_record_batches != 1 or not reader.schema.equals(schema):
+    if reader.num_record_batches != 1 or not reader.schema.equals(_SCHEMAS[said["format"]]):
         raise IndexFormatError(path, "it does not have an index's columns")
     batch = reader.get_batch(0)
     count = batch.num_rows
     if said.get("samples", count) != count:
         raise IndexFormatError(path, f"{count:,} rows, not the {said['samples']:,} it was written with")
     shard = batch.column("shard")
-    first = said["format"] == 1
     table = _shards_1(path, said, meta[OFFSETS_1]) if first else _shards(path, shard.dictionary)
     _, ends, text = batch.column("key").buffers()
     return Parts(
@@ -257,11 +258,18 @@ def _parts(path: Path, file: MappedFile, seal: Seal | None) -> Parts:
         text=memoryview(text or b"").cast("B").toreadonly(),
         columns={"shard": _flat(shard if first else shard.indices, "<u4", count)}
         | {name: _flat(batch.column(name), f"<u{kind.bit_width // 8}", count) for name, kind in PLACE},
-        hashes=None if first else _flat(batch.column("hash"), "<u8", count),
-        hash_rows=None if first else _flat(batch.column("hash_row"), "<u4", count),
+        slots=_slots(file, seal, said["slots"]) if seal is not None and said["format"] == FORMAT else None,
         file=file,
         seal=seal,
     )
+
+
+def _slots(file: MappedFile, seal: Seal, count: int) -> np.ndarray:
+    """Return the last of what the seal covers."""
+    start = seal.covered - 4 * count
+    if count < PROBES or start < seal.checked:
+        raise ValueError(f"a table of {count} slots")
+    return _frozen(file.view[start : seal.covered], "<u4", count)
 
 
 def _flat(array: pa.Array, kind: str, count: int) -> np.ndarray:

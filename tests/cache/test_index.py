@@ -127,9 +127,10 @@ def test_labels_of_some_rows_are_those_of_all(tmp_path: Path, keys: list[str]) -
             labels[outside]
 
 
-def test_many_keys_are_found_by_their_hashes(tmp_path: Path) -> None:
+def test_many_keys_are_found_and_take_little_room(tmp_path: Path) -> None:
     keys = [f"{i:06d}" for i in range(30_000)]
     index = made(tmp_path / "index", keys)
+    assert index.path.stat().st_size < (41.5 + 6) * len(keys)
     assert [index.row(key) for key in keys] == list(range(len(keys)))
     with pytest.raises(KeyMissingError):
         index.row("x")

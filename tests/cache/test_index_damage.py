@@ -17,11 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deeplink.cache.errors import IndexFormatError, KeyMissingError
-from deeplink.cache.index import Index, IndexContent, write_index
-from deeplink.cache.indexing.index_format import META, OFFSETS_1, SCHEMA_1
-from deeplink.cache.indexing.seal import Seal
+from deeplink.cache.index import Index, IndexContent, file_version, write_index
+from deeplink.cache.indexing import index_format
+from deeplink.cache.indexing.index_format import META, OFFSETS_1, SCHEMA_1, SCHEMA_2
+from deeplink.cache.indexing.index_parts import load
+from deeplink.cache.indexing.seal import Seal, append_seal
 from deeplink.errors import DeepLinkError
 from deeplink.types import Version
+from tests.cache.indexing.test_seal import append_older_seal
 from tests.cache.test_index import content
 
 KEYS = sorted(f"{folder}/{i:03d}.x" for folder in ("a", "b/q", "zä") for i in range(20))
@@ -197,34 +200,47 @@ def test_more_damage_than_can_be_restored_is_said(tmp_path: Path) -> None:
     assert len(Index(path, version)) == 60_000  # what is read at open is whole
 
 
-def test_damaged_hashes_do_not_hide_a_key(tmp_path: Path) -> None:
+def slots_of(path: Path, version: Version) -> slice:
+    """Return where in the file the slots are."""
+    slots = load(path).slots
+    assert slots is not None
+    start = path.read_bytes().index(slots.tobytes())
+    return slice(start, start + slots.nbytes)
+
+
+def test_damaged_slots_do_not_hide_a_key(tmp_path: Path) -> None:
     path = tmp_path / "index"
     version, _, _ = large(path)
-    good = path.read_bytes()
-    rows = np.frombuffer(good, np.uint8)
-    hashes = Index(path, version)._hashes
-    at = good.index(bytes(hashes))
-    # As if all keys had one hash, and then as if those of others came first.
-    for value in (hashes[0], hashes[len(hashes) // 2], 0):
-        bad = rows.copy()
-        bad[at : at + hashes.nbytes] = np.full(len(hashes), value, "<u8").view(np.uint8)
-        path.write_bytes(bad.tobytes())
+    good = bytearray(path.read_bytes())
+    where = slots_of(path, version)
+    count = (where.stop - where.start) // 4
+    rng = np.random.default_rng(0)
+    # As if there were no keys, one key, the same keys in other places, and anything.
+    for slots in (
+        np.full(count, 0xFFFFFFFF),
+        np.zeros(count),
+        rng.permutation(np.frombuffer(bytes(good[where]), "<u4")),
+        rng.integers(0, 1 << 32, count),
+        rng.integers(60_000, 1 << 16, count),
+    ):
+        good[where] = slots.astype("<u4").tobytes()
+        path.write_bytes(good)
         index = Index(path, version)
         assert [index.row(f"{i:06d}") for i in (0, 1, 9_999, 59_999)] == [0, 1, 9_999, 59_999]
         with pytest.raises(KeyMissingError):
             index.row("999999")
 
 
-def test_keys_of_one_hash_are_told_apart(tmp_path: Path) -> None:
+def test_damaged_slots_are_mended_with_all_else(tmp_path: Path) -> None:
     path = tmp_path / "index"
-    version = write_index(path, content(KEYS))
-    hashes = Index(path, version)._hashes
-    row = 17
-    own = hashes[list(Index(path, version)._hash_rows).index(row)]
-    good = path.read_bytes()
-    at = good.index(bytes(hashes))
-    path.write_bytes(good[:at] + np.full(len(hashes), own, "<u8").tobytes() + good[at + hashes.nbytes :])
-    assert Index(path, version).row(KEYS[row]) == row
+    version, _, _ = large(path)
+    where = slots_of(path, version)
+    good = path.read_bytes()[where]
+    damage(path, [where.start, where.start + 1])
+    index = Index(path, version)
+    assert index._file.view[where] != good
+    assert index.mend()
+    assert index._file.view[where] == good
 
 
 def test_a_row_of_a_shard_that_there_is_not(tmp_path: Path) -> None:
@@ -260,6 +276,61 @@ def test_an_index_of_format_1_is_read_as_ever(tmp_path: Path, whole: tuple[bytes
     assert index.format == 1
     assert everything(index) == whole[2]
     assert not index.mend()
+
+
+def format_2(path: Path, wanted: IndexContent) -> Version:
+    """Write an index as it was before there were slots; what its hashes say does not matter."""
+    meta = {"format": 2, "samples": len(wanted.keys), "source": wanted.source}
+    schema = SCHEMA_2.with_metadata({META: json.dumps(meta, sort_keys=True).encode()})
+    count = len(wanted.keys)
+    columns = [
+        pa.array(wanted.keys, pa.large_string()),
+        pa.DictionaryArray.from_arrays(pa.array(wanted.shard, pa.uint32()), index_format._shard_array(wanted)),
+        *(pa.array(getattr(wanted, name), kind) for name, kind in index_format.PLACE),
+        pa.array(np.zeros(count, np.uint64)),
+        pa.array(np.zeros(count, np.uint32)),
+    ]
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+    append_seal(path, index_format._columns_start(path))
+    made = load(path).seal
+    assert made is not None
+    append_older_seal(path, made.covered)
+    return file_version(path)
+
+
+@pytest.mark.parametrize("keys", [KEYS, [f"{i:06d}" for i in range(30_000)]], ids=["few", "many"])
+def test_an_index_of_format_2_is_read_as_ever(tmp_path: Path, keys: list[str]) -> None:
+    version = format_2(tmp_path / "old", content(keys))
+    index = Index(tmp_path / "old", version)
+    new = Index(tmp_path / "new", write_index(tmp_path / "new", content(keys)))
+    assert (index.format, new.format) == (2, 3)
+    index.verify()
+    assert [index.row(key) for key in keys] == list(range(len(keys)))
+    assert index.keys() == new.keys() == keys
+    assert index.checksums.tolist() == new.checksums.tolist()
+    assert list(index.shards) == list(new.shards)
+    with pytest.raises(KeyMissingError):
+        index.row("none")
+    damage(tmp_path / "old", [place_of(tmp_path / "old", index.checksums, len(keys) - 1)])
+    mended = Index(tmp_path / "old", version)
+    mended.mend()
+    assert mended.checksums.tolist() == new.checksums.tolist()
+
+
+@pytest.mark.parametrize("slots", [-1, 0, 63, 1 << 40, None, "80", 3.5])
+def test_a_number_of_slots_that_cannot_be_is_refused(tmp_path: Path, slots: Any) -> None:
+    path = tmp_path / "index"
+    write_index(path, content(KEYS))
+    with pa.memory_map(str(path)) as file:
+        batch = pa.ipc.open_file(file).get_batch(0)
+        said = json.loads(batch.schema.metadata[META]) | {"slots": slots}
+        schema = batch.schema.with_metadata({META: json.dumps(said).encode()})
+        with pa.OSFile(str(tmp_path / "other"), "wb") as other, pa.ipc.new_file(other, schema) as writer:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    append_seal(tmp_path / "other", 1000)
+    with pytest.raises(IndexFormatError):
+        Index(tmp_path / "other", Version("0" * 40))
 
 
 def test_an_index_that_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
