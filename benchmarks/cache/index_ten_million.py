@@ -1,6 +1,7 @@
-"""An index of ten million samples: its size, opening it, looking up in it, and what use by eight workers costs.
+"""Ten million files: the memory it takes to list, plan and index them, then the index.
 
-The samples are made up, the index is not: it is written, opened and read as `deeplink pack` and the Dataset do.
+Its size, opening it, looking up in it, and what use by eight workers costs. The files are made up, the rest is
+not: they are listed, planned and indexed as `deeplink pack` does it, and looked up as the Dataset does.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
+from typing_extensions import override
 
 from benchmarks.rows import Row, make_row, table, write_rows
-from deeplink.cache.index import Index, IndexContent, ShardEntry, write_index
+from deeplink.cache import block
+from deeplink.cache.catalog import Catalog
+from deeplink.cache.index import Index, write_index
+from deeplink.cache.names import Gathering
+from deeplink.cache.packing.jobs import Job, planned_job
+from deeplink.cache.packing.staging import Piece
+from deeplink.cache.sources.origin import Listing, Source
+from deeplink.config import Config
 from deeplink.types import ShardId
 
 if TYPE_CHECKING:
@@ -30,59 +38,79 @@ if TYPE_CHECKING:
 
 SAMPLES = 10_000_000
 WORKERS = 8
-_IN_A_CLASS = 1_000
-_IN_A_SHARD = 1_000
-"""4 MiB of 4 KiB samples: ten thousand shards, the most that a dataset of ten million should have."""
-_SAMPLE_BYTES = 4_096
-_IN_A_BLOCK = 255
+_IN_A_FOLDER = 1_000
+_SHARD_BYTES = 4 << 20
+"""Ten thousand shards, the most that a dataset of ten million samples of 4 KiB should have."""
 _RUNS = 5
 _LOOKUPS = 20_000
 _READ_ROWS = 200_000
-_MIB = 1 << 20
 
 
-def _keys(samples: int) -> pa.LargeStringArray:
-    """Return `train/CCCCCC/IIIIIIII.jpg` for each sample: 26 bytes, in order."""
-    pattern = np.frombuffer(b"train/000000/00000000.jpg", np.uint8)
-    text = np.tile(pattern, (samples, 1))
-    for start, digits, value in ((6, 6, np.arange(samples) // _IN_A_CLASS), (13, 8, np.arange(samples))):
-        rest = value
-        for place in range(start + digits - 1, start - 1, -1):
-            text[:, place] += (rest % 10).astype(np.uint8)
-            rest = rest // 10
-    ends = np.arange(samples + 1, dtype=np.int64) * len(pattern)
-    return pa.LargeStringArray.from_buffers(samples, pa.py_buffer(ends), pa.py_buffer(text))
+class _NamesAlone(Source):
+    """A source of as many files as wanted, named like ImageNet's, without a byte in any."""
+
+    url = "generated://names"
+    local = False
+
+    def __init__(self, files: int) -> None:
+        self._files = files
+
+    @override
+    def check(self) -> None:
+        return
+
+    @override
+    def listing(self) -> Listing:
+        found = Gathering()
+        for first in range(0, self._files, _IN_A_FOLDER):
+            numbers = range(first, min(first + _IN_A_FOLDER, self._files))
+            folder = f"n{first // _IN_A_FOLDER:08d}"
+            sizes = [4096 + number % 512 for number in numbers]
+            found.add(
+                f"train/{folder}/", [f"{folder}_{n:08d}.JPEG" for n in numbers], sizes, (n + 1 for n in numbers)
+            )
+        return Listing.of(found)
+
+    @override
+    def mark(self, key: str) -> int:
+        return 1
+
+    @override
+    def read(self, key: str, size: int) -> bytes:
+        return bytes(size)
+
+    @override
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        return bytes(length)
 
 
-def content(samples: int) -> IndexContent:
-    """Return what an index of so many samples of 4 KiB is made of."""
-    row = np.arange(samples)
-    inside = row % _IN_A_SHARD
-    shards = -(-samples // _IN_A_SHARD)
-    blocks = -(-_IN_A_SHARD // _IN_A_BLOCK) + 1
-    offsets = np.arange(blocks, dtype=np.uint64) * np.uint64(_MIB) + np.uint64(8192)
-    return IndexContent(
-        source="/data/made-up",
-        shards=[
-            ShardEntry(id=ShardId(f"{number:040x}"), bytes=5 * _MIB, samples=_IN_A_SHARD, blocks=blocks)
-            for number in range(shards)
-        ],
-        block_offsets=[offsets] * shards,
-        keys=_keys(samples),
-        shard=(row // _IN_A_SHARD).astype(np.uint32),
-        block=(inside // _IN_A_BLOCK).astype(np.uint32),
-        offset=(inside % _IN_A_BLOCK * _SAMPLE_BYTES).astype(np.uint32),
-        length=np.full(samples, _SAMPLE_BYTES, np.uint64),
-        checksum=np.random.default_rng(0).integers(0, 1 << 63, samples, np.uint64),
-    )
+def _planned(work: Path, files: int) -> Job:
+    config = Config(catalog=work / "catalog", store=work / "store", state=work / "state", shard_bytes=_SHARD_BYTES)
+    job = planned_job(_NamesAlone(files), Catalog(config.catalog), "names", config, members=0, append=False)
+    job.put_aside(work)
+    return job
 
 
-def _written(pipe: Connection, path: Path, samples: int) -> None:
-    """Write the index; say its version, the seconds and the most memory it took, in MiB."""
-    made = content(samples)
+def _pieces(job: Job) -> dict[int, Piece]:
+    """Return what would be known of the shards if they had been packed."""
+    draw, found = np.random.default_rng(0), {}
+    for number, shard in enumerate(job.plan.shards):
+        _, _, payloads = block.arrange(job.listing.sizes[shard.rows])
+        offsets = np.cumsum([0, *payloads[:-1]], dtype=np.uint64)
+        checksums = draw.integers(0, 1 << 63, shard.stop - shard.start, np.uint64)
+        found[number] = job.kept(number, Piece(ShardId(f"{number:040x}"), 5 << 20, offsets, checksums))
+    return found
+
+
+def _written(pipe: Connection, path: Path, files: int) -> None:
+    """Make an index as a packing does; say its version, the seconds to write it, and the most memory in MiB."""
+    job = _planned(path.parent, files)
+    made = job.content(_pieces(job), home="")
     began = time.perf_counter()
     version = write_index(path, made)
-    pipe.send((version, time.perf_counter() - began, _status("VmHWM") / 1024))
+    seconds = time.perf_counter() - began
+    job.keep_marks(path)
+    pipe.send((version, seconds, _status("VmHWM") / 1024))
 
 
 def _status(name: str) -> int:
@@ -114,7 +142,7 @@ def _read(index: Index, seed: int) -> int:
 
 def _worker(pipe: Connection, opened: Index | tuple[Path, Version], seed: int) -> None:
     """Open the index, unless the parent has, read in it, say how many KiB that took, and wait to be ended."""
-    _read_nothing = np.random.default_rng(0).integers(0, 9, 256)  # what numpy sets up at first use is not ours
+    np.random.default_rng(0).integers(0, 9, 256)  # what numpy sets up at first use is not ours
     before = _own_kib()
     index = opened if isinstance(opened, Index) else Index(*opened)
     _read(index, seed)
@@ -181,9 +209,9 @@ def _lookups(index: Index) -> Iterator[Row]:
     yield make_row("index: place of a row, in batches of 256", places, "us")
     folder = keys[0].rpartition("/")[0]
     listed = _timed(lambda: index.listing(folder), 1, 1e-3)
-    yield make_row(f"index: list a folder of {_IN_A_CLASS:,} samples", listed, "ms")
+    yield make_row(f"index: list a folder of {_IN_A_FOLDER:,} samples", listed, "ms")
     top = _timed(lambda: index.listing("train"), 1, 1e-3)
-    yield make_row(f"index: list {len(index) // _IN_A_CLASS:,} folders of {_IN_A_CLASS:,}", top, "ms")
+    yield make_row(f"index: list {len(index) // _IN_A_FOLDER:,} folders of {_IN_A_FOLDER:,}", top, "ms")
     yield make_row("index: read all of it and compare its digest", _timed(index.verify, 1, 1.0)[:1], "s")
 
 
@@ -191,36 +219,33 @@ def measure(work: Path, samples: int = SAMPLES) -> list[Row]:
     """Return the figures of an index of so many samples, made below `work` and removed at the end.
 
     Raises:
-        OSError: there is no room for it (about 75 bytes per sample).
+        OSError: there is no room for it (about 100 bytes per sample).
+        EOFError: the process that makes it has failed, and said why.
     """
-    path = work / "index.arrow"
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        return list(_rows(Path(folder) / "index.arrow", samples))
+
+
+def _rows(path: Path, samples: int) -> Iterator[Row]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     writer = context.Process(target=_written, args=(there, path, samples))
     writer.start()
-    try:
-        version, write_s, most_mib = here.recv()
-        writer.join()
-        rows = [
-            make_row("index: write", [write_s], "s"),
-            make_row("index: most memory while writing, its columns included", [most_mib], "MiB", at_most=1024),
-        ]
-        rows += _opens(path, version)  # first: pages of a file that is mapped stay in memory
-        index = Index(path, version)
-        text = len(index.key(0)) * samples
-        each = (path.stat().st_size - text) / samples
-        rows.append(make_row("index: bytes per sample without the key", [each], "B", at_most=64))
-        rows += _lookups(index)
-        rows += [
-            make_row(f"index: {WORKERS} workers, {how}", [_workers_mib(start, opened)], "MiB", at_most=50)
-            for how, start, opened in (
-                ("each opens it", context, (path, version)),
-                ("forked with it open", multiprocessing.get_context("fork"), index),
-            )
-        ]
-    finally:
-        path.unlink(missing_ok=True)
-    return rows
+    there.close()
+    version, write_s, most_mib = here.recv()
+    writer.join()
+    yield make_row("index: write", [write_s], "s")
+    yield make_row(f"index: list, plan and index {samples:,} files, most memory", [most_mib], "MiB", at_most=1024)
+    yield from _opens(path, version)  # first: pages of a file that is mapped stay in memory
+    index = Index(path, version)
+    each = (path.stat().st_size - len(index.key(0)) * samples) / samples
+    yield make_row("index: bytes per sample without the key", [each], "B", at_most=64)
+    yield from _lookups(index)
+    for how, start, opened in (
+        ("each opens it", context, (path, version)),
+        ("forked with it open", multiprocessing.get_context("fork"), index),
+    ):
+        yield make_row(f"index: {WORKERS} workers, {how}", [_workers_mib(start, opened)], "MiB", at_most=50)
 
 
 def main() -> None:
