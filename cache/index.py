@@ -278,7 +278,7 @@ class Index:
         """Compare what the file says of some rows, or all of it, with its seal, and restore what was damaged.
 
         In memory, for this process and what it forks from now on; all views of the file see it. Takes 0.1 ms for a
-        row that is whole; to restore one, about as long as it takes to read all of the file.
+        row that is whole, a millisecond more to restore one.
 
         Args:
             rows: which; None for all of the file.
