@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from deeplink.cache import block, layout
+from deeplink.cache.columns import strings
 from deeplink.cache.errors import ShardCorruptError, ShardIdError
 from deeplink.v1 import cache_pb2
 
@@ -94,7 +95,7 @@ def described(
     for record in records:
         names, columns = block.decode_table(record, shard)
         try:
-            keys.append(pa.array(names, pa.large_binary()).cast(pa.large_string()))
+            keys.append(strings(names, pa.large_binary()).cast(pa.large_string()))
         except pa.ArrowInvalid as problem:
             raise ShardCorruptError(shard, f"a key is not UTF-8: {problem}") from problem
         parts.append(columns)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from deeplink.cache.columns import fixed, numbers, strings
 from deeplink.cache.indexing.seal import append_seal
 from deeplink.cache.indexing.slots import MOST_ROWS, make_slots
 from deeplink.cache.layout import DIGEST_DIGITS
@@ -124,8 +125,8 @@ def write_index(path: Path, content: IndexContent) -> Version:
     schema = SCHEMA.with_metadata({META: json.dumps(meta, sort_keys=True).encode()})
     columns = [
         keys,
-        pa.DictionaryArray.from_arrays(pa.array(content.shard, pa.uint32()), _shard_array(content)),
-        *(pa.array(getattr(content, name), kind) for name, kind in PLACE),
+        pa.DictionaryArray.from_arrays(numbers(content.shard, pa.uint32()), _shard_array(content)),
+        *(numbers(getattr(content, name), kind) for name, kind in PLACE),
     ]
     batch = pa.record_batch(columns, schema=schema)
     # One record batch, so that each column is one run of memory.
@@ -151,7 +152,7 @@ def is_ascending(keys: pa.LargeStringArray) -> bool:
 
 def _key_array(keys: Sequence[SampleKey] | pa.LargeStringArray) -> pa.LargeStringArray:
     if not isinstance(keys, pa.LargeStringArray):
-        return pa.array(keys, pa.large_string())
+        return strings([key.encode() for key in keys], pa.large_string())
     # A slice would drag along, or worse point into, what it was cut from.
     return pa.concat_arrays([keys]) if keys.offset else keys
 
@@ -160,11 +161,13 @@ def _shard_array(content: IndexContent) -> pa.StructArray:
     ends = np.cumsum([0, *map(len, content.block_offsets)], dtype=np.int64)
     every = np.concatenate([np.asarray(part, np.uint64) for part in content.block_offsets])
     item = _SHARD.field("block_offsets").type.value_field
-    blocks = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(every), type=pa.large_list(item))
+    blocks = pa.LargeListArray.from_arrays(
+        numbers(ends, pa.int64()), numbers(every, pa.uint64()), type=pa.large_list(item)
+    )
     columns = [
-        pa.array([bytes.fromhex(entry.id) for entry in content.shards], pa.binary(ID_BYTES)),
-        pa.array([entry.bytes for entry in content.shards], pa.uint64()),
-        pa.array([entry.samples for entry in content.shards], pa.uint64()),
+        fixed([bytes.fromhex(entry.id) for entry in content.shards], ID_BYTES),
+        numbers((entry.bytes for entry in content.shards), pa.uint64()),
+        numbers((entry.samples for entry in content.shards), pa.uint64()),
         blocks,
     ]
     return pa.StructArray.from_arrays(columns, fields=list(_SHARD))

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from deeplink.cache import block
 from deeplink.cache.indexing.key_column import KeyColumn
 from deeplink.cache.indexing.slots import PROBES, SlotTable, make_slots, placed
+from deeplink.cache.names import Names
 
 HASHES = st.lists(st.integers(0, (1 << 64) - 1) | st.sampled_from([0, 1, (1 << 64) - 1]), max_size=300)
 KEYS = st.sets(st.text("ab/é", max_size=5), max_size=60).map(sorted)
@@ -42,7 +42,7 @@ def test_a_table_is_what_the_format_says(hashes: list[int]) -> None:
 
 @given(KEYS, KEYS)
 def test_each_key_is_found_and_no_other(keys: list[str], others: list[str]) -> None:
-    table = SlotTable(make_slots(pa.array(keys, pa.large_string())), len(keys))
+    table = SlotTable(make_slots(Names.of(keys).arrow), len(keys))
     where = {key: row for row, key in enumerate(keys)}
     for key in [*keys, *others]:
         assert table.row(key.encode(), column(keys)) == where.get(key)
@@ -50,7 +50,7 @@ def test_each_key_is_found_and_no_other(keys: list[str], others: list[str]) -> N
 
 def test_of_many_keys_all_are_found_by_the_table_alone() -> None:
     keys = [f"train/{number:07d}.jpg" for number in range(100_000)]
-    slots, names = make_slots(pa.array(keys, pa.large_string())), column(keys)
+    slots, names = make_slots(Names.of(keys).arrow), column(keys)
     assert slots.nbytes < 4.51 * len(keys)
     table = SlotTable(slots, len(keys))
     assert [table.row(key.encode(), names) for key in keys] == list(range(len(keys)))
