@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 64 << 20  # bytes; one batch of samples, with room; gRPC's own default is 4 MiB
 WORKERS = 16  # threads of one server: the bound on calls served at once
+MOST_CONNECTIONS = (
+    4096  # held at once, as at an agent's data port; a quarter of the descriptors where that is less
+)
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -157,7 +161,12 @@ class BoundServer(NamedTuple):
 
 
 def bound_server(
-    bind: str, token: str, register: Callable[[grpc.Server], Sequence[str]], *, workers: int = WORKERS
+    bind: str,
+    token: str,
+    register: Callable[[grpc.Server], Sequence[str]],
+    *,
+    workers: int = WORKERS,
+    connections: int = MOST_CONNECTIONS,
 ) -> BoundServer:
     """Return a server bound to `bind` (`host:port`, port 0 for a free one) whose every call needs `token`.
 
@@ -167,6 +176,8 @@ def bound_server(
         register: adds the servicers and returns the full names of their services, which health and reflection
             then know.
         workers: calls served at once; more than four times as many waiting are refused (RESOURCE_EXHAUSTED).
+        connections: held at once; beyond, one is closed when it is made. To a client of `open_channel` that is a
+            server which is not there yet: it connects again within a second.
 
     Raises:
         ForkedError: see there.
@@ -181,6 +192,7 @@ def bound_server(
             ("grpc.max_receive_message_length", MAX_MESSAGE),
             ("grpc.max_send_message_length", MAX_MESSAGE),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_allowed_incoming_connections", _allowed(connections)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ],
@@ -196,6 +208,11 @@ def bound_server(
         return BoundServer(server, server.add_insecure_port(bind), answers)
     except RuntimeError as problem:
         raise ListenError(bind, str(problem)) from problem
+
+
+def _allowed(connections: int) -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return connections if soft == resource.RLIM_INFINITY else min(connections, soft // 4)
 
 
 def open_channel(address: str, token: str) -> grpc.Channel:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import socket
 from collections.abc import Iterator
 
 import grpc
@@ -10,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from typing_extensions import override
 
+from deeplink import wire
 from deeplink.tokens import new_token
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import BoundServer, bound_server, open_channel
@@ -57,6 +61,37 @@ def test_every_service_refuses_a_call_without_it(served: tuple[BoundServer, str]
         with pytest.raises(grpc.RpcError) as caught:
             list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asks, timeout=5))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_more_connections_than_it_holds_are_closed_and_a_client_comes_in_when_there_is_room() -> None:
+    token, held = new_token(), 5
+    bound = bound_server("127.0.0.1:0", token, _register, connections=held)
+    bound.server.start()
+    address = ("127.0.0.1", bound.port)
+    try:
+        with contextlib.ExitStack() as open_ones:
+            others = [open_ones.enter_context(socket.create_connection(address, timeout=10)) for _ in range(held)]
+            for other in others:
+                assert other.recv(9)  # it is greeted: the server's settings
+            with socket.create_connection(address, timeout=10) as refused:
+                assert refused.recv(9) == b""
+            with open_channel(f"127.0.0.1:{bound.port}", token) as channel:
+                stub = watch_pb2_grpc.WatchStub(channel)
+                with pytest.raises(grpc.RpcError) as caught:
+                    stub.Beat(watch_pb2.BeatRequest(), timeout=10)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                others[0].close()
+                assert stub.Beat(watch_pb2.BeatRequest(), timeout=10, wait_for_ready=True).known
+    finally:
+        bound.server.stop(0).wait(5)
+
+
+def test_a_server_leaves_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wire._allowed(7) == 7
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    assert wire._allowed(wire.MOST_CONNECTIONS) == 256
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert wire._allowed(wire.MOST_CONNECTIONS) == 4096
 
 
 def test_health_and_reflection_know_the_services(served: tuple[BoundServer, str]) -> None:
