@@ -101,11 +101,6 @@ def make_row(
     )
 
 
-def ratios(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:
-    """Return run by run how many times faster we are; both in seconds, taken one right after the other."""
-    return [their_s / our_s for their_s, our_s in zip(theirs, ours, strict=True)]
-
-
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as text in columns."""
     lines = [("row", "value", "spread", "runs", "goal", "")]

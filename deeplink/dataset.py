@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import functools
-import operator
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
-from torch.utils import data as torch_data
 from typing_extensions import override
 
 from deeplink.cache.index import Labels
 from deeplink.cache.membership import configured_members
-from deeplink.cache.reader import Reader
-from deeplink.config import load_config
 from deeplink.data.blocks import Blocks
 from deeplink.data.digest import receipt
 from deeplink.data.share import Residency
 from deeplink.errors import DeepLinkError
+from deeplink.items import Items
 from deeplink.packed import PackedBatch, Packing, ring_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.cache.reads.tally import ReadStats
     from deeplink.config import Config
     from deeplink.data.ring import Ring
     from deeplink.types import SampleKey, Version
@@ -52,7 +48,7 @@ class NoClassError(DeepLinkError):
         self.name, self.root, self.key = name, root, key
 
 
-class Dataset(torch_data.Dataset[Any]):
+class Dataset(Items):
     """The samples of a packed dataset, labelled by their folder as torchvision's ImageFolder does.
 
     Item `i` is `(sample, label)`. What else is asked for changes that: `labels=False` leaves the label out,
@@ -105,9 +101,7 @@ class Dataset(torch_data.Dataset[Any]):
     ) -> None:
         if packed and (transform or target_transform):
             raise ValueError("packed=True gives batches as they are: transform them in a collate_fn, or after")
-        self._config = config or load_config()
-        self._reader = Reader.open(name, version=version, config=self._config)
-        self.name, self.root, self.version = name, root.strip("/"), self._reader.version
+        super().__init__(name, root, version, config)
         self.transform, self.target_transform = transform, target_transform
         self.labels, self.receipts, self.packed = labels, receipts, packed
         self._ring: Ring | None = None
@@ -129,23 +123,16 @@ class Dataset(torch_data.Dataset[Any]):
         kept = {name: value for name, value in vars(self).items() if name not in {"targets", "blocks"}}
         return kept | {"_outgrown": []}
 
+    @override
     def __len__(self) -> int:
         return len(self._range)
 
     @override
     def __getitem__(self, index: SupportsIndex) -> Any:
-        """Return one item.
+        return self.__getitems__([index]) if self.packed else super().__getitem__(index)
 
-        Raises:
-            IndexError: there is no such item.
-            NoClassError: the sample has no label.
-            SampleUnavailableError: its bytes cannot be had anywhere.
-        """
-        found = self.__getitems__([index])
-        return found if self.packed else found[0]
-
+    @override
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> Any:
-        """Return items in the order of `indices`; their bytes are read at once. Raises as `__getitem__`."""
         if self.packed:
             return self._batch(indices)
         positions = [self._position(index) for index in indices]
@@ -214,14 +201,6 @@ class Dataset(torch_data.Dataset[Any]):
         found: np.ndarray = self._reader.index.lengths[self._range.start : self._range.stop]
         return found
 
-    def _position(self, index: SupportsIndex) -> int:
-        position = operator.index(index)
-        if position < 0:
-            position += len(self)
-        if not 0 <= position < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        return position
-
     def _item(self, position: int, data: bytes) -> Any:
         parts = [self.transform(data) if self.transform else data]
         if self.labels:
@@ -285,11 +264,3 @@ class Dataset(torch_data.Dataset[Any]):
             needed: how many of them, from the first, the running epoch still uses.
         """
         self._reader.announce(shards, needed)
-
-    def stats(self) -> ReadStats:
-        """Return how this process's reads were served so far: from here, from other nodes, from the source."""
-        return self._reader.stats()
-
-    def close(self) -> None:
-        """Let go of files and connections; a later read opens them again."""
-        self._reader.close()

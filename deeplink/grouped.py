@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import enum
-import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
-from torch.utils import data as torch_data
 from typing_extensions import override
 
-from deeplink.cache.reader import Reader
 from deeplink.errors import DeepLinkError
 from deeplink.grouping import column, grouped, key_of
+from deeplink.items import Items
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.cache.reads.tally import ReadStats
     from deeplink.config import Config
     from deeplink.types import Version
 
@@ -59,7 +56,7 @@ class NoSamplesError(DeepLinkError):
         self.name, self.root, self.columns = name, root, tuple(columns)
 
 
-class GroupedDataset(torch_data.Dataset[dict[str, Any]]):
+class GroupedDataset(Items):
     """Samples of several files: `a/7.jpg`, `a/7.json` and `a/7.seg.png` are columns of the sample `a/7`.
 
     An item is a dict: `__key__`, and the bytes of each column by its name. The key is the path up to the first dot
@@ -106,8 +103,7 @@ class GroupedDataset(torch_data.Dataset[dict[str, Any]]):
     ) -> None:
         wanted = _wanted(columns)
         self._missing = Missing(missing)
-        self._reader = Reader.open(name, version=version, config=config)
-        self.name, self.root, self.version = name, root.strip("/"), self._reader.version
+        super().__init__(name, root, version, config)
         self.transform, self.columns = transform, tuple(wanted)
         self._rows, self._stems = self._table(list(wanted.values()))
 
@@ -135,21 +131,12 @@ class GroupedDataset(torch_data.Dataset[dict[str, Any]]):
                 keys = [key_of(self._reader.index, int(table[i].max()), int(stems[i])) for i in some]
                 raise ColumnMissingError(self.name, name, keys, len(lacking))
 
+    @override
     def __len__(self) -> int:
         return len(self._rows)
 
     @override
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        """Return one item.
-
-        Raises:
-            IndexError: there is no such item.
-            SampleUnavailableError: its bytes cannot be had anywhere.
-        """
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
-        """Return items in the order of `indices`; all their files are read at once. Raises as `__getitem__`."""
         positions = [self._position(index) for index in indices]
         rows = self._rows[positions].reshape(-1)
         views = iter(self._reader.read(rows[rows >= 0]))
@@ -160,14 +147,6 @@ class GroupedDataset(torch_data.Dataset[dict[str, Any]]):
                 item[name] = bytes(next(views)) if row >= 0 else None
             items.append(self.transform(item) if self.transform else item)
         return items
-
-    def _position(self, index: SupportsIndex) -> int:
-        position = operator.index(index)
-        if position < 0:
-            position += len(self)
-        if not 0 <= position < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        return position
 
     def key(self, index: SupportsIndex) -> str:
         """Return an item's `__key__`, the path of its files up to their names' first dot.
@@ -182,14 +161,6 @@ class GroupedDataset(torch_data.Dataset[dict[str, Any]]):
     def rows(self) -> np.ndarray:
         """Row in the index of each item's file in each column, -1 where it has none; int64, (len, columns)."""
         return self._rows.copy()
-
-    def stats(self) -> ReadStats:
-        """Return how this process's reads were served so far: from here, from other nodes, from the source."""
-        return self._reader.stats()
-
-    def close(self) -> None:
-        """Let go of files and connections; a later read opens them again."""
-        self._reader.close()
 
 
 def _wanted(columns: Sequence[str] | Mapping[str, str]) -> dict[str, list[str]]:

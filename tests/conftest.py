@@ -5,13 +5,29 @@ from __future__ import annotations
 import os
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cache.keepers import Keepers
+
 ALLOWED_SKIPS = Path(__file__).parent / "allowed-skips.txt"
 settings.register_profile("thorough", print_blob=True)  # what takes numbers from it: tests/faults/test_model.py
 _NOT_ALLOWED = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def keepers(tmp_path: Path) -> Iterator[Keepers]:
+    """Members in this process that look after their stores; none runs yet."""
+    from tests.cache.keepers import Keepers
+
+    running = Keepers(tmp_path)
+    yield running
+    running.stop_all()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.rows import make_row, ratios, table, write_rows
+from benchmarks.rows import make_row, table, write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,12 +29,6 @@ def test_a_row_without_runs_or_with_two_goals_is_refused() -> None:
         make_row("space", [])
     with pytest.raises(ValueError, match="two goals"):
         make_row("space", [1.0], at_least=1, at_most=2)
-
-
-def test_ratios_are_taken_run_by_run() -> None:
-    assert ratios([4.0, 9.0], [2.0, 3.0]) == [2.0, 3.0]
-    with pytest.raises(ValueError, match="shorter"):
-        ratios([4.0, 9.0], [2.0])
 
 
 def test_the_file_holds_the_agreed_fields_and_replaces_the_last_one(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ Real members with a budget, real loaders.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,10 +84,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    keepers = Keepers(tmp_path)
-    yield Node(keepers)
-    keepers.stop_all()
+def node(keepers: Keepers) -> Node:
+    return Node(keepers)
 
 
 def shards_of(dataset: deeplink.Dataset, rows: list[int]) -> list[int]:

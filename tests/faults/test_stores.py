@@ -18,19 +18,11 @@ from tests.cache.keepers import Keepers, until
 from tests.faults.disks import disk_in_memory, disk_on_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from deeplink.cache.index import Index
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems")
-
-
-@pytest.fixture
-def keepers(tmp_path: Path) -> Iterator[Keepers]:
-    running = Keepers(tmp_path)
-    yield running
-    running.stop_all()
 
 
 @pytest.fixture

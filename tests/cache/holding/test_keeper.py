@@ -26,20 +26,12 @@ from deeplink.wire import open_channel
 from tests.cache.keepers import QUICK, Keepers, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from deeplink.cache.index import Index
 
 OUTCOME = cache_pb2.FillOutcome
 EVICTED = cache_pb2.EvictOutcome
-
-
-@pytest.fixture
-def keepers(tmp_path: Path) -> Iterator[Keepers]:
-    running = Keepers(tmp_path)
-    yield running
-    running.stop_all()
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from tests.cache.agents import config_below, small_files, write_tree
 from tests.cache.keepers import Keepers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from deeplink.cache.index import Index
@@ -118,17 +117,15 @@ def test_of_a_version_only_what_no_other_one_has_goes(config: Config, index: Ind
 
 
 @pytest.fixture
-def keepers(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keepers]:
-    running = Keepers(tmp_path)
+def keepers(keepers: Keepers, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Keepers:
     for name in ("n0", "n1"):
-        running.start(name)
+        keepers.start(name)
     token = tmp_path / "token"
-    token.write_text(running.token)
+    token.write_text(keepers.token)
     token.chmod(0o600)
-    monkeypatch.setenv("DEEPLINK_MEMBERS", format_members(running.members))
+    monkeypatch.setenv("DEEPLINK_MEMBERS", format_members(keepers.members))
     monkeypatch.setenv("DEEPLINK_TOKEN_FILE", str(token))
-    yield running
-    running.stop_all()
+    return keepers
 
 
 def test_members_are_warmed_and_the_table_says_who_is_silent(keepers: Keepers, index: Index) -> None:
