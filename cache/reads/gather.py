@@ -1,46 +1,65 @@
-"""Copies many pieces of mapped files into one arena with one system call, which fails where a load would kill.
+"""Copies many pieces of mapped files into an arena by system calls, which fail where a load would kill.
 
 Touching a mapping of a file that was cut short, or whose disk fails, is SIGBUS: no Python program survives it. A
-system call that meets such a page returns EFAULT instead. `process_vm_readv`, of this very process, takes a list
-of pieces, so a batch of 256 samples is one call that lets other threads run once, where `preadv` is 256.
+system call that meets such a page returns EFAULT instead. `vmsplice` puts the pages of a whole list of pieces into
+a pipe, `readv` copies them out of it: a few calls for a batch of 256 samples, where `preadv` is 256. Measured with
+4 KiB, in memory: 190 us a batch, `process_vm_readv` 260, `preadv` 300, a plain copy 140, which is not safe.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deeplink.iovec import IOV_MAX, pairs
+from deeplink.iovec import IOV_MAX, PAIR, pairs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+_PIPE_BYTES = 512 << 10
+"""In one smaller than half of that the calls are so many that `preadv` does as well. The pages of all of a user's
+pipes count against one limit (64 MiB)."""
+_MOST_KEPT = 2
+_NONBLOCK = 2  # SPLICE_F_NONBLOCK
 
-_UNAVAILABLE = {errno.ENOSYS, errno.EPERM}
-_usable = True
-
-
-def _readv() -> Callable[..., int] | None:
-    library = ctypes.CDLL(None, use_errno=True)
-    try:
-        call = library.process_vm_readv
-    except AttributeError:  # a C library without it
-        return None
-    call.restype = ctypes.c_ssize_t
-    call.argtypes = [ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong]
-    found: Callable[..., int] = call
-    return found
+_library = ctypes.CDLL(None, use_errno=True)
+_vmsplice = getattr(_library, "vmsplice", None)
+if _vmsplice is not None:
+    _vmsplice.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+    _vmsplice.restype = ctypes.c_ssize_t
+_readv = _library.readv
+_readv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+_readv.restype = ctypes.c_ssize_t
 
 
-_call = _readv()
+class _Pipe:
+    """An empty pipe. Whoever works with it holds the only reference: one that was left half full is closed.
+
+    Raises:
+        OSError: there are no descriptors left, or the user's pipes have as many pages as they may (EPERM).
+    """
+
+    def __init__(self) -> None:
+        self.reads = self.writes = -1
+        self.reads, self.writes = os.pipe()
+        fcntl.fcntl(self.writes, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def __del__(self) -> None:
+        for descriptor in (self.reads, self.writes):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+_pipes: list[_Pipe] = []
+_usable = _vmsplice is not None
+# Those that were inherited are the parent's: what one puts in, the other could take out.
+os.register_at_fork(after_in_child=_pipes.clear)
 
 
 def is_available() -> bool:
     """Tell whether this machine has the call, and no sandbox has refused it so far."""
-    return _call is not None and _usable
+    return _usable
 
 
 def gather(sources: np.ndarray, lengths: np.ndarray, targets: np.ndarray) -> int:
@@ -54,26 +73,55 @@ def gather(sources: np.ndarray, lengths: np.ndarray, targets: np.ndarray) -> int
         lengths: int64, bytes.
         targets: uint64 addresses of writable memory that outlives the call.
     """
-    local, remote = pairs(targets, lengths), pairs(sources, lengths)
-    done = 0
-    while done < len(sources) and is_available():
-        count = min(IOV_MAX, len(sources) - done)
-        copied = _copied(local[done : done + count], remote[done : done + count])
-        wanted = int(lengths[done : done + count].sum())
-        if copied != wanted:
-            ends = np.cumsum(lengths[done : done + count])
-            return done + int(np.searchsorted(ends, copied, side="right"))
-        done += count
-    return done
-
-
-def _copied(local: np.ndarray, remote: np.ndarray) -> int:
-    global _usable  # noqa: PLW0603 - what a sandbox refuses once it refuses always
-    if _call is None:
+    pipe = _taken() if len(sources) and is_available() else None
+    if pipe is None:
         return 0
-    copied = _call(os.getpid(), local.ctypes.data, len(local), remote.ctypes.data, len(remote), 0)
-    if copied < 0:
-        if ctypes.get_errno() in _UNAVAILABLE:
+    ends = np.cumsum(lengths)
+    whole, done, piece = int(ends[-1]), 0, 0
+    remote, local = pairs(sources, lengths), pairs(targets, lengths)
+    while done < whole:
+        at, count = piece * PAIR.itemsize, min(IOV_MAX, len(lengths) - piece)
+        moved = _moved(pipe, remote.ctypes.data + at, local.ctypes.data + at, count)
+        if moved <= 0:
+            break
+        done += moved
+        piece = int(np.searchsorted(ends, done, side="right"))
+        if done < whole:
+            _shorten(remote, local, piece, done - (int(ends[piece - 1]) if piece else 0), lengths)
+    if len(_pipes) < _MOST_KEPT:
+        _pipes.append(pipe)
+    return int(np.searchsorted(ends, done, side="right"))
+
+
+def _taken() -> _Pipe | None:
+    global _usable  # noqa: PLW0603 - what is refused once would be refused again
+    try:
+        return _pipes.pop() if _pipes else _Pipe()
+    except IndexError:  # another thread took the last one
+        return _taken()
+    except OSError as problem:
+        _usable = problem.errno != errno.EPERM
+        return None
+
+
+def _moved(pipe: _Pipe, remote: int, local: int, count: int) -> int:
+    """Copy what the pipe takes in one go of `count` pieces; return how many bytes that was, 0 where none can."""
+    global _usable  # noqa: PLW0603 - as above
+    if _vmsplice is None:
+        return 0
+    moved: int = _vmsplice(pipe.writes, remote, count, _NONBLOCK)
+    if moved < 0:
+        if ctypes.get_errno() in {errno.ENOSYS, errno.EPERM}:
             _usable = False
         return 0
-    return copied
+    if moved and _readv(pipe.reads, local, count) != moved:
+        raise OSError(errno.EIO, "a pipe gave other bytes than it took")
+    return moved
+
+
+def _shorten(remote: np.ndarray, local: np.ndarray, piece: int, copied: int, lengths: np.ndarray) -> None:
+    """Let a piece begin behind so many bytes that were copied."""
+    before = int(lengths[piece]) - int(remote["length"][piece])
+    for pieces in (remote, local):
+        pieces["base"][piece] += np.uintp(copied - before)
+        pieces["length"][piece] -= np.uintp(copied - before)
