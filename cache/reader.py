@@ -221,7 +221,7 @@ class Reader:
         left = own.local.fill(wanted, batch)
         size = batch.arena.nbytes
         if len(left):
-            size -= int(self.index.lengths[wanted[left]].sum())
+            size -= int(batch.lengths[left].sum())
             began = self._clock.monotonic()
             self._fill_from_elsewhere(own, wanted, left, batch)
             own.tally.waited(self._clock.monotonic() - began, len(left))
@@ -230,8 +230,8 @@ class Reader:
     def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> None:
         damaged = self._heal_damaged(own)
         outcome = own.fleet.fill(rows, positions, batch) if own.fleet else Outcome(positions)
-        missing, lengths = outcome.missing, self.index.lengths
-        size = int(lengths[rows[positions]].sum()) - int(lengths[rows[missing]].sum())
+        missing, lengths = outcome.missing, batch.lengths
+        size = int(lengths[positions].sum()) - int(lengths[missing].sum())
         served = len(positions) - len(missing)
         own.tally.count(peer_samples=served, peer_bytes=size, failures=len(damaged) + len(outcome.failed))
         failed = set(outcome.failed)

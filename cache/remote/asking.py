@@ -72,7 +72,7 @@ class Asking:
         self.rows, self.batch = rows, batch
         self._index, self._chain, self._positions = index, chain, positions
         self._shards = index.shard[rows]
-        self._lengths = index.lengths[rows].astype(np.int64)
+        self._lengths = batch.lengths
         self._has_long = bool(len(rows)) and int(self._lengths.max()) > block.SPAN
         self._is_left = np.zeros(len(rows), bool)
         self._is_left[positions] = True
@@ -133,14 +133,10 @@ class Asking:
     def request(self, positions: np.ndarray) -> tuple[frames.Request, Places]:
         """Return the request for these samples, and where their bytes go."""
         rows, starts = self.rows[positions], self.batch.offsets[positions]
-        shards = self._shards[positions]
-        first = int(shards[0])
-        if (shards == first).all():
-            numbers, places = [first], np.zeros(len(rows), np.int64)
-        else:
-            found: dict[int, int] = {}
-            places = np.array([found.setdefault(number, len(found)) for number in shards.tolist()])
-            numbers = list(found)
+        numbers, places = list[int](), np.empty(len(rows), np.int64)
+        for number, here in by_shard(self._shards[positions]):
+            places[here] = len(numbers)
+            numbers.append(number)
         named: list[ShardId] = [self._index.shards[number].id for number in numbers]
         if self._has_long and (self._lengths[positions] > block.SPAN).any():
             return self._request_in_pieces(rows, starts, named, places)

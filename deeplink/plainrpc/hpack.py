@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -14,7 +15,8 @@ _SEVEN_BITS = 0x7F
 _LONGEST_WHY = 500
 
 
-def request_head(address: str, method: str, metadata: Iterable[tuple[str, str]]) -> bytes:
+@functools.lru_cache(256)  # calls of one member by one method are all alike
+def request_head(address: str, method: str, metadata: tuple[tuple[str, str], ...]) -> bytes:
     """Return the header block of a call of `/package.Service/Method`."""
     fields = (("te", "trailers"), ("content-type", "application/grpc"), *metadata)
     return b"".join(
