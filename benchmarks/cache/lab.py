@@ -55,7 +55,7 @@ class Scale:
     bytes: int = 96 << 20
     most_files: int = 20_000
     sizes: tuple[int, ...] = (4096, 33_000, 1024, 110_000)
-    repeats: int = 5
+    repeats: int = 7
     cold: int = 4096
     turn_s: float = 0.6
     packed: int = 20_000

@@ -158,6 +158,7 @@ def _warm(lab: Lab, size: int, name: str) -> list[Row]:
         *_against(again, f"{what}, consumed, verified before", {}),
         *_against(views, f"{what}, views", {RAW: 10, FLAT: 0.7} if four else {}, ours=OURS[1], only=(RAW, FLAT)),
         *_against_best(views, f"{what}, views", 3 if four else None, ours=OURS[1]),
+        *_limit(first, f"{what}, consumed", FLAT),
     ]
     return rows + _costs(first, what, size)
 
@@ -177,8 +178,21 @@ def _cold(lab: Lab, size: int, name: str) -> list[Row]:
     return [
         *_against(turns, what, goals),
         *_against_best(turns, what, None),
+        *_limit(turns, what, AHEAD),
         *_costs(turns, what, size),
     ]
+
+
+def _limit(turns: Turns, what: str, flat: str) -> list[Row]:
+    """Return how many times faster than others a flat file is: with it alone, what could be had."""
+    peers = _peers(turns)
+    rows = [make_row(f"{what}, the limit: {flat} over {RAW}", turns.over(flat, RAW))]
+    if peers:
+        best = turns.faster(*peers)
+        rows.append(
+            make_row(f"{what}, the limit: {flat} over the best peer ({best})", turns.over_best(flat, peers))
+        )
+    return rows
 
 
 def _peers(turns: Turns) -> list[str]:
