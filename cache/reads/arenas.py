@@ -49,13 +49,15 @@ class Arenas:
             return arena
 
     def _take_back(self) -> None:
-        still = []
+        still, free = [], []
         for entry in self._lent:
             if entry[0]() is None:
-                self._free.append(entry[1])
+                free.append(entry[1])
             else:
                 still.append(entry)
+        # In this order: what a signal's error comes between is lost, and never twice there for two batches.
         self._lent = still
+        self._free += free
         while sum(map(len, self._free)) > _MOST_KEPT:
             del self._free[0]
 

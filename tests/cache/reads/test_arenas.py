@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from deeplink.cache.reads.arenas import Arenas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType, FrameType
 
 SIZE = 3 << 20
 
@@ -94,3 +96,40 @@ def test_a_forked_child_writes_into_memory_of_its_own() -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert (arena == 1).all()
+
+
+class _Interruption:
+    """Raises before the `left`-th line of a function, as a signal's handler may (a DataLoader's does)."""
+
+    def __init__(self, where: CodeType, left: int) -> None:
+        self._where, self.left = where, left
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> _Interruption | None:
+        if frame.f_code is not self._where:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_an_interruption_anywhere_never_lends_memory_twice() -> None:
+    before, lines = sys.gettrace(), 0
+    interruption = None
+    while interruption is None or interruption.left <= 0:
+        lines += 1
+        arenas = Arenas()
+        for arena in [arenas.room(SIZE) for _ in range(3)]:
+            del arena
+        interruption = _Interruption(Arenas._take_back.__code__, lines)
+        sys.settrace(interruption)
+        try:
+            arenas.room(SIZE)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        lent = [arenas.room(SIZE) for _ in range(6)]
+        assert len({place(arena) for arena in lent}) == len(lent)
+    assert lines > 10
