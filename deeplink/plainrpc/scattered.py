@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from typing import TYPE_CHECKING, Self
 
@@ -78,8 +79,10 @@ class Scattered:
         """
         some = self._pairs[:IOV_MAX]
         header = _Header(iov=some.ctypes.data, iov_length=len(some))
-        sent: int = _sendmsg(descriptor, ctypes.addressof(header), flags)
-        if sent < 0:
+        while True:
+            sent: int = _sendmsg(descriptor, ctypes.addressof(header), flags)
+            if sent >= 0:
+                return sent
             code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return sent
+            if code != errno.EINTR:  # a signal, or this process was stopped and goes on
+                raise OSError(code, os.strerror(code))

@@ -3,7 +3,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
 import socket
+import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -97,3 +99,28 @@ def test_memory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         theirs.close()
         with pytest.raises(BrokenPipeError):
             scattered([(0, 10)])[0].send(ours.fileno(), 0)
+
+
+def test_a_signal_does_not_end_the_sending() -> None:
+    """Nor does a stop: what is sent with a timeout ends with EINTR on Linux when the process goes on."""
+    ours, theirs = socket.socketpair()
+    came: list[bytes] = []
+
+    def drain(*_: object) -> None:
+        came.append(theirs.recv(1 << 20))
+
+    with ours, theirs:
+        ours.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(bytes(1 << 16))
+        ours.setblocking(True)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 20, 0))
+        before = signal.signal(signal.SIGALRM, drain)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+            assert scattered([(0, 300)])[0].send(ours.fileno(), 0) == 300
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert came
