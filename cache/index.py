@@ -6,7 +6,6 @@ that file, 40 digits of it, so `sha256sum` checks it.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 
 from deeplink.cache import block
 from deeplink.cache.errors import IndexFormatError, IndexMendedError, KeyMissingError, RowError
+from deeplink.cache.indexing.first_touch import FirstTouch
 from deeplink.cache.indexing.index_format import IndexContent, ShardEntry, file_version, write_index
 from deeplink.cache.indexing.index_parts import load
 from deeplink.cache.indexing.key_column import KeyColumn
@@ -24,8 +24,6 @@ from deeplink.types import SampleKey, Version
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-log = logging.getLogger(__name__)
 
 __all__ = ["Folder", "Index", "IndexContent", "Labels", "ShardEntry", "file_version", "write_index"]
 
@@ -74,8 +72,9 @@ class Labels:
 class Index:
     """A version of a dataset, mapped into memory. Safe to read from any thread, and across fork.
 
-    What is damaged in the file is an IndexFormatError when it is met, or gives bytes that do not have the checksum
-    they should: `verify` tells.
+    Keys, and what `column` gives, are compared with the file's seal when they are first read. Other damage is an
+    IndexFormatError when it is met, or gives bytes that do not have the checksum they should. Format 1 has no
+    seal: `verify` tells.
 
     Attributes:
         path: the file.
@@ -100,8 +99,9 @@ class Index:
         parts = load(path)
         self.format, self.source, self.home, self.shards = parts.format, parts.source, parts.home, parts.shards
         self._file, self._seal = parts.file, parts.seal
+        self._first = FirstTouch(path, parts.file, parts.seal) if parts.seal is not None else None
         self._largest = int(self.shards.sizes.max()) if len(self.shards) else 0
-        self._keys = KeyColumn(path, parts.ends, parts.text)
+        self._keys = KeyColumn(path, parts.ends, parts.text, self._first, parts.file.address)
         self.shard, self.block, self.offset = (parts.columns[name] for name in ("shard", "block", "offset"))
         self.lengths, self.checksums = parts.columns["length"], parts.columns["checksum"]
         self._slots = SlotTable(parts.slots, len(self)) if parts.slots is not None else None
@@ -230,6 +230,21 @@ class Index:
         """
         return self.classed(root).every()
 
+    def column(self, name: str, rows: range) -> np.ndarray:
+        """Return a run of rows of `shard`, `block`, `lengths` or `checksums`, as a view.
+
+        The first time it is compared with the seal: for what is worked out from many rows at once, where nothing
+        else tells that one is wrong.
+
+        Raises:
+            IndexFormatError: it is damaged, and cannot be restored.
+        """
+        column: np.ndarray = getattr(self, name)
+        if self._first is not None and rows:
+            at = column.ctypes.data - self._file.address
+            self._first.see(at + rows.start * column.itemsize, at + rows.stop * column.itemsize)
+        return column[rows.start : rows.stop]
+
     def block_offsets(self, shard: int) -> np.ndarray:
         """Return where each block's payload of a shard begins in its file (int64).
 
@@ -290,16 +305,11 @@ class Index:
             IndexFormatError: more is damaged than can be restored.
         """
         seal = self._seal
-        if seal is None:
+        if seal is None or self._first is None:
             return False
         # What all rows need, the table of the shards among it, lies at the beginning.
         spans = [(0, seal.covered)] if rows is None else [(0, seal.checked), *self._cells(rows)]
-        damaged = [number for number in seal.chunks(spans) if not seal.is_whole(number)]
-        for number in damaged:
-            if not seal.restore(number, self._file.write):
-                raise IndexFormatError(self.path, "more is damaged than can be restored")
-            log.warning("index %s: a part of it was damaged and is restored in memory", self.path)
-        return bool(damaged)
+        return self._first.mend(seal.chunks(spans))
 
     def _cells(self, rows: np.ndarray) -> list[tuple[int, int]]:
         """Return where in the file the rows' cells begin and end."""

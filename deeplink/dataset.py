@@ -182,13 +182,12 @@ class Dataset(Items):
     @functools.cached_property
     def blocks(self) -> Blocks:
         """Which samples lie in one block of about 1 MiB, for `Order.BLOCKS`; made when it is first asked for."""
-        return Blocks.of(self.shard, self._reader.index.block[self._range.start : self._range.stop])
+        return Blocks.of(self.shard, self._reader.index.column("block", self._range))
 
     @property
     def shard(self) -> np.ndarray:
         """Shard number of each item, uint32, shape (len,)."""
-        found: np.ndarray = self._reader.index.shard[self._range.start : self._range.stop]
-        return found
+        return self._reader.index.column("shard", self._range)
 
     @property
     def shards(self) -> list[str]:
@@ -198,8 +197,7 @@ class Dataset(Items):
     @property
     def lengths(self) -> np.ndarray:
         """Bytes of each item, uint64, shape (len,)."""
-        found: np.ndarray = self._reader.index.lengths[self._range.start : self._range.stop]
-        return found
+        return self._reader.index.column("lengths", self._range)
 
     def _item(self, position: int, data: bytes) -> Any:
         parts = [self.transform(data) if self.transform else data]
@@ -231,8 +229,7 @@ class Dataset(Items):
     @property
     def checksums(self) -> np.ndarray:
         """xxh3-64 of each item's bytes as packed, uint64, shape (len,)."""
-        found: np.ndarray = self._reader.index.checksums[self._range.start : self._range.stop]
-        return found
+        return self._reader.index.column("checksums", self._range)
 
     def residency(self, nodes: Sequence[str]) -> Residency:
         """Return which samples belong on which rank's node, for `ResumableSampler(residency=...)`.

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from deeplink.cache.indexing.first_touch import FirstTouch
+
 _SLASH = ord("/")
 _AFTER_SLASH = b"0"
 """What follows "/" in ASCII: the keys below a folder are those from `folder/` to before `folder0`."""
@@ -38,12 +40,29 @@ class KeyColumn:
         path: of the index, for what goes wrong.
         ends: int64, shape (keys + 1,): where each begins in `text`.
         text: UTF-8.
+        first: by which what is read is compared with the seal of the file where it lies; None where it has none.
+        address: of that file in memory.
+
+    Raises:
+        IndexFormatError: they do not lie in that file.
     """
 
-    def __init__(self, path: Path, ends: np.ndarray, text: memoryview) -> None:
+    def __init__(
+        self, path: Path, ends: np.ndarray, text: memoryview, first: FirstTouch | None = None, address: int = 0
+    ) -> None:
         self._path, self._bounds, self._text = path, ends, text
         self._ends, self._size = ends.data.cast("B").cast("q"), len(text)
         self._count = len(ends) - 1
+        self._first = first if self._count and self._size else None
+        self._ends_at = self._text_at = self._chunk = 0
+        if self._first is not None:
+            self._chunk = self._first.chunk
+            self._ends_at = ends.ctypes.data - address
+            self._text_at = np.frombuffer(text, np.uint8).ctypes.data - address
+            covered = self._chunk * len(self._first.unseen)
+            for at, size in ((self._ends_at, ends.nbytes), (self._text_at, self._size)):
+                if not 0 <= at <= at + size < covered:
+                    raise IndexFormatError(path, "its keys are not where they should be")
 
     def __len__(self) -> int:
         return self._count
@@ -57,10 +76,31 @@ class KeyColumn:
         Raises:
             IndexFormatError: where it begins or ends is damaged.
         """
+        first, chunk = self._first, self._chunk
+        if first is not None:  # as `_bounds_of` and `_text_of`, without a call each time
+            at = self._ends_at + 8 * row
+            if first.unseen[at // chunk] or first.unseen[(at + 15) // chunk]:
+                first.see(at, at + 16)
         start, stop = self._ends[row], self._ends[row + 1]
         if not 0 <= start <= stop <= self._size or stop - start > MOST_KEY_BYTES:
             raise self._damaged(row)
+        if first is not None:
+            at = self._text_at + start
+            if first.unseen[at // chunk] or first.unseen[(at + stop - start - 1) // chunk]:
+                first.see(at, at + stop - start)
         return bytes(self._text[start:stop])
+
+    def _bounds_of(self, start: int, stop: int) -> np.ndarray:
+        """Return where the keys of some rows begin, and where the last one ends."""
+        if self._first is not None:
+            self._first.see(self._ends_at + 8 * start, self._ends_at + 8 * (stop + 1))
+        return self._bounds[start : stop + 1]
+
+    def _text_of(self, base: int, end: int) -> memoryview:
+        """Return a run of text."""
+        if self._first is not None:
+            self._first.see(self._text_at + base, self._text_at + end)
+        return self._text[base:end]
 
     def text(self, row: int) -> str:
         """Return the key of a row as text. Raises as `raw`."""
@@ -71,11 +111,11 @@ class KeyColumn:
 
     def texts(self, rows: range) -> list[str]:
         """Return the keys of a run of rows. Raises as `raw`."""
-        bounds = self._bounds[rows.start : rows.stop + 1]
+        bounds = self._bounds_of(rows.start, rows.stop)
         if not rows or bounds[0] < 0 or bounds[-1] > self._size or (bounds[1:] < bounds[:-1]).any():
             return [self.text(row) for row in rows]
         base = int(bounds[0])
-        whole = bytes(self._text[base : int(bounds[-1])])
+        whole = bytes(self._text_of(base, int(bounds[-1])))
         try:
             # Each by itself: places are counted in bytes, not in letters.
             return [whole[a:b].decode() for a, b in itertools.pairwise((bounds - base).tolist())]
@@ -88,11 +128,11 @@ class KeyColumn:
         Raises:
             IndexFormatError: where a key begins is damaged.
         """
-        bounds = self._bounds[rows.start : rows.stop + 1]
+        bounds = self._bounds_of(rows.start, rows.stop)
         base, end = (int(bounds[0]), int(bounds[-1])) if len(bounds) else (0, 0)
         if not 0 <= base <= end <= self._size or (bounds[1:] < bounds[:-1]).any():
             raise self._damaged(rows.start)
-        return np.frombuffer(self._text[base:end], np.uint8), bounds - base
+        return np.frombuffer(self._text_of(base, end), np.uint8), bounds - base
 
     def first_not_below(self, key: bytes, low: int = 0, high: int | None = None) -> int:
         """Return the first row from `low` on whose key is not less than `key`; `high` (the end) if there is none.
@@ -147,11 +187,11 @@ class KeyColumn:
 
     def _end_of_files(self, start: int, stop: int, skip: int) -> int:
         """Return the first row after `start`, a file, that has a slash behind `skip` bytes; `stop` if none has."""
-        bounds = self._bounds[start : stop + 1]
+        bounds = self._bounds_of(start, stop)
         base, end = int(bounds[0]), int(bounds[-1])
         if not 0 <= base <= end <= self._size or end - base > (stop - start) * MOST_KEY_BYTES:
             return start + 1  # one of them is damaged: `raw` finds it
-        slashes = np.flatnonzero(np.frombuffer(self._text[base:end], np.uint8) == _SLASH) + base
+        slashes = np.flatnonzero(np.frombuffer(self._text_of(base, end), np.uint8) == _SLASH) + base
         # The first slash at or behind where each key's own name begins; it is the key's if it lies before its end.
         behind = np.append(slashes, end)[np.searchsorted(slashes, bounds[:-1] + skip)]
         folders = np.flatnonzero(behind < bounds[1:])

@@ -135,6 +135,68 @@ def test_a_file_of_another_size_is_refused(
         Index(tmp_path / "index", version)
 
 
+def said_of_keys(index: Index) -> list[Any]:
+    """Return what follows from the keys and from whole columns, in words."""
+    count = len(index)
+    text, bounds = index.key_text(range(count))
+    return [
+        [index.row(key) for key in KEYS],
+        [index.key(row) for row in range(count)],
+        index.keys(),
+        [(folder, index.rows_below(folder), index.classes(folder)) for folder in ("", "a", "b", "zä")],
+        [(found.folders, found.rows.tolist()) for found in map(index.listing, ("", "b", "b/q"))],
+        bytes(text),
+        bounds.tolist(),
+        index.labels().tolist(),
+        [index.column(name, range(count)).tolist() for name in ("shard", "block", "lengths", "checksums")],
+    ]
+
+
+@pytest.mark.parametrize("asked", range(9))
+@SAME_FOLDER
+@given(at=st.integers(0, 1 << 20), bits=st.integers(1, 255))
+def test_nothing_wrong_is_said_of_keys_though_nobody_mended(
+    tmp_path: Path, whole: tuple[bytes, Version, list[Any]], asked: int, at: int, bits: int
+) -> None:
+    good, version, _ = whole
+    (tmp_path / "good").write_bytes(good)
+    sound = Index(tmp_path / "good", version)
+    wanted = said_of_keys(sound)[asked]
+    bad = bytearray(good)
+    bad[at % len(bad)] ^= bits
+    (tmp_path / "index").write_bytes(bad)
+    assert said_of_keys(Index(tmp_path / "index", version))[asked] == wanted
+
+
+def test_a_damaged_key_hides_no_sample_and_makes_no_class(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    keys = [f"{animal}/{number:05d}" for animal in ("ant", "bee", "cat") for number in range(20_000)]
+    version = write_index(path, content(keys))
+    good = path.read_bytes()
+    for row in (0, 20_000, 30_000, 59_999):
+        damage(path, [good.index(keys[row].encode()) + 1])
+        assert Index(path, version).row(keys[row]) == row
+        assert Index(path, version).key(row) == keys[row]
+        with pytest.raises(KeyMissingError):
+            Index(path, version).row(keys[row] + "x")
+        assert Index(path, version).classes() == ["ant", "bee", "cat"]
+        assert np.bincount(Index(path, version).labels()).tolist() == [20_000] * 3
+        path.write_bytes(good)
+
+
+def test_keys_that_cannot_be_restored_are_said_to_be_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    version, index, _ = large(path)
+    seal = Seal.find(memoryview(path.read_bytes()))
+    assert seal is not None
+    at = path.read_bytes().index(b"029999030000030001") + 6
+    damage(path, [at, at + seal.parities * seal.chunk])
+    for ask in (lambda: index.row("030000"), lambda: index.key(30_000), lambda: index.keys(range(30_000, 30_001))):
+        with pytest.raises(IndexFormatError, match="more is damaged"):
+            ask()
+    assert Index(path, version).row("000001") == 1  # what lies elsewhere is right
+
+
 def large(path: Path) -> tuple[Version, Index, IndexContent]:
     """Return an index of several chunks."""
     wanted = content([f"{i:06d}" for i in range(60_000)])

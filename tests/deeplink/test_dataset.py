@@ -16,7 +16,7 @@ import deeplink
 from deeplink.cache.errors import DatasetMissingError
 from deeplink.cache.packer import pack
 from deeplink.config import Config
-from deeplink.data import DeliveryDigest, ResumableSampler, receipt
+from deeplink.data import DeliveryDigest, Order, ResumableSampler, receipt
 from deeplink.dataset import EmptyRootError, NoClassError
 
 if TYPE_CHECKING:
@@ -217,3 +217,30 @@ def test_leaving_an_epoch_in_the_middle_and_resuming_elsewhere_feeds_every_sampl
         del loaders
     assert (state["epoch"], state["position"]) == (1, 0)
     assert digest == DeliveryDigest.expected(dataset, 1)
+
+
+@pytest.mark.parametrize("order", [Order.SHUFFLED, Order.SEQUENTIAL, Order.BLOCKS])
+def test_a_wrong_bit_in_a_column_of_the_index_changes_no_order_and_ends_no_training(
+    tmp_path: Path, order: Order
+) -> None:
+    config = Config(catalog=tmp_path / "catalog", store=tmp_path / "store", state=tmp_path / "state", node="n0")
+    folder = tmp_path / "tree" / "a"
+    folder.mkdir(parents=True)
+    for number in range(2000):
+        (folder / f"{number:05d}").write_bytes(b"%d" % number)
+    pack(str(tmp_path / "tree"), "many", config=config)
+    sound = deeplink.Dataset("many", config=config)
+    expected = list(ResumableSampler(sound, batch_size=100, shuffle=order))
+    index = sound._reader.index
+    with index.path.open("r+b") as file:
+        for column in (index.shard, index.block, index.lengths):
+            file.seek(column.ctypes.data - index._file.address + 1500 * column.itemsize + 2)
+            file.write(b"\x7f")
+            damaged = deeplink.Dataset("many", config=config)
+            assert list(ResumableSampler(damaged, batch_size=100, shuffle=order)) == expected
+            assert damaged.lengths.max() == 4
+            assert not damaged.shard.any()
+            damaged.close()
+            file.seek(-1, 1)
+            file.write(b"\0")
+    sound.close()
