@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _SMALLEST, _LARGEST = 1 << 12, 1 << 18
 _IN_A_PARITY = 128
 _MAGIC, _MAGIC_1 = b"DLSEAL2\n", b"DLSEAL1\n"
-_MAGIC_START = b"DLSEAL"
 _FIELDS, _FIELDS_1 = struct.Struct("<QQQQQQ"), struct.Struct("<QQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _ARROW_END = struct.Struct("<i6s")
@@ -130,12 +129,16 @@ class Seal:
         """Return the seal of a file; None where there is none, or no whole one."""
         for size in _LOOKED_AT:
             tail = bytes(data[-size:])
-            at = tail.rfind(_MAGIC_START)
-            for _ in range(_LISTS):
-                found = cls._parsed(data, len(data) - len(tail) + at) if at >= 0 else None
-                if found is not None:
-                    return found
-                at = tail.rfind(_MAGIC_START, 0, max(at, 0))
+            # With its line feed: what an index says of itself, in JSON behind the lists, may hold the word.
+            for magic in (_MAGIC, _MAGIC_1):
+                at = len(tail)
+                for _ in range(_LISTS):
+                    at = tail.rfind(magic, 0, at)
+                    if at < 0:
+                        break
+                    found = cls._parsed(data, len(data) - len(tail) + at)
+                    if found is not None:
+                        return found
         return None
 
     @classmethod

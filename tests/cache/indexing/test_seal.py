@@ -83,6 +83,24 @@ def test_arrow_reads_on(tmp_path: Path) -> None:
         assert pa.ipc.open_file(file).read_all().num_rows == 1000
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_an_end_that_speaks_of_seals_has_one_even_so(tmp_path: Path, older: bool) -> None:
+    """Arrow's footer holds where the files came from, and what a folder is called is not ours to say."""
+    table = pa.table({"x": np.arange(1000)}).replace_schema_metadata({"source": "/DLSEAL/DLSEAL1/DLSEAL2/DLSEAL2"})
+    with pa.OSFile(str(tmp_path / "file"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    append_seal(tmp_path / "file", 100)
+    made = Seal.find(memoryview((tmp_path / "file").read_bytes()))
+    assert made is not None
+    if older:
+        append_older_seal(tmp_path / "file", made.covered)
+    data = bytearray((tmp_path / "file").read_bytes())
+    data[data.rindex(b"DLSEAL1\n" if older else b"DLSEAL2\n")] ^= 1  # the other list is enough
+    found = Seal.find(memoryview(data))
+    assert found is not None
+    assert found.covered == made.covered
+
+
 def older(path: Path, rows: int) -> bytes:
     """Write a file with a seal of 256 KiB chunks and one parity, as format 2 has it."""
     append_older_seal(path, sealed(path, rows)[1].covered)
