@@ -11,13 +11,16 @@ shards for the epoch that its own ranks are to take, and after them the others'.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from deeplink.clock import SystemClock
 from deeplink.data.order import Order
+from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.data.blocks import BlockOrder
     from deeplink.data.share import Residency
+
+log = logging.getLogger(__name__)
 
 EVERY_S: Final = 2.0
 """Within an epoch it is not said more often: each time a small file is written."""
@@ -166,6 +171,11 @@ class Announcer:
         self._epoch, self._place, self._until, self._said = -1, 0, 0, float("-inf")
         self._uses: dict[int, Uses] = {}
 
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # Spawned workers get a copy and never ask it: 50 bytes per block are not sent to each of them.
+        return vars(self) | {"_uses": {}}
+
     def tell(self, epoch: int, place: int, *, anew: bool = False) -> None:
         """Say what comes, now that training has come to a place of an epoch; nothing where that is known already.
 
@@ -179,11 +189,20 @@ class Announcer:
         is_same = epoch == self._epoch and place >= self._place
         if is_same and not anew and (place < self._until or self._clock.monotonic() - self._said < EVERY_S):
             return
+        try:
+            until = self._announced(epoch, place)
+        except (DeepLinkError, IndexError) as problem:  # what is not said stays; reads meet what is damaged
+            log.warning("the store is not told what is used next: %s", problem)
+            until = _NEVER
+        self._epoch, self._place, self._until, self._said = epoch, place, until, self._clock.monotonic()
+
+    def _announced(self, epoch: int, place: int) -> int:
+        """Say what comes; return until which place of the epoch that holds."""
         now, later = (epoch, epoch + 1) if self._by_blocks is not None else (0, 0)
         self._uses = {number: self._uses_of(number) for number in {now, later}}
         found = upcoming(self._uses[now], self._uses[later], place, self._is_near)
         self._dataset.announce(found.shards.tolist(), found.needed)
-        self._epoch, self._place, self._until, self._said = epoch, place, found.until, self._clock.monotonic()
+        return found.until
 
     def _uses_of(self, epoch: int) -> Uses:
         known = self._uses.get(epoch)

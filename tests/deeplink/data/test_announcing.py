@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -172,3 +173,24 @@ def test_a_node_keeps_what_its_own_ranks_are_to_take() -> None:
         shards, needed = packed.told[-1]
         assert shards[:needed] == expected
         assert set(shards) == {0, 1, 2, 3}
+
+
+def test_a_shard_that_there_is_not_ends_nothing_and_is_announced_to_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    packed = Packed(np.arange(40) // 10, np.zeros(40, np.int64))
+    for order in (Order.SEQUENTIAL, Order.SHUFFLED):
+        announcer = Announcer(packed, order, None, np.ones(3, bool))
+        for place in range(3):
+            announcer.tell(0, place)
+    assert packed.told == []
+    assert len(caplog.records) == 2  # once each
+
+
+def test_a_workers_copy_has_what_it_needs_to_say_the_same() -> None:
+    packed = Packed(np.arange(100) // 10, np.zeros(100, np.int64))
+    announcer = Announcer(packed, Order.SEQUENTIAL, None)
+    announcer.tell(0, 5)
+    copy = pickle.loads(pickle.dumps(announcer))  # noqa: S301 - our own
+    copy.tell(0, 5, anew=True)
+    assert copy._dataset.told == packed.told * 2
