@@ -6,10 +6,8 @@ The same program runs in two ways. A job starts one per node, with the job's tok
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import resource
 import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -27,7 +25,7 @@ from deeplink.daemon import is_loopback, split_bind
 from deeplink.listening import ListenError
 from deeplink.scheduler.watch import node as node_service
 from deeplink.v1 import node_pb2
-from deeplink.wire import WORKERS, BoundServer, bound_server
+from deeplink.wire import WORKERS, BoundServer, allow_descriptors, bound_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +43,6 @@ STOP_GRACE_S = 0.5
 """How long calls in flight may still run once the agent is told to end."""
 _STATUS_SHARE = 20
 """The store is not looked at for so many times as long as the last look took: thousands of shards take a while."""
-_DESCRIPTORS = 65_536
-"""Open shards and connections are bounded by shares of what is allowed, and reach their own bounds at so many."""
 STATUS_KEPT_S = 0.5
 """The store is looked at no more often than this, however often the agent is asked."""
 
@@ -115,7 +111,7 @@ class Agent:
     """
 
     def __init__(self, settings: AgentSettings, clock: Clock | None = None) -> None:
-        _allow_descriptors()  # before anything is bounded by what is allowed
+        allow_descriptors()  # before anything is bounded by what is allowed
         self.settings = settings
         self._clock = clock or SystemClock()
         self._server: BoundServer | None = None
@@ -203,15 +199,6 @@ class Agent:
         metrics.STORE_VERIFIED_SHARDS.set_function(lambda: self.store_status().verified_shards)
         metrics.STORE_VERIFIED_BYTES.set_function(lambda: self.store_status().verified_bytes)
         metrics.STORE_BUDGET_BYTES.set_function(lambda: self.store_status().budget_bytes)
-
-
-def _allow_descriptors() -> None:
-    """Let this process open more files than the 1,024 that most shells hand on, where the system lets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # then the bounds are smaller
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _reached_at(host: str, port: int) -> tuple[str, str]:

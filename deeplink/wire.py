@@ -6,6 +6,7 @@ refused with UNAUTHENTICATED (`deeplink.tokens`).
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import resource
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 64 << 20  # bytes; one batch of samples, with room; gRPC's own default is 4 MiB
 WORKERS = 16  # threads of one server: the bound on calls served at once
-MOST_CONNECTIONS = (
-    4096  # held at once, as at an agent's data port; a quarter of the descriptors where that is less
-)
+MOST_CONNECTIONS = 4096  # held at once, as at an agent's data port; a quarter of the descriptors if that is less
+_DESCRIPTORS = 65_536
+"""Open shards and connections are bounded by shares of what is allowed, and reach their own bounds at so many."""
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -208,6 +209,15 @@ def bound_server(
         return BoundServer(server, server.add_insecure_port(bind), answers)
     except RuntimeError as problem:
         raise ListenError(bind, str(problem)) from problem
+
+
+def allow_descriptors() -> None:
+    """Let this process open more files than the 1,024 that most shells hand on, where the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # then the bounds are smaller
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _allowed(connections: int) -> int:

@@ -22,6 +22,7 @@ from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.observer import COMMAND_S, Observer
 from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from deeplink.wire import allow_descriptors
 
 if TYPE_CHECKING:
     import threading
@@ -73,6 +74,7 @@ def watching(
         MetricsBindError: `metrics_bind` cannot.
         CommandMissingError: Slurm's commands are not installed here.
     """
+    allow_descriptors()  # each job's launcher holds a connection
     clock = clock or SystemClock()
     for program in ("squeue", "scontrol"):
         if shutil.which(program) is None:
