@@ -93,28 +93,27 @@ class Outbox:
             self._pieces.extend([piece] if isinstance(piece, bytes) else zeros(len(piece)))
 
     def send(self, to: socket.socket, flags: int) -> bool:
-        """Send what the socket takes; tell whether that was all.
+        """Send what the socket takes in one call; tell whether it took all that it was offered.
 
         Raises:
             BlockingIOError: it takes nothing now.
             OSError: EFAULT where memory cannot be read; else the connection is broken.
         """
-        while self.left:
-            first = self._pieces[0] if self._pieces else self._end
-            if isinstance(first, Scattered):
-                # What follows goes into the same packets.
-                more = socket.MSG_MORE if len(first) < self.left else 0
-                size, sent = len(first), first.send(to.fileno(), flags | more)
-                self._forget([first], sent)
-            else:
-                run = self._run()
-                size = sum(map(len, run))
-                more = socket.MSG_MORE if size < self.left else 0
-                sent = to.sendmsg(run, (), flags | more)
-                self._forget(run, sent)
-            if sent < size:
-                return False
-        return True
+        first = self._pieces[0] if self._pieces else self._end
+        if isinstance(first, Scattered):
+            size = len(first)
+            sent = first.send(to.fileno(), flags | self._more(size))
+            self._forget([first], sent)
+        else:
+            run = self._run()
+            size = sum(map(len, run))
+            sent = to.sendmsg(run, (), flags | self._more(size))
+            self._forget(run, sent)
+        return sent == size
+
+    def _more(self, size: int) -> int:
+        """Return the flag that lets what follows the next `size` bytes go into the same packets."""
+        return socket.MSG_MORE if size < self.left else 0
 
     def _run(self) -> list[bytes | memoryview]:
         """Return the pieces, up to what is scattered, that go in one call."""

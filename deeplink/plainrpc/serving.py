@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RECEIVED = 65_536
-_SEND_WAIT = struct.pack("ll", 0, 20_000)  # struct timeval: how long a thread waits for a peer that reads slowly
+_SLOW_S = 0.02
+"""A thread waits for a peer that reads slowly no longer, in one call and in all."""
+_SEND_WAIT = struct.pack("ll", 0, int(_SLOW_S * 1e6))  # struct timeval
 _LOOK_ROUND_S = 0.1
 _END_S = 1.0
 _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
@@ -257,12 +259,13 @@ class PlainServer:
                 raise ConnectionResetError(errno.ECONNRESET, "the peer closed it")
             session.intake.receive(data)
         flags = socket.MSG_DONTWAIT if event & _WRITE else 0
+        until = self._clock.monotonic() + _SLOW_S
         while True:
             session.fill(refuse=refuse)
             if not session.out.left:
                 return _READ
             try:
-                if not session.out.send(peer, flags):
+                if not session.out.send(peer, flags) or self._clock.monotonic() > until:
                     flags = socket.MSG_DONTWAIT
             except BlockingIOError:
                 return _WRITE

@@ -40,11 +40,12 @@ def sent(pieces: list[bytes | memoryview | Scattered], step: int = 1 << 20) -> b
     ours, theirs = socket.socketpair()
     came = b""
     with ours, theirs:
+        theirs.setblocking(False)
         while box.left:
             with suppress(BlockingIOError):
                 box.send(ours, socket.MSG_DONTWAIT)
-            came += theirs.recv(step)
-        theirs.setblocking(False)
+            with suppress(BlockingIOError):
+                came += theirs.recv(step)
         with suppress(BlockingIOError):
             while True:
                 came += theirs.recv(1 << 20)
@@ -81,6 +82,20 @@ def test_a_message_goes_into_frames_and_comes_whole(
 def test_more_places_than_one_call_takes_and_a_slow_reader() -> None:
     places, wanted = scattered([(3 * at % 16_000, 200) for at in range(3 * IOV_MAX + 7)])
     assert sent([b"before", places, b"after"], step=30_001) == b"before" + wanted + b"after"
+
+
+def test_one_call_is_made_at_a_time() -> None:
+    places, _ = scattered([(0, 300)])
+    ours, theirs = socket.socketpair()
+    box = Outbox()
+    box.put([b"before", places, b"after"], 311)
+    box.end_with(b"the end")
+    with ours, theirs:
+        lefts = []
+        while box.left:
+            assert box.send(ours, 0)
+            lefts.append(box.left)
+    assert lefts == [312, 12, 0]
 
 
 def test_memory_that_is_not_there_is_an_error(tmp_path: Path) -> None:

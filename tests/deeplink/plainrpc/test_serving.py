@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from deeplink.plainrpc import (
     PlainRefusedError,
     PlainSilentError,
     PlainStatusError,
+    Scattered,
     Status,
 )
 from deeplink.plainrpc.framing import PREFACE, Fault, Kind, Setting, frame
@@ -49,7 +51,7 @@ HELLO = PREFACE + settings_frame({})
 class Said:
     """A reply."""
 
-    parts: list[bytes | memoryview]
+    parts: list[bytes | memoryview | Scattered]
 
     @property
     def size(self) -> int:
@@ -66,7 +68,7 @@ class Served:
     server: PlainServer
     go_on: threading.Event
     refused: list[int]
-    shown: list[memoryview]
+    shown: list[memoryview | Scattered]
 
     @property
     def address(self) -> str:
@@ -89,7 +91,7 @@ class Served:
 
 @contextmanager
 def served(limits: Limits | None = None) -> Iterator[Served]:
-    go_on, refused, shown = threading.Event(), [], list[memoryview]()
+    go_on, refused, shown = threading.Event(), [], list[memoryview | Scattered]()
 
     def repeat(message: bytes) -> Iterator[Said]:
         count, _, size = message.partition(b" ")
@@ -247,6 +249,29 @@ def test_readers_that_stand_still_hold_up_nobody_and_are_refused_beyond_a_bound(
         stuck.pop().close()
         wait_until(lambda: _refusal(found) is None)
         assert found.repeat(b"3 7") == [7, 7, 7]
+
+
+def test_a_reader_that_reads_slowly_holds_up_nobody() -> None:
+    """It takes something all the time, frame by frame, so no call of the server's waits for long."""
+    memory = np.zeros(48 << 20, np.uint8)
+    taken, answered = 0, threading.Event()
+
+    def read(peer: socket.socket) -> None:
+        nonlocal taken
+        while not answered.wait(0.001) and taken < len(memory):
+            taken += len(peer.recv(1 << 14))
+
+    with served(Limits(threads=1)) as found, found.raw() as peer:
+        found.shown[:] = [Scattered(np.array([memory.ctypes.data]), np.array([len(memory)]), [memory])]
+        wide = settings_frame({Setting.INITIAL_WINDOW: (1 << 31) - 1})
+        peer.sendall(PREFACE + wide + frame(Kind.WINDOW_UPDATE, 0, 0, b"\x7f\0\0\0") + call(method=SHOW))
+        taken += len(peer.recv(1 << 14))
+        slow = threading.Thread(target=read, args=(peer,))
+        slow.start()
+        assert found.repeat() == [10, 10]
+        answered.set()
+        slow.join()
+    assert taken < len(memory) // 2
 
 
 def _refusal(found: Served) -> PlainBusyError | None:
