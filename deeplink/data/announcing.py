@@ -11,6 +11,7 @@ shards for the epoch that its own ranks are to take, and after them the others'.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -213,6 +214,7 @@ def announcer_of(
     dataset: Any, order: Order, by_blocks: BlockOrder | None, residency: Residency | None, rank: int
 ) -> Announcer | None:
     """Return who tells the store of a sampler's dataset; None where that is no `Announced` one."""
-    if not all(hasattr(dataset, name) for name in ("announce", "shard", "shards")):
+    # Looked for, not asked for: that would go through the whole index.
+    if any(inspect.getattr_static(dataset, name, None) is None for name in ("announce", "shard", "shards")):
         return None
     return Announcer(dataset, order, by_blocks, None if residency is None else residency.is_home(rank))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deeplink.clock import ManualClock
 from deeplink.data import Blocks, Order, Residency, ResumableSampler, announcing
-from deeplink.data.announcing import EVERY_S, Announcer, upcoming, uses_in
+from deeplink.data.announcing import EVERY_S, Announcer, announcer_of, upcoming, uses_in
 from deeplink.data.blocks import BlockOrder
 
 ORDERS = st.sampled_from([Order.SEQUENTIAL, Order.SHUFFLED, Order.BLOCKS])
@@ -194,3 +194,12 @@ def test_a_workers_copy_has_what_it_needs_to_say_the_same() -> None:
     copy = pickle.loads(pickle.dumps(announcer))  # noqa: S301 - our own
     copy.tell(0, 5, anew=True)
     assert copy._dataset.told == packed.told * 2
+
+
+def test_whether_a_dataset_is_told_is_found_out_without_asking_it() -> None:
+    class Unread:
+        announce = shards = None
+        shard = property(lambda _self: pytest.fail("it was asked"))
+
+    for dataset in (Unread(), 7, [1, 2]):
+        assert announcer_of(dataset, Order.SHUFFLED, None, None, 0) is None
