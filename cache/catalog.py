@@ -109,7 +109,8 @@ class Catalog:
         """Return the names of all datasets that have a newest version, sorted; `lost`: also where that is lost."""
         found = {path.parent.name for path in self.root.glob("*/latest")}
         if lost:
-            found.update(path.parent.name for path in self.root.glob("*/*") if _VERSION.fullmatch(path.stem))
+            kept = (path for path in self.root.glob("*/*") if path.suffix in {".arrow", ".json"})
+            found.update(path.parent.name for path in kept if _VERSION.fullmatch(path.stem))
         return sorted(filter(_NAME.fullmatch, found))
 
     def versions(self, name: str) -> list[Version]:

@@ -226,5 +226,5 @@ def kept_marks(index: Index, rows: np.ndarray | None = None) -> np.ndarray | Non
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as problem:
-        log.warning("%s is not used, so every file counts as changed: %s", path, problem)
+        log.warning("%s is not used: %s", path, problem)
         return None

@@ -81,7 +81,8 @@ def _say_datasets(datasets: list[dict[str, Any]]) -> None:
     for dataset in datasets:
         if "problem" in dataset:
             click.echo(f"{dataset['name']:<{wide}}  {dataset['problem']}")
-            click.echo(f"{'':<{wide}}  {dataset['remedy']}")
+            if dataset["remedy"]:
+                click.echo(f"{'':<{wide}}  {dataset['remedy']}")
             continue
         count = len(dataset["versions"])
         more = f"  and {counted(count - 1, 'older version')}" if count > 1 else ""

@@ -163,6 +163,8 @@ def test_a_dataset_whose_newest_version_is_lost_is_named_when_asked_for(tmp_path
     assert catalog.names(lost=True) == ["digits", "letters"]
     catalog.remove("letters", catalog.latest("letters"))
     assert catalog.names(lost=True) == ["digits"]
+    catalog.path("digits", one).with_suffix(".json").rename(catalog.path("digits", one).with_suffix(".marks"))
+    assert catalog.names(lost=True) == []  # nothing is left by which it could come back
 
 
 def test_what_was_taken_out_is_kept_a_week_and_drafts_a_day(tmp_path: Path) -> None:
