@@ -261,7 +261,12 @@ def test_a_reader_that_reads_slowly_holds_up_nobody() -> None:
         while not answered.wait(0.001) and taken < len(memory):
             taken += len(peer.recv(1 << 14))
 
-    with served(Limits(threads=1)) as found, found.raw() as peer:
+    with served(Limits(threads=1)) as found, socket.socket() as peer:
+        # As over Ethernet: else the server's buffer has room for megabytes, of which a third must first be free.
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        peer.settimeout(20)
+        peer.connect(("127.0.0.1", found.server.port))
         found.shown[:] = [Scattered(np.array([memory.ctypes.data]), np.array([len(memory)]), [memory])]
         wide = settings_frame({Setting.INITIAL_WINDOW: (1 << 31) - 1})
         peer.sendall(PREFACE + wide + frame(Kind.WINDOW_UPDATE, 0, 0, b"\x7f\0\0\0") + call(method=SHOW))
