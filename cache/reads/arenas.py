@@ -6,6 +6,7 @@ longer than receiving it (measured: 2.4 of 3.3 ms in the kernel), so memory goes
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import weakref
@@ -74,5 +75,6 @@ class Arenas:
 def _new(size: int) -> mmap.mmap:
     # Private, so that a forked child's writes are its own.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # EINVAL: a kernel built without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
