@@ -35,5 +35,11 @@ def strings(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
 
 
 def fixed(values: Sequence[bytes], size: int) -> pa.Array:
-    """Return runs of `size` bytes each as a column."""
+    """Return runs of `size` bytes each as a column.
+
+    Raises:
+        ValueError: one is not of that size.
+    """
+    if any(len(value) != size for value in values):
+        raise ValueError(f"each is to be of {size} bytes")
     return pa.Array.from_buffers(pa.binary(size), len(values), [None, pa.py_buffer(b"".join(values))])

@@ -44,6 +44,11 @@ def test_texts_and_bytes_are_what_they_were(values: list[str]) -> None:
     assert fixed(digests, 3) == pa.array(digests, pa.binary(3))
 
 
+def test_bytes_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="of 3 bytes"):
+        fixed([b"abc", b"ab", b"abcd"], 3)
+
+
 def test_packing_appending_rebuilding_and_reading_do_without_pandas(tmp_path: Path) -> None:
     code = """
 import importlib.util, pathlib, sys
