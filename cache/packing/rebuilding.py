@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 
 def rows_of(index: Index, number: int) -> np.ndarray:
-    """Return the rows of a shard in the order in which it holds them; int64."""
-    rows = np.flatnonzero(np.asarray(index.shard) == number)
+    """Return the rows of a shard in the order in which it holds them; int64.
+
+    Raises:
+        IndexFormatError: the index is damaged, so that one may be missing.
+    """
+    rows = np.flatnonzero(index.column("shard", range(len(index))) == number)
     # Empty samples share their place with the next one: the rows' own order tells which comes first.
     return rows[np.lexsort((rows, np.asarray(index.offset)[rows], np.asarray(index.block)[rows]))]
 
@@ -33,6 +37,7 @@ def rebuild(index: Index, number: int, source: Source, draft: Path, clock: Clock
     """Write shard `number` of a version to `draft`, which must not exist, from the files of `source`.
 
     Raises:
+        IndexFormatError: the index is damaged.
         SourceChangedError: a file is not what it was when it was packed.
         SourceFileError: a file cannot be read.
         ShardWriteError: this machine cannot write shards.
@@ -65,6 +70,7 @@ def is_unchanged(index: Index, number: int, source: Source) -> bool:
     nothing less proves it.
 
     Raises:
+        IndexFormatError: the index is damaged.
         SourceFileError: a file cannot be read.
     """
     rows = rows_of(index, number)

@@ -77,3 +77,15 @@ def test_without_the_times_that_were_listed_files_are_read_and_compared(
     assert unchanged(index)
     rewrite(few / "3.bin", (few / "3.bin").stat().st_mtime_ns)
     assert not unchanged(index)
+
+
+def test_a_changed_file_is_seen_though_the_index_is_wrong_about_its_shard(tmp_path: Path, config: Config) -> None:
+    many = write_tree(tmp_path / "many", {f"{number:04d}": b"%d" % number for number in range(1000)})
+    index = packed(many, config)
+    rewrite(many / "0900", 1_000_000_000_000_000_000)
+    with index.path.open("r+b") as file:
+        file.seek(index.shard.ctypes.data - index._file.address + 900 * index.shard.itemsize)
+        file.write(b"\1")
+    index = Catalog(config.catalog).open("few")
+    assert index.shard[900] == 1  # it lies beyond what is looked at when an index is opened
+    assert not unchanged(index)
