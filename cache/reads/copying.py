@@ -37,7 +37,7 @@ def by_shard(shards: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class Copying:
-    """The copies that one batch takes: many short samples in one call, long ones in a call each."""
+    """The copies that one batch takes: many short samples in a few calls, long ones in a call each."""
 
     def __init__(self, index: Index, rows: np.ndarray, batch: Batch) -> None:
         self._index, self._rows, self._batch = index, rows, batch
