@@ -104,6 +104,8 @@ class Index:
         self._keys = KeyColumn(path, parts.ends, parts.text, self._first, parts.file.address)
         self.shard, self.block, self.offset = (parts.columns[name] for name in ("shard", "block", "offset"))
         self.lengths, self.checksums = parts.columns["length"], parts.columns["checksum"]
+        named = {"shard": self.shard, "block": self.block, "lengths": self.lengths, "checksums": self.checksums}
+        self._starts = {name: column.ctypes.data - parts.file.address for name, column in named.items()}
         self._slots = SlotTable(parts.slots, len(self)) if parts.slots is not None else None
 
     def __len__(self) -> int:
@@ -241,7 +243,7 @@ class Index:
         """
         column: np.ndarray = getattr(self, name)
         if self._first is not None and rows:
-            at = column.ctypes.data - self._file.address
+            at = self._starts[name]
             self._first.see(at + rows.start * column.itemsize, at + rows.stop * column.itemsize)
         return column[rows.start : rows.stop]
 

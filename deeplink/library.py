@@ -95,13 +95,16 @@ class Found:
     @property
     def bytes(self) -> int:
         """Bytes of the sample; 0 for a folder."""
-        return 0 if self.entry.is_folder else int(self.reader.index.lengths[self.entry.row])
+        return 0 if self.entry.is_folder else self._cell("lengths")
 
     @property
     def checksum(self) -> int:
         """The sample's xxh3-64; a number of the version for a folder."""
-        index = self.reader.index
-        return int(index.version, 16) if self.entry.is_folder else int(index.checksums[self.entry.row])
+        return int(self.reader.version, 16) if self.entry.is_folder else self._cell("checksums")
+
+    def _cell(self, column: str) -> int:
+        # As sealed: where a sample is read in ranges nothing else tells that it goes on behind its last one.
+        return int(self.reader.index.column(column, range(self.entry.row, self.entry.row + 1))[0])
 
     def path_of(self, entry: Entry) -> str:
         """Return the path of another entry of this version."""

@@ -42,6 +42,8 @@ class FirstTouch:
         Raises:
             IndexFormatError: they are damaged, and cannot be restored.
         """
+        if not any(self.unseen[start // self.chunk : -(-stop // self.chunk)]):
+            return
         numbers = [number for number in self._seal.chunks([(start, stop)]) if self.unseen[number]]
         self.mend(numbers)
         for number in numbers:

@@ -15,7 +15,7 @@ from deeplink.cache.errors import BadKeyError, DatasetMissingError, DatasetNameE
 from deeplink.cache.index import Index, IndexContent, ShardEntry, write_index
 from deeplink.filesystem import DeepLinkFileSystem
 from deeplink.getting import planned
-from deeplink.library import Library, NotThereError
+from deeplink.library import Library, NotThereError, forget_open_datasets
 from deeplink.path import DatasetPath, VersionAmbiguousError, resolved_version
 from deeplink.tree import Tree
 from deeplink.types import SampleKey, ShardId, Version
@@ -161,3 +161,19 @@ def test_the_beginning_of_a_version_is_enough_unless_several_begin_so(tmp_path: 
     assert set(refused.value.found) == set(versions[:2])
     with pytest.raises(DatasetMissingError):
         resolved_version(catalog, "x", "ffff")
+
+
+def test_how_long_a_sample_is_is_said_as_it_was_packed(tmp_path: Path) -> None:
+    config = config_below(tmp_path)
+    record = PackRecord(source="", plan="", files=2000, bytes=0, shards=1, packed_unix=0)
+    version = Catalog(config.catalog).publish("many", content([f"{n:04d}" for n in range(2000)]), record)
+    index = Catalog(config.catalog).open("many", version)
+    for column in (index.lengths, index.checksums):
+        at = column.ctypes.data - index._file.address + 1900 * column.itemsize
+        for wrong in (b"\7", b"\0"):  # and back
+            with index.path.open("r+b") as file:
+                file.seek(at)
+                file.write(wrong)
+            forget_open_datasets()
+            found = Library(config=config).at("many/1900")
+            assert (found.bytes, found.checksum) == (0, 0)
