@@ -27,7 +27,7 @@ from deeplink.cache.remote import frames
 from deeplink.cache.remote.routes import DATA_PORT_HEADER, PROTOCOL, PROTOCOL_HEADER
 from deeplink.cache.serving.served import Answering, ServedShards
 from deeplink.clock import Clock, SystemClock
-from deeplink.plainrpc import CallRefusedError, Scattered, Status
+from deeplink.plainrpc import CallRefusedError, Status
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.serving.served import Body
     from deeplink.cache.store import Store
+    from deeplink.plainrpc.scattered import Scattered
     from deeplink.types import NodeName, ShardId
 
 log = logging.getLogger(__name__)
@@ -175,8 +176,10 @@ class CacheServicer:
         return request
 
     def _doubt(self, shard: ShardId) -> None:
-        """Have a shard verified anew by whoever looks after the store; until then it is served as before."""
+        """Have a shard verified anew by whoever looks after the store; until then it is served as it is."""
         try:
+            # Another file may have taken its place a moment ago: that one is what the reader asks for next.
+            self._shards.close(shard)
             if self._store.doubt(shard):
                 log.warning("shard %s: a reader was sent wrong bytes of it; it will be verified anew", shard)
         except (ShardIdError, OSError) as problem:

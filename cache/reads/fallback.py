@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,14 @@ class Fallback:
         wanted = positions.tolist()
         if len(wanted) > _FEW:
             self._pool = self._pool or ThreadPoolExecutor(_THREADS, thread_name_prefix="deeplink-fallback")
-            tried = list(self._pool.map(lambda p: self._read(int(rows[p]), batch[p]), wanted))
+            calls = [self._pool.submit(self._read, int(rows[p]), batch[p]) for p in wanted]
+            try:
+                tried = [call.result() for call in calls]
+            finally:
+                # Whatever ends this: nothing is written into the batch any more once it is given back.
+                for call in calls:
+                    call.cancel()
+                wait(calls)
         else:
             tried = [self._read(int(rows[p]), batch[p]) for p in wanted]
         done = Fallen()

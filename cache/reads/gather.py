@@ -18,9 +18,7 @@ import numpy as np
 from deeplink.iovec import IOV_MAX, PAIR, pairs
 
 _PIPE_BYTES = 512 << 10
-"""In one smaller than half of that the calls are so many that `preadv` does as well. The pages of all of a user's
-pipes count against one limit (64 MiB)."""
-_MOST_KEPT = 2
+"""In one smaller than half of that the calls are so many that `preadv` does as well."""
 _NONBLOCK = 2  # SPLICE_F_NONBLOCK
 
 _library = ctypes.CDLL(None, use_errno=True)
@@ -34,27 +32,43 @@ _readv.restype = ctypes.c_ssize_t
 
 
 class _Pipe:
-    """An empty pipe. Whoever works with it holds the only reference: one that was left half full is closed.
+    """A pipe for one batch: making it takes a twentieth of the batch's time, and none is ever left half full.
+
+    None is kept: the pages of all of a user's pipes count against one limit (64 MiB), and beyond it each new one
+    has two pages, torch's queues too.
 
     Raises:
         OSError: there are no descriptors left, or the user's pipes have as many pages as they may (EPERM).
     """
 
     def __init__(self) -> None:
-        self.reads = self.writes = -1
-        self.reads, self.writes = os.pipe()
-        fcntl.fcntl(self.writes, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._ends = os.pipe()
+        self.reads, self.writes = self._ends
+        _pipes.add(self)
+        try:
+            fcntl.fcntl(self.writes, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            self.close()
+            raise
 
-    def __del__(self) -> None:
-        for descriptor in (self.reads, self.writes):
-            if descriptor >= 0:
-                os.close(descriptor)
+    def close(self) -> None:
+        """Give up the pipe, and what is in it."""
+        _pipes.discard(self)
+        for descriptor in self._ends:
+            os.close(descriptor)
 
 
-_pipes: list[_Pipe] = []
+_pipes: set[_Pipe] = set()
 _usable = _vmsplice is not None
-# Those that were inherited are the parent's: what one puts in, the other could take out.
-os.register_at_fork(after_in_child=_pipes.clear)
+
+
+def _let_go() -> None:
+    for pipe in list(_pipes):
+        pipe.close()
+
+
+# Those that other threads were using at the moment of a fork are of no use to the child.
+os.register_at_fork(after_in_child=_let_go)
 
 
 def is_available() -> bool:
@@ -73,9 +87,19 @@ def gather(sources: np.ndarray, lengths: np.ndarray, targets: np.ndarray) -> int
         lengths: int64, bytes.
         targets: uint64 addresses of writable memory that outlives the call.
     """
-    pipe = _taken() if len(sources) and is_available() else None
-    if pipe is None:
+    if not len(sources) or not is_available():
         return 0
+    try:
+        pipe = _Pipe()
+    except OSError:  # there may be room again for the next batch
+        return 0
+    try:
+        return _copied(pipe, sources, lengths, targets)
+    finally:
+        pipe.close()
+
+
+def _copied(pipe: _Pipe, sources: np.ndarray, lengths: np.ndarray, targets: np.ndarray) -> int:
     ends = np.cumsum(lengths)
     whole, done, piece = int(ends[-1]), 0, 0
     remote, local = pairs(sources, lengths), pairs(targets, lengths)
@@ -88,25 +112,12 @@ def gather(sources: np.ndarray, lengths: np.ndarray, targets: np.ndarray) -> int
         piece = int(np.searchsorted(ends, done, side="right"))
         if done < whole:
             _shorten(remote, local, piece, done - (int(ends[piece - 1]) if piece else 0), lengths)
-    if len(_pipes) < _MOST_KEPT:
-        _pipes.append(pipe)
     return int(np.searchsorted(ends, done, side="right"))
-
-
-def _taken() -> _Pipe | None:
-    global _usable  # noqa: PLW0603 - what is refused once would be refused again
-    try:
-        return _pipes.pop() if _pipes else _Pipe()
-    except IndexError:  # another thread took the last one
-        return _taken()
-    except OSError as problem:
-        _usable = problem.errno != errno.EPERM
-        return None
 
 
 def _moved(pipe: _Pipe, remote: int, local: int, count: int) -> int:
     """Copy what the pipe takes in one go of `count` pieces; return how many bytes that was, 0 where none can."""
-    global _usable  # noqa: PLW0603 - as above
+    global _usable  # noqa: PLW0603 - what a sandbox refuses once it refuses always
     if _vmsplice is None:
         return 0
     moved: int = _vmsplice(pipe.writes, remote, count, _NONBLOCK)

@@ -266,7 +266,20 @@ class _PlainPending(Pending):
         try:
             self._connection = self._sent(fresh=fresh)
         except MemberError as problem:
-            self._connection, self._problem = None, problem
+            self._give_up(problem)
+
+    def _give_up(self, problem: MemberError) -> None:
+        # Without where it was raised: that refers to this batch, and would keep its memory.
+        each: BaseException | None = problem
+        while each is not None:
+            each.__traceback__ = None
+            each = each.__cause__ or each.__context__
+        self._connection, self._problem = None, problem
+
+    def _what_failed(self) -> MemberError:
+        """Return why there is no connection, and forget it: once raised it refers to whoever raised it."""
+        problem, self._problem = self._problem, None
+        return problem or MemberError(self._member.name, "no connection")
 
     def _sent(self, *, fresh: bool) -> PlainConnection:
         with member_errors(self._member):
@@ -314,7 +327,7 @@ class _PlainPending(Pending):
                 connection.flush()
         except MemberError as problem:
             if self._is_final(connection, problem):
-                self._connection, self._problem = None, problem
+                self._give_up(problem)
             else:
                 self._try_to_send(fresh=True)
             return self._connection is None
@@ -324,7 +337,7 @@ class _PlainPending(Pending):
     def result(self) -> Answer:
         connection = self._connection
         if connection is None:
-            raise self._problem or MemberError(self._member.name, "no connection")
+            raise self._what_failed()
         # Another member may have been waited for until now, in vain: that is not this one's silence.
         connection.postpone(self._transport.deadline(self._allowance_s))
         try:

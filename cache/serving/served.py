@@ -1,6 +1,6 @@
 """The shards of a store that are open to be sent, and where in them a request's extents lie.
 
-What is sent of a mapped file is never touched here, only handed to system calls as views.
+What is sent of a mapped file is never touched here: system calls are told where it lies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from deeplink.cache.reads.mapped import ColdGauge, ShardFile
 from deeplink.cache.reads.opened import most_open
 from deeplink.cache.remote import frames
 from deeplink.cache.store import is_damage
-from deeplink.plainrpc import CallRefusedError, Scattered, Status
+from deeplink.plainrpc import CallRefusedError, Status
+from deeplink.plainrpc.scattered import Scattered
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class ServedShards:
                         served.touched_at = now
                         self._store.touch(name)
                     return served, _OK
-                self._close(name)
+                self.close(name)
             return self._opened(layout.checked_shard_id(name), now), _OK
         except ShardIdError:
             return None, cache_pb2.READ_STATUS_NO_SHARD
@@ -187,7 +188,8 @@ class ServedShards:
             ]
         return served, [status for _, status in found], blocks
 
-    def _close(self, name: str) -> _Served | None:
+    def close(self, name: str) -> _Served | None:
+        """Let go of a shard's open file, if there is one, and return it; who asks next opens what is there."""
         with self._lock:
             served = self._open.pop(name, None)
             self._dead += served.count if served else 0
@@ -195,7 +197,7 @@ class ServedShards:
 
     def set_aside(self, shard: ShardId, problem: Exception) -> None:
         """Stop serving a shard's open file; if the shard itself is damaged, it is quarantined."""
-        served = self._close(shard)
+        served = self.close(shard)
         if not is_damage(problem):
             log.warning("shard %s cannot be served now: %s", shard, problem)
             return
@@ -209,7 +211,7 @@ class Answering:
     Args:
         shards: the open ones.
         request: what is wanted.
-        copied: whether to copy everything by system calls; else mapped files' bytes are views, not to be touched.
+        copied: whether to copy everything by system calls; else mapped files' are sent where they lie.
     """
 
     def __init__(self, shards: ServedShards, request: frames.Request, *, copied: bool) -> None:

@@ -21,7 +21,6 @@ from deeplink.plainrpc.errors import (
     PlainStatusError,
 )
 from deeplink.plainrpc.framing import Status
-from deeplink.plainrpc.scattered import Scattered
 from deeplink.plainrpc.terms import TOKEN_HEADER
 
 __all__ = [
@@ -37,6 +36,5 @@ __all__ = [
     "PlainRefusedError",
     "PlainSilentError",
     "PlainStatusError",
-    "Scattered",
     "Status",
 ]

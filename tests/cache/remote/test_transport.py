@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import weakref
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,7 @@ from deeplink.cache.remote import frames
 from deeplink.cache.remote.transport import Places, PlainTransport
 from deeplink.clock import SystemClock
 from deeplink.plainrpc import framing
-from deeplink.types import Member, NodeName
+from deeplink.types import Member, NodeName, ShardId
 from tests.cache.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
@@ -86,3 +89,22 @@ def test_a_member_that_only_greets_has_not_begun_to_answer(
             assert good.result().status.tolist() == [0] * len(PAYLOADS)
             pending.cancel()
     assert bytes(places[1].arena) == b"".join(PAYLOADS)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no.such.host.invalid:1"])
+def test_a_member_that_is_not_there_keeps_no_batch_s_memory(transport: PlainTransport, address: str) -> None:
+    arena = np.zeros(10, np.uint8)
+    places = Places(arena.data, np.zeros(1, np.int64))
+    extents = np.array([(0, 0, 0, 10)], frames.EXTENT)
+    request = frames.Request(0, [ShardId("0" * 40)], extents)
+    gc.disable()
+    try:
+        pending = transport.start(Member(NodeName("gone"), address), request, 2.0, places)
+        with suppress(MemberSilentError):
+            pending.result()
+            pytest.fail("it answered")
+        memory = weakref.ref(arena)
+        del places, pending, arena
+        assert memory() is None
+    finally:
+        gc.enable()

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from deeplink.cache.remote import frames
+from deeplink.cache.server import CacheServicer
 from deeplink.cache.serving.served import ServedShards
 from deeplink.cache.store import Store
 from deeplink.clock import ManualClock
+from deeplink.types import NodeName
 from tests.cache.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
@@ -26,3 +31,21 @@ def test_what_is_sent_counts_as_read_and_is_noted_once_a_minute(tmp_path: Path) 
         mark.unlink(missing_ok=True)
         assert served.get(sealed.id)[0] is not None
         assert (store.used_unix(sealed.id) > 1000) == is_noted
+
+
+def test_a_file_that_took_another_s_place_is_served_at_once_when_the_other_is_doubted(tmp_path: Path) -> None:
+    store, clock = Store(tmp_path / "store"), ManualClock()
+    sealed = write(tmp_path / "draft", PAYLOADS)
+    store.adopt(tmp_path / "draft", sealed.id)
+    servicer = CacheServicer(store, NodeName("n0"), clock)
+    found, _ = servicer._shards.get(sealed.id)
+    other = tmp_path / "other"
+    other.write_bytes(store.path(sealed.id).read_bytes())
+    other.rename(store.path(sealed.id))
+    # The folder is looked at ten times a second: until then it is the file that was open.
+    assert servicer._shards.get(sealed.id)[0] is found
+    doubt = frames.Request(0, (), np.empty(0, frames.EXTENT), (sealed.id,))
+    list(servicer.read_message(frames.encode_request(doubt)))
+    again, _ = servicer._shards.get(sealed.id)
+    assert again is not None
+    assert again.file.inode == store.path(sealed.id).stat().st_ino

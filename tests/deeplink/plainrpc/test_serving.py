@@ -31,12 +31,12 @@ from deeplink.plainrpc import (
     PlainRefusedError,
     PlainSilentError,
     PlainStatusError,
-    Scattered,
     Status,
 )
 from deeplink.plainrpc.framing import PREFACE, Fault, Kind, Setting, frame
 from deeplink.plainrpc.framing import settings as settings_frame
 from deeplink.plainrpc.hpack import request_head
+from deeplink.plainrpc.scattered import Scattered
 from deeplink.plainrpc.serving import Limits, PlainServer, _send_unpaced
 
 if TYPE_CHECKING:
