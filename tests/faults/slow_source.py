@@ -10,9 +10,15 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
+from deeplink.publish import write_text
 
-def pace_file(folder: Path) -> Path:
-    """Return the file that says how many seconds each read takes; "gone" where reads fail."""
+
+def set_pace(folder: Path, pace: str) -> None:
+    """Say how many seconds each read takes from now on; "gone": reads fail."""
+    write_text(_pace_file(folder), pace)
+
+
+def _pace_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.pace")
 
 
@@ -40,7 +46,7 @@ class SlowFileSystem(LocalFileSystem):  # type: ignore[misc]
 
     def _wait(self, path: str) -> None:
         for folder in list(Path(self._strip_protocol(path)).parents)[:-1]:
-            pace = pace_file(folder)
+            pace = _pace_file(folder)
             if pace.exists():
                 said = pace.read_text(encoding="ascii")
                 if said == "gone":

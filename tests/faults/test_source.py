@@ -25,7 +25,7 @@ def test_the_source_is_slow_and_then_gone(record: Record, files: dict[str, bytes
         store.remove(shard)
     with reading(task_of(config, files), tmp_path) as loop:
         assert loop.said["stats"]["source_samples"] > 0
-        slow_source.pace_file(folder).write_text("0.02", encoding="ascii")
+        slow_source.set_pace(folder, "0.02")
         loop.await_epochs(2)
         for shard, data in lost.items():
             store.add(shard, [data], len(data))
@@ -35,6 +35,6 @@ def test_the_source_is_slow_and_then_gone(record: Record, files: dict[str, bytes
         while loop.said["stats"]["source_samples"] != before:
             before = loop.said["stats"]["source_samples"]
             loop.await_epochs(2)
-        slow_source.pace_file(folder).write_text("gone", encoding="ascii")
+        slow_source.set_pace(folder, "gone")
         loop.await_epochs(2)
         survived(loop, record)
