@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import uuid
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,6 +145,12 @@ def _is_dead(process: tuple[int, int, str]) -> bool:
     return bool(started and namespace) and namespace == _namespace() and _started(pid) != started
 
 
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked child's copy is not its own
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
 def _path(root: Path, holder: str) -> Path:
     if not _HOLDER.fullmatch(holder):
         raise ValueError(f"{holder!r} cannot be a holder's name")
@@ -175,6 +182,8 @@ class Pin:
         self._shards: Sequence[ShardId] = [entry.id for entry in index.shards]
         self._needed = len(self._shards)
         self._renewed = float("-inf")
+        # A process that ends without `release` leaves none behind; one that is killed does, for `ttl_s`.
+        weakref.finalize(self, _remove, self._path, os.getpid())
         self.renew()
 
     def announce(self, shards: Sequence[ShardId], needed: int) -> None:

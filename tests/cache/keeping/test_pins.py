@@ -216,3 +216,21 @@ def test_the_nearest_use_and_anybodys_need_count() -> None:
     found = demand([one((a, b, c), 1), one((c, a), 0)])
     assert found.needed == {a}
     assert found.next_use == {a: 0, b: 1, c: 0}
+
+
+def test_a_pin_goes_with_whoever_forgot_to_release_it_and_not_with_a_forked_child(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from tests.cache.keeping.test_pins import ManualClock, pinned
+kept = pinned(Path(sys.argv[1]), ManualClock(), "ends", 100.0)
+child = os.fork()
+if not child:
+    sys.exit(0)
+os.waitpid(child, 0)
+assert [path.stem for path in (Path(sys.argv[1]) / ".pins").iterdir()] == ["ends"]
+"""
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parents[3]
+    )
+    assert not list((tmp_path / ".pins").iterdir())
