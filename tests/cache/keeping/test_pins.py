@@ -136,7 +136,7 @@ def test_the_pin_of_a_process_that_was_killed_is_gone_at_once(tmp_path: Path) ->
 import os, pathlib, signal, sys
 from tests.cache.keeping.test_pins import pinned
 from deeplink.clock import ManualClock
-pinned(pathlib.Path(sys.argv[1]), ManualClock(), "killed", 1e6)
+kept = pinned(pathlib.Path(sys.argv[1]), ManualClock(), "killed", 1e6)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     clock = ManualClock()
@@ -181,12 +181,15 @@ def test_a_worker_holds_by_its_trainers_pin_and_by_its_own_only_while_there_is_n
 
 def test_a_worker_that_announces_speaks_for_itself(tmp_path: Path) -> None:
     clock = ManualClock()
-    pinned(tmp_path, clock, "trainer", 100.0)
+    trainer = pinned(tmp_path, clock, "trainer", 100.0)
     worker = pinned(tmp_path, clock, "worker", 100.0, leader="trainer")
     worker.announce(SHARDS, 3)
     clock.sleep(50.0)
     worker.renew()
-    assert {pin.holder: pin.needed for pin in read_pins(tmp_path, clock.unix())} == {"trainer": 6, "worker": 3}
+    assert {pin.holder: pin.needed for pin in read_pins(tmp_path, clock.unix())} == {
+        trainer.holder: len(SHARDS),
+        worker.holder: 3,
+    }
 
 
 def test_a_store_that_takes_no_writes_is_read_without_a_pin(tmp_path: Path) -> None:
