@@ -47,8 +47,8 @@ _SERVER_OF = {
     "remote.Flight": "flight",
     "remote.RawGrpc": "grpc",
 }
-CONGESTION = "cubic"
-"""Linux's own default, for all sides: where a machine's is BBR, its pacing is what would be measured."""
+CONGESTION = "reno"
+"""Of all sides: the one that every namespace may have. Where a machine's is BBR its pacing would be measured."""
 _START_S = 20.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PASSES = 2

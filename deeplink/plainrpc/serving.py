@@ -321,14 +321,18 @@ class PlainServer:
 
 
 def _send_unpaced(accepted: socket.socket) -> None:
-    """Take Linux's own congestion control where the machine's is BBR, if it lets us.
+    """Take cubic, Linux's own choice, where the machine's congestion control is BBR; reno where that is refused.
 
     BBR paces what it sends for the sake of long ways with small buffers. Within a cluster batches come in twice to
     three times the time (measured, docs/decisions/0007). Any other choice of the machine's operator stands.
     """
     with contextlib.suppress(OSError):
-        if accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+        if not accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
+            return
+    for name in (b"cubic", b"reno"):
+        with contextlib.suppress(OSError):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+            return
 
 
 def _listener(bind: str) -> socket.socket:
