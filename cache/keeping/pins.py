@@ -190,8 +190,12 @@ class Pin:
         """Say in which order shards are needed from now on, and how many of them the running epoch still needs."""
         if not 0 <= needed <= len(shards):
             raise ValueError(f"{needed} of {len(shards)} shards cannot be needed")
+        before = (tuple(self._shards), self._needed, self._leader)
         self._shards, self._needed, self._leader = tuple(shards), needed, None
-        self._write()
+        if (self._shards, self._needed, self._leader) == before:  # epochs of a second say the same each time
+            self.renew()
+        else:
+            self._write()
 
     def renew(self) -> None:
         """Keep the pin; next to nothing unless it is due. Call it with every batch."""

@@ -237,3 +237,14 @@ assert [path.stem for path in (Path(sys.argv[1]) / ".pins").iterdir()] == ["ends
         [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parents[3]
     )
     assert not list((tmp_path / ".pins").iterdir())
+
+
+def test_what_was_said_before_is_not_written_again(tmp_path: Path) -> None:
+    pin = pinned(tmp_path, ManualClock(), "h", 100.0)
+    path = tmp_path / ".pins" / "h.json"
+    pin.announce(SHARDS, 2)
+    written = path.stat().st_ino
+    pin.announce(SHARDS, 2)
+    assert path.stat().st_ino == written
+    pin.announce(SHARDS, 1)
+    assert path.stat().st_ino != written
