@@ -354,7 +354,8 @@ def _summary(network: Network) -> str:
     from deeplink.wording import counted
 
     tiers = Counter(tier(level) for level in sorted(switch.level for switch in network.switches.values()))
-    parts = [counted(len(network.nodes), "node")]
+    gpus = sum(len(node.inside.gpus) for node in network.nodes.values() if node.inside)
+    parts = [counted(len(network.nodes), "node"), *([counted(gpus, "GPU")] if gpus else [])]
     parts += [tiered(count, name) for name, count in tiers.items()]
     cables = sum(len(link.cables) for link in network.links)
     return ", ".join([*parts, *([counted(cables, "cable")] if cables else [])])

@@ -9,6 +9,7 @@ import pytest
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.nodeset import fold_for_files
 from deeplink.scheduler.topology.graph import fabric_from_switches
 from deeplink.scheduler.topology.sources.document import read_document
 from deeplink.scheduler.topology.tree import fabric_of
@@ -60,3 +61,9 @@ def test_what_is_exported_slurm_takes_and_says_again(fresh_sandbox: Factory) -> 
     assert told == {"problems": 0, "findings": []}
     done = sandbox.run(CTL, ["srun", "-N2", "--switches=1", "sh", "-c", "echo $SLURMD_NODENAME"])
     assert sorted(done.stdout.split()) in (["n0", "n2"], ["n1", "n3"])
+
+
+def test_names_folded_for_files_are_those_scontrol_unfolds(sandbox: Sandbox) -> None:
+    names = ["n1-ib", "n2-ib", "r1-n1", "r2-n1", "r2-n2", "1101", "1102", "n008", "n009", "n010", "n9", "n10", "leaf"]
+    done = sandbox.run(CTL, ["scontrol", "show", "hostnames", fold_for_files(names)])
+    assert sorted(done.stdout.split()) == sorted(names)

@@ -114,7 +114,7 @@ def test_show_draws_a_tree_and_the_inside_of_its_nodes(deeplink: Deeplink, tmp_p
     inside = "2 GPUs (1 pair NV12); GPU0 nearest to mlx5_0 PXB; GPU1 nearest to mlx5_1 PIX; near to no GPU: mlx5_2"
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "4 nodes, 2 leaves, 1 spine, 6 cables",
+        "4 nodes, 4 GPUs, 2 leaves, 1 spine, 6 cables",
         "spine (spine)",
         "├── leaf0 (leaf)  up: 1 cable",
         "│   └── n[0-1] (2 nodes)",
@@ -142,7 +142,7 @@ def test_what_discover_writes_is_read_again(deeplink: Deeplink, tmp_path: Path) 
     written(tmp_path, fabric=rails(), topo=MATRIX)
     code, out, err = deeplink("discover", "fabric", "topo", "-o", "graph.json")
     assert code == 0
-    assert out == "6 nodes, 5 leaves, 2 spines, 36 cables; written to graph.json\n"
+    assert out == "6 nodes, 12 GPUs, 5 leaves, 2 spines, 36 cables; written to graph.json\n"
     assert "kept apart" in err
     first = json.loads(deeplink("discover", "fabric", "topo", "--json")[1])
     assert json.loads((tmp_path / "graph.json").read_text()) == first
@@ -200,7 +200,7 @@ def test_slurms_troubles_are_said_with_their_exit_codes(deeplink: Deeplink, tmp_
 
 def test_a_node_alone_is_told_by_its_inside(deeplink: Deeplink, tmp_path: Path) -> None:
     written(tmp_path, topo=MATRIX)
-    assert deeplink("check", "topo") == (0, "1 node: 0 problems, 0 notes\n", "")
+    assert deeplink("check", "topo") == (0, "1 node, 2 GPUs: 0 problems, 0 notes\n", "")
     uneven = MATRIX.replace("NV12", "NV8", 1)
     written(tmp_path, topo=uneven)
     code, out, _ = deeplink("check", "topo")
