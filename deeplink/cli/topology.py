@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from deeplink.errors import DeepLinkError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.scheduler.topology.assemble import Fitted
     from deeplink.scheduler.topology.finding import Finding
     from deeplink.scheduler.topology.network import Network
-    from deeplink.scheduler.topology.sources.gathering import Reading
     from deeplink.types import NodeName
 
 _SOURCES = """
@@ -35,30 +31,6 @@ Examples:
 )
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _FORMATS = ("slurm", "ibnetdiscover", "netq", "yaml", "names", "nvidia-smi")
-
-
-class InsideOptionError(DeepLinkError):
-    """An `--inside` names nodes that are no set of names, or a file without a matrix."""
-
-    exit_code = 2
-
-    def __init__(self, text: str, problem: str) -> None:
-        super().__init__(
-            f"--inside {text}: {problem}",
-            remedy="Give NODES=FILE, say `n[0-7]=topo.txt`, with what `nvidia-smi topo -m` printed there.",
-        )
-        self.text, self.problem = text, problem
-
-
-class FileTroubleError(DeepLinkError):
-    """A file cannot be read, or not be written; then what was there before still is."""
-
-    def __init__(self, doing: str, path: Path, problem: OSError) -> None:
-        super().__init__(
-            f"cannot {doing} {path}: {problem.strerror or problem}",
-            remedy=f"Name a place that you may {doing}, on storage that answers.",
-        )
-        self.doing, self.path, self.problem = doing, path, problem
 
 
 @click.group("topology", epilog=_GROUP_EPILOG)
@@ -112,9 +84,10 @@ def discover(
     """Find out what the nodes hang on, and tell or write it; fails where nothing is found."""
     import json
 
+    from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.topology.plain import document_of
 
-    reading = _read(files, told, inside, storage)
+    reading = read_all(files, told, inside, storage)
     text = json.dumps(document_of(reading.network), indent=1) + "\n"
     if output is not None:
         _write(output, text)
@@ -146,9 +119,10 @@ def show(
     import json
 
     from deeplink.cli.topology_drawing import draw, plain_tree
+    from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.topology.plain import document_of
 
-    reading = _read(files, told, inside, storage)
+    reading = read_all(files, told, inside, storage)
     if as_json:
         told_of = {"tree": plain_tree(reading.network), "graph": document_of(reading.network)}
         click.echo(json.dumps(told_of, indent=1))
@@ -187,11 +161,12 @@ def check(
     """List what is wrong with the fabric: duplicates, missing and unknown nodes, loose parts, degraded cables."""
     import json
 
+    from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.topology.check import checked
     from deeplink.wording import counted
 
     cluster, whose = _cluster(nodes, ask_slurm=ask_slurm or not (files or nodes))
-    reading = _read(files, told, inside, storage)
+    reading = read_all(files, told, inside, storage)
     findings = sorted(
         dict.fromkeys([*reading.findings, *checked(reading.network, cluster, whose)]),
         key=lambda finding: not finding.kind.problem,
@@ -239,9 +214,10 @@ def export(
     output: Path | None,
 ) -> None:
     """Write the fabric as Slurm's topology.conf (topology/tree), to standard output or a file."""
+    from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.topology.export import topology_conf
 
-    reading = _read(files, told, inside, storage)
+    reading = read_all(files, told, inside, storage)
     _say(reading.findings, err=True)
     text = topology_conf(reading.network)
     if output is None:
@@ -263,77 +239,8 @@ def _cluster(nodes: str | None, *, ask_slurm: bool) -> tuple[tuple[NodeName, ...
     return (tuple(row.name for row in Slurm().nodes()), "Slurm") if ask_slurm else (None, "")
 
 
-def _read(files: Sequence[Path], told: str | None, inside: Sequence[str], storage: tuple[str, ...]) -> Reading:
-    """Read all that was named, or ask Slurm, and make one graph of it."""
-    from deeplink.scheduler.topology.assemble import Fitted, assembled
-    from deeplink.scheduler.topology.network import Network
-    from deeplink.scheduler.topology.sources.gathering import Reading
-    from deeplink.scheduler.topology.sources.recognise import Format, format_of, read
-    from deeplink.scheduler.topology.sources.smi import read_matrix
-
-    readings: list[Reading] = []
-    insides: list[Fitted] = []
-    for file in files:
-        text = _text(file)
-        source = "standard input" if str(file) == "-" else str(file)
-        found = Format(told) if told else format_of(text)
-        if found is not Format.MATRIX:
-            readings.append(read(text, source, found, storage=storage))
-            continue
-        matrix = read_matrix(text, source)
-        readings.append(Reading(Network(), matrix.findings))
-        if matrix.inside is not None:
-            insides.append(Fitted(matrix.inside))
-    if not files:
-        readings.append(_from_slurm())
-    for one in inside:
-        fitted, findings = _fitted(one)
-        insides.append(fitted)
-        readings.append(Reading(Network(), findings))
-    return assembled(readings, insides)
-
-
-def _from_slurm() -> Reading:
-    from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.topology.sources.flat import read_node_names
-    from deeplink.scheduler.topology.sources.slurm import read_switches
-
-    slurm = Slurm()
-    switches = slurm.topology()
-    if switches:
-        return read_switches(switches, "scontrol show topology")
-    return read_node_names((row.name for row in slurm.nodes()), "scontrol show node")
-
-
-def _fitted(text: str) -> tuple[Fitted, tuple[Finding, ...]]:
-    from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
-    from deeplink.scheduler.topology.assemble import Fitted
-    from deeplink.scheduler.topology.sources.smi import read_matrix
-
-    names, _, file = text.partition("=")
-    try:
-        nodes = unfold(names)
-    except NodeSetError as problem:
-        raise InsideOptionError(text, str(problem)) from problem
-    if not nodes or not Path(file).is_file():
-        raise InsideOptionError(text, "no such file" if nodes else "it names no node")
-    reading = read_matrix(_text(Path(file)), file)
-    if reading.inside is None:
-        raise InsideOptionError(text, "there is no matrix of GPUs in the file")
-    return Fitted(reading.inside, nodes), reading.findings
-
-
-def _text(file: Path) -> str:
-    try:
-        with click.open_file(str(file), "rb") as opened:
-            data: bytes = opened.read()
-    except OSError as problem:
-        raise FileTroubleError("read", file, problem) from problem
-    # A name with a byte that is no UTF-8 is reported where it stands.
-    return data.decode("utf-8-sig", errors="replace")
-
-
 def _write(output: Path, text: str) -> None:
+    from deeplink.cli.topology_reading import FileTroubleError
     from deeplink.publish import write_text
 
     try:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.topology.finding import Finding, Kind
 from deeplink.scheduler.topology.network import Health, Link, Network, Node, Role, Switch
+from deeplink.scheduler.topology.sources.adapters import family, most_common
 from deeplink.scheduler.topology.sources.gathering import Reading
-from deeplink.scheduler.topology.sources.ibnet import family, most_common
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:

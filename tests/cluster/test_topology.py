@@ -64,6 +64,20 @@ def test_what_is_exported_slurm_takes_and_says_again(fresh_sandbox: Factory) -> 
 
 
 def test_names_folded_for_files_are_those_scontrol_unfolds(sandbox: Sandbox) -> None:
-    names = ["n1-ib", "n2-ib", "r1-n1", "r2-n1", "r2-n2", "1101", "1102", "n008", "n009", "n010", "n9", "n10", "leaf"]
+    names = [
+        "n1-ib",
+        "n2-ib",
+        "r1-n1",
+        "r2-n1",
+        "r2-n2",
+        "1101",
+        "1102",
+        "n008",
+        "n009",
+        "n010",
+        "n9",
+        "n10",
+        "leaf",
+    ]
     done = sandbox.run(CTL, ["scontrol", "show", "hostnames", fold_for_files(names)])
     assert sorted(done.stdout.split()) == sorted(names)

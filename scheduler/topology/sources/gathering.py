@@ -43,6 +43,25 @@ def short(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
+def without_domains(names: Iterable[str]) -> dict[str, str]:
+    """Return what Slurm calls each of some hosts, which may be named with their domain.
+
+    NodeName is what `hostname -s` says (slurm.conf(5)). Hosts of two domains with one name keep theirs; so do
+    addresses, which begin with a number.
+
+    >>> without_domains(["a.x", "a", "b.x", "b.y", "10.0.0.1"])
+    {'a.x': 'a', 'a': 'a', 'b.x': 'b.x', 'b.y': 'b.y', '10.0.0.1': '10.0.0.1'}
+    """
+    domains: dict[str, set[str]] = {}
+    parts = {name: name.partition(".") for name in names}
+    for host, _, domain in parts.values():
+        domains.setdefault(host, set()).add(domain)
+    return {
+        name: name if not host or host.isdigit() or len(domains[host] - {""}) > 1 else host
+        for name, (host, _, _) in parts.items()
+    }
+
+
 def heights(below: Mapping[str, Sequence[str]]) -> tuple[dict[str, int], list[str]]:
     """Return each switch's level, 0 for one with nothing below, and those that are above themselves.
 

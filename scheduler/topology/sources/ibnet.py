@@ -12,14 +12,13 @@ each host sets for itself (usually `HOST HCA-1` or `HOST mlx5_0`) or has not set
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.topology.finding import Kind
 from deeplink.scheduler.topology.network import Cable, End, Node, Other, Role, Switch
-from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, is_name, short
+from deeplink.scheduler.topology.sources.adapters import UNSET, Host, family, host_of, most_common
+from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, is_name, short, without_domains
 from deeplink.types import NodeName
 from deeplink.wording import counted
 
@@ -39,16 +38,6 @@ _DEVICE = re.compile(rf'(?:Switch|Ca|Rt)\s+\d+\s+{_ID}\s*(?:#\s*(?:"([^"]*)")?.*
 _PORT = re.compile(rf"\[(\d{{1,4}})\]{_BEHIND}\s+{_ID}\[(\d{{1,4}})\]{_BEHIND}\s*(?:#(.*))?", re.ASCII)
 _PASSED_OVER = re.compile(r"#|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=|Chassis\b")
 _RATE = re.compile(r"\b(\d{1,2})x([A-Z]+(?:10)?)\b", re.ASCII)
-_ADAPTER = re.compile(r"(?:HCA-|mlx\d+_|ib|hfi\d+_|irdma|bnxt_re)\w*", re.ASCII)
-_UNSET = re.compile(r"MT\d+\b|.*Mellanox Technologies|Quantum\b|\(none\)|Node GUID", re.ASCII)
-_ALONE = re.compile(r"(?:HCA-|mlx\d+_|hfi\d+_)\d+", re.ASCII)  # an adapter without its host
-# Set by an installer, not by a site.
-_ANYBODY = {"localhost", "ubuntu", "debian", "centos", "rocky", "host", "node"}
-_STORAGE = {
-    "storage", "stor", "oss", "mds", "mgs", "ost", "nsd", "gpfs", "lustre", "beegfs", "bee", "weka", "vast",
-    "ceph", "nfs", "daos", "ddn",
-}  # fmt: skip
-_MANAGEMENT = {"ufm", "cufm", "mgmt", "opensm"}
 _ENOUGH = 3
 """So many hosts of one kind must have a slower port of one name before it is taken for a network of its own, and
 not for a bad cable."""
@@ -77,15 +66,6 @@ class _Fabric:
     devices: dict[Key, _Device] = field(default_factory=dict)
     ports: dict[tuple[Key, str], _Told] = field(default_factory=dict)
     heard_of: dict[Key, _Device] = field(default_factory=dict)  # named by a neighbour only
-
-
-@dataclass(frozen=True, slots=True)
-class _Host:
-    """An adapter: whose, which, and what for."""
-
-    name: str
-    label: str
-    role: Role
 
 
 def rate(text: str) -> float | None:
@@ -171,50 +151,17 @@ def _everyone(fabric: _Fabric) -> dict[Key, _Device]:
     return {**fabric.heard_of, **fabric.devices}
 
 
-def _hosts(fabric: _Fabric, storage: tuple[str, ...]) -> dict[Key, _Host]:
-    return {
-        key: _host(one.said, storage) if key[0] == "H" else _Host(one.said or "router", "", Role.MANAGEMENT)
+def _hosts(fabric: _Fabric, storage: tuple[str, ...]) -> dict[Key, Host]:
+    hosts = {
+        key: host_of(one.said, storage) if key[0] == "H" else Host(one.said or "router", "", Role.MANAGEMENT)
         for key, one in _everyone(fabric).items()
         if key[0] != "S"
     }
+    plain = without_domains(host.name for host in hosts.values() if host.role in {Role.COMPUTE, Role.STORAGE})
+    return {key: replace(host, name=plain.get(host.name, host.name)) for key, host in hosts.items()}
 
 
-def _host(said: str, storage: tuple[str, ...]) -> _Host:
-    """Tell whose an adapter is from its description.
-
-    >>> _host("gpu-01 mlx5_5", ())
-    _Host(name='gpu-01', label='mlx5_5', role=<Role.COMPUTE: 'compute'>)
-    >>> _host("oss3 HCA-1", ()).role.value, _host("MT4129 ConnectX7   Mellanox Technologies", ()).role.value
-    ('storage', 'unnamed')
-    """
-    if "aggregation node" in said.casefold():
-        return _Host(said, "", Role.AGGREGATION)
-    words = said.split()
-    name, label = (words[0], "-".join(words[1:])) if words else ("", "")
-    if any(fnmatchcase(said, pattern) for pattern in storage):
-        return _Host(name, label, Role.STORAGE)
-    known = not label or _ADAPTER.fullmatch(label) or "stor" in label.casefold()
-    plain = is_name(name) and not _ALONE.fullmatch(name) and not words[2:] and known  # a host and its adapter
-    if not plain or _UNSET.match(said) or name.partition(".")[0].casefold() in _ANYBODY:
-        return _Host(said or "(no description)", "", Role.UNNAMED)
-    tokens = set(re.findall(r"[a-z]+", name.casefold()))
-    if tokens & _MANAGEMENT:
-        return _Host(name, label, Role.MANAGEMENT)
-    if tokens & _STORAGE or "stor" in label.casefold():
-        return _Host(name, label, Role.STORAGE)
-    return _Host(name, label, Role.COMPUTE)
-
-
-def family(name: str) -> str:
-    """Return what the names of like hosts have in common.
-
-    >>> family("a08-p1-dgx-04-c17"), family("gpu7")
-    ('a#-p#-dgx-#-c#', 'gpu#')
-    """
-    return re.sub(r"[0-9]+", "#", name)
-
-
-def _slow_ones_apart(fabric: _Fabric, hosts: dict[Key, _Host]) -> dict[Key, _Host]:
+def _slow_ones_apart(fabric: _Fabric, hosts: dict[Key, Host]) -> dict[Key, Host]:
     """Mark as storage's the ports whose name is that of a slower network on the hosts of a kind."""
     rates: dict[tuple[str, str], list[float]] = {}
     by_adapter: dict[Key, list[float]] = {}
@@ -240,16 +187,6 @@ def _slow_ones_apart(fabric: _Fabric, hosts: dict[Key, _Host]) -> dict[Key, _Hos
     }
 
 
-def most_common(rates: Iterable[float]) -> float:
-    """Return the most common of some rates; of equally common ones the highest.
-
-    >>> most_common([400.0, 200.0, 400.0]), most_common([100.0, 20.0])
-    (400.0, 100.0)
-    """
-    counts = Counter(rates)
-    return max(counts, key=lambda gbps: (counts[gbps], gbps))
-
-
 def _switch_names(fabric: _Fabric) -> dict[Key, str]:
     """Name every switch by its description, shortened; where that is taken or cannot be a name, by more of it."""
     names: dict[Key, str] = {}
@@ -262,7 +199,7 @@ def _switch_names(fabric: _Fabric) -> dict[Key, str]:
             device.said.partition(";")[2].partition(":") if ";" in device.said else (device.said, "", "")
         )
         guid = f"S-{key[1]:016x}"
-        plain = "" if _UNSET.match(system) else re.sub(r"[^\w.-]+", "-", system, flags=re.ASCII).strip("-.")
+        plain = "" if UNSET.match(system) else re.sub(r"[^\w.-]+", "-", system, flags=re.ASCII).strip("-.")
         longer = re.sub(r"[^\w.-]+", "-", f"{plain}-{board.partition('/')[2]}", flags=re.ASCII).strip("-.")
         tries = [name for name in (plain, longer, f"{plain}-{guid}") if plain and is_name(name)]
         names[key] = next((name for name in tries if name not in taken), guid)
@@ -270,7 +207,7 @@ def _switch_names(fabric: _Fabric) -> dict[Key, str]:
     return names
 
 
-def _levels(fabric: _Fabric, hosts: Mapping[Key, _Host]) -> dict[Key, int]:
+def _levels(fabric: _Fabric, hosts: Mapping[Key, Host]) -> dict[Key, int]:
     """Tell each switch's level: its distance from the nearest switch with compute nodes.
 
     A switch that has only storage, and none with compute nodes beside it, is a leaf of its own.
@@ -301,7 +238,7 @@ def _connect(
     gathering: Gathering,
     names: Mapping[Key, str],
     levels: Mapping[Key, int],
-    hosts: Mapping[Key, _Host],
+    hosts: Mapping[Key, Host],
 ) -> None:
     sight = _Sight(names, levels, hosts, {host.name for host in hosts.values() if host.role is Role.COMPUTE})
     for (key, port), told in fabric.ports.items():
@@ -323,7 +260,7 @@ def _connect(
 class _Sight:
     names: Mapping[Key, str]
     levels: Mapping[Key, int]
-    hosts: Mapping[Key, _Host]
+    hosts: Mapping[Key, Host]
     compute: set[str]
 
 

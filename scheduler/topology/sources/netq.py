@@ -9,12 +9,16 @@ and `Health`.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from deeplink.scheduler.topology.finding import Kind
 from deeplink.scheduler.topology.network import Cable, End, Health, Node, Switch
-from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, is_name, short
+from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, is_name, short, without_domains
 from deeplink.scheduler.topology.sources.marked import Item, MarkedTextError, from_json
 from deeplink.types import NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _HEALTH = {"HEALTHY": Health.OK, "DEGRADED": Health.DEGRADED, "UNHEALTHY": Health.DEGRADED, "DOWN": Health.DOWN}
 
@@ -59,8 +63,9 @@ def _graph(graph: Item, gathering: Gathering) -> None:
         for group in _list(graph, "nodes")
         for device in (_list(group, "compounded_nodes") if "compounded_nodes" in group.fields else [group])
     ]
+    plain = without_domains(_text(device, "name") for device in devices)
     for device in devices:
-        _device(device, names, gathering)
+        _device(device, names, gathering, plain)
     seen: dict[str, int] = {}
     for link in _list(graph, "links"):
         for cable in _list(link, "compounded_links") if "compounded_links" in link.fields else [link]:
@@ -73,8 +78,8 @@ def _graph(graph: Item, gathering: Gathering) -> None:
             _cable(cable, names, gathering)
 
 
-def _device(device: Item, names: dict[str, str], gathering: Gathering) -> None:
-    known, name, tier = _text(device, "id"), _text(device, "name"), _text(device, "tier")
+def _device(device: Item, names: dict[str, str], gathering: Gathering, plain: Mapping[str, str]) -> None:
+    known, name, tier = _text(device, "id"), plain[_text(device, "name")], _text(device, "tier")
     if not known or not is_name(name) or not re.fullmatch(r"-?[0-9]{1,3}", tier):
         text = f"a device must have an id, a name and a tier, not {short(known)}, {short(name)} and {short(tier)}"
         gathering.say(Kind.UNREADABLE, text, device.line)

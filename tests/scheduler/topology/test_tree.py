@@ -50,6 +50,7 @@ def slurm_trees(draw: st.DrawFn) -> list[SwitchRow]:
 
 
 @given(slurm_trees())
+@settings(deadline=None)
 def test_on_a_tree_of_slurms_it_is_the_same_fabric_as_before(rows: list[SwitchRow]) -> None:
     reading = read_switches(rows, "scontrol")
     assert reading.findings == ()

@@ -108,39 +108,6 @@ def test_a_guid_without_its_leading_zeros_is_the_same_guid() -> None:
     assert told(text) == []
 
 
-@pytest.mark.parametrize(
-    ("said", "role"),
-    [
-        ("gpu-01 HCA-1", Role.COMPUTE),
-        ("gpu-01.site.example mlx5_0", Role.COMPUTE),
-        ("gpu-01", Role.COMPUTE),
-        ("ib01 ibp3s0", Role.COMPUTE),
-        ("moss1 HCA-1", Role.COMPUTE),
-        ("oss1 HCA-1", Role.STORAGE),
-        ("ceph-7", Role.STORAGE),
-        ("gpu-01 storage0", Role.STORAGE),
-        ("R1-CUFM-02 mlx5_0", Role.MANAGEMENT),
-        ("Mellanox Technologies Aggregation Node", Role.AGGREGATION),
-        ("MT4129 ConnectX7   Mellanox Technologies", Role.UNNAMED),
-        ("mlx5_0", Role.UNNAMED),
-        ("ubuntu mlx5_1", Role.UNNAMED),
-        ("localhost.localdomain HCA-1", Role.UNNAMED),
-        ("(none) HCA-1", Role.UNNAMED),
-        ("a host of words", Role.UNNAMED),
-        ("", Role.UNNAMED),
-    ],
-)
-def test_whose_an_adapter_is_is_told_by_its_description(said: str, role: Role) -> None:
-    text = ibnetdiscover({"S1": "leaf", "H1": said}, [Plug(("S1", 1), ("H1", 1))])
-    network = read_ibnetdiscover(text, "fabric").network
-    if role is Role.COMPUTE:
-        assert list(network.nodes) == said.split()[:1]
-        assert network.others == ()
-    else:
-        assert network.nodes == {}
-        assert [other.role for other in network.others] == [role]
-
-
 def test_switches_with_one_description_or_none_stay_apart() -> None:
     names = {
         "S1": "MF0;big:SX6536/L01/U1",

@@ -46,6 +46,11 @@ def test_compute_trays_tell_domain_and_health() -> None:
     ]
 
 
+def test_hosts_are_called_as_slurm_calls_them() -> None:
+    text = json.dumps(graph()).replace('"dgx-01"', '"dgx-01.site.example"')
+    assert read_netq(text, "graph.json").network == read_netq(json.dumps(graph()), "graph.json").network
+
+
 def changed(**fields: Any) -> str:
     whole = graph()
     for name, value in fields.items():
