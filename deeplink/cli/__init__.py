@@ -36,6 +36,7 @@ VERBS = {
     "shim": "Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`).",
     "watch": "Watch jobs from outside and restart those that lost a node.",
     "incidents": "List what went wrong, and how it ended.",
+    "topology": "Discover, draw, check and export the fabric the nodes hang on.",
     "console": "Serve the operator's page.",
     "sandbox": "A real multi-host Slurm cluster on this machine.",
     "demo": "Pack, train, lose a node, recover: the whole story on this machine.",

@@ -61,3 +61,76 @@ def fold(names: Iterable[str]) -> str:
         return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))
     except NodeSetException as problem:
         raise NodeSetError(",".join(listed), str(problem)) from problem
+
+
+_NUMBERED = re.compile(r"(.+?)([0-9]{1,18})")
+
+
+def fold_for_files(names: Iterable[str]) -> str:
+    """Return a short text for a set of names that Slurm's configuration files take.
+
+    There a folded part must end the name (slurm.conf(5): "one of them must be at the end of the name"), so that
+    `n1-ib,n2-ib` cannot be folded, and of `rack1-n1,rack2-n1` the first number is left alone.
+
+    >>> fold_for_files(["n09", "n08", "n10", "n1-ib", "n2-ib", "r1-n1", "r2-n1"])
+    'n1-ib,n2-ib,n[08-10],r1-n1,r2-n1'
+    >>> fold_for_files(["n8", "n9", "n10", "n08", "1101", "1102"])
+    '1101,1102,n[08,10,8-9]'
+    """
+    alone: list[str] = []
+    numbered: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        found = _NUMBERED.fullmatch(name)
+        if found and not name.isdigit():
+            numbered.setdefault(found[1], []).append(found[2])
+        else:
+            alone.append(name)
+    folded = [_folded(prefix, numbers) for prefix, numbers in numbered.items()]
+    return ",".join(sorted([*alone, *folded]))
+
+
+def _folded(prefix: str, digits: list[str]) -> str:
+    """Fold names that differ in the number at their end; of numbers with leading zeros the width counts."""
+    if len(digits) == 1:
+        return f"{prefix}{digits[0]}"
+    padded = {len(one) for one in digits if one[0] == "0" and len(one) > 1}
+    widths: dict[int, list[int]] = {}
+    for one in digits:
+        widths.setdefault(len(one) if len(one) in padded else 0, []).append(int(one))
+    parts: list[str] = []
+    for width, numbers in sorted(widths.items(), reverse=True):
+        runs: list[list[int]] = []
+        for number in sorted(numbers):
+            if runs and number == runs[-1][1] + 1:
+                runs[-1][1] = number
+            else:
+                runs.append([number, number])
+        for first, last in runs:
+            parts.append(f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}")
+    return f"{prefix}[{','.join(parts)}]"
+
+
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?:/([0-9]+))?")
+
+
+def at_most(text: str) -> int:
+    """Return a bound on how many names a folded set stands for, without unfolding it; for text nobody vouches for.
+
+    >>> at_most("n[0-7,9],login1"), at_most("n[0-9][0-99]"), at_most("n[0-999999999]")
+    (10, 1000, 1000000000)
+    """
+    total, product = 0, 1
+    for part in re.findall(r"\[[^\]]*\]?|,", text):
+        if part == ",":
+            total, product = total + product, 1
+            continue
+        product *= sum(_span(item) for item in part.strip("[]").split(","))
+    return total + product
+
+
+def _span(item: str) -> int:
+    found = _RANGE.fullmatch(item.strip())
+    # Numbers too long to be counted with are as good as endless.
+    if not found or len(item) > 40:  # noqa: PLR2004
+        return 1 if not found else 10**18
+    return max(1, (int(found[2]) - int(found[1])) // max(1, int(found[3] or 1)) + 1)

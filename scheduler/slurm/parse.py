@@ -89,12 +89,20 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class SwitchRow:
-    """One switch of topology/tree: its level (0 is a leaf), its nodes (all below it), the switches below it."""
+    """One switch of topology/tree.
+
+    Attributes:
+        level: 0 is a leaf.
+        nodes: as scontrol tells it all below the switch; in topology.conf those of a leaf.
+        switches: the switches below it.
+        link_speed: a number without a unit; Slurm prints 1 where none was given, and does not use it.
+    """
 
     name: str
     level: int
     nodes: tuple[NodeName, ...]
     switches: tuple[str, ...]
+    link_speed: int = 1
 
 
 JOB_FIELDS = (
@@ -209,17 +217,24 @@ def parse_topology(text: str) -> list[SwitchRow]:
     Raises:
         SlurmTextError: a line is not a switch.
     """
-    rows = []
-    for line in filter(str.strip, text.splitlines()):
-        fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
-        try:
-            row = SwitchRow(
-                fields["SwitchName"],
-                int(fields["Level"]),
-                unfold(fields.get("Nodes", "")),
-                tuple(unfold(fields.get("Switches", ""))),
-            )
-        except (KeyError, ValueError):
-            raise SlurmTextError("scontrol show topology", line) from None
-        rows.append(row)
-    return rows
+    return [parse_switch(line) for line in filter(str.strip, text.splitlines())]
+
+
+def parse_switch(line: str, *, level: int | None = None) -> SwitchRow:
+    """Read one line of `scontrol show topology`, or with a level one of topology.conf, which names none.
+
+    Raises:
+        SlurmTextError: the line is not a switch.
+    """
+    # Slurm reads the names of its settings without regard to case.
+    fields = {key.casefold(): value for key, _, value in (part.partition("=") for part in line.split())}
+    try:
+        return SwitchRow(
+            fields["switchname"],
+            int(fields["level"]) if level is None else level,
+            unfold(fields.get("nodes", "")),
+            tuple(unfold(fields.get("switches", ""))),
+            int(fields.get("linkspeed", "1")),
+        )
+    except (KeyError, ValueError):
+        raise SlurmTextError("scontrol show topology" if level is None else "topology.conf", line) from None

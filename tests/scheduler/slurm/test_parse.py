@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.slurm.parse import SlurmTextError, parse_jobs, parse_nodes, parse_topology
+from deeplink.scheduler.slurm.parse import SlurmTextError, parse_jobs, parse_nodes, parse_switch, parse_topology
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState, UnknownStateError, parse_node_state
 
 RECORDED = Path(__file__).parents[2] / "data" / "slurm" / "22.05.8"
@@ -147,3 +147,11 @@ def test_the_switch_tree() -> None:
 def test_a_topology_line_that_is_none_is_refused() -> None:
     with pytest.raises(SlurmTextError):
         parse_topology("SwitchName=leaf0 Nodes=n0\n")
+
+
+def test_a_line_of_topology_conf_has_the_level_that_is_given() -> None:
+    row = parse_switch("switchname=leaf0  NODES=n[0-1] LinkSpeed=100", level=0)
+    assert (row.name, row.level, row.nodes, row.switches, row.link_speed) == ("leaf0", 0, ("n0", "n1"), (), 100)
+    with pytest.raises(SlurmTextError) as caught:
+        parse_switch("SwitchName=leaf0 LinkSpeed=fast", level=0)
+    assert caught.value.command == "topology.conf"

@@ -1,0 +1,144 @@
+"""Several readings to one graph: planes of a fabric, the insides of nodes, what a cable usually carries; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.topology.finding import Finding, Kind
+from deeplink.scheduler.topology.network import Health, Link, Network, Node, Role, Switch
+from deeplink.scheduler.topology.sources.adapters import family, most_common
+from deeplink.scheduler.topology.sources.gathering import Reading
+from deeplink.types import NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from deeplink.scheduler.topology.inside import Inside
+    from deeplink.scheduler.topology.network import Cable
+
+THIS_NODE = NodeName("node")
+"""What a node is called of which only the inside is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The inside of some nodes; of all where none is named."""
+
+    inside: Inside
+    nodes: tuple[NodeName, ...] = ()
+
+
+def assembled(readings: Sequence[Reading], insides: Sequence[Fitted] = ()) -> Reading:
+    """Return one graph of all that was read.
+
+    Where two sources tell of one thing the first counts, except where it says nothing and the other does.
+    """
+    switches, twins = _switches(readings)
+    nodes: dict[NodeName, Node] = {}
+    links: dict[tuple[str, str, bool], Link] = {}
+    for reading in readings:
+        for node in reading.network.nodes.values():
+            nodes[node.name] = _fuller(nodes[node.name], node) if node.name in nodes else node
+        for link in (_upright(link, switches) for link in reading.network.links):
+            key = (link.below, link.above, link.host)
+            if key not in links or (links[key].gbps is None and link.gbps is not None):
+                links[key] = link
+    if insides and not nodes:
+        nodes[THIS_NODE] = Node(THIS_NODE)
+    for fitted in insides:
+        for name in fitted.nodes or tuple(nodes):
+            nodes[name] = replace(nodes.get(name, Node(name)), inside=fitted.inside)
+    others = tuple(dict.fromkeys(other for reading in readings for other in reading.network.others))
+    network = with_usual_rates(_with_far_ports_apart(Network(nodes, switches, tuple(links.values()), others)))
+    findings = [*(finding for reading in readings for finding in reading.findings), *twins]
+    # A list of names beside a fabric is no flat cluster.
+    return Reading(network, tuple(one for one in findings if one.kind is not Kind.FLAT or not switches))
+
+
+def _switches(readings: Sequence[Reading]) -> tuple[dict[str, Switch], list[Finding]]:
+    switches: dict[str, Switch] = {}
+    twins = []
+    for switch in (switch for reading in readings for switch in reading.network.switches.values()):
+        first = switches.setdefault(switch.name, switch)
+        if first.id and switch.id and first.id != switch.id:
+            text = f"{switch.id} and {first.id} of another source are both called {switch.name}, and taken for one"
+            twins.append(Finding(Kind.DUPLICATE, text))
+    return switches, twins
+
+
+def _upright(link: Link, switches: Mapping[str, Switch]) -> Link:
+    """Turn a link over where the source that counts has its switches the other way up."""
+    if link.host or switches[link.below].level <= switches[link.above].level:
+        return link
+    turned = tuple(replace(cable, lower=cable.upper, upper=cable.lower) for cable in link.cables)
+    return Link(link.above, link.below, link.host, turned)
+
+
+def _fuller(one: Node, other: Node) -> Node:
+    return Node(
+        one.name,
+        one.domain or other.domain,
+        other.health if one.health is Health.UNKNOWN else one.health,
+        one.inside or other.inside,
+    )
+
+
+def _with_far_ports_apart(network: Network) -> Network:
+    """Mark as storage's the ports of cards that no GPU is near to, where the inside of the node is known."""
+    links = []
+    for link in network.links:
+        inside = network.nodes[NodeName(link.below)].inside if link.host else None
+        far = {name for nic in inside.far_nics() for name in (nic.name, nic.device)} if inside else set()
+        cables = tuple(
+            replace(cable, role=Role.STORAGE) if cable.lower.port.partition("/")[0] in far else cable
+            for cable in link.cables
+        )
+        links.append(replace(link, cables=cables))
+    return replace(network, links=tuple(links))
+
+
+def with_usual_rates(network: Network) -> Network:
+    """Give each cable that has none the rate that cables like it have.
+
+    Like a cable between switches are the others from its lower switch up, or, where it is alone, those between
+    switches of the same levels; like a host's are those of hosts named alike, for the same purpose. Their most
+    common rate counts, of equally common ones the highest: a leaf with one of its two uplinks slow is degraded.
+    """
+    rates: dict[tuple[object, ...], list[float]] = {}
+    alone = Counter(link.below for link in network.trunks() for _ in link.cables)
+    kinds = {}
+    for link in network.links:
+        for cable in link.cables:
+            kind = kinds[link.below, link.above, link.host, cable.role] = _kind(network, link, cable, alone)
+            if cable.gbps:
+                rates.setdefault(kind, []).append(cable.gbps)
+                if not link.host and kind != _levels(network, link):
+                    rates.setdefault(_levels(network, link), []).append(cable.gbps)
+    usual = {kind: most_common(found) for kind, found in rates.items()}
+    return replace(
+        network,
+        links=tuple(
+            replace(
+                link,
+                cables=tuple(
+                    cable
+                    if cable.usual_gbps is not None or cable.gbps is None
+                    else replace(cable, usual_gbps=usual.get(kinds[link.below, link.above, link.host, cable.role]))
+                    for cable in link.cables
+                ),
+            )
+            for link in network.links
+        ),
+    )
+
+
+def _kind(network: Network, link: Link, cable: Cable, uplinks: Mapping[str, int]) -> tuple[object, ...]:
+    if link.host:
+        return ("host", family(link.below), cable.role)
+    return ("up", link.below) if uplinks[link.below] > 1 else _levels(network, link)
+
+
+def _levels(network: Network, link: Link) -> tuple[object, ...]:
+    return ("levels", network.switches[link.below].level, network.switches[link.above].level)

@@ -1,0 +1,1 @@
+"""Readers of what tells a topology, one module for each format; pure: text in, graph and findings out."""

@@ -1,0 +1,352 @@
+"""Our own description of a fabric, in YAML or JSON: written by people, and by `deeplink topology discover`.
+
+    switches:
+      core:   {switches: [spine0, spine1]}
+      spine0: {switches: "leaf[0-1]", gbps: 400}       # of each cable from here down
+      leaf0:  {nodes: "n[0-3]", gbps: 400, latency_us: 1.5}
+    blocks:                                            # the same for leaves, as NVIDIA's topograph writes it
+      - {switch: leaf1, nodes: ["n[4-6]", n7], domain: rack-1}
+    links:                                             # cable by cable, where they are not all alike
+      - {below: leaf0, above: spine0, ports: ["33", "1"], gbps: [100, 400]}
+    inside:                                            # of some nodes, or of all
+      - {nodes: "n[0-7]", gpus: [{name: GPU0}], nics: [{name: mlx5_0}], joins: [[GPU0, mlx5_0, PIX]]}
+
+docs/topology.md has every key.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
+from deeplink.scheduler.topology.network import Cable, End, Health, Node, Other, Role, Switch
+from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, heights, is_name, short
+from deeplink.scheduler.topology.sources.marked import Item, MarkedTextError, from_json, from_yaml
+from deeplink.types import NodeName
+
+if TYPE_CHECKING:
+    from enum import Enum
+
+_KEYS = {
+    "": {"switches", "blocks", "nodes", "links", "inside", "others"},
+    "switch": {
+        "switches", "nodes", "level", "id", "link_speed", "gbps", "latency_us", "health", "labels", "annotations",
+    },
+    "block": {"switch", "nodes", "domain", "gbps", "latency_us", "health", "labels", "annotations"},
+    "node": {"domain", "health", "labels", "annotations"},
+    "link": {
+        "below", "above", "host", "ports", "gbps", "usual_gbps", "latency_us", "health", "role", "cables", "told",
+    },
+    "inside": {"nodes", "gpus", "nics", "joins"},
+    "gpu": {"name", "cpus", "numa"},
+    "nic": {"name", "device"},
+    "other": {"name", "role", "switch", "port", "gbps"},
+}  # fmt: skip
+_MOST_CABLES = 1024  # between two devices, and no switch has more ports
+_MOST_LEVEL = 65_533
+_MOST_SPEED = 2**32 - 1  # Slurm keeps it in 32 bits
+_E = TypeVar("_E", bound="Enum")
+
+
+def read_document(text: str, source: str) -> Reading:
+    """Read a description; what cannot be read is noted with its line and passed over."""
+    gathering = Gathering(source)
+    try:
+        root = from_json(text) if text.lstrip()[:1] in {"{", "["} else from_yaml(text)
+    except MarkedTextError as problem:
+        gathering.say(Kind.UNREADABLE, f"neither YAML nor JSON: {problem}", problem.line)
+        return gathering.reading()
+    if not isinstance(root.value, dict):
+        gathering.say(Kind.UNREADABLE, "not a mapping with `switches`, `nodes` or `links`", root.line)
+        return gathering.reading()
+    _Document(gathering).read(root)
+    return gathering.reading()
+
+
+class _Document:
+    """One document being read."""
+
+    def __init__(self, gathering: Gathering) -> None:
+        self.to = gathering
+        self.below: dict[str, dict[str, Cable]] = {}  # the cable from each switch down to each of its switches
+        self.levels: dict[str, int] = {}
+        self.nodes_of: dict[str, dict[NodeName, Cable]] = {}
+        self.lines: dict[str, int] = {}
+
+    def read(self, root: Item) -> None:
+        self._known(root, "")
+        for name, switch in self._mapping(root, "switches"):
+            self._switch(name, switch)
+        for block in self._list(root, "blocks"):
+            self._block(block)
+        self._nodes(root)
+        self._finish_switches()
+        # Given cable by cable, a pair is not also what the short form said.
+        given: set[tuple[str, str, bool]] = set()
+        for link in self._list(root, "links"):
+            self._link(link, given)
+        for part in self._list(root, "inside"):
+            self._inside(part)
+        for other in self._list(root, "others"):
+            self._other(other)
+
+    def _known(self, item: Item, what: str) -> None:
+        if not isinstance(item.value, dict):
+            if item.value != "":
+                self.to.say(Kind.UNREADABLE, f"a {what or 'document'} is a mapping", item.line)
+            return
+        for key, value in item.fields.items():
+            if key not in _KEYS[what]:
+                where = f"of a {what}" if what else "of a description"
+                self.to.say(Kind.UNREADABLE, f"{short(key)} is no key {where}", value.line)
+
+    def _mapping(self, item: Item, key: str) -> list[tuple[str, Item]]:
+        found = item.fields.get(key)
+        if found is None or found.value == "":
+            return []
+        if not isinstance(found.value, dict):
+            self.to.say(Kind.UNREADABLE, f"`{key}` is a mapping of names", found.line)
+        return list(found.fields.items())
+
+    def _list(self, item: Item, key: str) -> list[Item]:
+        found = item.fields.get(key)
+        if found is None or found.value == "":
+            return []
+        if not isinstance(found.value, list):
+            self.to.say(Kind.UNREADABLE, f"`{key}` is a list", found.line)
+            return []
+        return found.items
+
+    def _names(self, item: Item, key: str) -> tuple[NodeName, ...]:
+        found = item.fields.get(key)
+        if found is None:
+            return ()
+        names: list[NodeName] = []
+        for one in found.items:
+            if one.text is None:
+                self.to.say(Kind.UNREADABLE, f"`{key}` is a list of names", one.line)
+            else:
+                names.extend(self.to.names(one.text, one.line))
+        return tuple(names)
+
+    def _text(self, item: Item, key: str) -> str:
+        found = item.fields.get(key)
+        if found is not None and found.text is None:
+            self.to.say(Kind.UNREADABLE, f"`{key}` is one text", found.line)
+        return (found.text or "") if found else ""
+
+    def _number(self, item: Item | None, key: str) -> float | None:
+        if item is None or item.value == "":
+            return None
+        try:
+            number = float(item.text if item.text is not None else "")
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number >= 0):
+            self.to.say(Kind.UNREADABLE, f"`{key}` is a number of 0 or more", item.line)
+            return None
+        return number
+
+    def _whole(self, item: Item, key: str, most: int) -> int | None:
+        found = item.fields.get(key)
+        if found is None or found.value == "":
+            return None
+        if found.text is None or not re.fullmatch("[0-9]{1,10}", found.text) or int(found.text) > most:
+            self.to.say(Kind.UNREADABLE, f"`{key}` is a whole number from 0 to {most}", found.line)
+            return None
+        return int(found.text)
+
+    def _word(self, item: Item, key: str, words: type[_E]) -> _E | None:
+        said = self._text(item, key)
+        for word in words:
+            if word.value == said:
+                return word
+        if said:
+            known = ", ".join(str(word.value) for word in words)
+            self.to.say(Kind.UNREADABLE, f"`{key}` is one of {known}, not {short(said)}", item.fields[key].line)
+        return None
+
+    def _cable(self, item: Item, role: Role = Role.COMPUTE) -> Cable:
+        """One cable as the keys `gbps`, `usual_gbps`, `latency_us`, `health`, `ports` and `told` describe it."""
+        ends = [End(), End()]
+        rates, ports, told = item.fields.get("gbps"), item.fields.get("ports"), item.fields.get("told")
+        for place in range(2):
+            gbps = self._number(_end(rates, place), "gbps")
+            port = _end(ports, place)
+            heard = _end(told, place)
+            # One rate stands for both ends.
+            ends[place] = End(
+                (port.text or "") if port and isinstance(ports and ports.value, list) else "",
+                gbps,
+                told=not (heard and heard.text == "false"),
+            )
+        return Cable(
+            lower=ends[0],
+            upper=ends[1],
+            usual_gbps=self._number(item.fields.get("usual_gbps"), "usual_gbps"),
+            latency_us=self._number(item.fields.get("latency_us"), "latency_us"),
+            said=self._word(item, "health", Health),
+            role=role,
+        )
+
+    def _add_switch(self, name: str, line: int) -> bool:
+        if not is_name(name):
+            self.to.say(Kind.UNREADABLE, f"{short(name)} is no name of a switch", line)
+            return False
+        self.below.setdefault(name, {})
+        self.nodes_of.setdefault(name, {})
+        self.lines.setdefault(name, line)
+        return True
+
+    def _switch(self, name: str, item: Item) -> None:
+        if not self._add_switch(name, item.line):
+            return
+        self._known(item, "switch")
+        cable = self._cable(item)
+        for child in self._names(item, "switches"):
+            if self._add_switch(child, item.line):
+                self.below[name][child] = cable
+        self.nodes_of[name].update(dict.fromkeys(self._names(item, "nodes"), cable))
+        level = self._whole(item, "level", _MOST_LEVEL)
+        if level is not None:
+            self.levels[name] = level
+        speed = self._whole(item, "link_speed", _MOST_SPEED)
+        self.to.switches[name] = Switch(name, 0, self._text(item, "id"), speed)
+
+    def _block(self, item: Item) -> None:
+        self._known(item, "block")
+        name = self._text(item, "switch")
+        if not self._add_switch(name, item.line):
+            return
+        cable = self._cable(item)
+        domain = self._text(item, "domain") or _annotated(item)
+        for node in self._names(item, "nodes"):
+            if node in self.nodes_of[name]:
+                self.to.say(Kind.DUPLICATE, f"{node} is on {name} twice", item.line)
+            self.nodes_of[name][node] = cable
+            self.to.nodes.setdefault(node, Node(node, domain))
+
+    def _nodes(self, root: Item) -> None:
+        given = root.fields.get("nodes")
+        if given is None:
+            return
+        described = list(given.fields.items()) if isinstance(given.value, dict) else []
+        for one in given.items:
+            if one.text is None:
+                self.to.say(Kind.UNREADABLE, "`nodes` is a list of names, or a mapping", one.line)
+            described.append((one.text or "", Item({}, one.line)))
+        for folded, item in described:
+            self._known(item, "node")
+            health = self._word(item, "health", Health) or Health.UNKNOWN
+            for node in self.to.names(folded, item.line):
+                if node in self.to.nodes and self.to.nodes[node].domain and "domain" in item.fields:
+                    self.to.say(Kind.DUPLICATE, f"{node} has a domain already", item.line)
+                domain = self._text(item, "domain")
+                before = self.to.nodes.get(node, Node(node))
+                self.to.nodes[node] = replace(before, domain=domain or before.domain, health=health)
+
+    def _finish_switches(self) -> None:
+        levels, looped = heights({name: tuple(children) for name, children in self.below.items()})
+        for name in looped:
+            text = f"switch {name} is above itself, or above one that is"
+            self.to.say(Kind.UNREADABLE, text, self.lines[name])
+            self.below[name] = {child: cable for child, cable in self.below[name].items() if child not in looped}
+            levels[name] = 1 + max((levels[child] for child in self.below[name]), default=-1)
+        hangs: dict[NodeName, str] = {}
+        for name in self.below:
+            level = self.levels.get(name, levels[name])
+            self.to.switches[name] = replace(self.to.switches.get(name, Switch(name, 0)), level=level)
+        for name, children in self.below.items():
+            for child, cable in children.items():
+                self.to.connect(child, name, host=False, cables=[cable])
+            for node, cable in self.nodes_of[name].items():
+                self.to.nodes.setdefault(node, Node(node))
+                if hangs.setdefault(node, name) != name:
+                    text = f"{node} is on {hangs[node]} and {name}; `links` is for hosts with several rails"
+                    self.to.say(Kind.DUPLICATE, text, self.lines[name])
+                    continue
+                self.to.connect(node, name, host=True, cables=[cable])
+
+    def _link(self, item: Item, given: set[tuple[str, str, bool]]) -> None:
+        self._known(item, "link")
+        below, above = self._text(item, "below"), self._text(item, "above")
+        if above not in self.to.switches:
+            self.to.say(Kind.UNKNOWN, f"a link to {short(above)}, which is no switch of `switches`", item.line)
+            return
+        said = self._text(item, "host")
+        host = said == "true" if said else below not in self.to.switches
+        if (host and not is_name(below)) or (not host and (below not in self.to.switches or below == above)):
+            self.to.say(Kind.UNKNOWN, f"a link from {short(below)}, which is nothing below {above}", item.line)
+            return
+        if host:
+            self.to.nodes.setdefault(NodeName(below), Node(NodeName(below)))
+        elif self.to.switches[below].level > self.to.switches[above].level:
+            self.to.say(Kind.UNREADABLE, f"{below} is above {above}, not below it", item.line)
+            return
+        key = (below, above, host)
+        if key not in given:
+            given.add(key)
+            self.to.cables.pop(key, None)
+        count = self._whole(item, "cables", _MOST_CABLES)
+        cable = self._cable(item, self._word(item, "role", Role) or Role.COMPUTE)
+        self.to.connect(below, above, host=host, cables=[cable] * (1 if count is None else count))
+
+    def _inside(self, item: Item) -> None:
+        self._known(item, "inside")
+        gpus: list[Gpu] = []
+        nics: list[Nic] = []
+        for one in self._list(item, "gpus"):
+            self._known(one, "gpu")
+            gpus.append(Gpu(self._text(one, "name"), self._text(one, "cpus"), self._whole(one, "numa", 10**6)))
+        for one in self._list(item, "nics"):
+            self._known(one, "nic")
+            nics.append(Nic(self._text(one, "name"), self._text(one, "device") or self._text(one, "name")))
+        devices = [gpu.name for gpu in gpus] + [nic.name for nic in nics]
+        place = {name: number for number, name in enumerate(devices)}
+        if len(place) < len(devices):
+            self.to.say(Kind.DUPLICATE, "two devices of a node have one name", item.line)
+            return
+        pairs: dict[tuple[str, str], Joined] = {}
+        for join in self._list(item, "joins"):
+            words = [word.text or "" for word in join.items]
+            joined = _joined(words[2]) if len(words) == 3 else None  # noqa: PLR2004 - two devices and how
+            if joined is None or words[0] not in place or words[1] not in place or words[0] == words[1]:
+                self.to.say(Kind.UNREADABLE, "a join is [DEVICE, DEVICE, NV4|PIX|PXB|PHB|NODE|SYS]", join.line)
+                continue
+            first, second = sorted(words[:2], key=place.__getitem__)
+            pairs[first, second] = joined
+        inside = Inside(tuple(gpus), tuple(nics), pairs)
+        for node in self._names(item, "nodes") if "nodes" in item.fields else tuple(self.to.nodes):
+            self.to.nodes[node] = replace(self.to.nodes.get(node, Node(node)), inside=inside)
+
+    def _other(self, item: Item) -> None:
+        self._known(item, "other")
+        role, switch = self._word(item, "role", Role), self._text(item, "switch")
+        if role is None or switch not in self.to.switches:
+            self.to.say(Kind.UNREADABLE, "one of `others` has a `role`, and a `switch` of `switches`", item.line)
+            return
+        gbps = self._number(item.fields.get("gbps"), "gbps")
+        self.to.others.append(Other(self._text(item, "name"), role, switch, self._text(item, "port"), gbps))
+
+
+def _end(item: Item | None, place: int) -> Item | None:
+    """Return what a key says of one end: its part of a list of two, or the one value for both."""
+    if item is None or not isinstance(item.value, list):
+        return item
+    return item.value[place] if place < len(item.value) else None
+
+
+def _annotated(item: Item) -> str:
+    """Return the NVLink domain as topograph's models give it, in an annotation whose name ends in `/domain`."""
+    fields = item.fields["annotations"].fields if "annotations" in item.fields else {}
+    return next((value.text or "" for key, value in fields.items() if key.endswith("/domain")), "")
+
+
+def _joined(word: str) -> Joined | None:
+    if re.fullmatch("NV[0-9]{1,3}", word):
+        return Joined(Join.NVLINK, int(word[2:]))
+    return next((Joined(join) for join in Join if join is not Join.NVLINK and join.value == word), None)

@@ -1,0 +1,41 @@
+"""Nothing but names: what a cloud gives, or `sinfo -h -N -o %N`. Nobody knows what parts the nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.network import Node
+from deeplink.scheduler.topology.sources.gathering import Gathering, Reading
+from deeplink.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deeplink.types import NodeName
+
+
+def read_names(text: str, source: str) -> Reading:
+    """Read names of nodes, folded or not, on one line or many; `#` begins a comment."""
+    gathering = Gathering(source)
+    lines: dict[NodeName, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        for word in line.partition("#")[0].split():
+            for name in gathering.names(word.strip(","), number):
+                if lines.setdefault(name, number) != number:
+                    gathering.say(Kind.DUPLICATE, f"{name} is also on line {lines[name]}", number)
+    return _flat(gathering, lines)
+
+
+def read_node_names(names: Iterable[NodeName], source: str) -> Reading:
+    """Make the graph of nodes of which nothing but the names is known."""
+    return _flat(Gathering(source), names)
+
+
+def _flat(gathering: Gathering, names: Iterable[NodeName]) -> Reading:
+    gathering.nodes.update({name: Node(name) for name in names})
+    if gathering.nodes:
+        gathering.say(
+            Kind.FLAT, f"{counted(len(gathering.nodes), 'node')} without a topology: all count as neighbours"
+        )
+    return gathering.reading()

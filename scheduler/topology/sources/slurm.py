@@ -1,0 +1,160 @@
+"""Slurm's own view: topology.conf, and what `scontrol show topology` says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm.nodeset import at_most
+from deeplink.scheduler.slurm.parse import SwitchRow, parse_switch
+from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.graph import natural
+from deeplink.scheduler.topology.network import Cable, Node, Switch
+from deeplink.scheduler.topology.sources.gathering import MOST_NAMES, Gathering, Reading, heights, is_name, short
+from deeplink.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from deeplink.types import NodeName
+
+_SPEED_NOT_GIVEN = 1  # what scontrol prints then
+_SETS = ("nodes", "switches")
+_KEYS = {"switchname", "blockname", "level", "linkspeed", *_SETS}
+Lines = dict[str, int]
+"""Where each switch was named, for messages."""
+
+
+def read_slurm(text: str, source: str) -> Reading:
+    """Read topology.conf of topology/tree, or a saved `scontrol show topology`.
+
+    A block of topology/block (Slurm 23.11) counts as a leaf switch. What cannot be read is noted and passed over.
+    """
+    gathering = Gathering(source)
+    rows: dict[str, SwitchRow] = {}
+    lines: Lines = {}
+    levels_told = False
+    for number, line in _logical_lines(text):
+        row = _row(line, number, gathering)
+        if row is None:
+            continue
+        if row.name in rows:
+            gathering.say(Kind.DUPLICATE, f"switch {row.name} is also on line {lines[row.name]}", number)
+            continue
+        levels_told = levels_told or "level=" in line.casefold()
+        rows[row.name], lines[row.name] = row, number
+    _gather(rows.values(), gathering, lines, levels_told=levels_told)
+    return gathering.reading()
+
+
+def read_switches(rows: Iterable[SwitchRow], source: str) -> Reading:
+    """Make the graph of what slurmctld said."""
+    gathering = Gathering(source)
+    _gather(list(rows), gathering, {}, levels_told=True)
+    return gathering.reading()
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield what Slurm takes for one line, joined at backslashes and without comments, with its first's number."""
+    begun, first = "", 0
+    for number, raw in enumerate(text.split("\n"), start=1):
+        # Slurm: a `#` ends the line unless a backslash stands before it; topology files have no use for that.
+        line = raw.partition("#")[0].rstrip()
+        first = first or number
+        if line.endswith("\\"):
+            begun += line[:-1] + " "
+            continue
+        if (begun + line).strip():
+            yield first, begun + line
+        begun, first = "", 0
+    if begun.strip():
+        yield first, begun
+
+
+def _row(line: str, number: int, gathering: Gathering) -> SwitchRow | None:
+    settings = [(key.casefold(), value) for key, _, value in (word.partition("=") for word in line.split())]
+    keys = [key for key, _ in settings]
+    if keys == ["blocksizes"]:
+        return None
+    if "blockname" in keys:
+        gathering.say(Kind.TAKEN, "a block of topology/block is taken as a leaf switch", number)
+        line = re.sub(r"(?i)\bblockname=", "SwitchName=", line)
+    unknown = [key for key in keys if key not in _KEYS]
+    if unknown:
+        gathering.say(Kind.UNREADABLE, f"{short(unknown[0])} is not a setting of a switch", number)
+    if len(set(keys)) < len(keys):
+        gathering.say(Kind.UNREADABLE, "a setting is there twice", number)
+        return None
+    endless = [value for key, value in settings if key in _SETS and at_most(value) > MOST_NAMES]
+    if endless:
+        gathering.say(Kind.UNREADABLE, f"{short(endless[0])} is more than {counted(MOST_NAMES, 'name')}", number)
+        return None
+    try:
+        row = parse_switch(line, level=None if "level" in keys else 0)
+    except (DeepLinkError, ValueError) as problem:  # ValueError: a number of thousands of digits
+        gathering.say(Kind.UNREADABLE, str(problem)[:200], number)
+        return None
+    bad = [name for name in (row.name, *row.nodes, *row.switches) if not is_name(name)]
+    if bad:
+        gathering.say(Kind.UNREADABLE, f"{short(bad[0])} is no name", number)
+    if not is_name(row.name):
+        return None
+    speed = row.link_speed
+    if not 0 <= speed < 2**32:  # Slurm keeps it in 32 bits
+        gathering.say(Kind.UNREADABLE, "LinkSpeed is a whole number from 0 to 4294967295", number)
+        speed = _SPEED_NOT_GIVEN
+    return replace(
+        row,
+        link_speed=speed,
+        nodes=tuple(filter(is_name, row.nodes)),
+        switches=tuple(filter(is_name, row.switches)),
+    )
+
+
+def _gather(rows: Iterable[SwitchRow], gathering: Gathering, lines: Lines, *, levels_told: bool) -> None:
+    named = {row.name: row for row in rows}
+    below: dict[str, tuple[str, ...]] = {}
+    for row in named.values():
+        unknown = [child for child in row.switches if child not in named]
+        if unknown:
+            text = f"switch {row.name} is above {', '.join(unknown[:5])}, which no line describes"
+            gathering.say(Kind.UNKNOWN, text, lines.get(row.name, 0))
+        below[row.name] = tuple(child for child in row.switches if child in named)
+    levels, looped = heights(below)
+    for name in looped:
+        gathering.say(Kind.UNREADABLE, f"switch {name} is above itself, or above one that is", lines.get(name, 0))
+    for name in looped:
+        # Its children that have a level stay; the loop is cut where nothing has one.
+        below[name] = tuple(child for child in below[name] if child not in looped)
+        levels[name] = 1 + max((levels[child] for child in below[name]), default=-1)
+    for row in named.values():
+        speed = row.link_speed if row.link_speed != _SPEED_NOT_GIVEN else None
+        gathering.switches[row.name] = Switch(row.name, levels[row.name], link_speed=speed)
+        for child in below[row.name]:
+            gathering.connect(child, row.name, host=False, cables=[Cable()])
+    _hang_nodes(named.values(), gathering, lines, levels_told=levels_told)
+
+
+def _hang_nodes(rows: Iterable[SwitchRow], gathering: Gathering, lines: Lines, *, levels_told: bool) -> None:
+    at: dict[NodeName, str] = {}
+    for row in sorted(rows, key=lambda row: gathering.switches[row.name].level):
+        own = row.nodes
+        if row.switches and not levels_told and own:
+            text = f"switch {row.name} has nodes and switches; Slurm takes one or the other"
+            gathering.say(Kind.UNREADABLE, text, lines.get(row.name, 0))
+        if row.switches and levels_told:
+            own = tuple(node for node in own if node not in at)  # scontrol names all nodes below
+        again: dict[str, list[NodeName]] = {}
+        for node in own:
+            if node in at:
+                again.setdefault(at[node], []).append(node)
+                continue
+            at[node] = row.name
+            gathering.nodes[node] = Node(node)
+            gathering.connect(node, row.name, host=True, cables=[Cable()])
+        for other, nodes in again.items():
+            listed = ", ".join(sorted(nodes, key=natural)[:5])
+            text = f"{listed} of switch {row.name} also on {other}; only the latter counts here"
+            gathering.say(Kind.DUPLICATE, text, lines.get(row.name, 0))

@@ -1,0 +1,91 @@
+"""topology.conf and `scontrol show topology`, clean and dirty."""
+
+from __future__ import annotations
+
+import pytest
+
+from deeplink.scheduler.slurm.parse import parse_topology
+from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.graph import fabric_from_switches
+from deeplink.scheduler.topology.sources.slurm import read_slurm, read_switches
+from deeplink.scheduler.topology.tree import fabric_of
+from tests.scheduler.topology.fabrics import SCONTROL, TOPOLOGY_CONF
+
+
+def problems(text: str) -> list[tuple[int, Kind]]:
+    return [(finding.line, finding.kind) for finding in read_slurm(text, "topology.conf").findings]
+
+
+def test_a_clean_file_is_read_whole() -> None:
+    reading = read_slurm(TOPOLOGY_CONF, "topology.conf")
+    assert reading.findings == ()
+    assert fabric_of(reading.network).paths == {
+        "n0": ("spine", "leaf0"),
+        "n1": ("spine", "leaf0"),
+        "n2": ("spine", "leaf1"),
+        "n3": ("spine", "leaf1"),
+    }
+    assert [(one.name, one.level, one.link_speed) for one in reading.network.switches.values()] == [
+        ("leaf0", 0, 100),
+        ("leaf1", 0, None),
+        ("spine", 1, None),
+    ]
+
+
+def test_what_scontrol_says_is_the_same_live_and_from_a_file() -> None:
+    text = SCONTROL.read_text()
+    saved = read_slurm(text, "saved")
+    assert saved.findings == ()
+    assert saved.network == read_switches(parse_topology(text), "live").network
+    assert fabric_of(saved.network).paths == fabric_from_switches(parse_topology(text)).paths
+
+
+def test_settings_are_read_without_regard_to_case_and_lines_may_go_on() -> None:
+    text = "switchname=leaf \\\n  NODES=n[0-1]\\\n LinkSpeed=1\n"
+    reading = read_slurm(text, "topology.conf")
+    assert reading.findings == ()
+    assert sorted(reading.network.nodes) == ["n0", "n1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("SwitchName=a Nodes=n0\nSwitchName=b Nodes=n[0-1]", [(2, Kind.DUPLICATE)]),
+        ("SwitchName=a Nodes=n0\nSwitchName=a Nodes=n1", [(2, Kind.DUPLICATE)]),
+        ("\nSwitchName=a Switches=b", [(2, Kind.UNKNOWN)]),
+        ("SwitchName=a Nodes=n[0-", [(1, Kind.UNREADABLE)]),
+        ("SwitchName=a Nodes=n[0-99999999]", [(1, Kind.UNREADABLE)]),
+        ("SwitchName=a Nodes=n0 Colour=red", [(1, Kind.UNREADABLE)]),
+        ("SwitchName=a Nodes=n0 Nodes=n1", [(1, Kind.UNREADABLE)]),
+        ("SwitchName=a LinkSpeed=fast", [(1, Kind.UNREADABLE)]),
+        ("hello", [(1, Kind.UNREADABLE), (1, Kind.UNREADABLE)]),
+        ("SwitchName=a! Nodes=n0", [(1, Kind.UNREADABLE)]),
+        ("SwitchName=a Switches=b\nSwitchName=b Switches=a", [(1, Kind.UNREADABLE), (2, Kind.UNREADABLE)]),
+        ("SwitchName=a Switches=b Nodes=n0\nSwitchName=b Nodes=n1", [(1, Kind.UNREADABLE)]),
+        ("BlockName=a Nodes=n0\nBlockSizes=4,8", [(1, Kind.TAKEN)]),
+        (f"SwitchName=a Nodes=n{'9' * 5000}", [(1, Kind.UNREADABLE)]),
+    ],
+)
+def test_dirt_is_noted_with_its_line(text: str, expected: list[tuple[int, Kind]]) -> None:
+    assert problems(text) == expected
+
+
+def test_of_a_node_on_two_leaves_the_first_counts() -> None:
+    network = read_slurm("SwitchName=a Nodes=n0\nSwitchName=b Nodes=n[0-1]", "topology.conf").network
+    assert fabric_of(network).paths == {"n0": ("a",), "n1": ("b",)}
+
+
+def test_a_bad_line_costs_no_other() -> None:
+    broken = TOPOLOGY_CONF.replace("SwitchName=leaf1 Nodes=n2,n3", "SwitchName=leaf1 Nodes=n2,n[3")
+    reading = read_slurm(broken, "topology.conf")
+    assert [(finding.line, finding.kind) for finding in reading.findings] == [
+        (3, Kind.UNREADABLE),
+        (4, Kind.UNKNOWN),
+    ]
+    assert fabric_of(reading.network).paths == {"n0": ("spine", "leaf0"), "n1": ("spine", "leaf0")}
+
+
+def test_switches_in_a_circle_keep_what_hangs_below_them() -> None:
+    text = "SwitchName=l Nodes=n0\nSwitchName=a Switches=b,l\nSwitchName=b Switches=a"
+    network = read_slurm(text, "topology.conf").network
+    assert fabric_of(network).paths == {"n0": ("a", "l")}

@@ -1,0 +1,23 @@
+"""What a finding reads like."""
+
+from __future__ import annotations
+
+from deeplink.scheduler.topology.finding import Finding, Kind
+
+
+def test_a_finding_names_its_file_and_line() -> None:
+    assert str(Finding(Kind.DUPLICATE, "n1 is there twice", "topology.conf", 7)) == (
+        "topology.conf:7: duplicate: n1 is there twice"
+    )
+    assert str(Finding(Kind.FLAT, "4 nodes", "names")) == "names: flat: 4 nodes"
+    assert str(Finding(Kind.DEGRADED, "a - b")) == "degraded: a - b"
+
+
+def test_what_somebody_wrote_cannot_steer_the_terminal() -> None:
+    assert "\x1b" not in str(Finding(Kind.UNKNOWN, "\x1b[2Jn1", "f\nile", 1))
+
+
+def test_what_need_not_be_mended_is_no_problem() -> None:
+    assert not Kind.UNEVEN.problem
+    assert Kind.DEGRADED.problem
+    assert Kind.NO_TOPOLOGY.problem
