@@ -178,7 +178,7 @@ def test_a_cut_group_says_why() -> None:
     nodes, fabric = parted([1, 1])
     (cut,) = rank_order(nodes, fabric, Groups((8,), per_node=4)).cut
     assert cut == Cut(
-        size=8, first=0, nodes=("n0", "n1"), leaves=2, why="no leaf has more than 1 of the job's nodes"
+        size=8, first=0, nodes=tuple(nodes), leaves=2, why="no leaf has more than 1 of the job's nodes"
     )
     assert str(cut) == "ranks 0-7 are on 2 leaves: no leaf has more than 1 of the job's nodes"
     nodes, fabric = parted([3, 3])

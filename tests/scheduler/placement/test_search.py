@@ -1,0 +1,202 @@
+"""Choices of nodes, held against every choice there is."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deeplink.scheduler.placement import search
+from deeplink.scheduler.placement.cost import DEFAULT_COST, Cost, Traits, Weights
+from deeplink.scheduler.placement.request import Cluster, Health, NoPlacementError, Request, Residency, Room
+from deeplink.scheduler.placement.search import place
+from deeplink.scheduler.topology.graph import Fabric, Path
+from deeplink.scheduler.topology.order import rank_order
+from deeplink.types import NodeName
+
+
+@dataclass(frozen=True)
+class Question:
+    cluster: Cluster
+    request: Request
+
+
+def traits_of(nodes: tuple[NodeName, ...], asked: Question, free: frozenset[NodeName]) -> Traits:
+    """Work out what a choice is like node by node, with nothing of the code under test."""
+    cluster, request = asked.cluster, asked.request
+    fabric, rooms = cluster.fabric, cluster.rooms
+    leaves = Counter(map(fabric.path, nodes))
+    everywhere = Counter(map(fabric.path, rooms))
+    switches = {path[:depth] for path in leaves for depth in range(1, len(path))}
+    slow = [cluster.health.nodes[node] for node in nodes if cluster.health.nodes.get(node, 1.0) < 1.0]
+    for link, share in cluster.health.links.items():
+        inside = sum(fabric.path(node)[: len(link)] == link for node in nodes)
+        if 0 < inside < len(nodes) and share < 1.0:
+            slow.append(share)
+    whole = [
+        path
+        for path, count in everywhere.items()
+        if path and count > 1 and all(rooms[node].idle for node in rooms if fabric.path(node) == path)
+    ]
+    total = cluster.residency.total
+    held = sum(cluster.residency.held.get(node, 0) for node in nodes)
+    opened = [node for node in nodes if rooms[node].idle and rooms[node].gpus > request.gpus_per_node]
+    return Traits(
+        per_leaf=tuple(sorted(leaves.values(), reverse=True)),
+        switches=len(switches),
+        degraded=len(slow),
+        slowest=min(slow, default=1.0),
+        local=min(held / total, 1.0) if total else 1.0,
+        broken=sum(0 < leaves[path] < everywhere[path] for path in whole),
+        opened=0 if request.exclusive else len(opened),
+        stranded=sum(fabric.path(node) in leaves for node in free) - len(nodes),
+    )
+
+
+def free_nodes(asked: Question) -> frozenset[NodeName]:
+    request = asked.request
+    return frozenset(
+        node
+        for node, room in asked.cluster.rooms.items()
+        if node not in request.excluded
+        and (request.candidates is None or node in request.candidates)
+        and room.gpus >= request.gpus_per_node
+        and (room.idle if request.exclusive else room.free_gpus >= request.gpus_per_node)
+    )
+
+
+def every_choice(asked: Question) -> list[Traits]:
+    free = free_nodes(asked)
+    return [
+        traits_of(nodes, asked, free)
+        for nodes in combinations(sorted(free), asked.request.nodes)
+        if asked.request.required <= set(nodes)
+    ]
+
+
+@st.composite
+def questions(draw: st.DrawFn, most: int = 10) -> Question:
+    nodes = [NodeName(f"n{number}") for number in range(draw(st.integers(1, most)))]
+    spines = [draw(st.integers(0, 1)) for _ in range(4)]
+    paths: dict[NodeName, Path] = {}
+    rooms = {}
+    for node in nodes:
+        leaf = draw(st.integers(-1, 3))
+        if leaf >= 0:
+            paths[node] = ("core", f"spine{spines[leaf]}", f"leaf{leaf}")
+        free = draw(st.sampled_from([4, 4, 4, 2, 0]))
+        rooms[node] = Room(gpus=4, free_gpus=free, idle=free == 4 and draw(st.booleans()))
+    shares = st.sampled_from([0.25, 0.5])
+    links = sorted({path[:depth] for path in paths.values() for depth in (2, 3)})
+    health = Health(
+        draw(st.dictionaries(st.sampled_from(nodes), shares, max_size=3)),
+        draw(st.dictionaries(st.sampled_from(links), shares, max_size=2)) if links else {},
+    )
+    held = draw(st.dictionaries(st.sampled_from(nodes), st.integers(0, 60), max_size=6))
+    cluster = Cluster(
+        fabric=Fabric(paths),
+        rooms=rooms,
+        health=health,
+        residency=Residency(held, draw(st.sampled_from([0, 100]))),
+    )
+    some = st.frozensets(st.sampled_from(nodes), max_size=2)
+    required = draw(some)
+    request = Request(
+        nodes=draw(st.integers(max(len(required), 1), max(len(nodes), 1))),
+        gpus_per_node=draw(st.sampled_from([0, 2, 4])),
+        exclusive=draw(st.booleans()),
+        required=required,
+        excluded=draw(some) - required,
+        candidates=draw(st.none() | st.frozensets(st.sampled_from(nodes), min_size=len(nodes) - 1)),
+    )
+    return Question(cluster, request)
+
+
+def spreading(traits: Traits) -> float:
+    """Want many leaves: as in measured data, packing is not always the fastest."""
+    return -2.0 * traits.leaves - 3.0 * traits.local + traits.degraded + 0.1 * traits.per_leaf[0]
+
+
+def steps(traits: Traits) -> float:
+    """Have no slope to go down."""
+    return float(traits.per_leaf != (2, 1)) + float(traits.slowest < 0.5) * 3
+
+
+@given(questions(), st.sampled_from([DEFAULT_COST, Weights(remote=40.0), spreading, steps]))
+@settings(max_examples=300, deadline=None)
+def test_no_choice_costs_less(asked: Question, cost: Cost) -> None:
+    choices = every_choice(asked)
+    if not choices:
+        with pytest.raises(NoPlacementError):
+            place(asked.cluster, asked.request, cost)
+        return
+    found = place(asked.cluster, asked.request, cost)
+    best = found[0]
+    least = min((cost(traits), traits.stranded) for traits in choices)
+    assert best.cost == pytest.approx(least[0])
+    assert best.traits.stranded == least[1]
+    assert [one.cost for one in found] == sorted(one.cost for one in found)
+    assert len({frozenset(one.nodes) for one in found}) == len(found)
+    for one in found:
+        assert one.traits == traits_of(one.nodes, asked, free_nodes(asked))
+        assert set(one.nodes) <= free_nodes(asked)
+        assert asked.request.required <= set(one.nodes)
+        assert one.crossings == rank_order(one.nodes, asked.cluster.fabric).crossings
+
+
+@given(questions())
+@settings(max_examples=150, deadline=None)
+def test_what_was_given_up_is_what_others_have(asked: Question) -> None:
+    choices = every_choice(asked)
+    if not choices:
+        return
+    for one in place(asked.cluster, asked.request):
+        given = {what.what: (what.got, what.best) for what in one.given_up}
+        fewest = min(traits.leaves for traits in choices)
+        assert given.get("leaves", (fewest, fewest)) == (one.leaves, fewest)
+        most = max(traits.local for traits in choices)
+        assert given.get("data", (most, most)) == pytest.approx((one.traits.local, most))
+        assert given.get("whole leaves", (0, 0))[0] == one.traits.broken
+        assert given.get("idle nodes", (0, 0))[0] == one.traits.opened
+
+
+@given(questions(), st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_the_answer_depends_on_nothing_but_the_facts(
+    asked: Question, shuffler: random.Random, built: bool
+) -> None:
+    cluster = asked.cluster
+    names = list(cluster.rooms)
+    shuffler.shuffle(names)
+    rooms = {node: cluster.rooms[node] for node in names}
+    fabric = Fabric({node: cluster.fabric.paths[node] for node in names if node in cluster.fabric.paths})
+    again = Cluster(fabric=fabric, rooms=rooms, health=cluster.health, residency=cluster.residency)
+    with pytest.MonkeyPatch.context() as patch:
+        if built:
+            patch.setattr(search, "EXACT_CHOICES", 0)
+        try:
+            found = place(cluster, asked.request)
+        except NoPlacementError:
+            return
+        assert place(again, asked.request) == found
+
+
+@given(questions())
+@settings(max_examples=200, deadline=None)
+def test_built_choices_meet_the_request_too(asked: Question) -> None:
+    choices = every_choice(asked)
+    if not choices:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "EXACT_CHOICES", 0)
+        found = place(asked.cluster, asked.request)
+    assert found[0].cost >= min(map(DEFAULT_COST, choices)) - 1e-9
+    for one in found:
+        assert one.traits == traits_of(one.nodes, asked, free_nodes(asked))
+        assert set(one.nodes) <= free_nodes(asked)
+        assert asked.request.required <= set(one.nodes)
