@@ -58,6 +58,7 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
     "group_sizes",
     multiple=True,
     type=click.IntRange(min=2),
+    envvar="DEEPLINK_GROUP_SIZE",
     metavar="RANKS",
     help="So many consecutive ranks (a tensor-parallel group, say) are to stay within a leaf switch or a node; "
     "repeatable, each size a multiple of the smaller one.",

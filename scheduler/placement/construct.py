@@ -75,7 +75,7 @@ class Sketches:
         below: dict[Path, list[int]] = {}
         sums: dict[Path, int] = {}
         for leaf in self._ground.leaves:
-            for switch in {(), leaf.path, *leaf.above}:
+            for switch in dict.fromkeys(((), *leaf.above, leaf.path)):
                 below.setdefault(switch, []).append(leaf.number)
                 sums[switch] = sums.get(switch, 0) + caps[leaf.number]
         return _Stock(lens, caps, below, sums)
@@ -83,13 +83,13 @@ class Sketches:
     def _tops(self, stock: _Stock) -> list[Path]:
         """Return switches that have the room below them, and all nodes that must be taken."""
         must = set(self._forced)
-        roomy = [
-            top
-            for top, room in stock.sums.items()
-            if top and room >= self._ground.wanted and must.issubset(stock.below[top])
-        ]
-        roomy.sort(key=lambda top: (stock.sums[top], stock.below[top]))
-        return [*roomy[:TOPS], ()]
+        roomy: dict[tuple[int, ...], Path] = {}  # a switch with but one switch below it is as good as that one
+        for top, room in stock.sums.items():
+            if room >= self._ground.wanted and must.issubset(stock.below[top]):
+                roomy.setdefault(tuple(stock.below[top]), top)
+        tops = sorted(roomy.items(), key=lambda item: (stock.sums[item[1]], item[0]))
+        # The greatest comes last: it holds all leaves.
+        return [top for _, top in [*tops[:-1][:TOPS], tops[-1]]]
 
     def _held(self, stock: _Stock) -> list[int]:
         wanted = self._ground.wanted

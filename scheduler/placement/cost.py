@@ -57,11 +57,11 @@ class Weights:
     """The cost where no model of the step time is at hand: a weighted sum, in crossings of a ring of eight nodes.
 
     The weights are a choice, and say what is traded for what; they are not measured. A ring over one leaf more
-    crosses once more (1) and reaches one leaf more (0.5: a tree all-reduce and everybody's barriers feel it too). A
-    link of half the speed halves that of the whole ring: as bad as eight crossings. To hold none of the data is as
-    bad as four. To break up a whole leaf that a greater job could have had is better than one more leaf. What is
-    counted by leaf, switch or node weighs less in a job of more than eight nodes, in proportion: what one of many
-    hops is worth shrinks with their number, what all of the data is worth does not.
+    crosses once more (1) and reaches one leaf more (0.5: a tree all-reduce and all barriers feel it). A link of
+    half the speed halves that of the whole ring: as bad as eight crossings. To hold none of the data is as bad as
+    four. To break up a whole leaf that a greater job could have had is better than one more leaf. What is counted
+    by leaf, switch or node weighs less in a job of more than eight nodes, in proportion: what one of many hops is
+    worth shrinks with their number, what all of the data is worth does not.
 
     Attributes:
         crossing: for each crossing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from deeplink.scheduler.placement.cost import Traits
@@ -42,9 +43,9 @@ class Spot(NamedTuple):
         """What it shares with those that are alike."""
         return self[:4]
 
-    def part(self) -> Part:
-        """Return it as a part of its leaf."""
-        return Part(1, self.held, int(self.speed < 1.0), self.speed, int(self.opened))
+    def times(self, count: int) -> Part:
+        """Return so many that are alike as a part of their leaf."""
+        return Part(count, self.held * count, (self.speed < 1.0) * count, self.speed, self.opened * count)
 
 
 NOTHING = Part(0, 0, 0, 1.0, 0)
@@ -70,10 +71,10 @@ class Leaf:
     Attributes:
         number: its place in the order of the tree.
         path: the switches, root first.
-        above: the switches above the leaf itself, by path.
+        above: the switches above the leaf itself, by path, the nearest first.
         slow_links: those of `path` whose link upwards is slow, with its share of full speed.
         size: all its nodes, busy ones too.
-        whole: whether all of them, and more than one, are idle, and the request could take them.
+        whole: whether all of them, and more than one, are idle.
         spots: the nodes that could be taken: those that must first, then in order of their names.
         forced: how many must.
     """
@@ -108,34 +109,44 @@ class Ground:
             below.setdefault(cluster.fabric.leaf(node), []).append(node)
         paths = sorted(below, key=lambda path: tuple(map(natural, path)))
         leaves: list[Leaf] = []
+        # A set of switches is a number with a bit for each: they are united for each choice that is weighed.
+        bits: dict[Path, int] = {}
+        self._above: list[int] = []
+        self._places: dict[NodeName, int] = {}
         for path in paths:
-            mine = [node for node in below[path] if node in able]
+            mine = sorted((node for node in below[path] if node in able), key=natural)
             if mine:
-                spots = _spots(mine, cluster, request)
-                leaves.append(_leaf(len(leaves), path, below[path], spots, cluster))
+                self._places.update(zip(mine, count(len(self._places)), strict=False))
+                leaf = _leaf(len(leaves), path, below[path], _spots(mine, cluster, request), cluster)
+                leaves.append(leaf)
+                self._above.append(sum(bits.setdefault(switch, 1 << len(bits)) for switch in leaf.above))
         self.leaves: tuple[Leaf, ...] = tuple(leaves)
         self._slow_links_matter = bool(cluster.health.links)
 
+    def in_order(self, nodes: Iterable[NodeName]) -> tuple[NodeName, ...]:
+        """Return nodes that could be taken in the order of the tree, without reading their names once more."""
+        return tuple(sorted(nodes, key=self._places.__getitem__))
+
     def traits(self, chosen: Sequence[tuple[Leaf, Part]]) -> Traits:
         """Return what a choice is like: a part of each leaf that it touches, each leaf once."""
-        held = degraded = broken = opened = stranded = 0
+        held = degraded = broken = opened = stranded = above = 0
         slowest = 1.0
-        switches: set[Path] = set()
         for leaf, part in chosen:
             held += part.held
             degraded += part.degraded
-            slowest = min(slowest, part.slowest)
+            if part.slowest < slowest:  # noqa: PLR1730 - min() takes longer, and this is the search's innermost loop
+                slowest = part.slowest
             opened += part.opened
             broken += leaf.whole and part.nodes < leaf.size
             stranded += len(leaf.spots) - part.nodes
-            switches.update(leaf.above)
+            above |= self._above[leaf.number]
         if self._slow_links_matter:
             slow = self._slow_links(chosen)
             degraded += len(slow)
             slowest = min((slowest, *slow))
         counts = sorted((part.nodes for _, part in chosen), reverse=True)
         local = min(held / self.data, 1.0) if self.data else 1.0
-        return Traits(tuple(counts), len(switches), degraded, slowest, local, broken, opened, stranded)
+        return Traits(tuple(counts), above.bit_count(), degraded, slowest, local, broken, opened, stranded)
 
     def _slow_links(self, chosen: Sequence[tuple[Leaf, Part]]) -> list[float]:
         # The ring goes over a link if some of its nodes hang below it and some do not.
@@ -180,7 +191,7 @@ class Ground:
 def _spots(nodes: list[NodeName], cluster: Cluster, request: Request) -> tuple[Spot, ...]:
     rooms, held, speeds = cluster.rooms, cluster.residency.held, cluster.health.nodes
     spots = []
-    for node in sorted(nodes, key=natural):
+    for node in nodes:
         room = rooms[node]
         opened = not request.exclusive and room.idle and room.gpus > request.gpus_per_node
         spots.append(Spot(speeds.get(node, 1.0), held.get(node, 0), opened, node in request.required, node))
@@ -221,7 +232,7 @@ class Lens:
             self.spots.append(spots)
             parts = [NOTHING]
             for spot in spots:
-                parts.append(total((parts[-1], spot.part())))
+                parts.append(total((parts[-1], spot.times(1))))
             self.parts.append(parts)
             # How many can be had before the first slow one (none from behind a slow link), or one without data.
             slow = leaf.slow_links and len(ground.leaves) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -91,11 +92,11 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Where the job's data lies.
+    """Where the job's data lies, in bytes; or in percent, with a total of 100.
 
     Attributes:
-        held: bytes of it on each node's SSD.
-        total: bytes of it in all; 0 for a job without.
+        held: how much of it is on each node's SSD.
+        total: how much it is; 0 for a job without.
     """
 
     held: Mapping[NodeName, int] = field(default_factory=dict)
@@ -123,11 +124,22 @@ class Cluster:
     residency: Residency = field(default_factory=Residency)
 
 
+class Limit(StrEnum):
+    """What can be in a placement's way, in the order in which it is looked at."""
+
+    NODES = "nodes"  # the cluster's
+    EXCLUDED = "excluded"
+    FEATURES = "features"  # and the partition
+    GPUS = "gpus"  # of a node
+    BUSY = "busy"
+    REQUIRED = "required"  # a node by name, for one of these reasons
+
+
 class NoPlacementError(DeepLinkError):
     """No placement can meet a request.
 
     Attributes:
-        limit: which limit it is that is not met: `nodes`, `excluded`, `features`, `gpus`, `busy` or `required`.
+        limit: which limit it is that is not met.
         wanted: nodes (for `required`: required ones).
         there: as many as are within that limit.
         later: whether the nodes would do if they were free: then waiting helps.
@@ -135,7 +147,7 @@ class NoPlacementError(DeepLinkError):
 
     exit_code = 2
 
-    def __init__(self, problem: str, *, limit: str, wanted: int, there: int, later: bool) -> None:
+    def __init__(self, problem: str, *, limit: Limit, wanted: int, there: int, later: bool) -> None:
         remedy = "Wait until jobs end (Slurm queues it), or ask for less." if later else "Ask for less."
         super().__init__(problem, remedy=remedy)
         self.limit, self.wanted, self.there, self.later = limit, wanted, there, later
@@ -149,18 +161,18 @@ def eligible(cluster: Cluster, request: Request) -> frozenset[NodeName]:
             choice of nodes can meet.
     """
     left = frozenset(cluster.rooms)
-    _check(request, left, limit="nodes", why="the cluster has")
+    _check(request, left, limit=Limit.NODES, why="the cluster has")
     left -= request.excluded
-    _check(request, left, limit="excluded", why="without the excluded ones there are")
+    _check(request, left, limit=Limit.EXCLUDED, why="without the excluded ones there are")
     if request.candidates is not None:
         left &= request.candidates
-        _check(request, left, limit="features", why="with the features and partition asked for there are")
+        _check(request, left, limit=Limit.FEATURES, why="with the features and partition asked for there are")
     left = frozenset(node for node in left if cluster.rooms[node].gpus >= request.gpus_per_node)
     why = f"with {counted(request.gpus_per_node, 'GPU')} each there are"
-    _check(request, left, limit="gpus", why=why)
+    _check(request, left, limit=Limit.GPUS, why=why)
     left = frozenset(node for node in left if _free(cluster.rooms[node], request))
     why = "of those that would do, idle are now" if request.exclusive else "of those that would do, free are now"
-    _check(request, left, limit="busy", why=why)
+    _check(request, left, limit=Limit.BUSY, why=why)
     return left
 
 
@@ -168,22 +180,26 @@ def _free(room: Room, request: Request) -> bool:
     return room.idle if request.exclusive else room.free_gpus >= request.gpus_per_node
 
 
-def _check(request: Request, left: frozenset[NodeName], *, limit: str, why: str) -> None:
-    wanted, there, later = request.nodes, len(left), limit == "busy"
+def _check(request: Request, left: frozenset[NodeName], *, limit: Limit, why: str) -> None:
+    wanted, there, later = request.nodes, len(left), limit is Limit.BUSY
     if len(request.required) > wanted:
         problem = f"{counted(wanted, 'node')} wanted, and {len(request.required)} required by name"
-        raise NoPlacementError(problem, limit="required", wanted=len(request.required), there=wanted, later=False)
+        raise NoPlacementError(
+            problem, limit=Limit.REQUIRED, wanted=len(request.required), there=wanted, later=False
+        )
     if there < wanted:
         problem = f"{counted(wanted, 'node')} wanted; {why} {there:,}"
         raise NoPlacementError(problem, limit=limit, wanted=wanted, there=there, later=later)
     if missing := sorted(request.required - left):
         reason = {
-            "nodes": "not in the cluster",
-            "excluded": "excluded as well",
-            "features": "without the features or outside the partition asked for",
-            "gpus": f"with fewer than {counted(request.gpus_per_node, 'GPU')}",
-            "busy": "not free now",
+            Limit.NODES: "not in the cluster",
+            Limit.EXCLUDED: "excluded as well",
+            Limit.FEATURES: "without the features or outside the partition asked for",
+            Limit.GPUS: f"with fewer than {counted(request.gpus_per_node, 'GPU')}",
+            Limit.BUSY: "not free now",
         }[limit]
         problem = f"required, but {reason}: {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}"  # noqa: PLR2004
         there = len(request.required & left)
-        raise NoPlacementError(problem, limit="required", wanted=len(request.required), there=there, later=later)
+        raise NoPlacementError(
+            problem, limit=Limit.REQUIRED, wanted=len(request.required), there=there, later=later
+        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -84,12 +84,17 @@ class Groups:
 
     def most(self, size: int, length: int) -> int:
         """Return how many groups of this size `length` nodes on end hold at most, wherever they begin."""
-        return max(self.whole(size, start, length) for start in range(self.span(size)))
+        return _most(self, size, length)
 
     @property
     def moving(self) -> tuple[int, ...]:
         """The sizes whose fate the order of nodes decides: the others lie within a node in any order."""
         return tuple(size for size in self.sizes if self.span(size) > 1)
+
+
+@lru_cache(maxsize=4_096)
+def _most(groups: Groups, size: int, length: int) -> int:
+    return max(groups.whole(size, start, length) for start in range(groups.span(size)))
 
 
 Runs = tuple[tuple[int, int], ...]

@@ -70,6 +70,11 @@ def test_groups_of_ranks_are_told() -> None:
     )
 
 
+def test_groups_of_ranks_from_the_jobs_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPLINK_GROUP_SIZE", "2 4")
+    assert [one["size"] for one in plan("--local", "4", "--", "true")["groups"]] == [2, 4]
+
+
 def test_groups_that_do_not_divide_the_ranks_are_refused_before_anything_starts() -> None:
     with pytest.raises(GroupSizeError) as caught:
         plan("--local", "3", "--group-size", "2", "--", "true")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from collections import Counter
+from itertools import combinations, permutations
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -209,6 +210,21 @@ def test_who_rests_leaves_whole_groups_to_the_others() -> None:
     groups = Groups((2,))
     active = choose_active(nodes, 6, fabric, groups=groups).active
     assert not rank_order(active, fabric, groups).cut
+
+
+@given(tasks(), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_no_other_choice_of_nodes_has_room_for_more_groups(task: tuple[list[int], Groups], resting: int) -> None:
+    counts, groups = task
+    nodes, fabric = parted(counts)
+    count = max(len(nodes) - resting, 1)
+
+    def room(active: tuple[NodeName, ...]) -> tuple[int, ...]:
+        below = Counter(map(fabric.leaf, active)).values()
+        return tuple(sum(groups.most(size, one) for one in below) for size in groups.moving)
+
+    best = max(room(some) for some in combinations(nodes, count))
+    assert room(choose_active(nodes, count, fabric, groups=groups).active) == best
 
 
 @pytest.mark.parametrize("known", [0, 3])
