@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from benchmarks.rows import make_row, table, write_rows
 from deeplink.scheduler.placement import search
 from deeplink.scheduler.placement.fragmentation import fragmentation
-from deeplink.scheduler.placement.request import Cluster, Health, Limit, NoPlacementError, Request, Residency, Room
+from deeplink.scheduler.placement.request import Cluster, Speeds, Limit, NoPlacementError, Request, Residency, Room
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, natural
 from deeplink.scheduler.topology.groups import Groups
@@ -70,16 +70,16 @@ def big_state(name: str, draw: random.Random) -> tuple[Cluster, Request]:
         busy = _after_jobs(fabric, draw)
     rooms = {node: Room(gpus=8, free_gpus=0 if node in busy else 8, idle=node not in busy) for node in nodes}
     request = Request(nodes=JOB, gpus_per_node=8)
-    health, residency = Health(), Residency()
+    speeds, residency = Speeds(), Residency()
     if name.endswith("slow links"):
         links = draw.sample(sorted(set(fabric.paths.values())), 6)
-        health = Health(dict.fromkeys(draw.sample(nodes, 40), 0.5), dict.fromkeys(links, 0.5))
+        speeds = Speeds(dict.fromkeys(draw.sample(nodes, 40), 0.5), dict.fromkeys(links, 0.5))
         residency = Residency({node: draw.randrange(TIB) for node in draw.sample(nodes, 800)}, 256 * TIB)
     if name == "shared GPUs":
         free = {node: draw.choice([0, 2, 4, 8]) for node in nodes}
         rooms = {node: Room(gpus=8, free_gpus=free[node], idle=free[node] == 8) for node in nodes}  # noqa: PLR2004
         request = Request(nodes=JOB, gpus_per_node=2, exclusive=False)
-    return Cluster(fabric=fabric, rooms=rooms, health=health, residency=residency), request
+    return Cluster(fabric=fabric, rooms=rooms, speeds=speeds, residency=residency), request
 
 
 def _after_jobs(fabric: Fabric, draw: random.Random) -> set[NodeName]:
@@ -153,8 +153,8 @@ def small_state(draw: random.Random) -> tuple[Cluster, Request]:
     rooms = {node: Room(idle=draw.random() < 0.8) for node in nodes}  # noqa: PLR2004
     held = {node: draw.choice([0, 0, 5, 10, 20]) for node in nodes} if draw.random() < 0.7 else {}  # noqa: PLR2004
     links = draw.sample(sorted(set(fabric.paths.values())), draw.randrange(2))
-    health = Health(dict.fromkeys(draw.sample(nodes, draw.randrange(3)), 0.5), dict.fromkeys(links, 0.5))
-    cluster = Cluster(fabric=fabric, rooms=rooms, health=health, residency=Residency(held, 100 if held else 0))
+    speeds = Speeds(dict.fromkeys(draw.sample(nodes, draw.randrange(3)), 0.5), dict.fromkeys(links, 0.5))
+    cluster = Cluster(fabric=fabric, rooms=rooms, speeds=speeds, residency=Residency(held, 100 if held else 0))
     return cluster, Request(nodes=draw.randint(2, 9))
 
 

@@ -121,7 +121,7 @@ class Ground:
                 leaves.append(leaf)
                 self._above.append(sum(bits.setdefault(switch, 1 << len(bits)) for switch in leaf.above))
         self.leaves: tuple[Leaf, ...] = tuple(leaves)
-        self._slow_links_matter = bool(cluster.health.links)
+        self._slow_links_matter = bool(cluster.speeds.links)
 
     def in_order(self, nodes: Iterable[NodeName]) -> tuple[NodeName, ...]:
         """Return nodes that could be taken in the order of the tree, without reading their names once more."""
@@ -189,7 +189,7 @@ class Ground:
 
 
 def _spots(nodes: list[NodeName], cluster: Cluster, request: Request) -> tuple[Spot, ...]:
-    rooms, held, speeds = cluster.rooms, cluster.residency.held, cluster.health.nodes
+    rooms, held, speeds = cluster.rooms, cluster.residency.held, cluster.speeds.nodes
     spots = []
     for node in nodes:
         room = rooms[node]
@@ -199,7 +199,7 @@ def _spots(nodes: list[NodeName], cluster: Cluster, request: Request) -> tuple[S
 
 
 def _leaf(number: int, path: Path, below: list[NodeName], spots: tuple[Spot, ...], cluster: Cluster) -> Leaf:
-    links = cluster.health.links
+    links = cluster.speeds.links
     ups = [path[:depth] for depth in range(len(path), 0, -1)]
     return Leaf(
         number=number,

@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class Speeds:
     """What is slower than it should be: shares of full speed, above 0 and up to 1; 1 for who is not in here.
 
     What is dead has no place here: such a node has no room to offer.
@@ -114,13 +114,13 @@ class Cluster:
     Attributes:
         fabric: where nodes hang.
         rooms: the nodes that jobs may have now or later, busy ones too: with them a leaf is known to be whole.
-        health: what is slow.
+        speeds: what is slow.
         residency: where the job's data lies.
     """
 
     fabric: Fabric
     rooms: Mapping[NodeName, Room]
-    health: Health = field(default_factory=Health)
+    speeds: Speeds = field(default_factory=Speeds)
     residency: Residency = field(default_factory=Residency)
 
 

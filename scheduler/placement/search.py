@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deeplink.scheduler.placement.cost import Cost, Traits
+    from deeplink.scheduler.placement.exhaustive import Counts
     from deeplink.scheduler.placement.ground import Lens
     from deeplink.scheduler.placement.request import Cluster, Request
     from deeplink.types import NodeName
@@ -147,7 +148,7 @@ _Ranked = list[tuple[float, "Traits", tuple["NodeName", ...]]]
 
 
 def _each_weighed(ground: Ground, choices: Choices, cost: Cost, most: int) -> _Ranked:
-    weighed = []
+    weighed: list[tuple[float, int, int, Traits, Counts]] = []
     for counts, chosen in choices.every():
         traits = ground.traits(chosen)
         weighed.append((cost(traits), traits.stranded, len(weighed), traits, counts))

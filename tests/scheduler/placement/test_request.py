@@ -6,7 +6,7 @@ import pytest
 
 from deeplink.scheduler.placement.request import (
     Cluster,
-    Health,
+    Speeds,
     NoPlacementError,
     PlacementValueError,
     Request,
@@ -109,8 +109,8 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PlacementValueError, match="at least one node"):
         Request(nodes=0)
     with pytest.raises(PlacementValueError, match=r"n0: 1\.5 is not a share"):
-        Health({N[0]: 1.5})
+        Speeds({N[0]: 1.5})
     with pytest.raises(PlacementValueError, match="0 is not a share"):
-        Health({}, {("core", "leaf"): 0.0})
+        Speeds({}, {("core", "leaf"): 0.0})
     with pytest.raises(PlacementValueError, match="fewer than 0 bytes"):
         Residency({N[0]: -1}, 10)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.placement import search
 from deeplink.scheduler.placement.cost import DEFAULT_COST, Cost, Traits, Weights
-from deeplink.scheduler.placement.request import Cluster, Health, NoPlacementError, Request, Residency, Room
+from deeplink.scheduler.placement.request import Cluster, Speeds, NoPlacementError, Request, Residency, Room
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, Path
 from deeplink.scheduler.topology.order import rank_order, ring_crossings
@@ -35,8 +35,8 @@ def traits_of(nodes: tuple[NodeName, ...], asked: Question, free: frozenset[Node
     leaves = Counter(map(fabric.path, nodes))
     everywhere = Counter(map(fabric.path, rooms))
     switches = {path[:depth] for path in leaves for depth in range(1, len(path))}
-    slow = [cluster.health.nodes[node] for node in nodes if cluster.health.nodes.get(node, 1.0) < 1.0]
-    for link, share in cluster.health.links.items():
+    slow = [cluster.speeds.nodes[node] for node in nodes if cluster.speeds.nodes.get(node, 1.0) < 1.0]
+    for link, share in cluster.speeds.links.items():
         inside = sum(fabric.path(node)[: len(link)] == link for node in nodes)
         if 0 < inside < len(nodes) and share < 1.0:
             slow.append(share)
@@ -95,7 +95,7 @@ def questions(draw: st.DrawFn, most: int = 10) -> Question:
         rooms[node] = Room(gpus=4, free_gpus=free, idle=free == 4 and draw(st.booleans()))
     shares = st.sampled_from([0.25, 0.5])
     links = sorted({path[:depth] for path in paths.values() for depth in (2, 3)})
-    health = Health(
+    speeds = Speeds(
         draw(st.dictionaries(st.sampled_from(nodes), shares, max_size=3)),
         draw(st.dictionaries(st.sampled_from(links), shares, max_size=2)) if links else {},
     )
@@ -103,7 +103,7 @@ def questions(draw: st.DrawFn, most: int = 10) -> Question:
     cluster = Cluster(
         fabric=Fabric(paths),
         rooms=rooms,
-        health=health,
+        speeds=speeds,
         residency=Residency(held, draw(st.sampled_from([0, 100]))),
     )
     some = st.frozensets(st.sampled_from(nodes), max_size=2)
@@ -177,7 +177,7 @@ def test_the_answer_depends_on_nothing_but_the_facts(
     shuffler.shuffle(names)
     rooms = {node: cluster.rooms[node] for node in names}
     fabric = Fabric({node: cluster.fabric.paths[node] for node in names if node in cluster.fabric.paths})
-    again = Cluster(fabric=fabric, rooms=rooms, health=cluster.health, residency=cluster.residency)
+    again = Cluster(fabric=fabric, rooms=rooms, speeds=cluster.speeds, residency=cluster.residency)
     with pytest.MonkeyPatch.context() as patch:
         if built:
             patch.setattr(search, "EXACT_CHOICES", 0)
@@ -237,8 +237,8 @@ def test_the_leaf_that_is_left_fullest_is_taken_among_equals() -> None:
 
 
 def test_a_slow_node_and_a_slow_link_are_kept_out() -> None:
-    health = Health({NodeName("n0"): 0.5}, {("core", "spine0", "leaf1"): 0.25})
-    cluster = cluster_of(tree(4, 4), health=health)
+    speeds = Speeds({NodeName("n0"): 0.5}, {("core", "spine0", "leaf1"): 0.25})
+    cluster = cluster_of(tree(4, 4), speeds=speeds)
     best = place(cluster, Request(nodes=8))[0]
     assert leaves_of(cluster, best.nodes) == ["leaf2", "leaf3"]
     inside = place(cluster, Request(nodes=4, required=frozenset({NodeName("n1")})))[0]
@@ -289,9 +289,9 @@ def middling(seed: int) -> Question:
     links: dict[Path, float] = {}
     if draw.random() < 0.4:
         links["core", "s0", f"l{2 * draw.randrange(2)}"] = 0.5
-    health = Health(dict.fromkeys(draw.sample(nodes, draw.randrange(3)), 0.5), links)
+    speeds = Speeds(dict.fromkeys(draw.sample(nodes, draw.randrange(3)), 0.5), links)
     residency = Residency(held, 100 if held else 0)
-    cluster = Cluster(fabric=Fabric(paths), rooms=rooms, health=health, residency=residency)
+    cluster = Cluster(fabric=Fabric(paths), rooms=rooms, speeds=speeds, residency=residency)
     return Question(cluster, Request(nodes=draw.randint(2, 8)))
 
 
