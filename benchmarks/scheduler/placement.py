@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from benchmarks.rows import make_row, table, write_rows
 from deeplink.scheduler.placement import search
 from deeplink.scheduler.placement.fragmentation import fragmentation
-from deeplink.scheduler.placement.request import Cluster, Speeds, Limit, NoPlacementError, Request, Residency, Room
+from deeplink.scheduler.placement.request import Cluster, Limit, NoPlacementError, Request, Residency, Room, Speeds
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, natural
 from deeplink.scheduler.topology.groups import Groups

@@ -6,12 +6,12 @@ import pytest
 
 from deeplink.scheduler.placement.request import (
     Cluster,
-    Speeds,
     NoPlacementError,
     PlacementValueError,
     Request,
     Residency,
     Room,
+    Speeds,
     eligible,
 )
 from deeplink.scheduler.topology.graph import Fabric

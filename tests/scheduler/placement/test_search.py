@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.placement import search
 from deeplink.scheduler.placement.cost import DEFAULT_COST, Cost, Traits, Weights
-from deeplink.scheduler.placement.request import Cluster, Speeds, NoPlacementError, Request, Residency, Room
+from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Request, Residency, Room, Speeds
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, Path
 from deeplink.scheduler.topology.order import rank_order, ring_crossings
