@@ -122,7 +122,7 @@ def bound(counts: Sequence[int], groups: Groups) -> Score:
 def arrange(counts: Sequence[int], groups: Groups) -> tuple[Runs, bool]:
     """Return the best order of leaves that is found, and whether it is known that there is no better one.
 
-    Exact up to `EXACT_STATES`; beyond, the best of three constructions. Where leaves can stand in the given order
+    Exact up to `EXACT_STATES`; beyond, the best of four constructions. Where leaves can stand in the given order
     without harm, they do: it follows the tree, which keeps the levels above the leaves in order too.
 
     Args:
