@@ -22,6 +22,7 @@ fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. The exit code is
 Examples:
   deeplink run -- python train.py --epochs 90                  in a batch script: all nodes, one rank per GPU
   deeplink run --spares 1 --nproc-per-node 4 -- python train.py
+  deeplink run --group-size 16 -- python train.py              ranks 0-15, 16-31, ... each on one leaf
   deeplink run --dry-run -- python train.py                    which rank would run where
   deeplink run --local 2 -- python train.py                    without Slurm: two "nodes" on this machine
 """
@@ -53,6 +54,16 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
 )
 @click.option("--nnodes", type=click.IntRange(min=1), help="Nodes that run ranks. [default: all but the spares]")
 @click.option(
+    "--group-size",
+    "group_sizes",
+    multiple=True,
+    type=click.IntRange(min=2),
+    envvar="DEEPLINK_GROUP_SIZE",
+    metavar="RANKS",
+    help="So many consecutive ranks (a tensor-parallel group, say) are to stay within a leaf switch or a node; "
+    "repeatable, each size a multiple of the smaller one.",
+)
+@click.option(
     "--step-timeout",
     type=click.FloatRange(min=0),
     default=0.0,
@@ -80,11 +91,12 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
     "--json", "as_json", is_flag=True, help="Say what happens as JSON lines (on standard error), or the dry run."
 )
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def command(
+def command(  # noqa: PLR0913 - one for each option
     *,
     spares: int | None,
     nproc_per_node: int | None,
     nnodes: int | None,
+    group_sizes: tuple[int, ...],
     step_timeout: float,
     strand_timeout: float,
     srun_options: tuple[str, ...],
@@ -111,7 +123,9 @@ def command(
         step_timeout_s=step_timeout,
         strand_timeout_s=strand_timeout,
         passed_on=passed_on(config),
+        group_sizes=tuple(sorted(set(group_sizes))),
     )
+    order.groups.check(order.count)
     if dry_run:
         _print_plan(backend, order, as_json=as_json)
         return 0
@@ -167,6 +181,14 @@ def _print_plan(backend: Backend, order: Order, *, as_json: bool) -> None:
             "world_size": layout.launch.world_size,
             "ring_crossings": layout.crossings,
             "ring_crossings_stock": layout.crossings_stock,
+            "groups": [
+                {"size": size, "groups": layout.launch.world_size // size, "cut": cut}
+                for size, cut in layout.cut_by_size.items()
+            ],
+            "groups_cut": [
+                {"ranks": [one.first, one.first + one.size - 1], "nodes": one.nodes, "because": one.why}
+                for one in layout.cut
+            ],
             "argv": argv,
         }
         click.echo(json.dumps(plan))
@@ -177,7 +199,8 @@ def _print_plan(backend: Backend, order: Order, *, as_json: bool) -> None:
         click.echo(f"{node}: rank {first}" if first == last else f"{node}: ranks {first}-{last}")
     if layout.resting:
         click.echo(f"resting: {', '.join(layout.resting)}")
-    click.echo(layout.ring)
+    for line in (layout.ring, *layout.together):
+        click.echo(line)
     import shlex
 
     click.echo(shlex.join(argv))

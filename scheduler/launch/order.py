@@ -9,12 +9,14 @@ from typing_extensions import override
 
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses
-from deeplink.scheduler.topology.order import choose_active, ring_crossings, stock_order
+from deeplink.scheduler.topology.groups import Groups
+from deeplink.scheduler.topology.order import choose_active, rank_order, ring_crossings, stock_order
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from deeplink.scheduler.topology.order import Cut
     from deeplink.types import Attempt, NodeName
 
 
@@ -29,6 +31,7 @@ class Order:
         step_timeout_s: without a newer step for so long the ranks are started again; 0: never.
         strand_timeout_s: how long to wait for a rescue when too few nodes are left.
         passed_on: settings every rank gets in its environment.
+        group_sizes: ranks that are to stay together, as `Groups` has them.
     """
 
     command: tuple[str, ...]
@@ -37,6 +40,16 @@ class Order:
     step_timeout_s: float = 0.0
     strand_timeout_s: float = 900.0
     passed_on: Mapping[str, str] = field(default_factory=dict)
+    group_sizes: tuple[int, ...] = ()
+
+    @property
+    def groups(self) -> Groups:
+        """What is to stay together.
+
+        Raises:
+            GroupSizeError: the sizes do not divide each other.
+        """
+        return Groups(self.group_sizes, self.per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +59,21 @@ class Layout:
     Attributes:
         crossings: leaf-to-leaf hops of the ring over the ranks.
         crossings_stock: the same on the same nodes in the order Slurm would have used.
+        groups: what was to stay together.
+        cut: the groups that do not.
     """
 
     launch: Launch
     crossings: int
     crossings_stock: int
+    groups: Groups = field(default_factory=Groups)
+    cut: tuple[Cut, ...] = ()
 
     @override
     def __str__(self) -> str:
         resting = f"; resting: {', '.join(self.resting)}" if self.resting else ""
-        return f"{counted(self.launch.world_size, 'rank')} on {', '.join(self.active)}{resting}; {self.ring}"
+        said = f"{counted(self.launch.world_size, 'rank')} on {', '.join(self.active)}{resting}; {self.ring}"
+        return "; ".join((said, *self.together))
 
     @property
     def ring(self) -> str:
@@ -63,6 +81,27 @@ class Layout:
         if not self.crossings:
             return "the ring stays on one leaf"
         return f"the ring crosses leaves {self.crossings} times (in Slurm's own order {self.crossings_stock})"
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """How each size of groups lies on the fabric, for people."""
+        said = []
+        for size in self.groups.sizes:
+            cut = [one for one in self.cut if one.size == size]
+            count = self.launch.world_size // size
+            if not cut:
+                said.append(f"{counted(count, 'group')} of {size} ranks within a {self._within(size)} each")
+            else:
+                said.append(f"{len(cut)} of {counted(count, 'group')} of {size} ranks cut ({cut[0]})")
+        return tuple(said)
+
+    @property
+    def cut_by_size(self) -> dict[int, int]:
+        """How many groups of each size do not stay together."""
+        return {size: sum(one.size == size for one in self.cut) for size in self.groups.sizes}
+
+    def _within(self, size: int) -> str:
+        return "leaf" if self.groups.span(size) > 1 else "node"
 
     @property
     def active(self) -> tuple[NodeName, ...]:
@@ -96,13 +135,15 @@ def lay_out(
 
     Raises:
         TooFewNodesError: there are fewer nodes than the order wants.
+        GroupSizeError: the order's groups do not divide its ranks.
     """
     if fabric is None:
         fabric = fabric_from_addresses({node: one.topology_address for node, one in facts.items()})
-    choice = choose_active(list(facts), order.count, fabric, before)
+    choice = choose_active(list(facts), order.count, fabric, before, order.groups)
+    ranks = rank_order(choice.active, fabric, order.groups)
     launch = Launch(
         attempt=attempt,
-        nodes=tuple(facts[node] for node in choice.active),
+        nodes=tuple(facts[node] for node in ranks.nodes),
         spares=tuple(facts[node] for node in choice.spares),
         per_node=order.per_node,
         master_port=port,
@@ -110,6 +151,8 @@ def lay_out(
     )
     return Layout(
         launch=launch,
-        crossings=ring_crossings(choice.active, fabric.leaf),
-        crossings_stock=ring_crossings(stock_order(choice.active), fabric.leaf),
+        crossings=ranks.crossings,
+        crossings_stock=ring_crossings(stock_order(ranks.nodes), fabric.leaf),
+        groups=order.groups,
+        cut=ranks.cut,
     )

@@ -135,6 +135,7 @@ class Supervisor:
             world_size=layout.launch.world_size,
             ring_crossings=layout.crossings,
             ring_crossings_stock=layout.crossings_stock,
+            groups_cut=layout.cut_by_size,
             master=f"{layout.launch.master_address}:{port}",
         )
         self._step = self._backend.start_ranks(layout.launch, self._order.command)

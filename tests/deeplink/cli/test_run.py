@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from deeplink.cli import cli
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import NoAllocationError
+from deeplink.scheduler.topology.groups import GroupSizeError
 from deeplink.scheduler.topology.order import TooFewNodesError
 
 
@@ -45,6 +46,45 @@ def test_spares_rest_and_ranks_are_counted() -> None:
 def test_nodes_beyond_nnodes_rest() -> None:
     found = plan("--local", "3", "--nnodes", "1", "--", "true")
     assert (len(found["nodes"]), len(found["spares"])) == (1, 2)
+
+
+def test_groups_of_ranks_are_told() -> None:
+    words = (
+        "--local",
+        "4",
+        "--nproc-per-node",
+        "2",
+        "--group-size",
+        "8",
+        "--group-size",
+        "2",
+        "--group-size",
+        "2",
+    )
+    found = plan(*words, "--", "true")
+    assert found["groups"] == [{"size": 2, "groups": 4, "cut": 0}, {"size": 8, "groups": 1, "cut": 0}]
+    assert found["groups_cut"] == []
+    assert (
+        "4 groups of 2 ranks within a node each\n1 group of 8 ranks"
+        in run("--dry-run", *words, "--", "true").stdout
+    )
+
+
+def test_groups_of_ranks_from_the_jobs_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPLINK_GROUP_SIZE", "2 4")
+    assert [one["size"] for one in plan("--local", "4", "--", "true")["groups"]] == [2, 4]
+
+
+def test_groups_that_do_not_divide_the_ranks_are_refused_before_anything_starts() -> None:
+    with pytest.raises(GroupSizeError) as caught:
+        plan("--local", "3", "--group-size", "2", "--", "true")
+    assert caught.value.exit_code == 2
+
+
+def test_a_group_that_lies_on_two_nodes_and_need_not_is_named() -> None:
+    (cut,) = plan("--local", "2", "--nproc-per-node", "3", "--group-size", "2", "--", "true")["groups_cut"]
+    assert (cut["ranks"], cut["nodes"]) == ([2, 3], ["local0", "local1"])
+    assert cut["because"] == "a node's 3 ranks do not divide into groups of 2"
 
 
 def test_the_jobs_default_of_spares(monkeypatch: pytest.MonkeyPatch) -> None:

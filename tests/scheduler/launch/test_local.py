@@ -108,7 +108,7 @@ def test_the_failed_ranks_exit_code_and_no_relaunch(tmp_path: Path) -> None:
 
 
 def test_a_node_that_dies_is_replaced_by_the_spare(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--local", "3", "--spares", "1", steps=150)
+    run = Run(tmp_path, "--local", "3", "--spares", "1", "--group-size", "2", steps=150)
     run.wait_for(lambda: (tmp_path / "state").exists() and run.events("first-step"))
     agents = run.events("agents-ready")[0]["agents"]
     os.killpg(agents["local1"]["pid"], signal.SIGKILL)
@@ -117,6 +117,7 @@ def test_a_node_that_dies_is_replaced_by_the_spare(tmp_path: Path) -> None:
     assert code == 0, said
     assert run.events("node-silent")[0]["nodes"] == ["local1"]
     assert run.events("attempt-started")[1]["nodes"] == ["local0", "local2"]
+    assert [attempt["groups_cut"] for attempt in run.events("attempt-started")] == [{"2": 0}, {"2": 0}]
     assert run.events("first-step")[1]["step"] > 5, "it went on where it was saved"
     assert run.events("ended")[0]["attempts"] == 2
 

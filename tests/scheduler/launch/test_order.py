@@ -6,6 +6,7 @@ import pytest
 
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.order import Order, lay_out
+from deeplink.scheduler.topology.groups import GroupSizeError
 from deeplink.types import Attempt, NodeName
 
 
@@ -32,3 +33,36 @@ def test_a_layout_says_how_many_ranks_where_and_how_the_ring_lies(
     }
     order = Order(command=("true",), per_node=per_node, count=count)
     assert str(lay_out(order, Attempt(7, 0, 0), facts, port=1)) == said
+
+
+def dealt(*leaves: int) -> dict[NodeName, NodeFacts]:
+    """Nodes n0, n1, ... on leaves of these numbers."""
+    return {
+        NodeName(f"n{number}"): NodeFacts(
+            node=f"n{number}", address=f"n{number}:1", topology_address=f"core.leaf{leaf}.n{number}"
+        )
+        for number, leaf in enumerate(leaves)
+    }
+
+
+def test_groups_stay_on_a_leaf_and_do_so_again_on_other_nodes() -> None:
+    order = Order(command=("true",), per_node=4, count=6, group_sizes=(4, 8))
+    facts = dealt(0, 0, 0, 1, 1, 1, 1, 2)
+    first = lay_out(order, Attempt(7, 0, 0), facts, port=1)
+    assert first.active == ("n0", "n1", "n3", "n4", "n5", "n6")
+    assert (first.crossings, first.cut, first.resting) == (2, (), ("n2", "n7"))
+    assert str(first).endswith("; 6 groups of 4 ranks within a node each; 3 groups of 8 ranks within a leaf each")
+    del facts[NodeName("n4")]
+    again = lay_out(order, Attempt(7, 0, 1), facts, port=1, before=first.active)
+    assert again.active == ("n0", "n1", "n2", "n3", "n5", "n6")
+    assert again.cut_by_size == {4: 0, 8: 1}
+    assert again.together[1] == (
+        "1 of 3 groups of 8 ranks cut (ranks 8-15 are on 2 leaves: the job's nodes on a leaf do not divide "
+        "into groups of 2 everywhere)"
+    )
+
+
+def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
+    order = Order(command=("true",), per_node=1, count=3, group_sizes=(2,))
+    with pytest.raises(GroupSizeError):
+        lay_out(order, Attempt(7, 0, 0), dealt(0, 0, 0), port=1)

@@ -14,9 +14,9 @@ from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses, fab
 from deeplink.scheduler.topology.order import (
     TooFewNodesError,
     choose_active,
-    rank_order,
     ring_crossings,
     stock_order,
+    tree_order,
 )
 from deeplink.types import NodeName
 
@@ -47,12 +47,12 @@ def test_interleaved_names_cross_on_2_of_8_hops_instead_of_8() -> None:
     nodes = names(8)
     fabric = interleaved(nodes, 2)
     assert ring_crossings(stock_order(nodes), fabric.leaf) == 8
-    assert ring_crossings(rank_order(nodes, fabric), fabric.leaf) == 2
+    assert ring_crossings(tree_order(nodes, fabric), fabric.leaf) == 2
 
 
 def test_the_order_is_natural_not_alphabetic() -> None:
     nodes = names(12)
-    assert rank_order(nodes, Fabric({})) == tuple(nodes)
+    assert tree_order(nodes, Fabric({})) == tuple(nodes)
     assert stock_order(reversed(nodes)) == tuple(nodes)  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def test_the_order_is_natural_not_alphabetic() -> None:
 def test_no_permutation_crosses_less(drawn: tuple[list[NodeName], Fabric]) -> None:
     nodes, fabric = drawn
     least = min(ring_crossings(order, fabric.leaf) for order in permutations(nodes[:7]))
-    assert ring_crossings(rank_order(nodes[:7], fabric), fabric.leaf) == least
+    assert ring_crossings(tree_order(nodes[:7], fabric), fabric.leaf) == least
 
 
 def cost(active: tuple[NodeName, ...], fabric: Fabric) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""Which nodes a job should have, and which should hold copies of a shard: functions of values; pure."""

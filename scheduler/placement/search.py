@@ -1,0 +1,275 @@
+"""Ranked choices of nodes for a job: a pure function of the cluster, the request and the cost.
+
+Where there are few choices each is weighed, and the first one is the best there is, whatever the cost. Elsewhere
+choices are built by rules that have proved themselves (fill the emptiest leaves, the fullest, those with the data;
+below each switch that has the room, the tightest first; with slow nodes or without), all are weighed by the same
+cost, and the best are improved by moving nodes from leaf to leaf as long as that helps. The work is bounded in
+numbers, not in seconds: the same input has the same answer everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from deeplink.scheduler.placement.construct import Plan, Sketches
+from deeplink.scheduler.placement.cost import DEFAULT_COST
+from deeplink.scheduler.placement.exhaustive import Choices
+from deeplink.scheduler.placement.ground import Ground
+from deeplink.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deeplink.scheduler.placement.cost import Cost, Traits
+    from deeplink.scheduler.placement.exhaustive import Counts
+    from deeplink.scheduler.placement.ground import Lens
+    from deeplink.scheduler.placement.request import Cluster, Request
+    from deeplink.types import NodeName
+
+EXACT_CHOICES = 4_000
+"""Up to so many choices each is weighed: 14 nodes of which all differ, or many more of which most are alike."""
+IMPROVED = 8
+"""So many of the best built choices are improved."""
+WORK = 60_000
+"""Changes are tried until so many leaves have been looked at: it is those that take the time, not the changes."""
+OVERHEAD = 10
+"""What looking at a change costs besides, in leaves (measured: 3 us, and 0.3 us for each leaf)."""
+TARGETS = 12
+"""A node is moved to one of so many untouched leaves, or to any touched one."""
+
+
+class Want(StrEnum):
+    """What is wanted of a choice, and may have to be given up."""
+
+    LEAVES = "leaves"  # few
+    DATA = "data"  # held by its nodes
+    SLOW = "slow"  # none: nodes and links
+    WHOLE_LEAVES = "whole leaves"  # left to others
+    IDLE_NODES = "idle nodes"  # left to others, where a job takes parts of nodes
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Something that another choice, taken for that alone, would have had better.
+
+    Attributes:
+        what: it is.
+        got: as it is.
+        best: as it could be.
+        words: both in a sentence's part, for people.
+    """
+
+    what: Want
+    got: float
+    best: float
+    words: str
+
+    @override
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One choice of nodes.
+
+    Attributes:
+        nodes: along the tree.
+        cost: what the cost function says; less is better.
+        traits: what it depends on.
+        given_up: what this choice has worse than it could be had.
+    """
+
+    nodes: tuple[NodeName, ...]
+    cost: float
+    traits: Traits
+    given_up: tuple[GivenUp, ...]
+
+    @property
+    def crossings(self) -> int:
+        """Leaf-to-leaf hops of the ring over its nodes, in rank order."""
+        return self.traits.crossings
+
+    @property
+    def leaves(self) -> int:
+        """Leaf spread."""
+        return self.traits.leaves
+
+    @property
+    def percent_local(self) -> float:
+        """Percent of the job's data that its nodes hold."""
+        return 100.0 * self.traits.local
+
+    @override
+    def __str__(self) -> str:
+        said = f"{counted(len(self.nodes), 'node')} on {self._leaves}: cost {self.cost:.2f}, "
+        said += f"{self.percent_local:.0f} % of the data local"
+        return "; ".join([said, *map(str, self.given_up)])
+
+    @property
+    def _leaves(self) -> str:
+        if self.leaves == 1:
+            return "one leaf"
+        return f"{self.leaves} leaves, the ring crosses {self.crossings} times"
+
+
+def place(
+    cluster: Cluster, request: Request, cost: Cost = DEFAULT_COST, *, most: int = 5
+) -> tuple[Candidate, ...]:
+    """Return choices of nodes for a job, the best first.
+
+    Args:
+        cluster: the state of things.
+        request: what the job asks for.
+        cost: what a choice costs; among equals, the one that strands the fewest free nodes on its leaves.
+        most: how many choices to return at most; all different.
+
+    Raises:
+        NoPlacementError: no placement can meet the request; it says which limit is in the way.
+    """
+    ground = Ground(cluster, request)
+    choices = Choices(ground)
+    if choices.at_most(EXACT_CHOICES):
+        ranked = _each_weighed(ground, choices, cost, most)
+    else:
+        ranked = _Search(ground, cost).ranked(most)
+    bests = _Bests(ground)
+    return tuple(
+        Candidate(ground.in_order(nodes), price, traits, bests.given_up(traits)) for price, traits, nodes in ranked
+    )
+
+
+_Ranked = list[tuple[float, "Traits", tuple["NodeName", ...]]]
+"""Cost, traits and nodes of choices, the best first."""
+
+
+def _each_weighed(ground: Ground, choices: Choices, cost: Cost, most: int) -> _Ranked:
+    weighed: list[tuple[float, int, int, Traits, Counts]] = []
+    for counts, chosen in choices.every():
+        traits = ground.traits(chosen)
+        weighed.append((cost(traits), traits.stranded, len(weighed), traits, counts))
+    weighed.sort(key=lambda one: one[:3])
+    return [(price, traits, choices.nodes(counts)) for price, _, _, traits, counts in weighed[:most]]
+
+
+class _Bests:
+    """What could be had at best of each thing, were it all that mattered."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._leaves = ground.fewest_leaves()
+        self._local = ground.most_local()
+        self._slow = ground.fewest_degraded()
+
+    def given_up(self, traits: Traits) -> tuple[GivenUp, ...]:
+        found = []
+        if traits.leaves > self._leaves:
+            words = f"{traits.leaves} leaves where {self._leaves} would do"
+            found.append(GivenUp(Want.LEAVES, traits.leaves, self._leaves, words))
+        if traits.local < self._local:
+            words = f"{100 * traits.local:.0f} % of the data local where {100 * self._local:.0f} % could be"
+            found.append(GivenUp(Want.DATA, traits.local, self._local, words))
+        if traits.degraded > self._slow:
+            words = f"{traits.degraded} slow nodes or links where {self._slow} would do"
+            words += f" (the slowest at {100 * traits.slowest:.0f} % of its speed)"
+            found.append(GivenUp(Want.SLOW, traits.degraded, self._slow, words))
+        if traits.broken:
+            whole = "a whole leaf" if traits.broken == 1 else f"{traits.broken} whole leaves"
+            found.append(GivenUp(Want.WHOLE_LEAVES, traits.broken, 0, f"breaks up {whole}"))
+        if traits.opened:
+            words = f"takes a part of {counted(traits.opened, 'idle node')}"
+            found.append(GivenUp(Want.IDLE_NODES, traits.opened, 0, words))
+        return tuple(found)
+
+
+_Key = tuple[float, int, tuple[tuple[int, int], ...], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    key: _Key
+    traits: Traits
+    plan: Plan
+
+    def better_than(self, other: _Weighed) -> bool:
+        return self.key[:2] < other.key[:2]
+
+
+class _Search:
+    """Builds choices, weighs them and improves the best."""
+
+    def __init__(self, ground: Ground, cost: Cost) -> None:
+        self._ground, self._cost = ground, cost
+        self._seen: dict[tuple[bool, tuple[tuple[int, int], ...]], _Weighed] = {}
+        self._work = WORK
+
+    def ranked(self, most: int) -> _Ranked:
+        for plan in Sketches(self._ground).plans():
+            self._weigh(plan)
+        for start in sorted(self._seen.values(), key=lambda one: one.key)[:IMPROVED]:
+            self._improve(start)
+        found: dict[frozenset[NodeName], tuple[float, Traits, tuple[NodeName, ...]]] = {}
+        for one in sorted(self._seen.values(), key=lambda one: one.key):
+            nodes = one.plan.lens.nodes(one.plan.counts)
+            found.setdefault(frozenset(nodes), (one.key[0], one.traits, nodes))
+            if len(found) == most:
+                break
+        return list(found.values())
+
+    def _weigh(self, plan: Plan) -> _Weighed:
+        items = tuple(sorted(plan.counts.items()))
+        name = (plan.lens.data_first, items)
+        if name not in self._seen:
+            traits = self._ground.traits(plan.lens.chosen(plan.counts))
+            key = (self._cost(traits), traits.stranded, items, plan.lens.data_first)
+            self._seen[name] = _Weighed(key, traits, plan)
+        return self._seen[name]
+
+    def _improve(self, best: _Weighed) -> None:
+        while True:
+            for counts in _neighbours(best.plan.lens, best.plan.counts):
+                if self._work <= 0:
+                    return
+                self._work -= len(counts) + OVERHEAD
+                tried = self._weigh(Plan(best.plan.lens, counts))
+                if tried.better_than(best):
+                    best = tried
+                    break
+            else:
+                return
+
+
+def _neighbours(lens: Lens, counts: dict[int, int]) -> Iterator[dict[int, int]]:
+    """Yield what comes of moving nodes from one leaf to another: as many as can be, then one."""
+    leaves = lens.ground.leaves
+    touched = sorted(counts, key=lambda number: (counts[number], number))
+    targets = [*touched, *_untouched(lens, counts)]
+    for source in touched:
+        loose = counts[source] - leaves[source].forced
+        for target in targets:
+            room = len(leaves[target].spots) - counts.get(target, 0)
+            most = min(loose, room)
+            for moved in (most, 1) if most > 1 else (most,):
+                if moved < 1 or target == source:
+                    continue
+                changed = counts | {source: counts[source] - moved, target: counts.get(target, 0) + moved}
+                yield {number: count for number, count in changed.items() if count}
+
+
+def _untouched(lens: Lens, counts: dict[int, int]) -> list[int]:
+    """Return leaves to try: of those that look alike the first, the ones with the least room before the others."""
+    alike: dict[tuple[object, ...], int] = {}
+    near = {above for number in counts for above in lens.ground.leaves[number].above[:1]}
+    for leaf in lens.ground.leaves:
+        if leaf.number not in counts:
+            beside = bool(leaf.above) and leaf.above[0] in near
+            first = lens.parts[leaf.number][1]
+            alike.setdefault((len(leaf.spots), leaf.whole, first, leaf.slow_links, beside), leaf.number)
+
+    def promise(number: int) -> tuple[int, int, int]:
+        return -lens.parts[number][1].held, len(lens.ground.leaves[number].spots), number
+
+    return sorted(alike.values(), key=promise)[:TARGETS]
