@@ -1,10 +1,11 @@
 """What measurements on the same nodes say beyond the model; pure.
 
-Two placements of one shape differ: in the measured steps of Pollux (OSDI 2021) what the model leaves over is
-alike at other batch sizes on the same nodes, and not alike on other nodes in the same shape. So it is theirs: an
-effect of the allocation, drawn once, with a noise of each measurement on top (a random-effects model). Its best
-linear prediction is the mean of what was left over, shrunk by how much of it is noise (Robinson, That BLUP Is a
-Good Thing, Statistical Science 1991); with nothing measured there it is none.
+Two placements of one shape differ. In four of the six measured jobs of Pollux (OSDI 2021) what the model leaves
+over is alike on the same nodes from one batch size to the next (correlation 0.41 to 0.57), and hardly on other
+nodes in the same shape (0.03 to 0.17). So it is the nodes': an effect of the allocation, drawn once, with a noise
+of each measurement on top (a random-effects model). Its best linear prediction is the mean of what was left over,
+shrunk by how much of it is noise (Robinson, That BLUP Is a Good Thing, Statistical Science 1991); with nothing
+measured there it is none.
 """
 
 from __future__ import annotations
