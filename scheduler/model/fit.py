@@ -158,8 +158,10 @@ def _likely(seen: Observed, job: Job, constants: Constants) -> Prior:
     asked, step_s = seen.asked, seen.step_s
     few = asked.ranks == asked.ranks.min()
     batch, alone = asked.batch[few], step_s[few]
-    slope = (alone.max() - alone.min()) / max(float(np.ptp(batch)), 1e-9)
-    sample = max(float(slope), 1e-3 * float(np.median(alone / batch)))
+    apart, each = float(np.ptp(batch)), float(np.median(alone / batch))
+    # Of one batch size nobody can tell what is fixed and what goes with the samples: half of each.
+    slope = float(np.ptp(alone)) / apart if apart > 0 else each / 2
+    sample = max(slope, 1e-3 * each)
     fixed = max(float(alone.min() - sample * batch.min()), 0.05 * float(alone.min()))
     gradient = max(job.gradient_bytes, 1.0)
     several, inside = asked.nodes > 1, (asked.nodes == 1) & (asked.ranks > 1)

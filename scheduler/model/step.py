@@ -249,12 +249,13 @@ def predict(job: Job, placement: Placement, constants: Constants, reads: Sequenc
     check_reads(reads)
     batch = job.local_batch(placement.ranks)
     parts = estimate(job, constants, demands([placement], [batch]))
-    outside = max(float(part[0]) for part in parts.transfers[1:])
     seconds = [float(part[0]) for part in parts.transfers]
-    pace = max(seconds) if job.schedule is Schedule.FLAT else outside
+    flat = job.schedule is Schedule.FLAT
+    pace = max(seconds if flat else seconds[1:])
     levels = tuple(
-        LevelTime(level, taken, slowest=taken > 0 and taken == pace)
-        for level, taken in zip(LEVELS, seconds, strict=True)
+        # One after another, what is inside the nodes has its time to itself.
+        LevelTime(level, took, slowest=took > 0 and (took == pace or (level == "gpu" and not flat)))
+        for level, took in zip(LEVELS, seconds, strict=True)
     )
     taken = tuple(ReadTime(read.name, _read_s(read, job.sample_bytes * batch, placement)) for read in reads)
     rest = float(parts.step[0])

@@ -128,6 +128,15 @@ def test_what_was_not_measured_keeps_its_default() -> None:
     assert found.job.sample_s == pytest.approx(JOB.sample_s, rel=0.1)
 
 
+def test_one_batch_size_is_enough_to_compare_placements_at_it() -> None:
+    every = [one for one in measured(JOB, TRUTH, 0.03) if one.batch == 32]
+    left_out = placement("222")
+    found = fit([one for one in every if one.placement != left_out], UNKNOWN, Constants())
+    assert found.spread < 0.05
+    seen = predict(replace(found.job, batch=32), left_out, found.constants).step_s
+    assert seen == pytest.approx(predict(replace(JOB, batch=32), left_out, TRUTH).step_s, rel=0.1)
+
+
 def test_a_fit_from_an_earlier_one_is_nearly_the_same_fit() -> None:
     """Not exactly: where hiding begins and ends the loss has edges, and steps may stop on one."""
     seen = Observed.of(measured(JOB, TRUTH, 0.05))
