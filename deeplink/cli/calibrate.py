@@ -1,0 +1,161 @@
+"""`deeplink calibrate`: time all-reduces between a job's nodes, and tell the cost model's constants from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.scheduler.model.constants import Constants
+    from deeplink.scheduler.model.sweep import Sweep
+
+_EPILOG = """
+It is a rank's program: start it on all nodes of a job, better on three or more, with two ranks on a node or more.
+Two ranks of one node, two nodes below one leaf, below two leaves and farther apart, and one rank on each node sum
+buffers of growing size; nothing else should use the nodes meanwhile. What there is none of, or what no line can be
+drawn through, keeps its default.
+The constants are bytes a second and seconds; they hold for the backend that they were timed with.
+
+\b
+Examples:
+  deeplink run --nproc-per-node 2 -- deeplink calibrate --out constants.json        in a batch script
+  deeplink run --local 3 --nproc-per-node 2 -- deeplink calibrate                   on this machine, over loopback
+  deeplink run -- deeplink calibrate --largest 16777216 --repeats 21 --json
+
+\b
+Exit codes: 0 done, 1 none of the times make sense, 2 wrong usage, or no rank.
+"""
+_FACTOR = 4
+
+
+class TorchMissingError(DeepLinkError):
+    """torch is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "torch is not installed here", remedy='Install it on all nodes: pip install "deeplink[torch]".'
+        )
+
+
+@click.command("calibrate", epilog=_EPILOG)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the constants to this file (rank 0 does).",
+)
+@click.option(
+    "--smallest",
+    type=click.IntRange(min=4),
+    default=1 << 10,
+    show_default=True,
+    metavar="BYTES",
+    help="First size.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(min=4),
+    default=64 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="Sizes grow by four until they are beyond this.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Of each size, at least."
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "gloo", "nccl"]),
+    default="auto",
+    show_default=True,
+    help="auto: nccl where each rank has a GPU, else gloo.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the times, and the constants.")
+def command(*, out: Path | None, smallest: int, largest: int, repeats: int, backend: str, as_json: bool) -> None:
+    """Time all-reduces between the nodes of a job, and tell the cost model's constants from them."""
+    sizes = _sizes(smallest, largest)
+    try:
+        from deeplink.calibration import backend_here, seat_here, sweeps_between
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise TorchMissingError from missing
+    from deeplink.clock import SystemClock
+    from deeplink.publish import write_text
+    from deeplink.scheduler.model.constants import Constants
+    from deeplink.scheduler.model.stored import constants_text
+    from deeplink.scheduler.model.sweep import calibrated, usable
+
+    seat = seat_here(os.environ)
+    chosen = backend_here(os.environ) if backend == "auto" else backend
+    sweeps = sweeps_between(seat, sizes, repeats, SystemClock(), backend=chosen)
+    if seat.rank != 0:
+        return
+    good, wrong = usable(sweeps)
+    for problem in wrong:
+        click.echo(f"deeplink: left out: {problem}\n  {problem.remedy}", err=True)
+    known = calibrated(good, Constants())
+    if out is not None:
+        write_text(out, constants_text(known))
+    click.echo(_as_json(chosen, sweeps, known) if as_json else _as_text(chosen, good, known, out))
+
+
+def _sizes(smallest: int, largest: int) -> list[int]:
+    """Return the sizes, whole floats each.
+
+    Raises:
+        click.UsageError: there are fewer than three.
+    """
+    sizes = [smallest // 4 * 4]
+    while sizes[-1] * _FACTOR <= largest:
+        sizes.append(sizes[-1] * _FACTOR)
+    if len(sizes) < 3:  # noqa: PLR2004 (a line through two points is always right)
+        raise click.UsageError(
+            f"--largest must be at least {_FACTOR**2} times --smallest: three sizes make a line"
+        )
+    return sizes
+
+
+def _as_json(backend: str, sweeps: Sequence[Sweep], known: Constants) -> str:
+    from deeplink.scheduler.model.stored import constants_text
+
+    timed = [
+        {
+            "reach": sweep.reach.name.lower(),
+            "ranks": sweep.ranks,
+            "timings": [{"bytes": timing.size, "seconds": timing.seconds} for timing in sweep.timings],
+        }
+        for sweep in sweeps
+    ]
+    return json.dumps({"backend": backend, "sweeps": timed, "constants": json.loads(constants_text(known))})
+
+
+def _as_text(backend: str, sweeps: Sequence[Sweep], known: Constants, out: Path | None) -> str:
+    from deeplink.scheduler.model.sweep import line
+    from deeplink.wording import sized
+
+    lines = [
+        f"{backend}, all-reduces of {sized(sweeps[0].timings[0].size)} to {sized(sweeps[0].timings[-1].size)}:"
+    ]
+    for sweep in sweeps:
+        found = line(sweep)
+        lines.append(
+            f"  {sweep.reach.value:<28} {sweep.ranks:>4} ranks  {sized(found.bandwidth):>12}/s  "
+            f"{found.latency_s * 1e6:9.1f} us a step"
+        )
+    lines.append("constants of the cost model:")
+    for name in ("gpu", "nic", "leaf", "spine"):
+        link = getattr(known, name)
+        lines.append(f"  {name:<28}             {sized(link.bandwidth):>12}/s  {link.latency_s * 1e6:9.1f} us")
+    if known.path_bandwidth < float("inf"):
+        lines.append(f"  {'path between two nodes':<28}             {sized(known.path_bandwidth):>12}/s")
+    if out is not None:
+        lines.append(f"written to {out}")
+    return "\n".join(lines)

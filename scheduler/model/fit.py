@@ -1,0 +1,183 @@
+"""A job's constants from its measured steps; pure.
+
+Nine constants are free, whatever the number of measurements: fixed and per-sample seconds, overlap, the bandwidth
+inside a node, of a path between two nodes and of a node's ports, and what sharing the host, sharing the ports and
+waiting for the slowest cost. None belongs to a placement. Latencies stay as they are: steps of whole models are
+hardly moved by them. Only bandwidth relative to `gradient_bytes` can be seen in step times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from deeplink.scheduler.model.constants import Link
+from deeplink.scheduler.model.errors import TooFewMeasurementsError, above_zero
+from deeplink.scheduler.model.solve import Prior, least_squares
+from deeplink.scheduler.model.step import Demands, demands, estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.scheduler.model.arrays import Floats
+    from deeplink.scheduler.model.constants import Constants
+    from deeplink.scheduler.model.job import Job
+    from deeplink.scheduler.model.placement import Placement
+
+FREE = (
+    "fixed seconds",
+    "seconds of a sample",
+    "overlap",
+    "bandwidth inside a node",
+    "bandwidth of a path",
+    "bandwidth of the ports, in paths",
+    "host contention",
+    "NIC sharing",
+    "straggling",
+)
+"""What a fit is free to choose."""
+
+_FEWEST = 3
+_NOISE = 0.1  # of one measured step, relative: what measurements of one placement at other moments differ by
+_LOOSE, _TIGHT = 3.0, 1.0  # widths of the priors: of what depends on the job, of what should not much
+_SCALES = ("fixed", "sample", "gpu", "path")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One measured step time: where, how many samples on each GPU, how many seconds."""
+
+    placement: Placement
+    batch: float
+    step_s: float
+
+    def __post_init__(self) -> None:
+        above_zero("the measured batch", self.batch)
+        above_zero("the measured step time", self.step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Measurements in the form that fits are made from: make it once, and take rows of it.
+
+    Attributes:
+        asked: what each measured placement asks of the machines.
+        step_s: the measured seconds.
+    """
+
+    asked: Demands
+    step_s: Floats
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement]) -> Observed:
+        """Return them in this form."""
+        asked = demands([one.placement for one in measurements], [one.batch for one in measurements])
+        return cls(asked, np.array([one.step_s for one in measurements], float))
+
+    def rows(self, chosen: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Observed:
+        """Return some of the measurements, chosen by index or by mask."""
+        return Observed(self.asked.rows(chosen), self.step_s[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A job and constants that predict its measured steps.
+
+    Attributes:
+        job: the job, with the fitted seconds and overlap.
+        constants: the constants, with the fitted bandwidths and shares.
+        values: the free values as the solver has them, to start another fit from.
+        spread: the typical relative error on the measurements fitted (median of the absolute).
+    """
+
+    job: Job
+    constants: Constants
+    values: Floats
+    spread: float
+
+    def step_s(self, asked: Demands) -> Floats:
+        """Return the predicted steps of many placements, in seconds."""
+        return estimate(self.job, self.constants, asked).step
+
+
+def fit(
+    measurements: Sequence[Measurement] | Observed, job: Job, constants: Constants, start: Fitted | None = None
+) -> Fitted:
+    """Return what predicts the measured steps of one job best, without straying from what is likely.
+
+    Residuals are of logarithms, so that an error counts by its share of the step. Each free constant is drawn to
+    a likely value: `job` and `constants` give those of overlap, contention, sharing and straggling, the
+    measurements the order of magnitude of the rest. Of what they do not show (no step on two nodes, say) the
+    likely value remains.
+
+    Args:
+        measurements: at least 3; better of one GPU, one node, two nodes, and more, at several batch sizes.
+        job: the job as far as it is known: its gradients' bytes, and how they are summed.
+        constants: the latencies, and likely values.
+        start: an earlier fit of nearly the same measurements, to be done sooner.
+
+    Raises:
+        TooFewMeasurementsError: there are fewer than three.
+    """
+    seen = measurements if isinstance(measurements, Observed) else Observed.of(measurements)
+    if len(seen.step_s) < _FEWEST:
+        raise TooFewMeasurementsError(len(seen.step_s), _FEWEST)
+    likely = _likely(seen, job, constants)
+    wanted = np.log(seen.step_s)
+
+    def residuals(values: Floats) -> Floats:
+        return (np.log(estimate(*_with(values, job, constants), seen.asked).step) - wanted) / _NOISE
+
+    values = least_squares(residuals, likely, None if start is None else start.values)
+    fitted_job, fitted_constants = _with(values, job, constants)
+    left = residuals(values) * _NOISE
+    return Fitted(fitted_job, fitted_constants, values, float(np.median(np.abs(left))))
+
+
+def _with(values: Floats, job: Job, constants: Constants) -> tuple[Job, Constants]:
+    fixed, sample, gpu, path, host, sharing, straggling = (float(value) for value in np.exp(values[:7]))
+    overlap, more = (float(value) for value in 1 / (1 + np.exp(-values[7:])))
+    return (
+        replace(job, fixed_s=fixed, sample_s=sample, overlap=overlap),
+        replace(
+            constants,
+            gpu=Link(gpu, constants.gpu.latency_s),
+            path_bandwidth=path,
+            # Beyond two paths' worth the ports are no limit, and no step shows how fast they are.
+            nic=Link(path * (1 + more) / constants.nics, constants.nic.latency_s),
+            host_contention=host,
+            nic_sharing=sharing,
+            straggling=straggling,
+        ),
+    )
+
+
+def _likely(seen: Observed, job: Job, constants: Constants) -> Prior:
+    asked, step_s = seen.asked, seen.step_s
+    few = asked.ranks == asked.ranks.min()
+    batch, alone = asked.batch[few], step_s[few]
+    apart, each = float(np.ptp(batch)), float(np.median(alone / batch))
+    # Of one batch size nobody can tell what is fixed and what goes with the samples: half of each.
+    slope = float(np.ptp(alone)) / apart if apart > 0 else each / 2
+    sample = max(slope, 1e-3 * each)
+    fixed = max(float(alone.min() - sample * batch.min()), 0.05 * float(alone.min()))
+    gradient = max(job.gradient_bytes, 1.0)
+    several, inside = asked.nodes > 1, (asked.nodes == 1) & (asked.ranks > 1)
+    # The least that steps of small batches on several nodes take is mostly the all-reduce, 2(p-1)/p of the bytes.
+    path = gradient / float(np.quantile(step_s[several], 0.25)) if several.any() else constants.nic.bandwidth
+    gpu = 10 * gradient / float(step_s[inside].min()) if inside.any() else constants.gpu.bandwidth
+    middle = [
+        *np.log([fixed, sample, gpu, path]),
+        *np.log([max(x, 1e-3) for x in (constants.host_contention, constants.nic_sharing, constants.straggling)]),
+        _logit(job.overlap),
+        0.0,  # one and a half paths: as likely as not
+    ]
+    width = [_LOOSE] * len(_SCALES) + [_TIGHT] * (len(middle) - len(_SCALES))
+    return Prior(middle=np.array(middle), width=np.array(width))
+
+
+def _logit(share: float) -> float:
+    inside = min(max(share, 0.01), 0.99)
+    return float(np.log(inside / (1 - inside)))

@@ -1,0 +1,278 @@
+"""The predicted time of one training step on a placement, with its parts.
+
+The step is T_comp + T_comm, as the HPE Deep Learning Cookbook calls computing and communication, less what of the
+one hides behind the other, plus what of reading the samples hides behind neither:
+
+    T_comp   = (fixed + sample * batch) * (1 + host_contention * (1 - 1/g))
+    T_comm   = bytes / bandwidth of each level (the slowest, or one after another), plus the steps' latency
+    hidden   = min(overlap * T_comp, (1 - unhidden) * T_comm)
+    T_read   = bytes of the busiest node's samples / bandwidth, summed over the places read from
+    T_step   = max(T_comp + T_comm - hidden, T_read)
+
+with p ranks on n nodes, g of them on the busiest. Each rank sends 2(p-1)/p times the bytes of its gradients: the
+least an all-reduce can do (Patarasuk and Yuan, JPDC 2009), by a ring as by recursive halving and doubling (Thakur,
+Rabenseifner and Gropp, IJHPCA 2005). The levels' bandwidth and latency are those of `constants`; between nodes
+
+    bandwidth = min(ports, min(n-1, 2) * path) / (1 + nic_sharing * (g-1)) / (1 + straggling * log2(n))
+    latency   = 2(n-1) steps between nodes and 2(p-n) inside (ring), 2 ceil(log2(n)) and 2(g-1) (tree)
+
+the steps as NCCL counts them (src/graph/tuning.cc). Everything is in seconds and bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from deeplink.scheduler.model.job import Algorithm, Schedule, check_reads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.scheduler.model.arrays import Floats
+    from deeplink.scheduler.model.constants import Constants
+    from deeplink.scheduler.model.job import Job, Read
+    from deeplink.scheduler.model.placement import Placement
+
+LEVELS = ("gpu", "nic", "leaf", "spine")
+
+
+@dataclass(frozen=True, slots=True)
+class LevelTime:
+    """One level of the fabric in an all-reduce.
+
+    Attributes:
+        level: `gpu`, `nic`, `leaf` or `spine`.
+        seconds: how long its busiest link transfers; 0 where it is not used.
+        slowest: whether it sets the pace of the levels that work at the same time.
+    """
+
+    level: str
+    seconds: float
+    slowest: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTime:
+    """One place that samples are read from: its name, and the seconds that reading its share takes."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A predicted step. Seconds.
+
+    Attributes:
+        step_s: the whole step.
+        compute_s: forward and backward pass and what goes with them.
+        communication_s: the all-reduce, if nothing hid it: `latency_s` and the levels' transfers.
+        hidden_s: how much of it runs behind the backward pass.
+        latency_s: how much of it is the latency of its steps.
+        levels: its transfers, level by level.
+        read_s: reading the samples.
+        read_hidden_s: how much of that runs behind the rest of the step.
+        reads: the same, place by place.
+    """
+
+    step_s: float
+    compute_s: float
+    communication_s: float
+    hidden_s: float
+    latency_s: float
+    levels: tuple[LevelTime, ...]
+    read_s: float
+    read_hidden_s: float
+    reads: tuple[ReadTime, ...]
+
+    def lines(self) -> list[str]:
+        """Return the explanation, a line per part, in milliseconds."""
+        exposed = self.communication_s - self.hidden_s
+        of = f"{_ms(self.communication_s).strip()}, hidden {_ms(self.hidden_s).strip()}"
+        shown = [
+            f"step           {_ms(self.step_s)}",
+            f"  computing    {_ms(self.compute_s)}",
+            f"  all-reduce   {_ms(exposed)}  ({of})",
+        ]
+        shown += [
+            f"    {level.level:<10} {_ms(level.seconds)}{'  sets the pace' if level.slowest else ''}"
+            for level in self.levels
+            if level.seconds > 0
+        ]
+        if self.communication_s > 0:
+            shown.append(f"    latency    {_ms(self.latency_s)}")
+        if self.reads:
+            waited = self.read_s - self.read_hidden_s
+            shown.append(f"  reading      {_ms(waited)}  ({_ms(self.read_s).strip()}, the rest hidden)")
+            shown += [f"    {read.name:<10} {_ms(read.seconds)}" for read in self.reads]
+        return shown
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:10.3f} ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """What placements ask of the machines, a value per placement: what the formulas are computed from.
+
+    Attributes:
+        ranks: GPUs used.
+        nodes: nodes used.
+        busiest: ranks of the node with the most.
+        neighbours: other nodes that a node exchanges gradients with.
+        batch: samples of one GPU.
+        port_load: times the ring's bytes on the weakest node's ports; 0 on one node.
+        leaf_load: flows on the busiest uplinks of a leaf.
+        spine_load: the same above the leaves.
+    """
+
+    ranks: Floats
+    nodes: Floats
+    busiest: Floats
+    neighbours: Floats
+    batch: Floats
+    port_load: Floats
+    leaf_load: Floats
+    spine_load: Floats
+
+    def rows(self, chosen: Floats | Sequence[int] | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Demands:
+        """Return the demands of some of the placements, chosen by index or by mask."""
+        return Demands(**{name: getattr(self, name)[chosen] for name in self.__slots__})
+
+
+def demands(placements: Sequence[Placement], batches: Sequence[float]) -> Demands:
+    """Return what each placement asks, with so many samples on each of its GPUs."""
+    uplinks = [placement.uplink_loads() for placement in placements]
+    return Demands(
+        ranks=np.array([placement.ranks for placement in placements], float),
+        nodes=np.array([len(placement.nodes) for placement in placements], float),
+        busiest=np.array([placement.busiest for placement in placements], float),
+        neighbours=np.array([placement.neighbours for placement in placements], float),
+        batch=np.array(batches, float),
+        port_load=np.array([placement.port_load() for placement in placements], float),
+        leaf_load=np.array([leaf for leaf, _ in uplinks], float),
+        spine_load=np.array([spine for _, spine in uplinks], float),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """The parts of predicted steps without reading, in seconds, a value per placement; names as in `StepTime`."""
+
+    compute: Floats
+    latency: Floats
+    transfers: tuple[Floats, Floats, Floats, Floats]
+    communication: Floats
+    hidden: Floats
+
+    @property
+    def step(self) -> Floats:
+        """The whole steps."""
+        return self.compute + self.communication - self.hidden
+
+
+def estimate(job: Job, constants: Constants, asked: Demands) -> Estimates:
+    """Return the predicted steps of many placements at once.
+
+    The job's batch and scaling are not looked at: `asked` has the samples per GPU.
+    """
+    compute = (job.fixed_s + job.sample_s * asked.batch) * (
+        1 + constants.host_contention * (1 - 1 / asked.busiest)
+    )
+    transfers = _transfers(job, constants, asked)
+    gpu, *between = transfers
+    outside = np.maximum.reduce(between)
+    together = np.maximum(gpu, outside) if job.schedule is Schedule.FLAT else gpu + outside
+    latency = _latency(job, constants, asked)
+    # Where there is nothing to sum, nobody waits for anybody.
+    latency = np.where((asked.ranks > 1) & (job.gradient_bytes > 0), latency, 0.0)
+    communication = together + latency
+    hidden = np.minimum(job.overlap * compute, (1 - constants.unhidden) * communication)
+    return Estimates(
+        compute=compute, latency=latency, transfers=transfers, communication=communication, hidden=hidden
+    )
+
+
+def _transfers(job: Job, constants: Constants, asked: Demands) -> tuple[Floats, Floats, Floats, Floats]:
+    flat = job.schedule is Schedule.FLAT
+    inside = _sent(job.gradient_bytes, asked.ranks if flat else asked.busiest)
+    outside = _sent(job.gradient_bytes, asked.ranks if flat else asked.nodes)
+    several = asked.nodes > 1
+    ports = constants.nic.bandwidth * constants.nics / np.where(several, asked.port_load, 1.0)
+    paths = np.where(several, asked.neighbours, 1.0) * constants.path_bandwidth
+    slowed = (1 + constants.nic_sharing * (asked.busiest - 1)) * (1 + constants.straggling * np.log2(asked.nodes))
+    return (
+        np.where(asked.busiest > 1, inside / constants.gpu.bandwidth, 0.0),
+        np.where(several, outside / np.minimum(ports, paths) * slowed, 0.0),
+        outside * asked.leaf_load / constants.leaf.bandwidth,
+        outside * asked.spine_load / constants.spine.bandwidth,
+    )
+
+
+def _sent(gradient_bytes: float, ranks: Floats) -> Floats:
+    return 2 * (ranks - 1) / ranks * gradient_bytes
+
+
+def _latency(job: Job, constants: Constants, asked: Demands) -> Floats:
+    far = np.maximum.reduce(
+        [
+            np.full_like(asked.nodes, constants.nic.latency_s),
+            np.where(asked.leaf_load > 0, constants.leaf.latency_s, 0.0),
+            np.where(asked.spine_load > 0, constants.spine.latency_s, 0.0),
+        ]
+    )
+    between, inside = asked.nodes - 1, asked.busiest - 1
+    if job.algorithm is Algorithm.TREE:
+        between = np.ceil(np.log2(asked.nodes))
+    elif job.schedule is Schedule.FLAT:
+        inside = asked.ranks - asked.nodes
+    latency: Floats = 2 * between * far + 2 * inside * constants.gpu.latency_s
+    return latency
+
+
+def predict(job: Job, placement: Placement, constants: Constants, reads: Sequence[Read] = ()) -> StepTime:
+    """Return the predicted time of one step of a job on a placement, with its parts.
+
+    Args:
+        job: what is computed, summed and read.
+        placement: where.
+        constants: what the machines do.
+        reads: where the samples come from; none leaves reading out.
+
+    Raises:
+        ModelInputError: the shares of `reads` do not come to one.
+    """
+    check_reads(reads)
+    batch = job.local_batch(placement.ranks)
+    parts = estimate(job, constants, demands([placement], [batch]))
+    seconds = [float(part[0]) for part in parts.transfers]
+    flat = job.schedule is Schedule.FLAT
+    pace = max(seconds if flat else seconds[1:])
+    levels = tuple(
+        # One after another, what is inside the nodes has its time to itself.
+        LevelTime(level, took, slowest=took > 0 and (took == pace or (level == "gpu" and not flat)))
+        for level, took in zip(LEVELS, seconds, strict=True)
+    )
+    taken = tuple(ReadTime(read.name, _read_s(read, job.sample_bytes * batch, placement)) for read in reads)
+    rest = float(parts.step[0])
+    read_s = sum(read.seconds for read in taken)
+    return StepTime(
+        step_s=max(rest, read_s),
+        compute_s=float(parts.compute[0]),
+        communication_s=float(parts.communication[0]),
+        hidden_s=float(parts.hidden[0]),
+        latency_s=float(parts.latency[0]),
+        levels=levels,
+        read_s=read_s,
+        read_hidden_s=min(rest, read_s),
+        reads=taken,
+    )
+
+
+def _read_s(read: Read, rank_bytes: float, placement: Placement) -> float:
+    ranks = placement.ranks if read.shared else placement.busiest
+    return rank_bytes * ranks * read.share / read.bandwidth

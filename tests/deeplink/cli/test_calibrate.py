@@ -1,0 +1,80 @@
+"""`deeplink calibrate`: its options; on real ranks, over loopback, with torch.distributed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from deeplink.calibration import NoRankError
+from deeplink.cli import cli
+from deeplink.scheduler.model.stored import constants_from
+
+
+def calibrate(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["calibrate", *words], standalone_mode=False)
+
+
+def test_outside_of_a_launch_the_way_to_start_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    refused = calibrate().exception
+    assert isinstance(refused, NoRankError)
+    assert refused.exit_code == 2
+    assert "deeplink run" in refused.remedy
+
+
+@pytest.mark.parametrize(
+    "words", [["--largest", "8192"], ["--smallest", "2"], ["--backend", "mpi"], ["--repeats", "0"]]
+)
+def test_wrong_usage(words: list[str]) -> None:
+    assert CliRunner().invoke(cli, ["calibrate", *words]).exit_code == 2
+
+
+def launched(folder: Path, nodes: int, per_node: int, *words: str) -> subprocess.CompletedProcess[str]:
+    own = {"DEEPLINK_STATE": str(folder / "own"), "DEEPLINK_STORE": str(folder / "store"), "HOME": str(folder)}
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "deeplink", "run", "--local", str(nodes), "--nproc-per-node", str(per_node)),
+            *("--", sys.executable, "-m", "deeplink", "calibrate", *words),
+        ],
+        env={**outside, **own, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=folder,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_over_loopback_become_constants(tmp_path: Path) -> None:
+    out = tmp_path / "constants.json"
+    done = launched(tmp_path, 3, 2, "--largest", str(4 << 20), "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    (told,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert told["backend"] == "gloo"
+    assert [(sweep["reach"], sweep["ranks"]) for sweep in told["sweeps"]] == [("gpu", 2), ("nic", 2), ("nodes", 3)]
+    for sweep in told["sweeps"]:
+        assert [timing["bytes"] for timing in sweep["timings"]] == [1 << power for power in range(10, 23, 2)]
+        first, *_, last = (timing["seconds"] for timing in sweep["timings"])
+        assert 0 < first < last
+    known = constants_from(out.read_text(), str(out))
+    assert known == constants_from(json.dumps(told["constants"]), "output")
+    assert 1e7 < known.path_bandwidth <= known.nic.bandwidth <= 2 * known.path_bandwidth
+    assert 1e-7 < known.nic.latency_s < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_one_rank_alone_is_told_so(tmp_path: Path) -> None:
+    done = launched(tmp_path, 1, 1)
+    assert done.returncode == 2
+    assert "one rank alone sends nothing" in done.stdout + done.stderr

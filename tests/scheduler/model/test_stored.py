@@ -1,0 +1,61 @@
+"""Constants as JSON: there and back, and what else a file may hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from deeplink.scheduler.model.constants import Constants
+from deeplink.scheduler.model.errors import ModelInputError
+from deeplink.scheduler.model.stored import ConstantsFormatError, constants_from, constants_text
+from tests.scheduler.model.models import constants
+
+
+@given(constants)
+def test_there_and_back(known: Constants) -> None:
+    assert constants_from(constants_text(known), "file") == known
+
+
+def test_no_limit_is_null() -> None:
+    stored = json.loads(constants_text(Constants()))
+    assert stored["path_bandwidth"] is None
+    assert stored["nic"] == {"bandwidth": 12e9, "latency_s": 14e-6}
+    assert constants_from(json.dumps(stored), "file") == Constants()
+
+
+def changed(**values: Any) -> str:
+    return json.dumps(json.loads(constants_text(Constants())) | values)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "not JSON"),
+        ("[]", "format 1"),
+        ("{}", "format 1"),
+        (changed(format=2), "format 1"),
+        (changed(colour="red"), "colour"),
+        ('{"format": 1, "nics": 1}', "gpu"),
+        (changed(nic=3), "nic is no object"),
+        (changed(nic={"bandwidth": 1}), "latency_s"),
+        (changed(nic={"bandwidth": "fast", "latency_s": 0}), "'fast' is no number"),
+        (changed(straggling=True), "True is no number"),
+        (changed(nics=1.5), "1.5 is no number of ports"),
+    ],
+)
+def test_something_else_is_named(text: str, problem: str) -> None:
+    with pytest.raises(ConstantsFormatError, match=problem) as refused:
+        constants_from(text, "site.json")
+    assert "site.json" in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "values", [{"straggling": -1}, {"nic": {"bandwidth": 0, "latency_s": 0}}, {"straggling": None}]
+)
+def test_values_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ModelInputError):
+        constants_from(changed(**values), "site.json")
