@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.cache.catalog import Catalog
+from deeplink.cache.indexing.index_format import FORMAT
 from deeplink.cache.reader import Reader
 from deeplink.config import load_config
 from deeplink.types import Version
@@ -41,7 +42,7 @@ def index_file(version: Version) -> Path:
 def test_show_says_what_a_version_is_made_of(deeplink: Deeplink, packed: Version, tmp_path: Path) -> None:
     facts = json.loads(deeplink("index", "show", "digits", "--json").out)
     files = small_files(30)
-    assert (facts["version"], facts["samples"], facts["format"]) == (packed, 30, 2)
+    assert (facts["version"], facts["samples"], facts["format"]) == (packed, 30, FORMAT)
     assert facts["bytes"] == sum(map(len, files.values()))
     assert facts["source"] == str(tmp_path / "source")
     assert facts["index_bytes"] == index_file(packed).stat().st_size
