@@ -142,9 +142,12 @@ def arrange(counts: Sequence[int], groups: Groups) -> tuple[Runs, bool]:
 
 
 def _states(counts: Sequence[int]) -> int:
-    """Return an upper bound on the states of `_exact`: what is left of leaves of one size, for each size."""
+    """Return an upper bound on the states of `_exact`: what is left of leaves of one size, for each size.
+
+    Leaves of one size are begun in their order, and those begun are told apart.
+    """
     kinds = set(counts)
-    left = math.prod(math.comb(counts.count(kind) + kind, kind) for kind in kinds)
+    left = math.prod(sum(int(kind**begun) for begun in range(counts.count(kind) + 1)) for kind in kinds)
     return left * len(counts) * len(kinds)
 
 

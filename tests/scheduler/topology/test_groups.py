@@ -18,6 +18,7 @@ from deeplink.scheduler.topology.groups import (
     Runs,
     _aligned,
     _chained,
+    _next,
     _states,
     arrange,
     bound,
@@ -125,6 +126,24 @@ def all_parts(total: int, most: int) -> list[list[int]]:
 
 def test_any_ten_nodes_are_weighed_in_full() -> None:
     assert max(_states(counts) for total in range(1, 11) for counts in all_parts(total, total)) <= EXACT_STATES
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+@example([2] * 8)
+@example([3] * 5)
+@settings(max_examples=60, deadline=None)
+def test_the_states_of_the_search_are_not_underrated(counts: list[int]) -> None:
+    seen: set[tuple[tuple[int, ...], int]] = set()
+    waiting = [(tuple(counts), -1)]
+    while waiting:
+        left, last = waiting.pop()
+        for leaf in _next(left, last, counts):
+            for length in range(1, left[leaf] + 1):
+                behind = ((*left[:leaf], left[leaf] - length, *left[leaf + 1 :]), leaf)
+                if behind not in seen:
+                    seen.add(behind)
+                    waiting.append(behind)
+    assert len(seen) <= _states(counts)
 
 
 @given(st.lists(st.integers(1, 7), min_size=2, max_size=9), st.sampled_from([2, 3, 4, 6, 8]))
