@@ -180,13 +180,6 @@ class Ground:
         others = sorted((spot.held for spot in spots if not spot.forced), reverse=True)
         return min((sum(forced) + sum(others[: self.wanted - len(forced)])) / self.data, 1.0)
 
-    def fewest_degraded(self) -> int:
-        """Return how few slow nodes suffice."""
-        spots = [spot for leaf in self.leaves for spot in leaf.spots]
-        forced = [spot for spot in spots if spot.forced]
-        sound = sum(spot.speed >= 1.0 for spot in spots if not spot.forced)
-        return sum(spot.speed < 1.0 for spot in forced) + max(self.wanted - len(forced) - sound, 0)
-
 
 def _spots(nodes: list[NodeName], cluster: Cluster, request: Request) -> tuple[Spot, ...]:
     rooms, held, speeds = cluster.rooms, cluster.residency.held, cluster.speeds.nodes

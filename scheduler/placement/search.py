@@ -134,10 +134,10 @@ def place(
     ground = Ground(cluster, request)
     choices = Choices(ground)
     if choices.at_most(EXACT_CHOICES):
-        ranked = _each_weighed(ground, choices, cost, most)
+        ranked, soundest = _each_weighed(ground, choices, cost, most)
     else:
-        ranked = _Search(ground, cost).ranked(most)
-    bests = _Bests(ground)
+        ranked, soundest = _Search(ground, cost).ranked(most)
+    bests = _Bests(ground, soundest)
     return tuple(
         Candidate(ground.in_order(nodes), price, traits, bests.given_up(traits)) for price, traits, nodes in ranked
     )
@@ -147,22 +147,30 @@ _Ranked = list[tuple[float, "Traits", tuple["NodeName", ...]]]
 """Cost, traits and nodes of choices, the best first."""
 
 
-def _each_weighed(ground: Ground, choices: Choices, cost: Cost, most: int) -> _Ranked:
+def _each_weighed(ground: Ground, choices: Choices, cost: Cost, most: int) -> tuple[_Ranked, int]:
+    """Also return the fewest slow nodes and links that any choice has."""
     weighed: list[tuple[float, int, int, Traits, Counts]] = []
     for counts, chosen in choices.every():
         traits = ground.traits(chosen)
         weighed.append((cost(traits), traits.stranded, len(weighed), traits, counts))
     weighed.sort(key=lambda one: one[:3])
-    return [(price, traits, choices.nodes(counts)) for price, _, _, traits, counts in weighed[:most]]
+    ranked = [(price, traits, choices.nodes(counts)) for price, _, _, traits, counts in weighed[:most]]
+    return ranked, min(traits.degraded for _, _, _, traits, _ in weighed)
 
 
 class _Bests:
-    """What could be had at best of each thing, were it all that mattered."""
+    """What could be had at best of each thing, were it all that mattered.
 
-    def __init__(self, ground: Ground) -> None:
+    Args:
+        ground: the leaves.
+        soundest: the fewest slow nodes and links of the choices that were weighed: which links a ring needs is
+            known of choices alone.
+    """
+
+    def __init__(self, ground: Ground, soundest: int) -> None:
         self._leaves = ground.fewest_leaves()
         self._local = ground.most_local()
-        self._slow = ground.fewest_degraded()
+        self._slow = soundest
 
     def given_up(self, traits: Traits) -> tuple[GivenUp, ...]:
         found = []
@@ -206,7 +214,8 @@ class _Search:
         self._seen: dict[tuple[bool, tuple[tuple[int, int], ...]], _Weighed] = {}
         self._work = WORK
 
-    def ranked(self, most: int) -> _Ranked:
+    def ranked(self, most: int) -> tuple[_Ranked, int]:
+        """Return the best choices, and the fewest slow nodes and links that any weighed one has."""
         for plan in Sketches(self._ground).plans():
             self._weigh(plan)
         for start in sorted(self._seen.values(), key=lambda one: one.key)[:IMPROVED]:
@@ -217,7 +226,7 @@ class _Search:
             found.setdefault(frozenset(nodes), (one.key[0], one.traits, nodes))
             if len(found) == most:
                 break
-        return list(found.values())
+        return list(found.values()), min(one.traits.degraded for one in self._seen.values())
 
     def _weigh(self, plan: Plan) -> _Weighed:
         items = tuple(sorted(plan.counts.items()))
