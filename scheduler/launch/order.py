@@ -61,6 +61,7 @@ class Layout:
         crossings_stock: the same on the same nodes in the order Slurm would have used.
         groups: what was to stay together.
         cut: the groups that do not.
+        unknown: nodes of the ranks of which nobody knows where they hang: they were taken for neighbours.
     """
 
     launch: Launch
@@ -68,6 +69,7 @@ class Layout:
     crossings_stock: int
     groups: Groups = field(default_factory=Groups)
     cut: tuple[Cut, ...] = ()
+    unknown: int = 0
 
     @override
     def __str__(self) -> str:
@@ -90,7 +92,7 @@ class Layout:
             cut = [one for one in self.cut if one.size == size]
             count = self.launch.world_size // size
             if not cut:
-                said.append(f"{counted(count, 'group')} of {size} ranks within a {self._within(size)} each")
+                said.append(f"{counted(count, 'group')} of {size} ranks within a {self._within(size)}")
             else:
                 said.append(f"{len(cut)} of {counted(count, 'group')} of {size} ranks cut ({cut[0]})")
         return tuple(said)
@@ -101,7 +103,11 @@ class Layout:
         return {size: sum(one.size == size for one in self.cut) for size in self.groups.sizes}
 
     def _within(self, size: int) -> str:
-        return "leaf" if self.groups.span(size) > 1 else "node"
+        if self.groups.span(size) == 1:
+            return "node each"
+        if self.unknown < 2:  # noqa: PLR2004 - one node is its own neighbour at most
+            return "leaf each"
+        return f"leaf each, if the {self.unknown} nodes that no topology is known of share one"
 
     @property
     def active(self) -> tuple[NodeName, ...]:
@@ -155,4 +161,5 @@ def lay_out(
         crossings_stock=ring_crossings(stock_order(ranks.nodes), fabric.leaf),
         groups=order.groups,
         cut=ranks.cut,
+        unknown=sum(not fabric.path(node) for node in ranks.nodes),
     )

@@ -62,6 +62,15 @@ def test_groups_stay_on_a_leaf_and_do_so_again_on_other_nodes() -> None:
     )
 
 
+def test_where_no_topology_is_known_nothing_is_promised() -> None:
+    order = Order(command=("true",), per_node=4, count=4, group_sizes=(4, 8))
+    facts = {NodeName(f"n{n}"): NodeFacts(node=NodeName(f"n{n}"), address=f"n{n}:1") for n in range(4)}
+    assert lay_out(order, Attempt(7, 0, 0), facts, port=1).together == (
+        "4 groups of 4 ranks within a node each",
+        "2 groups of 8 ranks within a leaf each, if the 4 nodes that no topology is known of share one",
+    )
+
+
 def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
     order = Order(command=("true",), per_node=1, count=3, group_sizes=(2,))
     with pytest.raises(GroupSizeError):
