@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deeplink.scheduler.model.constants import Link
-from deeplink.scheduler.model.errors import TooFewMeasurementsError, above_zero
+from deeplink.scheduler.model.errors import TooFewMeasurementsError, above_zero, not_below_zero
 from deeplink.scheduler.model.solve import Prior, least_squares
 from deeplink.scheduler.model.step import Demands, demands, estimate
 
@@ -42,6 +42,7 @@ FREE = (
 _FEWEST = 3
 _NOISE = 0.1  # of one measured step, relative: what measurements of one placement at other moments differ by
 _LOOSE, _TIGHT = 3.0, 1.0  # widths of the priors: of what depends on the job, of what should not much
+_FASTEST = 1e15  # bytes a second: stands for "no limit", which has no logarithm
 _SCALES = ("fixed", "sample", "gpu", "path")
 
 
@@ -54,8 +55,9 @@ class Measurement:
     step_s: float
 
     def __post_init__(self) -> None:
-        above_zero("the measured batch", self.batch)
-        above_zero("the measured step time", self.step_s)
+        for what, value in (("the measured batch", self.batch), ("the measured step time", self.step_s)):
+            above_zero(what, value)
+            not_below_zero(what, value)  # and finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +166,11 @@ def _likely(seen: Observed, job: Job, constants: Constants) -> Prior:
     sample = max(slope, 1e-3 * each)
     fixed = max(float(alone.min() - sample * batch.min()), 0.05 * float(alone.min()))
     gradient = max(job.gradient_bytes, 1.0)
+    known = [min(link.bandwidth, _FASTEST) for link in (constants.gpu, constants.nic)]
     several, inside = asked.nodes > 1, (asked.nodes == 1) & (asked.ranks > 1)
     # The least that steps of small batches on several nodes take is mostly the all-reduce, 2(p-1)/p of the bytes.
-    path = gradient / float(np.quantile(step_s[several], 0.25)) if several.any() else constants.nic.bandwidth
-    gpu = 10 * gradient / float(step_s[inside].min()) if inside.any() else constants.gpu.bandwidth
+    path = gradient / float(np.quantile(step_s[several], 0.25)) if several.any() else known[1]
+    gpu = 10 * gradient / float(step_s[inside].min()) if inside.any() else known[0]
     middle = [
         *np.log([fixed, sample, gpu, path]),
         *np.log([max(x, 1e-3) for x in (constants.host_contention, constants.nic_sharing, constants.straggling)]),

@@ -106,8 +106,13 @@ def to_time(seats: Iterable[Seat]) -> dict[Reach, tuple[int, ...]]:
         if len(beside) > 1:
             found[Reach.GPU] = (beside[0], beside[1])
             break
-    for place, one in enumerate(firsts):
-        for other in firsts[place + 1 :]:
+    # Beyond the first two nodes below a leaf none makes a pair that these do not make sooner.
+    below: dict[Path, list[Seat]] = {}
+    for seat in firsts:
+        below.setdefault(seat.path, []).append(seat)
+    few = sorted((seat for seats in below.values() for seat in seats[:2]), key=lambda seat: seat.rank)
+    for place, one in enumerate(few):
+        for other in few[place + 1 :]:
             found.setdefault(_apart(one.path, other.path), (one.rank, other.rank))
     if len(firsts) > 2:  # noqa: PLR2004 (two nodes are a pair)
         found[Reach.NODES] = tuple(seat.rank for seat in firsts)
@@ -186,7 +191,11 @@ def calibrated(sweeps: Sequence[Sweep], default: Constants) -> Constants:
             # More than two paths' worth cannot be seen, less than one not be: the pair had it.
             ports = min(max(ports, path), 2 * path)
             known = replace(known, nic=Link(ports, nearest.latency_s), path_bandwidth=path)
-    return replace(known, leaf=lines.get(Reach.LEAF, known.leaf), spine=lines.get(Reach.SPINE, known.spine))
+    spine = lines.get(Reach.SPINE, known.spine)
+    leaf = lines.get(Reach.LEAF, known.leaf)
+    if Reach.SPINE in lines and Reach.LEAF not in lines:  # that pair went through leaves' uplinks too
+        leaf = Link(max(leaf.bandwidth, spine.bandwidth), min(leaf.latency_s, spine.latency_s))
+    return replace(known, leaf=leaf, spine=spine)
 
 
 def _slowed(nodes: int, known: Constants) -> float:

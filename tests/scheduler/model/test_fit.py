@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -128,6 +129,14 @@ def test_what_was_not_measured_keeps_its_default() -> None:
     assert found.job.sample_s == pytest.approx(JOB.sample_s, rel=0.1)
 
 
+def test_constants_without_limit_are_no_hindrance() -> None:
+    inside = [one for one in measured(JOB, TRUTH, 0.02) if len(one.placement.nodes) == 1]
+    endless = replace(Constants(), nic=Link(inf, 14e-6), gpu=Link(inf, 5.7e-6))
+    assert fit(inside, UNKNOWN, endless).spread == pytest.approx(fit(inside, UNKNOWN, Constants()).spread)
+    alone = [one for one in inside if one.placement.ranks == 1]
+    assert fit(alone, UNKNOWN, endless).job.sample_s == pytest.approx(JOB.sample_s, rel=0.1)
+
+
 def test_one_batch_size_is_enough_to_compare_placements_at_it() -> None:
     every = [one for one in measured(JOB, TRUTH, 0.03) if one.batch == 32]
     left_out = placement("222")
@@ -159,7 +168,7 @@ def test_two_measurements_are_too_few() -> None:
         fit(measured(JOB, TRUTH, 0)[:2], UNKNOWN, Constants())
 
 
-@pytest.mark.parametrize(("batch", "step_s"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
+@pytest.mark.parametrize(("batch", "step_s"), [(0, 1.0), (inf, 1.0), (1, 0.0), (1, inf), (1, nan)])
 def test_measurements_that_cannot_be_are_refused(batch: float, step_s: float) -> None:
     with pytest.raises(ModelInputError):
         Measurement(placement("1"), batch, step_s)

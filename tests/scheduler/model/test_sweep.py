@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import process_time
 
 import numpy as np
 import pytest
@@ -119,6 +120,16 @@ def test_a_sweep_without_a_line_leaves_the_others() -> None:
         usable([flat])
 
 
+def test_the_pairs_of_four_thousand_nodes_are_found_at_once() -> None:
+    paths = [("core", f"s{number // 256}", f"leaf{number // 16}") for number in range(4096)]
+    seats = [Seat(rank, rank, path) for rank, path in enumerate(paths)]
+    began = process_time()
+    found = to_time(seats)
+    assert process_time() - began < 2.0
+    pairs = {reach: ranks for reach, ranks in found.items() if reach is not Reach.NODES}
+    assert pairs == {Reach.NIC: (0, 1), Reach.LEAF: (0, 16), Reach.SPINE: (0, 256)}
+
+
 TRUTH = Constants(
     gpu=Link(20e9, 4e-6),
     nic=Link(1.6e9, 20e-6),
@@ -143,9 +154,19 @@ def test_constants_that_made_the_sweeps_are_found_again() -> None:
     assert found.path_bandwidth == pytest.approx(TRUTH.path_bandwidth)
 
 
-@given(st.sets(st.sampled_from(list(PLACES)), min_size=1))
-def test_the_model_takes_as_long_as_the_sweeps_did(there: set[Reach]) -> None:
-    sweeps = [swept(reach, PLACES[reach], TRUTH) for reach in Reach if reach in there]
+FAST = Constants(
+    gpu=Link(200e9, 2e-6),
+    nic=Link(96e9, 3e-6),
+    leaf=Link(55e9, 4e-6),
+    spine=Link(50e9, 5e-6),
+    path_bandwidth=60e9,
+)
+"""Beyond all defaults."""
+
+
+@given(st.sets(st.sampled_from(list(PLACES)), min_size=1), st.sampled_from([TRUTH, FAST]))
+def test_the_model_takes_as_long_as_the_sweeps_did(there: set[Reach], truth: Constants) -> None:
+    sweeps = [swept(reach, PLACES[reach], truth) for reach in Reach if reach in there]
     found = calibrated(sweeps, Constants())
     for sweep in sweeps:
         if sweep.reach is Reach.NODES and len(there & {Reach.NIC, Reach.LEAF, Reach.SPINE}) == 0:
