@@ -75,7 +75,7 @@ class TorchMissingError(DeepLinkError):
     type=click.Choice(["auto", "gloo", "nccl"]),
     default="auto",
     show_default=True,
-    help="auto: nccl where each rank has a GPU, else gloo.",
+    help="auto: nccl where each rank has a GPU, else gloo. nccl has not been tried yet.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the times, and the constants.")
 def command(*, out: Path | None, smallest: int, largest: int, repeats: int, backend: str, as_json: bool) -> None:
@@ -88,7 +88,6 @@ def command(*, out: Path | None, smallest: int, largest: int, repeats: int, back
             raise
         raise TorchMissingError from missing
     from deeplink.clock import SystemClock
-    from deeplink.publish import write_text
     from deeplink.scheduler.model.constants import Constants
     from deeplink.scheduler.model.stored import constants_text
     from deeplink.scheduler.model.sweep import calibrated, usable
@@ -102,9 +101,22 @@ def command(*, out: Path | None, smallest: int, largest: int, repeats: int, back
     for problem in wrong:
         click.echo(f"deeplink: left out: {problem}\n  {problem.remedy}", err=True)
     known = calibrated(good, Constants())
+    # First of all told: a file that cannot be written does not cost the measurement.
+    click.echo(_as_json(chosen, sweeps, known) if as_json else _as_text(chosen, good, known))
     if out is not None:
-        write_text(out, constants_text(known))
-    click.echo(_as_json(chosen, sweeps, known) if as_json else _as_text(chosen, good, known, out))
+        _write(out, constants_text(known))
+        if not as_json:
+            click.echo(f"written to {out}")
+
+
+def _write(out: Path, text: str) -> None:
+    from deeplink.cli.topology_reading import FileTroubleError
+    from deeplink.publish import write_text
+
+    try:
+        write_text(out, text)
+    except OSError as problem:
+        raise FileTroubleError("write", out, problem) from problem
 
 
 def _sizes(smallest: int, largest: int) -> list[int]:
@@ -137,7 +149,7 @@ def _as_json(backend: str, sweeps: Sequence[Sweep], known: Constants) -> str:
     return json.dumps({"backend": backend, "sweeps": timed, "constants": json.loads(constants_text(known))})
 
 
-def _as_text(backend: str, sweeps: Sequence[Sweep], known: Constants, out: Path | None) -> str:
+def _as_text(backend: str, sweeps: Sequence[Sweep], known: Constants) -> str:
     from deeplink.scheduler.model.sweep import line
     from deeplink.wording import sized
 
@@ -156,6 +168,4 @@ def _as_text(backend: str, sweeps: Sequence[Sweep], known: Constants, out: Path 
         lines.append(f"  {name:<28}             {sized(link.bandwidth):>12}/s  {link.latency_s * 1e6:9.1f} us")
     if known.path_bandwidth < float("inf"):
         lines.append(f"  {'path between two nodes':<28}             {sized(known.path_bandwidth):>12}/s")
-    if out is not None:
-        lines.append(f"written to {out}")
     return "\n".join(lines)

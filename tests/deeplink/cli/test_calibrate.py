@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from deeplink import calibration
 from deeplink.calibration import NoRankError
 from deeplink.cli import cli
+from deeplink.cli.topology_reading import FileTroubleError
 from deeplink.scheduler.model.stored import constants_from
+from deeplink.scheduler.model.sweep import Reach, Seat, Sweep, Timing
 
 
 def calibrate(*words: str) -> Result:
@@ -70,6 +73,22 @@ def test_ranks_over_loopback_become_constants(tmp_path: Path) -> None:
     assert known == constants_from(json.dumps(told["constants"]), "output")
     assert 1e7 < known.path_bandwidth <= known.nic.bandwidth <= 2 * known.path_bandwidth
     assert 1e-7 < known.nic.latency_s < 0.1
+
+
+def test_a_file_that_cannot_be_written_does_not_cost_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(*_: object, **__: object) -> list[Sweep]:
+        timings = [Timing(size, 2e-4 + size / 1e9) for size in (1 << 10, 1 << 15, 1 << 20)]
+        return [Sweep(Reach.NIC, 2, tuple(timings))]
+
+    monkeypatch.setattr(calibration, "seat_here", lambda _env: Seat(0, 0))
+    monkeypatch.setattr(calibration, "sweeps_between", timed)
+    (tmp_path / "file").touch()
+    refused = calibrate("--backend", "gloo", "--out", str(tmp_path / "file" / "constants.json"))
+    assert isinstance(refused.exception, FileTroubleError)
+    assert "constants of the cost model" in refused.output
+    assert "written" not in refused.output
 
 
 @pytest.mark.slow
