@@ -111,6 +111,7 @@ def _folded(prefix: str, digits: list[str]) -> str:
 
 
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)(?:/([0-9]+))?")
+_ENDLESS = 10**18
 
 
 def at_most(text: str) -> int:
@@ -124,7 +125,8 @@ def at_most(text: str) -> int:
         if part == ",":
             total, product = total + product, 1
             continue
-        product *= sum(_span(item) for item in part.strip("[]").split(","))
+        spans = sum(_span(item) for item in part.strip("[]").split(","))
+        product = min(product * spans, _ENDLESS)  # a number of any length would cost its length at each part
     return total + product
 
 
@@ -132,5 +134,5 @@ def _span(item: str) -> int:
     found = _RANGE.fullmatch(item.strip())
     # Numbers too long to be counted with are as good as endless.
     if not found or len(item) > 40:  # noqa: PLR2004
-        return 1 if not found else 10**18
+        return 1 if not found else _ENDLESS
     return max(1, (int(found[2]) - int(found[1])) // max(1, int(found[3] or 1)) + 1)

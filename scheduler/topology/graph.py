@@ -22,7 +22,8 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     >>> sorted(["n10", "n9", "n1"], key=natural)
     ['n1', 'n9', 'n10']
     """
-    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    # Numbers in pieces: Python makes no number of more than 4,300 digits, and a port may be called anything.
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
     return tuple((0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
 
 

@@ -21,9 +21,13 @@ def read_names(text: str, source: str) -> Reading:
     lines: dict[NodeName, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         for word in line.partition("#")[0].split():
+            again: dict[int, list[NodeName]] = {}
             for name in gathering.names(word.strip(","), number):
                 if lines.setdefault(name, number) != number:
-                    gathering.say(Kind.DUPLICATE, f"{name} is also on line {lines[name]}", number)
+                    again.setdefault(lines[name], []).append(name)
+            for earlier, names in again.items():
+                text = f"{names[0]} is" if len(names) == 1 else f"{counted(len(names), 'name')} of it are"
+                gathering.say(Kind.DUPLICATE, f"{text} also on line {earlier}", number)
     return _flat(gathering, lines)
 
 

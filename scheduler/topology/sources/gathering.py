@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 65_533
 """Names in one set: as many nodes as Slurm can have (MAX_SLURM_NODES of slurm.h is 65533)."""
+MOST_IN_ALL = 16 * MOST_NAMES
+"""Names, and cables that are not written one by one, in one text: a few letters can stand for all of one set."""
+MOST_LEVEL = 63
+"""Of switches; a fabric has a handful."""
 _MOST_LETTERS = 255  # of a host name: RFC 1123, section 2.1
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _SHOWN = 60
@@ -97,16 +101,33 @@ class Gathering:
     cables: dict[tuple[str, str, bool], list[Cable]] = field(default_factory=dict)
     others: list[Other] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    _spent: int = 0
 
     def say(self, kind: Kind, text: str, line: int = 0) -> None:
         """Note something about a line (0: about the whole source)."""
         self.findings.append(Finding(kind, text, self.source, line))
 
+    def affordable(self, text: str, line: int) -> bool:
+        """Tell whether a set of names may be unfolded; where it is too many that is noted."""
+        count = at_most(text)
+        if count > MOST_NAMES:
+            self.say(Kind.UNREADABLE, f"{short(text)} is more than {counted(MOST_NAMES, 'name')}", line)
+            return False
+        return self.afford(count, line)
+
+    def afford(self, count: int, line: int) -> bool:
+        """Count what a few letters stand for; where it comes to too many in all that is noted, and False."""
+        if self._spent + count > MOST_IN_ALL:
+            text = f"with this the text stands for more than {MOST_IN_ALL:,} names and cables; it is passed over"
+            self.say(Kind.UNREADABLE, text, line)
+            return False
+        self._spent += count
+        return True
+
     def names(self, text: str, line: int) -> tuple[NodeName, ...]:
         """Unfold a set of names; what is none is noted and left out."""
         try:
-            if at_most(text) > MOST_NAMES:
-                self.say(Kind.UNREADABLE, f"{short(text)} is more than {counted(MOST_NAMES, 'name')}", line)
+            if not self.affordable(text, line):
                 return ()
             found = unfold(text)
         except (DeepLinkError, ValueError) as problem:  # ValueError: a number of thousands of digits
@@ -129,5 +150,12 @@ class Gathering:
             for (below, above, host), cables in self.cables.items()
             if cables
         )
-        network = Network(dict(self.nodes), dict(self.switches), links, tuple(self.others))
-        return Reading(network, tuple(self.findings))
+        switches = {
+            name: replace(switch, level=min(switch.level, MOST_LEVEL)) for name, switch in self.switches.items()
+        }
+        findings = dict.fromkeys(self.findings)  # of the two ends of one cable one thing may be said twice
+        too_high = sum(switch.level > MOST_LEVEL for switch in self.switches.values())
+        if too_high:
+            text = f"switches above level {MOST_LEVEL} ({too_high:,} of {len(switches):,}) count as on it"
+            findings[Finding(Kind.TAKEN, text, self.source)] = None
+        return Reading(Network(dict(self.nodes), switches, links, tuple(self.others)), tuple(findings))

@@ -96,6 +96,7 @@ def read_ibnetdiscover(text: str, source: str, *, storage: Iterable[str] = ()) -
     gathering = Gathering(source)
     fabric = _parsed(text, gathering)
     hosts = _hosts(fabric, tuple(storage))
+    _say_who_is_called_alike(fabric, hosts, gathering)
     hosts = _slow_ones_apart(fabric, hosts)
     names = _switch_names(fabric)
     levels = _levels(fabric, hosts)
@@ -143,7 +144,7 @@ def _port(fabric: _Fabric, gathering: Gathering, key: Key, found: re.Match[str],
     if peer not in fabric.heard_of:
         quoted = re.search(r'"([^"]*)"', comment)
         fabric.heard_of[peer] = _Device(peer, quoted[1] if quoted else "", line)
-    if "x" in comment and rate(comment) is None and re.search(r"\d+x\S", comment):
+    if "x" in comment and rate(comment) is None and re.search(r"\dx\S", comment):
         gathering.say(Kind.UNREADABLE, f"{short(comment.split()[-1])} is no rate that is known", line)
 
 
@@ -159,6 +160,19 @@ def _hosts(fabric: _Fabric, storage: tuple[str, ...]) -> dict[Key, Host]:
     }
     plain = without_domains(host.name for host in hosts.values() if host.role in {Role.COMPUTE, Role.STORAGE})
     return {key: replace(host, name=plain.get(host.name, host.name)) for key, host in hosts.items()}
+
+
+def _say_who_is_called_alike(fabric: _Fabric, hosts: Mapping[Key, Host], gathering: Gathering) -> None:
+    """Note adapters of one name: those of a host differ, so two hosts took one name, and are one node here."""
+    devices = _everyone(fabric)
+    first: dict[tuple[str, str], Key] = {}
+    for key, host in hosts.items():
+        if host.role is not Role.COMPUTE or not host.label:
+            continue
+        other = first.setdefault((host.name, host.label), key)
+        if other != key:
+            text = f"adapter {host.name} {host.label} ({key[1]:x}) is called as that of line {devices[other].line}"
+            gathering.say(Kind.DUPLICATE, f"{text}: two hosts with one name count as one", devices[key].line)
 
 
 def _slow_ones_apart(fabric: _Fabric, hosts: dict[Key, Host]) -> dict[Key, Host]:

@@ -85,7 +85,7 @@ def _device(device: Item, names: dict[str, str], gathering: Gathering, plain: Ma
         gathering.say(Kind.UNREADABLE, text, device.line)
         return
     is_switch = int(tier) > 0
-    if known in names or (name in gathering.switches if is_switch else name in gathering.nodes):
+    if known in names or name in gathering.switches or name in gathering.nodes:
         gathering.say(Kind.DUPLICATE, f"device {name} ({known}) is there twice", device.line)
         return
     names[known] = name

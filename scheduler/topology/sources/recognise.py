@@ -27,9 +27,10 @@ class Format(Enum):
     MATRIX = "nvidia-smi"
 
 
-_SLURM = re.compile(r"^\s*(?:SwitchName|BlockName)\s*=", re.MULTILINE | re.IGNORECASE)
+# Blanks of one line: over those of all that follow, empty lines would take time by their number's square.
+_SLURM = re.compile(r"^[ \t]*(?:SwitchName|BlockName)[ \t]*=", re.MULTILINE | re.IGNORECASE)
 _IBNETDISCOVER = re.compile(
-    r"^\s*(?:vendid=|(?:Switch|Ca|Rt)\s+\d+\s+\"|# Topology file: generated)", re.MULTILINE
+    r"^[ \t]*(?:vendid=|(?:Switch|Ca|Rt)\s+\d+\s+\"|# Topology file: generated)", re.MULTILINE
 )
 _YAML = re.compile(r"^(?:switches|blocks|nodes|links|inside)\s*:", re.MULTILINE)
 _JSON = re.compile(r"\s*(?:\{\s*[\"}]|\[\s*[\[{\"\]])")

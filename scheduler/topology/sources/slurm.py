@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.nodeset import at_most
 from deeplink.scheduler.slurm.parse import SwitchRow, parse_switch
 from deeplink.scheduler.topology.finding import Kind
 from deeplink.scheduler.topology.graph import natural
 from deeplink.scheduler.topology.network import Cable, Node, Switch
-from deeplink.scheduler.topology.sources.gathering import MOST_NAMES, Gathering, Reading, heights, is_name, short
-from deeplink.wording import counted
+from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, heights, is_name, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
 _SPEED_NOT_GIVEN = 1  # what scontrol prints then
 _SETS = ("nodes", "switches")
 _KEYS = {"switchname", "blockname", "level", "linkspeed", *_SETS}
+_EQUALS = re.compile(r"(?<!\s)\s*=(?:\s+(?!\w+\s*=))?", re.ASCII)
+_QUOTED = re.compile(r'="([^"\s]*)"(?!\S)')
 Lines = dict[str, int]
 """Where each switch was named, for messages."""
 
@@ -64,7 +64,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         line = raw.partition("#")[0].rstrip()
         first = first or number
         if line.endswith("\\"):
-            begun += line[:-1] + " "
+            begun += line[:-1]  # Slurm puts nothing between: a list of names may go on in the next line
             continue
         if (begun + line).strip():
             yield first, begun + line
@@ -74,6 +74,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _row(line: str, number: int, gathering: Gathering) -> SwitchRow | None:
+    # Slurm takes blanks around `=` (not before another setting: that is an empty value), and quotes.
+    line = _QUOTED.sub(r"=\1", _EQUALS.sub("=", line))
     settings = [(key.casefold(), value) for key, _, value in (word.partition("=") for word in line.split())]
     keys = [key for key, _ in settings]
     if keys == ["blocksizes"]:
@@ -87,9 +89,7 @@ def _row(line: str, number: int, gathering: Gathering) -> SwitchRow | None:
     if len(set(keys)) < len(keys):
         gathering.say(Kind.UNREADABLE, "a setting is there twice", number)
         return None
-    endless = [value for key, value in settings if key in _SETS and at_most(value) > MOST_NAMES]
-    if endless:
-        gathering.say(Kind.UNREADABLE, f"{short(endless[0])} is more than {counted(MOST_NAMES, 'name')}", number)
+    if not all(gathering.affordable(value, number) for key, value in settings if key in _SETS):
         return None
     try:
         row = parse_switch(line, level=None if "level" in keys else 0)

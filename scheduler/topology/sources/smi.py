@@ -48,7 +48,7 @@ def read_matrix(text: str, source: str) -> InsideReading:
         line = _COLOUR.sub("", raw)
         words = line.split()
         if not matrix.devices:
-            matrix.devices = _header(line)
+            matrix.devices, matrix.head = _header(line), number
         elif words and words[0] in matrix.devices:
             matrix.row(words, number)
         elif found := _CARD.fullmatch(line):
@@ -58,7 +58,7 @@ def read_matrix(text: str, source: str) -> InsideReading:
     gpus = [name for name in matrix.devices if _GPU.fullmatch(name)]
     for name in gpus:
         if name not in matrix.gpus:
-            matrix.say(Kind.UNREADABLE, f"{name} is in the head and has no line", 0)
+            matrix.say(Kind.UNREADABLE, f"{name} is in the head and has no line", matrix.head)
     inside = Inside(
         tuple(matrix.gpus.get(name, Gpu(name)) for name in gpus),
         tuple(Nic(name, cards.get(name, name)) for name in matrix.devices if name not in gpus),
@@ -73,6 +73,7 @@ class _Matrix:
     def __init__(self, source: str) -> None:
         self.source = source
         self.devices: tuple[str, ...] = ()
+        self.head = 0  # its line
         self.gpus: dict[str, Gpu] = {}
         self.findings: list[Finding] = []
         self._cells: dict[tuple[str, str], tuple[Joined, int]] = {}

@@ -73,3 +73,4 @@ def test_an_endless_set_is_seen_without_unfolding_it() -> None:
     assert at_most("r[0-999]n[0-999]") == 10**6
     assert at_most(f"n[0-{'9' * 5000}]") > 10**9
     assert at_most("n[0-3],m,o[1,2]") == 7
+    assert at_most("n" + "[0-9]" * 200_000) > 10**9  # and at once

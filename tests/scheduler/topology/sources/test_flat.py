@@ -21,7 +21,6 @@ def test_dirt_is_noted_with_its_line() -> None:
     assert [(finding.line, finding.kind) for finding in reading.findings] == [
         (2, Kind.UNREADABLE),
         (3, Kind.DUPLICATE),
-        (3, Kind.DUPLICATE),
         (4, Kind.UNREADABLE),
         (0, Kind.FLAT),
     ]
@@ -35,3 +34,11 @@ def test_no_names_are_no_flat_cluster() -> None:
 def test_slurms_nodes_make_the_same_graph() -> None:
     names = [NodeName("n0"), NodeName("n1")]
     assert read_node_names(names, "scontrol").network == read_names("n[0-1]", "names").network
+
+
+def test_names_that_are_there_again_are_told_line_by_line() -> None:
+    findings = read_names("n[0-999]\nn[0-999]\nn5", "names").findings
+    assert [(finding.line, finding.text) for finding in findings[:-1]] == [
+        (2, "1,000 names of it are also on line 1"),
+        (3, "n5 is also on line 1"),
+    ]

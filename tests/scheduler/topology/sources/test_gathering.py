@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink.scheduler.topology.finding import Kind
-from deeplink.scheduler.topology.network import Cable
+from deeplink.scheduler.topology.network import Cable, Switch
 from deeplink.scheduler.topology.sources.gathering import Gathering, heights, is_name
 
 
@@ -58,3 +58,21 @@ def test_a_link_without_cables_is_none() -> None:
     gathering.connect("a", "b", host=False, cables=[])
     gathering.connect("a", "c", host=False, cables=[Cable()])
     assert [link.above for link in gathering.reading().network.links] == ["c"]
+
+
+def test_what_a_few_letters_stand_for_is_bounded_in_all() -> None:
+    gathering = Gathering("file")
+    counts = [len(gathering.names("n[0-65000]", line)) for line in range(20)]
+    assert counts == [65_001] * 16 + [0] * 4
+    assert [finding.line for finding in gathering.findings] == [16, 17, 18, 19]
+    assert not gathering.afford(2**30, 20)
+    assert gathering.names("n0", 21) == ("n0",)
+
+
+def test_no_fabric_is_higher_than_it_can_be() -> None:
+    gathering = Gathering(
+        "file", switches={f"s{level}": Switch(f"s{level}", level) for level in (0, 63, 64, 9999)}
+    )
+    reading = gathering.reading()
+    assert [switch.level for switch in reading.network.switches.values()] == [0, 63, 63, 63]
+    assert [finding.kind for finding in reading.findings] == [Kind.TAKEN]

@@ -174,3 +174,20 @@ def test_rates_are_after_line_coding() -> None:
     assert any(
         "no rate" in text for _, text in told('Switch 36 "S-1" # "a"\n[1] "H-2"[1](2) # "n0 HCA-1" lid 2 4xABC\n')
     )
+
+
+def test_two_hosts_that_took_one_name_are_told() -> None:
+    names = {"S1": "leaf-1", "S2": "leaf-2", "H1": "a mlx5_0", "H2": "a mlx5_1", "H3": "a.site mlx5_0"}
+    plugs = [Plug(("S1", 1), ("H1", 1)), Plug(("S1", 2), ("H2", 1)), Plug(("S2", 1), ("H3", 1))]
+    text = ibnetdiscover(names, plugs)
+    findings = [one for one in read_ibnetdiscover(text, "f").findings if one.kind.problem]
+    assert [(one.kind, text.split("\n")[one.line - 1].split("# ")[1]) for one in findings] == [
+        (Kind.DUPLICATE, '"a.site mlx5_0"')
+    ]
+    assert not [one for one in read_ibnetdiscover(rails(), "f").findings if one.kind is Kind.DUPLICATE]
+
+
+def test_an_adapter_may_be_called_anything() -> None:
+    label = f"mlx5_{'9' * 5000}"
+    text = ibnetdiscover({"S1": "leaf", "H1": f"a {label}"}, [Plug(("S1", 1), ("H1", 1))])
+    assert rails_of(read_ibnetdiscover(text, "f").network) == {"a": ("leaf",)}

@@ -74,7 +74,7 @@ def changed(**fields: Any) -> str:
         (changed(nodes=[device("node0", "leaf-1", 1)]), [Kind.DUPLICATE]),
         (changed(nodes=[{"id": "node50", "name": "a b", "tier": 1}]), [Kind.UNREADABLE]),
         (changed(nodes=[{"id": "node50", "name": "a", "tier": "high"}]), [Kind.UNREADABLE]),
-        (changed(nodes=["?"], links=[None, 3]), [Kind.UNREADABLE, Kind.UNREADABLE, Kind.UNREADABLE]),
+        (changed(nodes=["?"], links=[None, 3]), [Kind.UNREADABLE, Kind.UNREADABLE]),
     ],
 )
 def test_dirt_is_noted_and_costs_nothing_else(text: str, kinds: list[Kind]) -> None:
@@ -89,3 +89,8 @@ def test_a_finding_names_the_line_of_the_object() -> None:
     text = changed(links=[link("node0", "node77", 1)])
     finding = read_netq(text, "graph.json").findings[0]
     assert "node77" in "\n".join(text.splitlines()[finding.line - 1 : finding.line + 5])
+
+
+def test_a_host_with_the_name_of_a_switch_is_told() -> None:
+    findings = read_netq(changed(nodes=[device("node50", "leaf-1", -1)]), "graph.json").findings
+    assert [finding.kind for finding in findings] == [Kind.DUPLICATE]

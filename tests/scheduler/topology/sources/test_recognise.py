@@ -115,3 +115,9 @@ def test_any_fixture_with_lines_lost_doubled_mixed_and_bent_goes_through(
 def test_where_nothing_is_found_that_is_said(told: Format) -> None:
     kinds = [finding.kind for finding in read("", "f", told).findings]
     assert kinds[-1] is Kind.NO_TOPOLOGY
+
+
+@pytest.mark.timeout(10)
+def test_empty_lines_cost_no_more_than_their_number() -> None:
+    assert format_of("\n" * 200_000) is Format.NAMES
+    assert format_of("\n" * 200_000 + "SwitchName=a") is Format.SLURM

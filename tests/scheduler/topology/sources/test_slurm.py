@@ -41,10 +41,25 @@ def test_what_scontrol_says_is_the_same_live_and_from_a_file() -> None:
 
 
 def test_settings_are_read_without_regard_to_case_and_lines_may_go_on() -> None:
-    text = "switchname=leaf \\\n  NODES=n[0-1]\\\n LinkSpeed=1\n"
+    text = "switchname=leaf \\\n  NODES=n[0-1],\\\nn2\\\n LinkSpeed=1\n"
     reading = read_slurm(text, "topology.conf")
     assert reading.findings == ()
-    assert sorted(reading.network.nodes) == ["n0", "n1"]
+    assert sorted(reading.network.nodes) == ["n0", "n1", "n2"]
+
+
+def test_blanks_around_the_sign_and_quotes_are_as_slurm_takes_them() -> None:
+    text = 'SwitchName = leaf  Nodes = "n[0-1]"\nSwitchName=top Nodes= Switches= leaf LinkSpeed =7'
+    reading = read_slurm(text, "topology.conf")
+    assert reading.findings == ()
+    assert fabric_of(reading.network).paths == {"n0": ("top", "leaf"), "n1": ("top", "leaf")}
+    assert reading.network.switches["top"].link_speed == 7
+
+
+@pytest.mark.timeout(20)
+def test_a_tower_of_switches_takes_no_time_by_its_square() -> None:
+    lines = ["SwitchName=s0 Nodes=n[0-3]", *(f"SwitchName=s{n} Switches=s{n - 1}" for n in range(1, 8000))]
+    network = read_slurm("\n".join(lines), "topology.conf").network
+    assert len(fabric_of(network).paths) == 4
 
 
 @pytest.mark.parametrize(

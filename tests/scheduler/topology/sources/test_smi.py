@@ -76,7 +76,7 @@ def test_without_affinities_a_gpu_is_all_the_same() -> None:
         ("GPU0\t X \tNV12", "GPU0\t X \tWHAT", [(2, Kind.UNREADABLE)]),
         ("GPU0\t X \tNV12", "GPU0\t X \tNV8", [(2, Kind.UNREADABLE)]),
         ("mlx5_1\tSYS\tPIX\tSYS\t X \tSYS", "mlx5_1\tSYS\tPIX", [(5, Kind.UNREADABLE)]),
-        ("GPU1\tNV12\t X \tSYS\tPIX\tSYS\t16-31\t1\n", "", [(0, Kind.UNREADABLE)]),
+        ("GPU1\tNV12\t X \tSYS\tPIX\tSYS\t16-31\t1\n", "", [(1, Kind.UNREADABLE)]),
         ("mlx5_0\tPXB", "GPU0\tPXB", [(4, Kind.DUPLICATE)]),
     ],
 )
