@@ -46,6 +46,7 @@ _KEYS = {
     "nic": {"name", "device"},
     "other": {"name", "role", "switch", "port", "gbps"},
 }  # fmt: skip
+_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _MOST_CABLES = 1024  # between two devices, and no switch has more ports
 _MOST_LEVEL = 65_533
 _MOST_SPEED = 2**32 - 1  # Slurm keeps it in 32 bits
@@ -94,7 +95,12 @@ class _Document:
         for other in self._list(root, "others"):
             self._other(other)
 
+    def _once(self, item: Item) -> None:
+        for key, line in item.twice:
+            self.to.say(Kind.DUPLICATE, f"{short(key)} is there twice; the first counts", line)
+
     def _known(self, item: Item, what: str) -> None:
+        self._once(item)
         if not isinstance(item.value, dict):
             if item.value != "":
                 self.to.say(Kind.UNREADABLE, f"a {what or 'document'} is a mapping", item.line)
@@ -110,6 +116,7 @@ class _Document:
             return []
         if not isinstance(found.value, dict):
             self.to.say(Kind.UNREADABLE, f"`{key}` is a mapping of names", found.line)
+        self._once(found)
         return list(found.fields.items())
 
     def _list(self, item: Item, key: str) -> list[Item]:
@@ -170,20 +177,26 @@ class _Document:
             self.to.say(Kind.UNREADABLE, f"`{key}` is one of {known}, not {short(said)}", item.fields[key].line)
         return None
 
+    def _flag(self, item: Item | None, key: str, *, otherwise: bool = True) -> bool:
+        if item is None or item.value == "":
+            return otherwise
+        if item.text is None or item.text.casefold() not in _FLAGS:
+            self.to.say(Kind.UNREADABLE, f"`{key}` is true or false", item.line)
+            return otherwise
+        return _FLAGS[item.text.casefold()]
+
     def _cable(self, item: Item, role: Role = Role.COMPUTE) -> Cable:
         """One cable as the keys `gbps`, `usual_gbps`, `latency_us`, `health`, `ports` and `told` describe it."""
         ends = [End(), End()]
         rates, ports, told = item.fields.get("gbps"), item.fields.get("ports"), item.fields.get("told")
+        if ports is not None and not isinstance(ports.value, list):
+            self.to.say(Kind.UNREADABLE, "`ports` is a list of the lower and the upper end's", ports.line)
+            ports = None
         for place in range(2):
             gbps = self._number(_end(rates, place), "gbps")
             port = _end(ports, place)
-            heard = _end(told, place)
             # One rate stands for both ends.
-            ends[place] = End(
-                (port.text or "") if port and isinstance(ports and ports.value, list) else "",
-                gbps,
-                told=not (heard and heard.text == "false"),
-            )
+            ends[place] = End((port.text or "") if port else "", gbps, told=self._flag(_end(told, place), "told"))
         return Cable(
             lower=ends[0],
             upper=ends[1],
@@ -234,20 +247,22 @@ class _Document:
         given = root.fields.get("nodes")
         if given is None:
             return
-        described = list(given.fields.items()) if isinstance(given.value, dict) else []
+        self._once(given)
+        described = list(given.fields.items())
         for one in given.items:
             if one.text is None:
                 self.to.say(Kind.UNREADABLE, "`nodes` is a list of names, or a mapping", one.line)
             described.append((one.text or "", Item({}, one.line)))
         for folded, item in described:
             self._known(item, "node")
-            health = self._word(item, "health", Health) or Health.UNKNOWN
+            health, domain = self._word(item, "health", Health), self._text(item, "domain")
             for node in self.to.names(folded, item.line):
-                if node in self.to.nodes and self.to.nodes[node].domain and "domain" in item.fields:
-                    self.to.say(Kind.DUPLICATE, f"{node} has a domain already", item.line)
-                domain = self._text(item, "domain")
                 before = self.to.nodes.get(node, Node(node))
-                self.to.nodes[node] = replace(before, domain=domain or before.domain, health=health)
+                if domain and before.domain not in {"", domain}:
+                    self.to.say(Kind.DUPLICATE, f"{node} is in domain {short(before.domain)} already", item.line)
+                self.to.nodes[node] = replace(
+                    before, domain=before.domain or domain, health=health or before.health
+                )
 
     def _finish_switches(self) -> None:
         levels, looped = heights({name: tuple(children) for name, children in self.below.items()})
@@ -277,8 +292,7 @@ class _Document:
         if above not in self.to.switches:
             self.to.say(Kind.UNKNOWN, f"a link to {short(above)}, which is no switch of `switches`", item.line)
             return
-        said = self._text(item, "host")
-        host = said == "true" if said else below not in self.to.switches
+        host = self._flag(item.fields.get("host"), "host", otherwise=below not in self.to.switches)
         if (host and not is_name(below)) or (not host and (below not in self.to.switches or below == above)):
             self.to.say(Kind.UNKNOWN, f"a link from {short(below)}, which is nothing below {above}", item.line)
             return
@@ -292,6 +306,8 @@ class _Document:
             given.add(key)
             self.to.cables.pop(key, None)
         count = self._whole(item, "cables", _MOST_CABLES)
+        if count is not None and not self.to.afford(count, item.line):
+            return
         cable = self._cable(item, self._word(item, "role", Role) or Role.COMPUTE)
         self.to.connect(below, above, host=host, cables=[cable] * (1 if count is None else count))
 
@@ -320,7 +336,11 @@ class _Document:
             first, second = sorted(words[:2], key=place.__getitem__)
             pairs[first, second] = joined
         inside = Inside(tuple(gpus), tuple(nics), pairs)
-        for node in self._names(item, "nodes") if "nodes" in item.fields else tuple(self.to.nodes):
+        if "nodes" in item.fields:
+            names = self._names(item, "nodes")
+        else:
+            names = tuple(self.to.nodes) if self.to.afford(len(self.to.nodes), item.line) else ()
+        for node in names:
             self.to.nodes[node] = replace(self.to.nodes.get(node, Node(node)), inside=inside)
 
     def _other(self, item: Item) -> None:

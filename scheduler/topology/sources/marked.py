@@ -26,10 +26,12 @@ class Item:
 
     Attributes:
         line: where it begins, from 1.
+        twice: the keys of a mapping that were there already, and their lines; the first counts.
     """
 
     value: str | list[Item] | dict[str, Item]
     line: int
+    twice: tuple[tuple[str, int], ...] = ()
 
     @property
     def text(self) -> str | None:
@@ -59,7 +61,10 @@ def from_yaml(text: str) -> Item:
     # Python, not in C: that one ends the process where brackets are nested too deep.
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        return Item("", 1) if root is None else _item(root, {})
+        return Item("", 1) if root is None else _item(root, {})[0]
+    except yaml.reader.ReaderError as problem:
+        line = text.count("\n", 0, problem.position) + 1
+        raise MarkedTextError(f"{problem.reason}: #x{problem.character:04x}", line) from problem
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         said = str(problem.problem or problem.context)
@@ -69,9 +74,11 @@ def from_yaml(text: str) -> Item:
 
 
 _NOTHING = "tag:yaml.org,2002:null"
+_MOST_VALUES = 2_000_000  # a minute's worth of reading for the loader; JSON is read without this bound, and faster
 
 
-def _item(node: Any, done: dict[int, Item | None]) -> Item:
+def _item(node: Any, done: dict[int, tuple[Item, int] | None]) -> tuple[Item, int]:
+    """Return a value, and how many values it is for who goes through all of it, aliases again each time."""
     line = node.start_mark.line + 1
     if id(node) in done:
         known = done[id(node)]
@@ -79,14 +86,29 @@ def _item(node: Any, done: dict[int, Item | None]) -> Item:
             raise MarkedTextError("a value holds itself", line)
         return known
     done[id(node)] = None
+    below: list[tuple[Item, int]] = []
     if isinstance(node, yaml.ScalarNode):
         item = Item("" if node.tag == _NOTHING else node.value, line)
     elif isinstance(node, yaml.SequenceNode):
-        item = Item([_item(one, done) for one in node.value], line)
+        below = [_item(one, done) for one in node.value]
+        item = Item([one for one, _ in below], line)
     else:
-        item = Item({_key(key): _item(one, done) for key, one in node.value}, line)
-    done[id(node)] = item
-    return item
+        below = [_item(one, done) for _, one in node.value]
+        item = _mapping([(_key(key), one) for (key, _), (one, _) in zip(node.value, below, strict=True)], line)
+    size = 1 + sum(count for _, count in below)
+    if size > _MOST_VALUES:
+        raise MarkedTextError(f"more than {_MOST_VALUES:,} values, counting aliases each time", line)
+    done[id(node)] = item, size
+    return item, size
+
+
+def _mapping(pairs: list[tuple[str, Item]], line: int) -> Item:
+    fields: dict[str, Item] = {}
+    twice: list[tuple[str, int]] = []
+    for key, value in pairs:
+        if fields.setdefault(key, value) is not value:
+            twice.append((key, value.line))
+    return Item(fields, line, tuple(twice))
 
 
 def _key(node: Any) -> str:
@@ -124,7 +146,7 @@ class _Marking(json.JSONDecoder):
         line = self._line(start[1])
         strict, scan_once = rest[0], rest[1]
         pairs, end = decoder.JSONObject(start, strict, scan_once, None, list, {})  # type: ignore[attr-defined]
-        return Item({key: _plain(value, line) for key, value in pairs}, line), end
+        return _mapping([(key, _plain(value, line)) for key, value in pairs], line), end
 
     def _line(self, place: int) -> int:
         before, line = self._lines

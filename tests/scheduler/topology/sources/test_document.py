@@ -140,6 +140,13 @@ def test_nodes_alone_are_names(text: str) -> None:
         ("nodes: [n0]\ninside:\n- gpus: [{name: a}]\n  joins: [[a, b, PIX]]", 4, Kind.UNREADABLE),
         ("switches: {a: {}}\nothers:\n- {role: storage, switch: b}", 3, Kind.UNREADABLE),
         ("nodes:\n  n0: {domain: a}\n  'n[0-1]': {domain: b}", 3, Kind.DUPLICATE),
+        ("switches:\n  a: {nodes: n0}\n  a: {nodes: n1}", 3, Kind.DUPLICATE),
+        ("switches:\n  a:\n    nodes: n0\n    nodes: n1", 4, Kind.DUPLICATE),
+        ("nodes:\n  n0: {health: ok}\n  n0: {health: down}", 3, Kind.DUPLICATE),
+        ("nodes: [n0]\nnodes: [n1]", 2, Kind.DUPLICATE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, host: perhaps}", 3, Kind.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, told: [x, true]}", 3, Kind.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, ports: 33}", 3, Kind.UNREADABLE),
     ],
 )
 def test_dirt_is_noted_with_its_line(text: str, line: int, kind: Kind) -> None:
@@ -165,3 +172,24 @@ def test_any_shape_of_values_is_read_or_noted(shape: dict[str, object]) -> None:
 
     reading = read_document(json.dumps(shape), "fabric.json")
     assert all(link.above in reading.network.switches for link in reading.network.links)
+
+
+def test_what_is_said_of_a_node_later_takes_nothing_back() -> None:
+    text = "nodes:\n  n0: {health: down, domain: a}\n  'n[0-1]': {domain: a}\n"
+    reading = read_document(text, "fabric.yaml")
+    assert reading.findings == ()
+    assert reading.network.nodes["n0"] == Node(NodeName("n0"), "a", Health.DOWN)  # type: ignore[index]
+
+
+def test_yes_and_no_are_what_they_say() -> None:
+    text = "switches: {a: {}}\nlinks:\n- {below: a, above: a, host: yes, told: [no, true]}"
+    reading = read_document(text, "fabric.yaml")
+    assert reading.findings == ()
+    assert reading.network.links == (Link("a", "a", True, (Cable(lower=End(told=False)),)),)
+
+
+def test_one_wrong_word_is_told_once_and_a_port_may_be_called_anything() -> None:
+    text = f"switches: {{a: {{}}}}\nlinks:\n- {{below: n0, above: a, gbps: fast, ports: [{'9' * 5000}, 1]}}"
+    reading = read_document(text, "fabric.yaml")
+    assert [(finding.line, finding.kind) for finding in reading.findings] == [(3, Kind.UNREADABLE)]
+    assert fabric_of(reading.network).paths == {"n0": ("a",)}

@@ -75,10 +75,9 @@ def test_lines_are_those_of_the_text() -> None:
 
 
 def test_aliases_are_shared_and_not_copied() -> None:
-    # Ten levels of ten aliases: ten thousand million values for who copies them.
-    text = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 11))
+    text = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 5))
     item = from_yaml(text)
-    assert item.fields["a10"].items[0] is item.fields["a10"].items[9]
+    assert item.fields["a4"].items[0] is item.fields["a4"].items[9]
 
 
 def test_a_value_that_holds_itself_is_refused() -> None:
@@ -92,3 +91,23 @@ def test_a_text_is_a_list_of_one_and_nothing_is_an_empty_one() -> None:
     assert Item("", 1).items == []
     assert Item("n0", 1).fields == {}
     assert Item([], 1).text is None
+
+
+def test_aliases_that_stand_for_more_than_can_be_gone_through_are_refused() -> None:
+    text = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 11))
+    with pytest.raises(MarkedTextError, match="more than") as refused:
+        from_yaml(text)
+    assert refused.value.line == 7
+
+
+@pytest.mark.parametrize("read", [from_json, from_yaml])
+def test_of_a_key_that_is_there_twice_the_first_counts(read: Callable[[str], Item]) -> None:
+    item = read('{"a": {"x": "1"},\n "b": "2",\n "a": {"x": "3"}}')
+    assert plain(item) == {"a": {"x": "1"}, "b": "2"}
+    assert item.twice == (("a", 3),)
+
+
+def test_a_letter_that_yaml_does_not_take_is_told_with_its_line() -> None:
+    with pytest.raises(MarkedTextError, match="x0001") as refused:
+        from_yaml("a: 1\nb: \x01\n")
+    assert refused.value.line == 2
