@@ -66,9 +66,8 @@ def _key(name: str, *, host: bool) -> str:
 def _label(branch: Branch, up: Mapping[str, list[Link]]) -> Text:
     count = len(branch.switches)
     kind = tier(branch.level)
-    label = Text(branch.name, style="bold").append(
-        f" ({kind if count == 1 else tiered(count, kind)})", style="not bold"
-    )
+    what = tiered(count, kind) if count > 1 else kind if count else "no switch, only cables between those below"
+    label = Text(branch.name, style="bold").append(f" ({what})", style="not bold")
     links = [link for switch in branch.switches for link in up.get(switch, ())]
     if links:
         label.append("  up: ", style="not bold dim").append_text(_cables(links))

@@ -88,9 +88,12 @@ def _fuller(one: Node, other: Node) -> Node:
 def _with_far_ports_apart(network: Network) -> Network:
     """Mark as storage's the ports of cards that no GPU is near to, where the inside of the node is known."""
     links = []
+    known: dict[int, set[str]] = {}  # by identity: thousands of nodes share one inside
     for link in network.links:
         inside = network.nodes[NodeName(link.below)].inside if link.host else None
-        far = {name for nic in inside.far_nics() for name in (nic.name, nic.device)} if inside else set()
+        if inside is not None and id(inside) not in known:
+            known[id(inside)] = {name for nic in inside.far_nics() for name in (nic.name, nic.device)}
+        far = known[id(inside)] if inside is not None else set()
         cables = tuple(
             replace(cable, role=Role.STORAGE) if cable.lower.port.partition("/")[0] in far else cable
             for cable in link.cables

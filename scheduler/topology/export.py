@@ -36,7 +36,7 @@ def topology_conf(network: Network) -> str:
     """
     tree = tree_of(network)
     lines = ["# Written by `deeplink topology export`."]
-    named = set(network.switches)
+    named = {*network.switches, *(branch.name for branch in tree.roots)}
     branches = [branch for branch in tree.walk() if branch.populated]
     if not branches:
         raise NothingToExportError
@@ -53,6 +53,8 @@ def topology_conf(network: Network) -> str:
 def _lines(branch: Branch, network: Network, named: set[str]) -> Iterator[str]:
     if len(branch.switches) > 1:
         yield f"# {branch.name} stands for {', '.join(branch.switches)}"
+    elif not branch.switches:
+        yield f"# {branch.name} is no switch: cables between those below join them"
     below = [one.name for one in branch.below if one.populated]
     if branch.nodes and below:
         # Slurm takes either nodes or switches on a line.
@@ -62,7 +64,7 @@ def _lines(branch: Branch, network: Network, named: set[str]) -> Iterator[str]:
         named.add(own)
         yield f"SwitchName={own} Nodes={fold_for_files(branch.nodes)}"
         below.append(own)
-    speed = network.switches[branch.name].link_speed
+    speed = network.switches[branch.name].link_speed if branch.switches else None
     told = f" LinkSpeed={speed}" if speed is not None else ""
     what = f"Switches={fold_for_files(below)}" if below else f"Nodes={fold_for_files(branch.nodes)}"
     yield f"SwitchName={branch.name} {what}{told}"

@@ -2,7 +2,8 @@
 
 Two nodes are as near as the lowest level at which they reach each other without going higher. So a branch of the
 tree is a connected part of the fabric below a level, not one switch: nine spines that all leaves share are one
-branch. A host with several rails makes one leaf of the leaf switches its rails end in.
+branch. A host with several rails makes one leaf of the leaf switches its rails end in. Leaves that only cables
+between them join, and no switch above, are below a branch without a switch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from deeplink.scheduler.topology.graph import Fabric, Path, natural
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from deeplink.scheduler.topology.network import Network
 
@@ -26,9 +27,9 @@ class Branch:
     """A part of the fabric.
 
     Attributes:
-        name: that of its first switch.
+        name: that of its first switch, or one that no switch has.
         level: of its highest switches.
-        switches: those of this level, in natural order.
+        switches: those of this level, in natural order; none where only cables between those below join them.
         below: the parts it joins.
         nodes: those that hang on `switches` themselves.
     """
@@ -58,7 +59,7 @@ class Tree:
     """The fabric as a tree, or several.
 
     Attributes:
-        roots: more than one where no switch joins them.
+        roots: more than one where no cable joins them.
         loose: nodes that hang nowhere.
     """
 
@@ -92,7 +93,10 @@ def tree_of(network: Network) -> Tree:
             below = tuple(sorted(branches.get(part, ()), key=lambda branch: natural(branch.name)))
             nodes = tuple(sorted(own.get(part, ()), key=natural))
             branches[part] = [Branch(first, level, ordered, below, nodes)]
-    roots = sorted((one for found in branches.values() for one in found), key=lambda one: natural(one.name))
+    for link in network.trunks():
+        parts.unite(link.below, link.above)
+    branches = _grouped((parts.of(one.name), one) for found in branches.values() for one in found)
+    roots = sorted((_joined(found, switches) for found in branches.values()), key=lambda one: natural(one.name))
     loose = sorted((node for node in network.nodes if node not in hangs_on), key=natural)
     return Tree(tuple(roots), tuple(loose))
 
@@ -157,6 +161,17 @@ def _leaves(network: Network) -> tuple[_Parts, dict[NodeName, str]]:
             for name in names:
                 parts.unite(names[0], name)
     return parts, {node: switches[0] for node, switches in rails.items()}
+
+
+def _joined(branches: Sequence[Branch], switches: Collection[str]) -> Branch:
+    """Return the one branch, or what joins several: leaves with cables between them, and no switch above."""
+    if len(branches) == 1:
+        return branches[0]
+    below = tuple(sorted(branches, key=lambda branch: natural(branch.name)))
+    name = f"{below[0].name}-joined"
+    while name in switches:
+        name += "-"
+    return Branch(name, 1 + max(branch.level for branch in below), (), below, ())
 
 
 def _grouped(pairs: Iterable[tuple[str, _T]]) -> dict[str, list[_T]]:

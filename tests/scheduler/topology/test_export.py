@@ -74,3 +74,14 @@ def test_nodes_beside_switches_get_a_leaf_of_their_own() -> None:
     lines = topology_conf(read_document(text, "fabric").network).splitlines()
     assert "SwitchName=top-own- Nodes=n9" in lines
     assert "SwitchName=top Switches=a,top-own-" in lines
+
+
+def test_leaves_that_only_a_cable_joins_get_a_switch_over_them() -> None:
+    text = "switches: {a: {nodes: n0}, b: {nodes: n1}, a-joined: {nodes: n2}}\nlinks: [{below: a, above: b}]"
+    assert topology_conf(read_document(text, "fabric").network).splitlines()[1:] == [
+        "SwitchName=a-joined Nodes=n2",
+        "SwitchName=a Nodes=n0",
+        "SwitchName=b Nodes=n1",
+        "# a-joined- is no switch: cables between those below join them",
+        "SwitchName=a-joined- Switches=a,b",
+    ]

@@ -142,7 +142,21 @@ def test_a_port_to_storage_hangs_a_node_nowhere() -> None:
 
 def test_leaves_with_a_cable_between_them_stay_two() -> None:
     fabric = fabric_of(network({"a": 0, "b": 0}, [("a", "b")], [("n0", "a"), ("n1", "b")]))
-    assert fabric.path(NodeName("n0")) != fabric.path(NodeName("n1"))
+    assert fabric.paths == {"n0": ("a-joined", "a"), "n1": ("a-joined", "b")}
+
+
+def test_a_host_on_the_one_spine_does_not_tear_its_leaves_apart() -> None:
+    # Readers that level by distance from hosts then take the spine for a leaf.
+    trunks = [("a", "top"), ("b", "top"), ("c", "d")]
+    graph = network(
+        dict.fromkeys(("a", "b", "top", "c", "d"), 0), trunks, [("n0", "a"), ("n1", "b"), ("n2", "top")]
+    )
+    tree = tree_of(graph)
+    assert [(root.name, root.level, root.switches) for root in tree.roots] == [
+        ("a-joined", 1, ()),
+        ("c-joined", 1, ()),
+    ]
+    assert [branch.name for branch in tree.roots[0].below] == ["a", "b", "top"]
 
 
 def test_parts_are_joined_by_hosts_too_and_the_biggest_is_first() -> None:
