@@ -88,15 +88,18 @@ def discover(
     from deeplink.scheduler.topology.plain import document_of
 
     reading = read_all(files, told, inside, storage)
-    text = json.dumps(document_of(reading.network), indent=1) + "\n"
-    if output is not None:
-        _write(output, text)
     _say(reading.findings, err=True)
+    found = bool(reading.network.nodes)
+    text = json.dumps(document_of(reading.network), indent=1) + "\n"
+    # A graph of nothing is written over no good one.
+    if output is not None and found:
+        _write(output, text)
     if as_json:
         click.echo(text, nl=False)
     else:
-        click.echo(_summary(reading.network) + (f"; written to {output}" if output else ""))
-    if not reading.network.nodes:
+        click.echo(_summary(reading.network) + (f"; written to {output}" if output and found else ""))
+    if not found:
+        click.echo("no node was found" + ("; nothing is written" if output else ""), err=True)
         raise click.exceptions.Exit(1)
 
 
@@ -115,7 +118,7 @@ Examples:
 def show(
     *, files: tuple[Path, ...], told: str | None, inside: tuple[str, ...], storage: tuple[str, ...], as_json: bool
 ) -> None:
-    """Draw the fabric as a tree, with the health of its cables."""
+    """Draw the fabric as a tree, with the health of its cables; fails where nothing is found."""
     import json
 
     from deeplink.cli.topology_drawing import draw, plain_tree
@@ -123,19 +126,22 @@ def show(
     from deeplink.scheduler.topology.plain import document_of
 
     reading = read_all(files, told, inside, storage)
+    _say(reading.findings, err=True)
     if as_json:
         told_of = {"tree": plain_tree(reading.network), "graph": document_of(reading.network)}
         click.echo(json.dumps(told_of, indent=1))
-        return
-    _say(reading.findings, err=True)
-    click.echo(_summary(reading.network))
-    draw(reading.network)
+    else:
+        click.echo(_summary(reading.network))
+        draw(reading.network)
+    if not (reading.network.nodes or reading.network.switches):
+        raise click.exceptions.Exit(1)
 
 
 @command.command(
     epilog=_SOURCES
     + """
-Exit code 0: nothing to mend; 1: there is. Notes alone (uneven uplinks, ports without a name, ...) are 0.
+Exit code 0: nothing to mend; 1: there is, or it cannot be found out (Slurm does not answer, say). Notes alone
+(uneven uplinks, ports without a name, ...) are 0.
 
 \b
 Examples:
@@ -165,7 +171,7 @@ def check(
     from deeplink.scheduler.topology.check import checked
     from deeplink.wording import counted
 
-    cluster, whose = _cluster(nodes, ask_slurm=ask_slurm or not (files or nodes))
+    cluster, whose = _cluster(nodes, ask_slurm=ask_slurm or not (files or nodes is not None))
     reading = read_all(files, told, inside, storage)
     findings = sorted(
         dict.fromkeys([*reading.findings, *checked(reading.network, cluster, whose)]),
@@ -230,21 +236,34 @@ def export(
 def _cluster(nodes: str | None, *, ask_slurm: bool) -> tuple[tuple[NodeName, ...] | None, str]:
     """Return the nodes that there should be, and who says so."""
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.slurm.nodeset import unfold
+    from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 
     if nodes is not None and ask_slurm:
         raise click.UsageError("give --nodes or --slurm, not both")
     if nodes is not None:
-        return unfold(nodes), "--nodes"
+        try:
+            wanted = unfold(nodes)
+        except NodeSetError as problem:
+            raise click.UsageError(f"--nodes: {problem}") from problem
+        if not wanted:
+            raise click.UsageError("--nodes names no node")
+        return wanted, "--nodes"
     return (tuple(row.name for row in Slurm().nodes()), "Slurm") if ask_slurm else (None, "")
 
 
 def _write(output: Path, text: str) -> None:
+    import stat
+
     from deeplink.cli.topology_reading import FileTroubleError
     from deeplink.publish import write_text
 
     try:
-        write_text(output, text)
+        if output.exists() and not output.is_file():
+            output.write_text(text, encoding="utf-8")  # a pipe, or /dev/null: nothing to put in its place
+            return
+        # What a link leads to is replaced, not the link; and who could read the file still can.
+        final = output.resolve()
+        write_text(final, text, mode=stat.S_IMODE(final.stat().st_mode) if final.exists() else None)
     except OSError as problem:
         raise FileTroubleError("write", output, problem) from problem
 

@@ -87,7 +87,9 @@ def test_check_holds_the_fabric_against_the_nodes_there_should_be(deeplink: Deep
         ("missing", "2 nodes (n[4-5]) of --nodes not in the topology"),
         ("unknown", "1 node (n0) in the topology, and no node of --nodes"),
     ]
-    assert deeplink("check", "conf", "--nodes", "n[")[0] == 1
+    for wrong in ("n[", "", "n 0"):
+        assert deeplink("check", "conf", "--nodes", wrong)[0] == 2
+        assert deeplink("check", "--nodes", wrong)[0] == 2
     assert deeplink("check", "conf", "--nodes", "n0", "--slurm")[0] == 2
 
 
@@ -209,7 +211,7 @@ def test_a_node_alone_is_told_by_its_inside(deeplink: Deeplink, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "[]", "vendid=0x2c9\n", "\x00\xff\n", "switches:\n"])
-@pytest.mark.parametrize("verb", ["check", "discover"])
+@pytest.mark.parametrize("verb", ["check", "discover", "show"])
 def test_where_nothing_is_found_it_is_said_and_fails(deeplink: Deeplink, verb: str, text: str) -> None:
     code, out, err = deeplink(verb, "-", stdin=text)
     assert code == 1
@@ -252,3 +254,33 @@ def test_no_heavy_import_is_paid_for() -> None:
         "assert not {'yaml', 'rich', 'grpc', 'pyarrow', 'ClusterShell'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+
+
+def test_a_graph_of_nothing_is_written_over_no_good_one(deeplink: Deeplink, tmp_path: Path) -> None:
+    written(tmp_path, graph="as it was\n")
+    code, out, err = deeplink("discover", "-", "-o", "graph", stdin="")
+    assert code == 1
+    assert "written to" not in out
+    assert "nothing is written" in err
+    assert (tmp_path / "graph").read_text() == "as it was\n"
+
+
+def test_a_file_that_is_written_anew_keeps_its_permissions_and_links(deeplink: Deeplink, tmp_path: Path) -> None:
+    written(tmp_path, conf=TOPOLOGY_CONF, real="as it was\n")
+    (tmp_path / "real").chmod(0o604)
+    (tmp_path / "link").symlink_to("real")
+    text = deeplink("export", "conf")[1]
+    assert deeplink("export", "conf", "-o", "link")[0] == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == text
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o604
+    assert deeplink("export", "conf", "-o", os.devnull)[0] == 0
+    assert Path(os.devnull).is_char_device()
+
+
+def test_what_cannot_be_read_is_said_beside_json_too(deeplink: Deeplink) -> None:
+    for verb in ("show", "discover"):
+        code, out, err = deeplink(verb, "-", "--json", stdin="SwitchName=a Nodes=n0\nodd\n")
+        assert code == 0
+        assert json.loads(out)
+        assert "standard input:2: unreadable" in err
