@@ -60,13 +60,14 @@ def launched(folder: Path, nodes: int, per_node: int, *words: str) -> subprocess
 @pytest.mark.timeout(120)
 def test_ranks_over_loopback_become_constants(tmp_path: Path) -> None:
     out = tmp_path / "constants.json"
-    done = launched(tmp_path, 3, 2, "--largest", str(4 << 20), "--out", str(out), "--json")
+    # Up to 64 MiB: on a busy machine small ones take milliseconds, as long as 4 MiB do.
+    done = launched(tmp_path, 3, 2, "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr
     (told,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert told["backend"] == "gloo"
     assert [(sweep["reach"], sweep["ranks"]) for sweep in told["sweeps"]] == [("gpu", 2), ("nic", 2), ("nodes", 3)]
     for sweep in told["sweeps"]:
-        assert [timing["bytes"] for timing in sweep["timings"]] == [1 << power for power in range(10, 23, 2)]
+        assert [timing["bytes"] for timing in sweep["timings"]] == [1 << power for power in range(10, 27, 2)]
         first, *_, last = (timing["seconds"] for timing in sweep["timings"])
         assert 0 < first < last
     known = constants_from(out.read_text(), str(out))
