@@ -87,6 +87,8 @@ def discover(
     from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.topology.plain import document_of
 
+    if str(output) == "-":
+        output, as_json = None, True
     reading = read_all(files, told, inside, storage)
     _say(reading.findings, err=True)
     found = bool(reading.network.nodes)
@@ -226,7 +228,7 @@ def export(
     reading = read_all(files, told, inside, storage)
     _say(reading.findings, err=True)
     text = topology_conf(reading.network)
-    if output is None:
+    if output is None or str(output) == "-":
         click.echo(text, nl=False)
         return
     _write(output, text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,7 +89,7 @@ def _fitted(text: str) -> tuple[Fitted, tuple[Finding, ...]]:
         nodes = unfold(names)
     except NodeSetError as problem:
         raise InsideOptionError(text, str(problem)) from problem
-    if not nodes or not Path(file).is_file():
+    if not nodes or not Path(file).exists() or Path(file).is_dir():  # a pipe of the shell's is no regular file
         raise InsideOptionError(text, "no such file" if nodes else "it names no node")
     reading = read_matrix(_text(Path(file)), file)
     if reading.inside is None:
@@ -95,6 +98,8 @@ def _fitted(text: str) -> tuple[Fitted, tuple[Finding, ...]]:
 
 
 def _text(file: Path) -> str:
+    if str(file) == "-" and sys.stdin is None:  # who started us closed it
+        raise FileTroubleError("read", file, OSError(errno.EBADF, os.strerror(errno.EBADF)))
     try:
         with click.open_file(str(file), "rb") as opened:
             data: bytes = opened.read()

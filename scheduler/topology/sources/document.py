@@ -272,9 +272,15 @@ class _Document:
             self.below[name] = {child: cable for child, cable in self.below[name].items() if child not in looped}
             levels[name] = 1 + max((levels[child] for child in self.below[name]), default=-1)
         hangs: dict[NodeName, str] = {}
+        given: dict[str, int] = {}
+        for name in sorted(self.below, key=levels.__getitem__):  # what is below comes first
+            least = 1 + max((given[child] for child in self.below[name]), default=-1)
+            given[name] = max(least, self.levels.get(name, least))
+            if self.levels.get(name, least) < least:
+                text = f"switch {name} is on level {least}, above what is below it"
+                self.to.say(Kind.UNREADABLE, text, self.lines[name])
         for name in self.below:
-            level = self.levels.get(name, levels[name])
-            self.to.switches[name] = replace(self.to.switches.get(name, Switch(name, 0)), level=level)
+            self.to.switches[name] = replace(self.to.switches.get(name, Switch(name, 0)), level=given[name])
         for name, children in self.below.items():
             for child, cable in children.items():
                 self.to.connect(child, name, host=False, cables=[cable])

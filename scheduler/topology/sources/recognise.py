@@ -34,7 +34,10 @@ _IBNETDISCOVER = re.compile(
 )
 _YAML = re.compile(r"^(?:switches|blocks|nodes|links|inside)\s*:", re.MULTILINE)
 _JSON = re.compile(r"\s*(?:\{\s*[\"}]|\[\s*[\[{\"\]])")
-_OUR_KEYS = re.compile(r"\s*\{\s*\"(?:switches|blocks|links|inside|others)\"")
+_OUR_KEYS = re.compile(r"\s*\{\s*\"(?:switches|blocks|inside|others)\"")
+
+# What is no list may begin with the keys that both have, `nodes` and `links`.
+_NETQ_KEYS = re.compile(r"\"(?:compounded_nodes|compounded_links|interfaces|tier|Name|DomainUUID)\"\s*:")
 
 
 def format_of(text: str) -> Format:
@@ -44,7 +47,8 @@ def format_of(text: str) -> Format:
     if _IBNETDISCOVER.search(text):
         return Format.IBNETDISCOVER
     if _JSON.match(text):
-        return Format.YAML if _OUR_KEYS.match(text) else Format.NETQ
+        ours = _OUR_KEYS.match(text) or (text.lstrip()[0] == "{" and not _NETQ_KEYS.search(text))
+        return Format.YAML if ours else Format.NETQ
     if _SLURM.search(text):
         return Format.SLURM
     return Format.YAML if _YAML.search(text) else Format.NAMES

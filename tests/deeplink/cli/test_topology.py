@@ -284,3 +284,32 @@ def test_what_cannot_be_read_is_said_beside_json_too(deeplink: Deeplink) -> None
         assert code == 0
         assert json.loads(out)
         assert "standard input:2: unreadable" in err
+
+
+def test_a_dash_is_standard_output_and_a_closed_input_is_said(deeplink: Deeplink, tmp_path: Path) -> None:
+    written(tmp_path, conf=TOPOLOGY_CONF)
+    assert deeplink("export", "conf", "-o", "-") == deeplink("export", "conf")
+    assert deeplink("discover", "conf", "-o", "-") == deeplink("discover", "conf", "--json")
+    assert not (tmp_path / "-").exists()
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    closed = [sys.executable, "-m", "deeplink", "topology", "check", "-"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *closed],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("deeplink: cannot read -: Bad file descriptor")
+
+
+def test_the_inside_of_nodes_may_come_through_a_pipe(deeplink: Deeplink, tmp_path: Path) -> None:
+    written(tmp_path, conf=TOPOLOGY_CONF)
+    reader, writer = os.pipe()
+    os.write(writer, MATRIX.encode())
+    os.close(writer)
+    code, out, _ = deeplink("show", "conf", "--inside", f"n0=/dev/fd/{reader}")
+    os.close(reader)
+    assert code == 0
+    assert "in n0: 2 GPUs" in out

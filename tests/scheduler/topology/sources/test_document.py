@@ -140,6 +140,7 @@ def test_nodes_alone_are_names(text: str) -> None:
         ("nodes: [n0]\ninside:\n- gpus: [{name: a}]\n  joins: [[a, b, PIX]]", 4, Kind.UNREADABLE),
         ("switches: {a: {}}\nothers:\n- {role: storage, switch: b}", 3, Kind.UNREADABLE),
         ("nodes:\n  n0: {domain: a}\n  'n[0-1]': {domain: b}", 3, Kind.DUPLICATE),
+        ("switches:\n  b: {}\n  a: {level: 0, switches: b}", 3, Kind.UNREADABLE),
         ("switches:\n  a: {nodes: n0}\n  a: {nodes: n1}", 3, Kind.DUPLICATE),
         ("switches:\n  a:\n    nodes: n0\n    nodes: n1", 4, Kind.DUPLICATE),
         ("nodes:\n  n0: {health: ok}\n  n0: {health: down}", 3, Kind.DUPLICATE),
@@ -193,3 +194,12 @@ def test_one_wrong_word_is_told_once_and_a_port_may_be_called_anything() -> None
     reading = read_document(text, "fabric.yaml")
     assert [(finding.line, finding.kind) for finding in reading.findings] == [(3, Kind.UNREADABLE)]
     assert fabric_of(reading.network).paths == {"n0": ("a",)}
+
+
+def test_a_switch_is_above_what_is_below_it_whatever_level_that_is_on() -> None:
+    text = "switches: {core: {switches: spine}, spine: {level: 3, switches: leaf}, leaf: {nodes: n0}}"
+    reading = read_document(text, "fabric.yaml")
+    assert reading.findings == ()
+    assert {name: switch.level for name, switch in reading.network.switches.items()} == {
+        "core": 4, "spine": 3, "leaf": 0,
+    }  # fmt: skip

@@ -52,6 +52,11 @@ def test_also_in_other_guises() -> None:
     assert format_of(json.dumps(document_of(read(DOCUMENT, "f", Format.YAML).network))) is Format.YAML
     assert format_of('[{"Name": "n0"}]') is Format.NETQ
     assert format_of("[]") is Format.NETQ
+    assert format_of('{"nodes": ["n0"]}') is Format.YAML
+    assert format_of('{"nodes": {"n0": {}}, "switches": {"a": {"nodes": "n0"}}}') is Format.YAML
+    assert format_of(json.dumps(graph()[0])) is Format.NETQ
+    assert format_of(json.dumps(graph()[0], sort_keys=True)) is Format.NETQ
+    assert format_of('{"Name": "n0"}') is Format.NETQ
     assert format_of("[1101-1102]") is Format.NAMES
     assert format_of("") is Format.NAMES
 
