@@ -106,42 +106,35 @@ def with_usual_rates(network: Network) -> Network:
     """Give each cable that has none the rate that cables like it have.
 
     Like a cable between switches are the others from its lower switch up, or, where it is alone, those between
-    switches of the same levels; like a host's are those of hosts named alike, for the same purpose. Their most
-    common rate counts, of equally common ones the highest: a leaf with one of its two uplinks slow is degraded.
+    switches of the same levels. Like a host's are those of hosts named alike, for the same purpose, on its switch,
+    or, where it is alone, anywhere. Their most common rate counts, of equally common ones the highest: a leaf with
+    one of its two uplinks slow is degraded, a leaf of an older generation is not.
     """
+    told = [(link, cable) for link in network.links for cable in link.cables if cable.gbps is not None]
+    near = Counter(_near(link, cable) for link, cable in told)
     rates: dict[tuple[object, ...], list[float]] = {}
-    alone = Counter(link.below for link in network.trunks() for _ in link.cables)
-    kinds = {}
-    for link in network.links:
-        for cable in link.cables:
-            kind = kinds[link.below, link.above, link.host, cable.role] = _kind(network, link, cable, alone)
-            if cable.gbps:
+    for link, cable in told:
+        if cable.gbps:
+            for kind in (_near(link, cable), _far(network, link, cable)):
                 rates.setdefault(kind, []).append(cable.gbps)
-                if not link.host and kind != _levels(network, link):
-                    rates.setdefault(_levels(network, link), []).append(cable.gbps)
     usual = {kind: most_common(found) for kind, found in rates.items()}
-    return replace(
-        network,
-        links=tuple(
-            replace(
-                link,
-                cables=tuple(
-                    cable
-                    if cable.usual_gbps is not None or cable.gbps is None
-                    else replace(cable, usual_gbps=usual.get(kinds[link.below, link.above, link.host, cable.role]))
-                    for cable in link.cables
-                ),
-            )
-            for link in network.links
-        ),
-    )
+
+    def given(link: Link, cable: Cable) -> Cable:
+        if cable.usual_gbps is not None or cable.gbps is None:
+            return cable
+        kind = _near(link, cable)
+        kind = kind if near[kind] > 1 else _far(network, link, cable)
+        return replace(cable, usual_gbps=usual.get(kind))
+
+    links = (replace(link, cables=tuple(given(link, cable) for cable in link.cables)) for link in network.links)
+    return replace(network, links=tuple(links))
 
 
-def _kind(network: Network, link: Link, cable: Cable, uplinks: Mapping[str, int]) -> tuple[object, ...]:
+def _near(link: Link, cable: Cable) -> tuple[object, ...]:
+    return ("host", link.above, family(link.below), cable.role) if link.host else ("up", link.below)
+
+
+def _far(network: Network, link: Link, cable: Cable) -> tuple[object, ...]:
     if link.host:
-        return ("host", family(link.below), cable.role)
-    return ("up", link.below) if uplinks[link.below] > 1 else _levels(network, link)
-
-
-def _levels(network: Network, link: Link) -> tuple[object, ...]:
+        return ("hosts", family(link.below), cable.role)
     return ("levels", network.switches[link.below].level, network.switches[link.above].level)

@@ -115,3 +115,16 @@ def test_a_port_of_a_card_that_no_gpu_is_near_to_is_for_storage() -> None:
     graph = assembled([read_document(text, "fabric")], [Fitted(INSIDE)]).network
     assert [cable.role for link in graph.links for cable in link.cables] == [Role.COMPUTE, Role.STORAGE]
     assert rails_of(graph) == {"n0": ("leaf",)}
+
+
+def test_hosts_of_an_older_leaf_are_not_degraded_though_named_as_newer_ones() -> None:
+    def graph(**rates: tuple[float, ...]) -> Network:
+        hosts = [(leaf, n, rate) for leaf, found in rates.items() for n, rate in enumerate(found)]
+        links = tuple(Link(f"{leaf}-gpu{n}", leaf, True, (both(rate),)) for leaf, n, rate in hosts)
+        nodes = {NodeName(link.below): Node(NodeName(link.below)) for link in links}
+        return with_usual_rates(Network(nodes, {leaf: Switch(leaf, 0) for leaf in rates}, links))
+
+    assert health(graph(r1=(400, 400, 400), r2=(200, 200))) == [Health.OK] * 5
+    assert health(graph(r1=(400, 400, 400), r2=(200, 200, 100))) == [*[Health.OK] * 5, Health.DEGRADED]
+    # Alone on its switch it is held against those elsewhere.
+    assert health(graph(r1=(400, 400), r2=(200,))) == [Health.OK, Health.OK, Health.DEGRADED]
