@@ -49,12 +49,13 @@ layers:
 	$(call say,layers,"import-linter")
 	@mkdir -p build && $(BIN)/lint-imports --no-logo --no-cache >build/layers.txt 2>&1 || { cat build/layers.txt; exit 1; }
 
-# The cache's beside all others: together they take one of two cores.
+# Some beside all others: either half takes one of two cores, and about as long.
+BESIDE := tests/cache $(addprefix tests/scheduler/,model placement topology)
 unit:
 	$(call say,tests,"quick ones (not slow, not cluster)")
 	@mkdir -p build; \
-	$(QUICK) -o cache_dir=.pytest_cache/quick tests/cache >build/unit.txt 2>&1 & \
-	code=0; $(QUICK) --ignore=tests/cache || code=$$?; \
+	$(QUICK) -o cache_dir=.pytest_cache/quick $(BESIDE) >build/unit.txt 2>&1 & \
+	code=0; $(QUICK) $(addprefix --ignore=,$(BESIDE)) || code=$$?; \
 	wait $$! || code=$$?; cat build/unit.txt; exit $$code
 
 whole:
