@@ -47,13 +47,15 @@ class TokenBucket:
         """
         wait = 0.0
         if self.bytes_per_s:
-            start = max(self._bytes_free_at, now - _BURST_S)
-            self._bytes_free_at = start + size / self.bytes_per_s
-            wait = max(wait, start - now)
+            wait = max(wait, self._bytes_free_at - now)
         if self.requests_per_s:
-            start = max(self._requests_free_at, now - _BURST_S)
-            self._requests_free_at = start + requests / self.requests_per_s
-            wait = max(wait, start - now)
+            wait = max(wait, self._requests_free_at - now)
+        # Each is counted from when it is used: who waits for the one has not saved up of the other meanwhile.
+        saved_from = now + wait - _BURST_S
+        if self.bytes_per_s:
+            self._bytes_free_at = max(self._bytes_free_at, saved_from) + size / self.bytes_per_s
+        if self.requests_per_s:
+            self._requests_free_at = max(self._requests_free_at, saved_from) + requests / self.requests_per_s
         return wait
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deeplink.cache.source import open_source
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 TAKEN = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 500)), min_size=1, max_size=40)
 
 
+@example([(0.0, 0), (0.0, 0), (0.0, 21), (0.0, 0)], 10, 1)
+@example([(0.0, 21), (0.0, 0), (0.0, 0), (0.0, 0)], 10, 1)
 @given(TAKEN, st.integers(10, 1000), st.integers(1, 50))
 def test_no_more_than_a_seconds_worth_is_ahead(taken: list[tuple[float, int]], rate: int, requests: int) -> None:
     bucket = TokenBucket(rate, requests)
