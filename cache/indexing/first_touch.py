@@ -57,7 +57,9 @@ class FirstTouch:
         """
         damaged = [number for number in numbers if not self._seal.is_whole(number)]
         for number in damaged:
+            start = number * self.chunk
             if not self._seal.restore(number, self._file.write):
-                raise IndexFormatError(self._path, "more is damaged than can be restored")
-            log.warning("index %s: a part of it was damaged and is restored in memory", self._path)
+                here = f"the {self.chunk:,} bytes from {start:,} on, and others"
+                raise IndexFormatError(self._path, f"more is damaged than can be restored: {here}")
+            log.warning("index %s: bytes from %d on were damaged and are restored in memory", self._path, start)
         return bool(damaged)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import logging
 import mmap
 import os
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from deeplink.cache.errors import IndexFormatError
+from deeplink.cache.indexing.first_touch import FirstTouch
 from deeplink.cache.indexing.index_format import (
     FORMAT,
     ID_BYTES,
@@ -39,8 +39,6 @@ from deeplink.types import ShardId
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-log = logging.getLogger(__name__)
 
 _SCHEMAS = {1: SCHEMA_1, 2: SCHEMA_2, FORMAT: SCHEMA}
 _DAMAGE = (pa.ArrowException, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, SystemError)
@@ -217,13 +215,7 @@ def load(path: Path) -> Parts:
 def _put_right(path: Path, file: MappedFile, seal: Seal) -> None:
     if not seal.is_footer_whole() and not seal.restore_footer(file.write):
         raise IndexFormatError(path, "its footer is damaged")
-    for number in seal.chunks([(0, seal.checked)]):
-        if seal.is_whole(number):
-            continue
-        start = number * seal.chunk
-        if not seal.restore(number, file.write):
-            raise IndexFormatError(path, f"the {seal.chunk:,} bytes from {start:,} on are damaged, and others")
-        log.warning("index %s: bytes from %d on are damaged and were restored in memory", path, start)
+    FirstTouch(path, file, seal).mend(seal.chunks([(0, seal.checked)]))
 
 
 def _parts(path: Path, file: MappedFile, seal: Seal | None) -> Parts:
