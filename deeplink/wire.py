@@ -193,7 +193,7 @@ def bound_server(
             ("grpc.max_receive_message_length", MAX_MESSAGE),
             ("grpc.max_send_message_length", MAX_MESSAGE),
             ("grpc.so_reuseport", 0),
-            ("grpc.max_allowed_incoming_connections", _allowed(connections)),
+            ("grpc.max_allowed_incoming_connections", connections_allowed(connections)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ],
@@ -220,7 +220,8 @@ def allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _allowed(connections: int) -> int:
+def connections_allowed(connections: int) -> int:
+    """Return how many connections a server may hold: so many, or a quarter of its descriptors if less."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return connections if soft == resource.RLIM_INFINITY else min(connections, soft // 4)
 

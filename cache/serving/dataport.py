@@ -6,7 +6,6 @@ The calls are those of the agent's own port, with the same token; there is only 
 from __future__ import annotations
 
 import logging
-import resource
 from typing import TYPE_CHECKING
 
 from deeplink import metrics
@@ -14,6 +13,7 @@ from deeplink.cache.remote.transport import READ_METHOD
 from deeplink.cache.server import MOST_READS
 from deeplink.listening import PortBusyError
 from deeplink.plainrpc.serving import Limits, PlainServer
+from deeplink.wire import connections_allowed
 
 if TYPE_CHECKING:
     from deeplink.cache.server import CacheServicer
@@ -70,9 +70,7 @@ def data_server(
 
 def own_limits() -> Limits:
     """Return an agent's bounds: connections take a quarter of its descriptors, open shards half."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = Limits().connections
-    return Limits(answers=MOST_READS, connections=most if soft == resource.RLIM_INFINITY else min(most, soft // 4))
+    return Limits(answers=MOST_READS, connections=connections_allowed(Limits().connections))
 
 
 def _port_for(own: int) -> int:

@@ -87,11 +87,11 @@ def test_more_connections_than_it_holds_are_closed_and_a_client_comes_in_when_th
 
 
 def test_a_server_leaves_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wire._allowed(7) == 7
+    assert wire.connections_allowed(7) == 7
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert wire._allowed(wire.MOST_CONNECTIONS) == 256
+    assert wire.connections_allowed(wire.MOST_CONNECTIONS) == 256
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert wire._allowed(wire.MOST_CONNECTIONS) == 4096
+    assert wire.connections_allowed(wire.MOST_CONNECTIONS) == 4096
 
 
 def test_health_and_reflection_know_the_services(served: tuple[BoundServer, str]) -> None:
