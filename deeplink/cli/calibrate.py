@@ -87,6 +87,7 @@ def command(*, out: Path | None, smallest: int, largest: int, repeats: int, back
         if missing.name != "torch":
             raise
         raise TorchMissingError from missing
+    from deeplink.cli.files import write_output
     from deeplink.clock import SystemClock
     from deeplink.scheduler.model.constants import Constants
     from deeplink.scheduler.model.stored import constants_text
@@ -104,19 +105,9 @@ def command(*, out: Path | None, smallest: int, largest: int, repeats: int, back
     # First of all told: a file that cannot be written does not cost the measurement.
     click.echo(_as_json(chosen, sweeps, known) if as_json else _as_text(chosen, good, known))
     if out is not None:
-        _write(out, constants_text(known))
+        write_output(out, constants_text(known))
         if not as_json:
             click.echo(f"written to {out}")
-
-
-def _write(out: Path, text: str) -> None:
-    from deeplink.cli.topology_reading import FileTroubleError
-    from deeplink.publish import write_text
-
-    try:
-        write_text(out, text)
-    except OSError as problem:
-        raise FileTroubleError("write", out, problem) from problem
 
 
 def _sizes(smallest: int, largest: int) -> list[int]:

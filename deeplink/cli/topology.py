@@ -84,6 +84,7 @@ def discover(
     """Find out what the nodes hang on, and tell or write it; fails where nothing is found."""
     import json
 
+    from deeplink.cli.files import write_output
     from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.topology.plain import document_of
 
@@ -95,7 +96,7 @@ def discover(
     text = json.dumps(document_of(reading.network), indent=1) + "\n"
     # A graph of nothing is written over no good one.
     if output is not None and found:
-        _write(output, text)
+        write_output(output, text)
     if as_json:
         click.echo(text, nl=False)
     else:
@@ -222,6 +223,7 @@ def export(
     output: Path | None,
 ) -> None:
     """Write the fabric as Slurm's topology.conf (topology/tree), to standard output or a file."""
+    from deeplink.cli.files import write_output
     from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.topology.export import topology_conf
 
@@ -231,7 +233,7 @@ def export(
     if output is None or str(output) == "-":
         click.echo(text, nl=False)
         return
-    _write(output, text)
+    write_output(output, text)
     click.echo(f"{_summary(reading.network)}; written to {output}")
 
 
@@ -251,23 +253,6 @@ def _cluster(nodes: str | None, *, ask_slurm: bool) -> tuple[tuple[NodeName, ...
             raise click.UsageError("--nodes names no node")
         return wanted, "--nodes"
     return (tuple(row.name for row in Slurm().nodes()), "Slurm") if ask_slurm else (None, "")
-
-
-def _write(output: Path, text: str) -> None:
-    import stat
-
-    from deeplink.cli.topology_reading import FileTroubleError
-    from deeplink.publish import write_text
-
-    try:
-        if output.exists() and not output.is_file():
-            output.write_text(text, encoding="utf-8")  # a pipe, or /dev/null: nothing to put in its place
-            return
-        # What a link leads to is replaced, not the link; and who could read the file still can.
-        final = output.resolve()
-        write_text(final, text, mode=stat.S_IMODE(final.stat().st_mode) if final.exists() else None)
-    except OSError as problem:
-        raise FileTroubleError("write", output, problem) from problem
 
 
 def _say(findings: Sequence[Finding], *, err: bool) -> None:

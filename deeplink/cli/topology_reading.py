@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli.files import FileTroubleError
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
@@ -38,17 +39,6 @@ class InsideOptionError(DeepLinkError):
             remedy="Give NODES=FILE, say `n[0-7]=topo.txt`, with what `nvidia-smi topo -m` printed there.",
         )
         self.text, self.problem = text, problem
-
-
-class FileTroubleError(DeepLinkError):
-    """A file cannot be read, or not be written; then what was there before still is."""
-
-    def __init__(self, doing: str, path: Path, problem: OSError) -> None:
-        super().__init__(
-            f"cannot {doing} {path}: {problem.strerror or problem}",
-            remedy=f"Name a place that you may {doing}, on storage that answers.",
-        )
-        self.doing, self.path, self.problem = doing, path, problem
 
 
 def read_all(files: Sequence[Path], told: str | None, inside: Sequence[str], storage: tuple[str, ...]) -> Reading:

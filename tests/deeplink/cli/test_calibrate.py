@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from deeplink import calibration
 from deeplink.calibration import NoRankError
 from deeplink.cli import cli
-from deeplink.cli.topology_reading import FileTroubleError
+from deeplink.cli.files import FileTroubleError
 from deeplink.scheduler.model.stored import constants_from
 from deeplink.scheduler.model.sweep import Reach, Seat, Sweep, Timing
 
