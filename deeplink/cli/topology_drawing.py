@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from deeplink.scheduler.topology.inside import Inside
-    from deeplink.scheduler.topology.network import Link, Network, Node
+    from deeplink.scheduler.topology.network import Link, Network
     from deeplink.scheduler.topology.tree import Branch
     from deeplink.types import NodeName
 
@@ -46,7 +46,7 @@ def draw(network: Network) -> None:
         console.print(drawing)
     if tree.loose:
         console.print(Text(f"on no switch: {fold(tree.loose)}"))
-    for inside, names in _insides(network.nodes.values()):
+    for inside, names in network.insides():
         console.print(Text(f"in {fold(names)}: {printable(_inside_text(inside))}"))
 
 
@@ -121,19 +121,6 @@ def _bad_cables(place: Drawing, links: Iterable[Link]) -> None:
                         f"{cable.health.value}: {printable(cable_text(link, cable))}", style=_STYLES[cable.health]
                     )
                 )
-
-
-def _insides(nodes: Iterable[Node]) -> list[tuple[Inside, list[NodeName]]]:
-    found: list[tuple[Inside, list[NodeName]]] = []
-    for node in nodes:
-        if node.inside is None:
-            continue
-        like = next((names for inside, names in found if inside == node.inside), None)
-        if like is None:
-            found.append((node.inside, [node.name]))
-        else:
-            like.append(node.name)
-    return found
 
 
 def _inside_text(inside: Inside) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_NVLINKS = re.compile(r"NV(\d{1,3})", re.ASCII)
 
 
 class Join(Enum):
@@ -42,6 +45,13 @@ class Joined:
 
     join: Join
     nvlinks: int = 0
+
+    @classmethod
+    def of(cls, word: str) -> Self | None:
+        """Return what `nvidia-smi topo -m` calls so, `str`'s inverse; None where it is no such word."""
+        if found := _NVLINKS.fullmatch(word):
+            return cls(Join.NVLINK, int(found[1]))
+        return next((cls(join) for join in Join if join is not Join.NVLINK and join.value == word), None)
 
     @override
     def __str__(self) -> str:

@@ -215,6 +215,19 @@ class Network:
         """Yield the links of nodes that ranks talk over."""
         return (link for link in self.links if link.host and link.compute)
 
+    def insides(self) -> list[tuple[Inside, list[NodeName]]]:
+        """Return each inside that is told of, once, and the nodes that are so."""
+        found: list[tuple[Inside, list[NodeName]]] = []
+        for node in self.nodes.values():
+            if node.inside is None:
+                continue
+            like = next((names for inside, names in found if inside == node.inside), None)
+            if like is None:
+                found.append((node.inside, [node.name]))
+            else:
+                like.append(node.name)
+        return found
+
     def trunks(self) -> Iterator[Link]:
         """Yield the links between switches."""
         return (link for link in self.links if not link.host)

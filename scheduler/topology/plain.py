@@ -29,16 +29,7 @@ def document_of(network: Network) -> dict[str, Any]:
         },
         "links": [_cable_document(link, cable) for link in network.links for cable in link.cables],
     }
-    insides: list[tuple[Inside, list[str]]] = []
-    for node in network.nodes.values():
-        if node.inside is None:
-            continue
-        like = next((names for inside, names in insides if inside == node.inside), None)
-        if like is None:
-            insides.append((node.inside, [node.name]))
-        else:
-            like.append(node.name)
-    if insides:
+    if insides := network.insides():
         document["inside"] = [{"nodes": names, **_inside_document(inside)} for inside, names in insides]
     if network.others:
         document["others"] = [

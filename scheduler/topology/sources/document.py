@@ -16,11 +16,10 @@ docs/topology.md has every key.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from deeplink.scheduler.topology.finding import Kind
-from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
+from deeplink.scheduler.topology.inside import Gpu, Inside, Joined, Nic
 from deeplink.scheduler.topology.network import Cable, Health, Node, Other, Role, Switch
 from deeplink.scheduler.topology.sources.fields import Fields
 from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, heights, is_name, short
@@ -203,7 +202,7 @@ class _Document(Fields):
         pairs: dict[tuple[str, str], Joined] = {}
         for join in self._list(item, "joins"):
             words = [word.text or "" for word in join.items]
-            joined = _joined(words[2]) if len(words) == 3 else None  # noqa: PLR2004 - two devices and how
+            joined = Joined.of(words[2]) if len(words) == 3 else None  # noqa: PLR2004 - two devices and how
             if joined is None or words[0] not in place or words[1] not in place or words[0] == words[1]:
                 self.to.say(Kind.UNREADABLE, "a join is [DEVICE, DEVICE, NV4|PIX|PXB|PHB|NODE|SYS]", join.line)
                 continue
@@ -231,9 +230,3 @@ def _annotated(item: Item) -> str:
     """Return the NVLink domain as topograph's models give it, in an annotation whose name ends in `/domain`."""
     fields = item.fields["annotations"].fields if "annotations" in item.fields else {}
     return next((value.text or "" for key, value in fields.items() if key.endswith("/domain")), "")
-
-
-def _joined(word: str) -> Joined | None:
-    if re.fullmatch("NV[0-9]{1,3}", word):
-        return Joined(Join.NVLINK, int(word[2:]))
-    return next((Joined(join) for join in Join if join is not Join.NVLINK and join.value == word), None)

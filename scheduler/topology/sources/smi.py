@@ -18,12 +18,9 @@ from deeplink.scheduler.topology.sources.gathering import short
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines its header, also into a file
 _GPU = re.compile(r"GPU\d{1,4}", re.ASCII)
 _DEVICE = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
-_NVLINKS = re.compile(r"NV(\d{1,3})", re.ASCII)
 _CARD = re.compile(r"\s*(NIC\d+)\s*:\s*(\S+)\s*", re.ASCII)
 _CPUS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*", re.ASCII)
-_WORDS = {join.value: join for join in Join if join is not Join.NVLINK} | {
-    "SOC": Join.SYS
-}  # SOC: drivers before 2017
+_FORMER = {"SOC": Join.SYS.value}  # drivers before 2017
 _MOST = 1024  # devices; a node has a few dozen
 
 
@@ -125,10 +122,7 @@ def _header(line: str) -> tuple[str, ...]:
 
 
 def _joined(word: str) -> Joined | None:
-    found = _NVLINKS.fullmatch(word)
-    if found:
-        return Joined(Join.NVLINK, int(found[1]))
-    return Joined(_WORDS[word]) if word in _WORDS else None
+    return Joined.of(_FORMER.get(word, word))
 
 
 def _gpu(name: str, behind: list[str]) -> Gpu:
