@@ -12,6 +12,7 @@ import random
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -123,10 +124,7 @@ class Fleet:
             last_resort: ask also who is being left alone for a while: there is nobody else any more.
         """
         skipped = frozenset() if last_resort else self._breaker.skipped(self._clock.monotonic())
-
-        def chain(shard: int) -> Sequence[NodeName]:
-            return self._candidates(shard, skipped, last_resort=last_resort)
-
+        chain = partial(self._candidates, skipped=skipped, last_resort=last_resort)
         work = Asking(self._index, rows, np.asarray(positions, np.int64), batch, chain=chain)
         refused: set[NodeName] = set()
         waits = 0
