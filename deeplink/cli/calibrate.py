@@ -87,8 +87,8 @@ def command(*, out: Path | None, smallest: int, largest: int, repeats: int, back
         if missing.name != "torch":
             raise
         raise TorchMissingError from missing
-    from deeplink.cli.files import write_output
     from deeplink.clock import SystemClock
+    from deeplink.files import write_output
     from deeplink.scheduler.model.constants import Constants
     from deeplink.scheduler.model.stored import constants_text
     from deeplink.scheduler.model.sweep import calibrated, usable

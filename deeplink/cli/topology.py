@@ -84,8 +84,8 @@ def discover(
     """Find out what the nodes hang on, and tell or write it; fails where nothing is found."""
     import json
 
-    from deeplink.cli.files import write_output
     from deeplink.cli.topology_reading import read_all
+    from deeplink.files import write_output
     from deeplink.scheduler.topology.plain import document_of
 
     if str(output) == "-":
@@ -223,8 +223,8 @@ def export(
     output: Path | None,
 ) -> None:
     """Write the fabric as Slurm's topology.conf (topology/tree), to standard output or a file."""
-    from deeplink.cli.files import write_output
     from deeplink.cli.topology_reading import read_all
+    from deeplink.files import write_output
     from deeplink.scheduler.topology.export import topology_conf
 
     reading = read_all(files, told, inside, storage)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.cli.files import FileTroubleError
 from deeplink.errors import DeepLinkError
+from deeplink.files import FileTroubleError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 from deeplink.scheduler.topology.assemble import Fitted, assembled

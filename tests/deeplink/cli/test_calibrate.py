@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from deeplink import calibration
 from deeplink.calibration import NoRankError
 from deeplink.cli import cli
-from deeplink.cli.files import FileTroubleError
+from deeplink.files import FileTroubleError
 from deeplink.scheduler.model.stored import constants_from
 from deeplink.scheduler.model.sweep import Reach, Seat, Sweep, Timing
 
