@@ -16,11 +16,11 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test test-faults check lint types layers unit whole bench-cache format proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test test-faults check lint types layers unit whole bench-cache bench-scheduler format proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Debian's downloads and pip's go on side by side: -j2 whatever the caller's make was told.
 demo:  ## the whole story on this machine; DATA=folder for images of your own, KEEP=1 to keep the cluster, ARGS=
@@ -70,6 +70,9 @@ test-faults: venv-dev slurm  ## every fault under full load, 500 runs of the cac
 bench-cache: venv $(PEERS)/.ready  ## measure the cache beside its peers; ARGS="--quick --only packing,local"; build/bench/cache.json
 	@.ci/debian bench 'redis-server memcached' redis-server memcached
 	@$(BIN)/python -m benchmarks.cache $(ARGS)
+
+bench-scheduler: venv slurm  ## measure the scheduler; ARGS="--quick --only placement,overhead --traces FOLDER"; build/bench/scheduler.json
+	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
 
 $(PEERS)/.ready: benchmarks/requirements.txt
 	@mkdir -p build && .ci/python-venv $(PYTHON) $(PEERS)

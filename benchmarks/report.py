@@ -1,4 +1,4 @@
-"""Writes what was measured as a page for readers: docs/benchmarks.md."""
+"""Writes what was measured as pages for readers: docs/benchmarks.md and docs/benchmarks-scheduler.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from benchmarks.rows import Row
 
-_HEAD = """\
+_CACHE = """\
 # Benchmarks of the cache
 
 Written by `make bench-cache ARGS=--write-docs`; what is measured and by which rules is in `benchmarks/README.md`.
@@ -21,6 +21,12 @@ Measured on {when} ({scale}) on: {machine}. Load average when it began: {load:.1
 A ratio (`x`) is how many times faster than that peer we are, in turns within one run; the spread is the lowest and
 the highest of the runs. Client and servers share one machine's cores, so remote figures are bound by its
 processors and not by a network.
+"""
+_SCHEDULER = """\
+# Benchmarks of the scheduler
+
+Written by `make bench-scheduler ARGS=--write-docs`; what is measured and how is in `benchmarks/README.md`.
+Measured on {when} on: {machine}. Load average when it began: {load:.1f}.
 """
 
 
@@ -43,22 +49,36 @@ def page(
         scale: how it was run.
         load: average of the machine when the run began: with others at work figures say less.
     """
-    rows = [row for of in subjects.values() for row in of]
-    goals = [row for row in rows if row.goal is not None]
+    head = _CACHE.format(when=when, scale=scale, load=load, machine=_machine(subjects))
+    said = ["## Settings\n", "".join(f"- **{name}**: {how}\n" for name, how in settings.items())]
+    return "\n".join([head, *_measured(subjects), *said, *_not_measured(missing)])
+
+
+def scheduler_page(
+    subjects: Mapping[str, Sequence[Row]], *, missing: Mapping[str, str], when: str, load: float
+) -> str:
+    """Return the page of the scheduler; arguments as those of `page`."""
+    head = _SCHEDULER.format(when=when, load=load, machine=_machine(subjects))
+    return "\n".join([head, *_measured(subjects), *_not_measured(missing)])
+
+
+def _machine(subjects: Mapping[str, Sequence[Row]]) -> str:
+    return next((row.machine for of in subjects.values() for row in of), "nothing")
+
+
+def _measured(subjects: Mapping[str, Sequence[Row]]) -> list[str]:
+    goals = [row for of in subjects.values() for row in of if row.goal is not None]
     reached = sum(1 for row in goals if row.reached)
-    parts = [
-        _HEAD.format(when=when, scale=scale, load=load, machine=rows[0].machine if rows else "nothing"),
-        f"## Figures to reach: {reached} of {len(goals)}\n",
-        _table(goals),
-    ]
+    parts = [f"## Figures to reach: {reached} of {len(goals)}\n", _table(goals)]
     for name, of in subjects.items():
         parts += [f"## {name}\n", _table(of)]
-    parts.append("## Settings\n")
-    parts.append("".join(f"- **{name}**: {said}\n" for name, said in settings.items()))
-    if missing:
-        parts.append("## Not measured\n")
-        parts.append("".join(f"- {what}: {_cell(why)}\n" for what, why in missing.items()))
-    return "\n".join(parts)
+    return parts
+
+
+def _not_measured(missing: Mapping[str, str]) -> list[str]:
+    if not missing:
+        return []
+    return ["## Not measured\n", "".join(f"- {what}: {_cell(why)}\n" for what, why in missing.items())]
 
 
 def _cell(text: str) -> str:

@@ -9,12 +9,12 @@ import platform
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deeplink.publish import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 BENCH = Path(__file__).parents[1] / "build" / "bench"
 
@@ -126,3 +126,12 @@ def write_rows(name: str, rows: Sequence[Row], *, folder: Path = BENCH) -> Path:
     path = folder / f"{name}.json"
     write_text(path, json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
     return path
+
+
+def rows_from(noted: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return the rows of what `write_rows` wrote, read from JSON.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    return [Row(**{**row, "spread": tuple(row["spread"])}) for row in noted]

@@ -26,7 +26,7 @@ from benchmarks.cache.child import side_named
 from benchmarks.cache.lab import FULL, QUICK, SIDES, TINY, Lab, Scale
 from benchmarks.cache.players import UnmeasuredError
 from benchmarks.report import page, write_page
-from benchmarks.rows import BENCH, Row, machine, table, write_rows
+from benchmarks.rows import BENCH, Row, machine, rows_from, table, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +101,7 @@ def run(subjects: Sequence[str], scale: Scale, parts: Path, say: Callable[[str],
         part = parts / f"{name}.json"
         if part.exists():
             noted = json.loads(part.read_text(encoding="utf-8"))
-            found.rows[name] = [Row(**{**row, "spread": tuple(row["spread"])}) for row in noted["rows"]]
+            found.rows[name] = rows_from(noted["rows"])
             found.missing |= noted["missing"]
             say(f"{name}: measured before, kept")
             continue
