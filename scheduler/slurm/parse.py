@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.nodeset import NodeSetError, at_most, unfold
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState, parse_node_state
 from deeplink.types import JobId, NodeName
 
@@ -58,6 +58,8 @@ class NodeRow:
         reason_by: who gave the reason (Slurm itself is root or SlurmUser).
         boot_time: as Slurm prints it; changes when the node booted; empty if it never registered.
         gpus: how many the node is configured with, of all kinds.
+        gpus_used: how many Slurm counts as allocated; None unless details were asked for.
+        version: of its slurmd; empty if it never registered.
     """
 
     name: NodeName
@@ -70,6 +72,8 @@ class NodeRow:
     reason_by: str
     boot_time: str
     gpus: int
+    gpus_used: int | None = None
+    version: str = ""
 
     @property
     def responding(self) -> bool:
@@ -150,10 +154,25 @@ def _job(fields: list[str]) -> JobRow:
         restarts=again,
         requeueable=requeue == "1",
         user=user,
-        nodes=unfold(nodes),
+        nodes=_names(nodes, "squeue"),
         batch_host=NodeName(batch_host) if batch_host and batch_host != "n/a" else None,
         name=name,
     )
+
+
+_UNTOLD = "-"
+_PORT = re.compile(r"\d{1,5}", re.ASCII)
+_MOST_NAMES = 1 << 20
+"""Slurm itself holds at most 65,533 nodes; beyond this a text is no list of them, and would fill the memory."""
+
+
+def _names(text: str, command: str) -> tuple[NodeName, ...]:
+    try:
+        if at_most(text) <= _MOST_NAMES:
+            return unfold(text)
+    except (NodeSetError, ValueError):  # ValueError: a number of thousands of digits
+        pass
+    raise SlurmTextError(command, text)
 
 
 _NODE_REASON = re.compile(
@@ -188,17 +207,20 @@ def _node(record: str) -> NodeRow:
     name = field("NodeName")
     state, flags = parse_node_state(field("State"))
     port = field("Port", "")
+    used = field("GresUsed", _UNTOLD)
     return NodeRow(
         name=NodeName(name),
         address=field("NodeAddr", name),
         host=field("NodeHostName", name),
-        port=int(port) if port.isdigit() else None,
+        port=int(port) if _PORT.fullmatch(port) else None,
         state=state,
         flags=flags,
         reason=said["reason"] if said else "",
         reason_by=(said["by"] or "") if said else "",
         boot_time=field("BootTime", "").replace("None", ""),
         gpus=_gpus(field("Gres", "")),
+        gpus_used=None if used == _UNTOLD else _gpus(used),
+        version=field("Version", ""),
     )
 
 
@@ -208,16 +230,24 @@ def _gpus(gres: str) -> int:
     >>> _gpus("gpu:a100:4(S:0-1),gpu:1,craynetwork:4"), _gpus("(null)")
     (5, 0)
     """
-    return sum(int(number) for number in re.findall(r"(?:^|,)gpu:(?:[^:,(]+:)?(\d+)", gres))
+    return sum(int(number) for number in re.findall(r"(?:^|,)gpu:(?:[^:,(]+:)?([0-9]{1,9})(?![0-9])", gres))
+
+
+_NO_TOPOLOGY = "No topology information available"
 
 
 def parse_topology(text: str) -> list[SwitchRow]:
     """Read `scontrol show topology`; empty where Slurm knows no topology.
 
+    A block of topology/block (Slurm 23.11) is a switch of level 0, and blocks that are joined to one of level 1.
+
+    >>> [row.switches for row in parse_topology("AggregatedBlock=b[0-1] BlockIndex=2 Nodes=n[0-3] BlockSize=4")]
+    [('b0', 'b1')]
+
     Raises:
         SlurmTextError: a line is not a switch.
     """
-    return [parse_switch(line) for line in filter(str.strip, text.splitlines())]
+    return [parse_switch(line) for line in text.splitlines() if line.strip() and _NO_TOPOLOGY not in line]
 
 
 def parse_switch(line: str, *, level: int | None = None) -> SwitchRow:
@@ -226,15 +256,27 @@ def parse_switch(line: str, *, level: int | None = None) -> SwitchRow:
     Raises:
         SlurmTextError: the line is not a switch.
     """
+    command = "scontrol show topology" if level is None else "topology.conf"
     # Slurm reads the names of its settings without regard to case.
     fields = {key.casefold(): value for key, _, value in (part.partition("=") for part in line.split())}
+    if level is None:
+        fields = _as_switch(fields)
     try:
         return SwitchRow(
             fields["switchname"],
             int(fields["level"]) if level is None else level,
-            unfold(fields.get("nodes", "")),
-            tuple(unfold(fields.get("switches", ""))),
+            _names(fields.get("nodes", ""), command),
+            tuple(_names(fields.get("switches", ""), command)),
             int(fields.get("linkspeed", "1")),
         )
     except (KeyError, ValueError):
-        raise SlurmTextError("scontrol show topology" if level is None else "topology.conf", line) from None
+        raise SlurmTextError(command, line) from None
+
+
+def _as_switch(fields: dict[str, str]) -> dict[str, str]:
+    if "blockname" in fields:
+        return {"switchname": fields["blockname"], "level": "0", "nodes": fields.get("nodes", "")}
+    if "aggregatedblock" in fields:
+        joined = fields["aggregatedblock"]
+        return {"switchname": joined, "level": "1", "nodes": fields.get("nodes", ""), "switches": joined}
+    return fields
