@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from deeplink.scheduler.slurm.parse import (
     parse_nodes,
     parse_topology,
 )
+from deeplink.scheduler.slurm.separator import fresh_separator
 from deeplink.types import JobId, NodeName
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ class Slurm:
         return exact[0]
 
     def _squeue(self, selection: Sequence[str]) -> list[JobRow]:
-        # Not guessable, because it is all that keeps a job's name from posing as another job's state.
-        separator = f"\x1f{secrets.token_hex(4)}\x1f"
+        separator = fresh_separator()
         layout = ",".join(f"{field}:{separator}" for field in JOB_FIELDS)
         return parse_jobs(
             self.run(["squeue", "-h", "-a", "-r", "--states=all", "-O", layout, *selection]), separator
@@ -152,7 +151,7 @@ class Slurm:
 
     def steps(self, job: int) -> dict[str, int]:
         """Return a running job's steps by name; of several with one name the newest."""
-        separator = f"\x1f{secrets.token_hex(4)}\x1f"
+        separator = fresh_separator()
         said = self.run(["squeue", "-h", "--steps", "-j", str(job), "-o", f"%i{separator}%j{separator}"])
         fields = said.split(separator)[:-1]
         numbers = [
