@@ -22,7 +22,6 @@ from deeplink.cache.membership import members_token, other_members
 from deeplink.cache.reads.arenas import Arenas
 from deeplink.cache.reads.fallback import Fallback
 from deeplink.cache.reads.local import LocalReader
-from deeplink.cache.reads.mounts import slowness
 from deeplink.cache.reads.tally import ReadStats, Tally
 from deeplink.cache.remote.asking import Outcome
 from deeplink.cache.remote.fleet import Fleet
@@ -32,6 +31,7 @@ from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.config import Config, load_config
 from deeplink.errors import DeepLinkError
+from deeplink.mounts import slowness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

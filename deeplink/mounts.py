@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_SHARED = frozenset(
+SHARED = frozenset(
     {
         "nfs",
         "nfs4",
@@ -23,7 +23,7 @@ _SHARED = frozenset(
     }
 )
 """File systems of many nodes: each read of theirs may be a round trip."""
-_MEMORY = frozenset({"tmpfs", "ramfs"})
+MEMORY = frozenset({"tmpfs", "ramfs"})
 _ESCAPES = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
@@ -72,8 +72,8 @@ def slowness(store: Path, source: str, mounts: list[tuple[str, str]] | None = No
     '/home/a/store lies on nfs4, which other nodes share: each cold read may be a round trip'
     """
     kind = file_system(store, mounts)
-    if kind in _SHARED:
+    if kind in SHARED:
         return f"{store} lies on {kind}, which other nodes share: each cold read may be a round trip"
-    if source.startswith("/") and kind not in _MEMORY and file_system(Path(source), mounts) in _MEMORY:
+    if source.startswith("/") and kind not in MEMORY and file_system(Path(source), mounts) in MEMORY:
         return f"the source {source} lies in memory, and {store} on {kind or 'a disk'}"
     return ""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.cache.reads import mounts
+from deeplink import mounts
 
 TABLE = [("/", "ext4"), ("/home", "nfs4"), ("/local/ssd", "xfs"), ("/dev/shm", "tmpfs"), ("/local/ssd", "ext4")]
 
