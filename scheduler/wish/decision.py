@@ -34,6 +34,7 @@ class Ask:
     Attributes:
         nodes: how many; 0 where that is not known.
         gpus: GPUs on each.
+        gpu_type: of which kind; empty for any.
         cpus: CPUs on each, at least.
         memory_mib: memory on each, at least; 0 where nothing was said.
         exclusive: whether it wants whole nodes.
@@ -50,6 +51,7 @@ class Ask:
 
     nodes: int = 0
     gpus: int = 0
+    gpu_type: str = ""
     cpus: int = 1
     memory_mib: int = 0
     exclusive: bool = False

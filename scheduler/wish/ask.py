@@ -1,0 +1,255 @@
+"""From sbatch's command line, environment and `#SBATCH` lines to what the job asks; pure.
+
+Whatever is not understood means that no wish is made, with the reason: never a wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.wish.amounts import (
+    AmountError,
+    count_of,
+    gpus_of,
+    mebibytes,
+    node_count,
+    seconds_of,
+)
+from deeplink.scheduler.wish.decision import Ask
+from deeplink.types import NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deeplink.scheduler.slurm.options import CommandLine
+
+Settings = dict[str, str]
+"""The value of each option that is given somewhere; empty for one without."""
+Unfold = Callable[[str], tuple[NodeName, ...]]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Neither bears on which nodes a job gets, nor on when it could start on those that are free.
+_ASIDE = _names("""
+account acctg-freq bb bbf chdir comment container cpu-freq deadline delay-boot error export export-file
+get-user-env gid gpu-bind gpu-freq hint ignore-pbs input job-name kill-on-invalid-dep licenses mail-type
+mail-user mcs-label mem-bind network nice no-kill no-requeue open-mode output overcommit parsable power
+priority profile propagate qos quiet reboot requeue signal uid verbose wait wait-all-nodes wckey wrap
+""")
+# They ask for more of a node than is weighed here. Slurm itself is asked before nodes are wished by name.
+_UNWEIGHED = _names("""
+core-spec cores-per-socket cpus-per-gpu extra-node-info gres-flags mem-per-gpu mincpus ntasks-per-core
+ntasks-per-gpu ntasks-per-socket sockets-per-node thread-spec threads-per-core tmp
+""")
+_WEIGHED = _names("""
+array begin constraint cpus-per-task dependency distribution exclude exclusive gpus gpus-per-node
+gpus-per-task gres hold mem mem-per-cpu nodes ntasks ntasks-per-node partition time
+""")
+_CHOSEN = {
+    "batch": "--batch chooses the batch host by its features",
+    "cluster-constraint": "another cluster may get the job",
+    "clusters": "another cluster may get the job",
+    "contiguous": "--contiguous is a wish of its own",
+    "nodefile": "the nodes are named on the command line",
+    "nodelist": "the nodes are named on the command line",
+    "oversubscribe": "--oversubscribe shares nodes in a way that is not weighed",
+    "prefer": "--prefer is a wish of its own",
+    "reservation": "the nodes are those of a reservation",
+    "spread-job": "--spread-job asks for the opposite",
+    "switches": "--switches is given",
+    "test-only": "nothing is submitted",
+    "use-min-nodes": "--use-min-nodes leaves the number of nodes open",
+}
+# Variables that sbatch reads, sbatch(1); they count more than the script's lines and less than the command line.
+_VARIABLES = {
+    "SBATCH_ARRAY_INX": "array",
+    "SBATCH_BATCH": "batch",
+    "SBATCH_CLUSTERS": "clusters",
+    "SLURM_CLUSTERS": "clusters",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_CORE_SPEC": "core-spec",
+    "SBATCH_CPUS_PER_GPU": "cpus-per-gpu",
+    "SBATCH_DISTRIBUTION": "distribution",
+    "SBATCH_EXCLUSIVE": "exclusive",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_GPUS_PER_NODE": "gpus-per-node",
+    "SBATCH_GPUS_PER_TASK": "gpus-per-task",
+    "SBATCH_GRES": "gres",
+    "SBATCH_MEM_PER_CPU": "mem-per-cpu",
+    "SBATCH_MEM_PER_GPU": "mem-per-gpu",
+    "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_REQ_SWITCH": "switches",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_SPREAD_JOB": "spread-job",
+    "SBATCH_THREAD_SPEC": "thread-spec",
+    "SBATCH_TIMELIMIT": "time",
+    "SBATCH_USE_MIN_NODES": "use-min-nodes",
+    "SLURM_HOSTFILE": "nodefile",
+}
+
+
+class _NotUnderstoodError(Exception):
+    """Carries the reason why no wish can be made, up to `ask_of`."""
+
+
+def settings_of(line: CommandLine, scripted: CommandLine, env: Mapping[str, str]) -> tuple[Settings, str]:
+    """Return what is set, by whoever counts most, and the first option that is not known here, if any."""
+    found: Settings = {}
+    unknown = ""
+    for option in scripted.options:
+        found[option.name] = option.value or ""
+        unknown = unknown or ("" if option.known else option.words[0])
+    found |= {name: env[variable] for variable, name in _VARIABLES.items() if variable in env}
+    for option in line.options:
+        if not option.name.startswith("deeplink") and option.name != "dry-run":
+            found[option.name] = option.value or ""
+            unknown = unknown or ("" if option.known else option.words[0])
+    return found, unknown
+
+
+def ask_of(
+    line: CommandLine,
+    scripted: CommandLine,
+    env: Mapping[str, str],
+    unfold: Unfold,
+    *,
+    data: tuple[str, ...] = (),
+    patience_s: int | None = None,
+    het: bool = False,
+) -> Ask:
+    """Return what a job asks.
+
+    Args:
+        line: sbatch's command line.
+        scripted: the script's `#SBATCH` lines.
+        env: the environment.
+        unfold: `nodeset.unfold`; handed in, since importing it takes time that most jobs need not spend.
+        data: datasets it will read.
+        patience_s: how long it may wait for better nodes; None where not said.
+        het: whether it is a job of several components.
+    """
+    settings, unknown = settings_of(line, scripted, env)
+    try:
+        _check(settings, unknown, het=het)
+        return _asked(settings, data, patience_s, unfold)
+    except _NotUnderstoodError as reason:
+        return Ask(data=data, patience_s=patience_s, no_wish=str(reason))
+    except AmountError as problem:
+        return Ask(data=data, patience_s=patience_s, no_wish=str(problem))
+
+
+def _check(settings: Settings, unknown: str, *, het: bool) -> None:
+    if het:
+        raise _NotUnderstoodError("a job of several components is not weighed")
+    for name, why in _CHOSEN.items():
+        if name in settings:
+            raise _NotUnderstoodError(why)
+    if settings.get("distribution", "").startswith("arbitrary"):
+        raise _NotUnderstoodError("--distribution=arbitrary names the nodes")
+    known = _ASIDE | _UNWEIGHED | _WEIGHED
+    strange = unknown or next((f"--{name}" for name in settings if name not in known), "")
+    if strange:
+        raise _NotUnderstoodError(f"{strange} is an option whose meaning is not known here")
+
+
+def _asked(settings: Settings, data: tuple[str, ...], patience_s: int | None, unfold: Unfold) -> Ask:
+    nodes, tasks = _nodes_and_tasks(settings)
+    kind, gpus = _gpus(settings, nodes, tasks)
+    cpus = tasks * count_of(settings.get("cpus-per-task", "1"))
+    partition = settings.get("partition", "")
+    if "," in partition:
+        raise _NotUnderstoodError("several partitions may get the job")
+    return Ask(
+        nodes=nodes,
+        gpus=gpus,
+        gpu_type=kind,
+        cpus=cpus,
+        memory_mib=_memory(settings, cpus),
+        exclusive=_exclusive(settings),
+        partition=partition,
+        features=_features(settings.get("constraint", "")),
+        excluded=_excluded(settings.get("exclude", ""), unfold),
+        array="array" in settings,
+        later=_later(settings),
+        limit_s=seconds_of(settings["time"]) if settings.get("time", "0") not in {"0", ""} else 0,
+        data=data,
+        patience_s=patience_s,
+    )
+
+
+def _nodes_and_tasks(settings: Settings) -> tuple[int, int]:
+    """Return nodes, and tasks on each at most."""
+    per_node = count_of(settings["ntasks-per-node"]) if "ntasks-per-node" in settings else 0
+    if "nodes" not in settings:
+        if any(name in settings for name in ("ntasks", "gpus")):
+            raise _NotUnderstoodError("how many nodes it gets is left open (say it with -N)")
+        return 1, per_node or 1
+    nodes = node_count(settings["nodes"])
+    if not nodes:
+        raise _NotUnderstoodError(f"how many nodes it gets is left open (-N {settings['nodes']})")
+    tasks = count_of(settings["ntasks"]) if "ntasks" in settings else nodes * (per_node or 1)
+    if tasks < nodes:
+        raise _NotUnderstoodError(f"{tasks} tasks need fewer than {nodes} nodes")
+    return nodes, per_node or -(-tasks // nodes)
+
+
+def _gpus(settings: Settings, nodes: int, tasks: int) -> tuple[str, int]:
+    """Return the kind and number of GPUs on each node."""
+    for name, share in (("gres", 1), ("gpus-per-node", 1), ("gpus", nodes), ("gpus-per-task", 0)):
+        if name not in settings:
+            continue
+        text = settings[name]
+        kind, count = gpus_of(text if name == "gres" else f"gpu:{text}")
+        if not share:
+            return kind, count * tasks
+        if count % share:
+            raise _NotUnderstoodError(f"{count} GPUs are not the same number on each of {nodes} nodes")
+        return kind, count // share
+    return "", 0
+
+
+def _memory(settings: Settings, cpus: int) -> int:
+    if settings.get("mem", "0") not in {"0", ""}:
+        return mebibytes(settings["mem"])
+    return cpus * mebibytes(settings["mem-per-cpu"]) if settings.get("mem-per-cpu") else 0
+
+
+def _exclusive(settings: Settings) -> bool:
+    if settings.get("exclusive"):
+        raise _NotUnderstoodError(f"--exclusive={settings['exclusive']} is not weighed")
+    return "exclusive" in settings or settings.get("mem") == "0"
+
+
+def _features(text: str) -> tuple[str, ...]:
+    if not text:
+        return ()
+    features = tuple(part for part in re.split(r"[&,]", text) if part)
+    if not all(re.fullmatch(r"[\w.:=+-]+", part) for part in features):
+        raise _NotUnderstoodError(f"--constraint={text} is more than a list of features")
+    return features
+
+
+def _excluded(text: str, unfold: Unfold) -> tuple[NodeName, ...]:
+    if "/" in text:
+        raise _NotUnderstoodError("the nodes to exclude are in a file")
+    if "[" not in text:
+        return tuple(NodeName(name) for name in text.split(",") if name)
+    try:
+        return unfold(text)
+    except DeepLinkError as problem:
+        raise _NotUnderstoodError(str(problem)) from problem
+
+
+def _later(settings: Settings) -> str:
+    if settings.get("begin", "now") not in {"now", ""}:
+        return f"it begins later (--begin={settings['begin']})"
+    if settings.get("dependency"):
+        return f"it waits for other jobs (--dependency={settings['dependency']})"
+    return "it is held" if "hold" in settings else ""
