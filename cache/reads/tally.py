@@ -7,6 +7,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
+from deeplink import vitals
+
 log = logging.getLogger(__name__)
 
 _STALL_S = 0.5
@@ -54,6 +56,7 @@ class Tally:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._longest_wait_s = 0.0
+        vitals.of_process.count_in(self)
 
     def count(self, **counts: int) -> None:
         """Add to fields of `ReadStats`."""
@@ -74,3 +77,13 @@ class Tally:
         """Return what was counted so far."""
         with self._lock:
             return ReadStats(**self._counts, longest_wait_s=self._longest_wait_s)
+
+    def vitals(self) -> dict[str, float]:
+        """Return how many samples came from where, for the reports of training; nothing before the first."""
+        found = self.stats()
+        counts = {
+            vitals.LOCAL_SAMPLES: found.local_samples,
+            vitals.PEER_SAMPLES: found.peer_samples,
+            vitals.SOURCE_SAMPLES: found.source_samples,
+        }
+        return {name: float(count) for name, count in counts.items()} if any(counts.values()) else {}

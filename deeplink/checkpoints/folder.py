@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deeplink import vitals
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import NO_CLAIM, Claim, Claims
 from deeplink.checkpoints.entries import Entry, abandoned_drafts, entries, entry_name, superfluous, survey
@@ -122,6 +123,7 @@ class Checkpoints:
         self._holder = uuid.uuid4().hex
         self._claim: Claim | None = None
         self._checked: set[Path] = set()
+        self._saved: int | None = None
 
     # -- looking
 
@@ -290,7 +292,16 @@ class Checkpoints:
             if final != self.folder and final.exists():
                 raise CheckpointExistsError(final) from problem
             raise CheckpointWriteError(self.folder, problem) from problem
+        self._tell(step)
         self._prune(claim)
+
+    def _tell(self, step: int) -> None:
+        """Let the next report of training say that a checkpoint is there."""
+        told = {vitals.CHECKPOINT_STEP: float(step), vitals.CHECKPOINT_UNIX: self._clock.unix()}
+        if self._saved is not None and step > self._saved:
+            told[vitals.CHECKPOINT_EVERY] = float(step - self._saved)
+        self._saved = step
+        vitals.of_process.note(**told)
 
     def _free_path(self, step: int, claim: Claim) -> Path:
         serials = [

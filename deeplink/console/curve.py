@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from deeplink import vitals
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,7 +35,7 @@ CurvePoint = tuple[int, float | None, int]
 
 def drawn(reports: Sequence[ProgressPoint]) -> tuple[str, tuple[Point, ...]]:
     """Return the metric that is drawn (`loss`, else the first by name), and rank 0's points of it."""
-    named = {name for report in reports for name in report.metrics}
+    named = {name for report in reports for name in report.metrics if not name.startswith(vitals.PREFIX)}
     metric = "loss" if "loss" in named or not named else min(named)
     return metric, tuple(
         Point(report.attempt, report.step, report.unix, report.metrics[metric])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deeplink import progress
+from deeplink import progress, vitals
 from deeplink.clock import SystemClock
 from deeplink.plainrpc import PlainConnection
 from deeplink.progress import Destination, Reporter, destination
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 ATTEMPT = Attempt(5, 0, 1)
 REPORT = "/deeplink.v1.Node/Report"
+
+
+@pytest.fixture(autouse=True)
+def no_vitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers that other tests left alive count for nothing here."""
+    monkeypatch.setattr(vitals, "of_process", vitals.Vitals())
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:

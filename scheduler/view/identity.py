@@ -1,0 +1,154 @@
+"""Which job is meant: the forms of Slurm's job ids; pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from typing_extensions import override
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deeplink.scheduler.slurm.parse import JobRow
+
+_FORM = re.compile(
+    r"(?P<job>[1-9][0-9]{0,9})"
+    r"(?:_(?P<tasks>[0-9]{1,9}|\*|\[[0-9]{1,9}(?:[-,:0-9]{0,4000})(?:%[0-9]{1,9})?\])|\+(?P<part>[0-9]{1,9}))?"
+    r"(?:\.(?P<step>[0-9]{1,9}|batch|extern|interactive))?",
+    re.ASCII,
+)
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?")
+_MOST_TASKS = 4_000_001
+"""Slurm's own bound on MaxArraySize."""
+
+
+class JobNameError(DeepLinkError):
+    """A word names no job."""
+
+    exit_code = 2
+
+    def __init__(self, word: str, problem: str = "it is no job id") -> None:
+        super().__init__(
+            f"{word!r}: {problem}",
+            remedy="Jobs are named by number: 12, 12_3 (task of an array), 12_[1-4], 12+0 (part of a het job).",
+        )
+        self.word, self.problem = word, problem
+
+
+class ManyJobsError(DeepLinkError):
+    """A word names several jobs where one is wanted."""
+
+    exit_code = 2
+
+    def __init__(self, word: str, labels: Iterable[str]) -> None:
+        self.labels = tuple(labels)
+        some = ", ".join(self.labels[:5]) + (", ..." if len(self.labels) > 5 else "")  # noqa: PLR2004
+        super().__init__(
+            f"{word} is {len(self.labels)} jobs: {some}", remedy=f"Name one, such as {self.labels[0]}."
+        )
+        self.word = word
+
+
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """A job as people name it.
+
+    Attributes:
+        job: the number before everything else.
+        tasks: `3`, `[1-4]` or `*` of an array; empty without.
+        part: of a heterogeneous job; None without.
+        step: empty without.
+    """
+
+    job: int
+    tasks: str = ""
+    part: int | None = None
+    step: str = ""
+
+    @classmethod
+    def parse(cls, word: str) -> Self:
+        """Read a job id.
+
+        >>> JobName.parse("12_[1-4,7]"), str(JobName.parse("12+0"))
+        (JobName(job=12, tasks='[1-4,7]', part=None, step=''), '12+0')
+
+        Raises:
+            JobNameError: it is none.
+        """
+        found = _FORM.fullmatch(word)
+        if not found:
+            raise JobNameError(word)
+        name = cls(
+            int(found["job"]),
+            found["tasks"] or "",
+            int(found["part"]) if found["part"] is not None else None,
+            found["step"] or "",
+        )
+        name._spans(word)
+        return name
+
+    @override
+    def __str__(self) -> str:
+        tasks = f"_{self.tasks}" if self.tasks else ""
+        part = f"+{self.part}" if self.part is not None else ""
+        return f"{self.job}{tasks}{part}" + (f".{self.step}" if self.step else "")
+
+    @property
+    def single(self) -> bool:
+        """Whether at most one job can be meant, and no step of it."""
+        return (not self.tasks or self.tasks.isdigit()) and not self.step
+
+    def _spans(self, word: str = "") -> list[range]:
+        spans = []
+        if self.tasks in {"", "*"}:
+            return []
+        for item in self.tasks.strip("[]").partition("%")[0].split(","):
+            found = _SPAN.fullmatch(item)
+            if not found or int(found[1]) >= _MOST_TASKS or int(found[2] or 0) >= _MOST_TASKS:
+                raise JobNameError(word or str(self), f"{item!r} is no range of tasks")
+            spans.append(range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1)))
+        return spans
+
+    def means(self, row: JobRow) -> bool:
+        """Whether a job of Slurm's is meant: by its own number, or by its label."""
+        if self.tasks == "" and self.part is None and row.id == self.job:
+            return True
+        found = _FORM.fullmatch(row.label)
+        if not found or int(found["job"]) != self.job:
+            return False
+        if self.part is not None:
+            return found["part"] is not None and int(found["part"]) == self.part
+        if self.tasks in {"", "*"}:
+            return True
+        task = found["tasks"] or ""
+        return task.isdigit() and any(int(task) in span for span in self._spans())
+
+
+def matching(name: JobName, rows: Iterable[JobRow]) -> list[JobRow]:
+    """Return the jobs of Slurm's that are meant; the one that is called so goes before others."""
+    meant = [row for row in rows if name.means(row)]
+    exact = [row for row in meant if row.label == str(name)]
+    return exact or meant
+
+
+def the_one(word: str, rows: Iterable[JobRow]) -> JobRow | None:
+    """Return the one job that is meant; None where Slurm knows none.
+
+    Raises:
+        JobNameError: the word names no job, or a step.
+        ManyJobsError: it names several.
+    """
+    name = JobName.parse(word)
+    if name.step:
+        raise JobNameError(word, "a job is wanted, and this is a step of one")
+    found = matching(name, rows)
+    running = [row for row in found if not row.state.final]
+    if len(found) > 1 and len(running) == 1 and not name.tasks:
+        return running[0]
+    if len(found) > 1:
+        raise ManyJobsError(word, [row.label for row in found])
+    return found[0] if found else None
