@@ -1,0 +1,195 @@
+"""What to wish of Slurm for a job: a function of what it asks and of the cluster's state; pure.
+
+Where the best nodes are free now they are wished by name, unless Slurm's own choice is as good. Where they are
+not, few leaves are wished, for a short time. In all other cases nothing is wished, and the decision says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.placement.cost import DEFAULT_COST
+from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Residency
+from deeplink.scheduler.placement.search import place
+from deeplink.scheduler.wish.decision import Decision, Kind, Option, Why
+from deeplink.scheduler.wish.room import CannotRunError, Rooms, partition_of, rooms_of
+from deeplink.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from deeplink.scheduler.placement.cost import Cost
+    from deeplink.scheduler.placement.request import Request
+    from deeplink.scheduler.placement.search import Candidate
+    from deeplink.scheduler.topology.graph import Fabric
+    from deeplink.scheduler.wish.decision import Ask
+    from deeplink.scheduler.wish.site import Site
+    from deeplink.scheduler.wish.state import Now
+    from deeplink.types import NodeName
+
+DEFAULT_PATIENCE_S = 60
+"""How long a job may be made to wait for better nodes, where nobody said."""
+_PATIENT_SHARE = 50  # ... and at most a fiftieth of its time limit
+_LEAST_PATIENCE_S = 5  # below, Slurm's scheduler may not have come by even once
+LEAST_GAIN = 0.2
+"""Nodes are wished by name where they cost less than Slurm's own by as much: a wish by name binds the job."""
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A decision, and what Slurm's own choice of nodes can be weighed by.
+
+    Attributes:
+        decision: NODES means: to be tried with Slurm first (`settle`).
+        cluster, request: what was weighed; None where nothing was.
+        cost: by which.
+    """
+
+    decision: Decision
+    cluster: Cluster | None = None
+    request: Request | None = None
+    cost: Cost = DEFAULT_COST
+
+    def option(self, nodes: Collection[NodeName]) -> Option | None:
+        """Return a choice of nodes as it is weighed here; None where it cannot be had by what is known here."""
+        if self.cluster is None or self.request is None or len(nodes) != self.request.nodes:
+            return None
+        wanted = frozenset(nodes)
+        try:
+            found = place(self.cluster, replace(self.request, required=wanted), self.cost, most=1)
+        except NoPlacementError:
+            return None
+        return _option(found[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a decision is made in.
+
+    Attributes:
+        now: the cluster's nodes.
+        site: where they hang.
+        residency: where the job's data lies.
+        taken: nodes that another job is about to get.
+        notes: what was not known.
+    """
+
+    now: Now
+    site: Site
+    residency: Residency = field(default_factory=Residency)
+    taken: frozenset[NodeName] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def unasked(why: Why, words: str, notes: Iterable[str] = ()) -> Decision:
+    """Return the decision to wish nothing."""
+    return Decision(kind=Kind.NOTHING, why=why, words=words, notes=tuple(notes))
+
+
+def patience_of(ask: Ask) -> int:
+    """Return for how long a job may be made to wait for better nodes, seconds; 0 for not at all."""
+    if ask.patience_s is not None:
+        return ask.patience_s
+    patience = min(DEFAULT_PATIENCE_S, ask.limit_s // _PATIENT_SHARE) if ask.limit_s else DEFAULT_PATIENCE_S
+    return patience if patience >= _LEAST_PATIENCE_S else 0
+
+
+def decide(ask: Ask, around: Surroundings, cost: Cost = DEFAULT_COST) -> Weighed:
+    """Decide what to wish for a job."""
+    notes = (*around.site.notes, *around.notes)
+    if ask.no_wish:
+        return Weighed(unasked(Why.NOT_UNDERSTOOD, ask.no_wish, notes))
+    try:
+        partition = partition_of(ask, around.now)
+        rooms = rooms_of(ask, around.now, dead=around.site.ties.dead, taken=around.taken)
+    except CannotRunError as limit:
+        return Weighed(unasked(Why.IMPOSSIBLE, limit.problem, notes))
+    if rooms.able < ask.nodes:
+        words = f"{counted(ask.nodes, 'node')} wanted; of those that would do, {rooms.able:,} are well"
+        return Weighed(unasked(Why.BUSY, words, notes))
+    if partition.shares and not ask.exclusive:
+        why = f"jobs share CPUs in partition {partition.name}, which is not weighed"
+        return Weighed(unasked(Why.NOT_UNDERSTOOD, why, notes))
+    if not partition.up or ask.later or ask.array:
+        reason = Why.STARTS_LATER if partition.up else Why.BUSY
+        words = "" if partition.up else f"partition {partition.name} is not up"
+        plain = unasked(reason, words or ask.later or "its tasks start one by one", notes)
+        return Weighed(_few_leaves(ask, around, rooms, plain))
+    return _now(ask, around, rooms, cost, notes)
+
+
+def _now(ask: Ask, around: Surroundings, rooms: Rooms, cost: Cost, notes: tuple[str, ...]) -> Weighed:
+    ties = around.site.ties
+    lost = sum(not ties.fabric.path(node) for node in rooms.rooms)
+    if lost and ties.fabric.paths:
+        notes = (*notes, f"{counted(lost, 'node')} of {len(rooms.rooms):,} hang on no switch that is known")
+    cluster = Cluster(fabric=ties.fabric, rooms=rooms.rooms, speeds=ties.speeds, residency=around.residency)
+    try:
+        found = place(cluster, rooms.request, cost, most=SHOWN)
+    except NoPlacementError:
+        why = f"{counted(ask.nodes, 'node')} wanted, {rooms.free:,} of {rooms.able:,} have the room now"
+        return Weighed(_few_leaves(ask, around, rooms, unasked(Why.BUSY, why, notes)))
+    candidates = tuple(map(_option, found))
+    best = candidates[0]
+    fewest = fewest_leaves(ties.fabric, rooms.rooms, ask.nodes)
+    if best.leaves > fewest:
+        why = f"the best free nodes lie on {best.leaves} leaves, where {fewest} would do"
+        waited = _few_leaves(ask, around, rooms, unasked(Why.SCATTERED, why, notes))
+        if waited.kind is Kind.SWITCHES:
+            return Weighed(replace(waited, candidates=candidates), cluster, rooms.request, cost)
+    words = f"the best nodes are free: {found[0]}"
+    decision = Decision(
+        kind=Kind.NODES,
+        why=Why.FREE_NOW,
+        words=words,
+        nodes=best.nodes,
+        candidates=candidates,
+        expected=best.nodes,
+        notes=notes,
+    )
+    return Weighed(decision, cluster, rooms.request, cost)
+
+
+def _few_leaves(ask: Ask, around: Surroundings, rooms: Rooms, plain: Decision) -> Decision:
+    """Wish for as few leaves as the job could touch on an idle cluster, where that gains anything over `plain`."""
+    tree, patience = around.site.slurm, patience_of(ask)
+    leaves = {tree.leaf(node) for node in rooms.rooms if tree.path(node)}
+    fewest = fewest_leaves(tree, rooms.rooms, ask.nodes)
+    if not leaves:
+        return replace(plain, why=Why.NOTHING_TO_GAIN, words=f"{plain.words}; Slurm knows no switches to wish for")
+    if min(ask.nodes, len(leaves)) <= fewest:
+        words = f"{plain.words}; any nodes are as near to each other"
+        return replace(plain, why=Why.NOTHING_TO_GAIN, words=words)
+    if not patience:
+        return replace(plain, words=f"{plain.words}; it is not to wait for better ones")
+    leaf = "one leaf" if fewest == 1 else f"{fewest} leaves"
+    words = f"{plain.words}; {leaf} waited for, {patience} s at most"
+    return replace(plain, kind=Kind.SWITCHES, words=words, switches=fewest, patience_s=patience)
+
+
+def fewest_leaves(fabric: Fabric, nodes: Iterable[NodeName], wanted: int) -> int:
+    """Return on how few leaves so many nodes fit, were all of them free.
+
+    Nodes nobody knows the place of count as one leaf.
+    """
+    sizes = sorted(Counter(fabric.leaf(node) for node in nodes).values(), reverse=True)
+    left, used = wanted, 0
+    for size in sizes:
+        if left <= 0:
+            break
+        left, used = left - size, used + 1
+    return used
+
+
+def _option(candidate: Candidate) -> Option:
+    return Option(
+        nodes=candidate.nodes,
+        cost=round(candidate.cost, 6),
+        crossings=candidate.crossings,
+        leaves=candidate.leaves,
+        percent_local=round(candidate.percent_local, 3),
+        given_up=tuple(map(str, candidate.given_up)),
+    )

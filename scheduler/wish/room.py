@@ -1,0 +1,131 @@
+"""Which nodes could run a job, ever and now, out of the cluster's state and what the job asks; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.placement.request import Request, Room
+from deeplink.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from deeplink.scheduler.wish.decision import Ask
+    from deeplink.scheduler.wish.state import NodeNow, Now, Partition
+    from deeplink.types import NodeName
+
+
+class CannotRunError(DeepLinkError):
+    """No choice of nodes can meet what a job asks, as far as this cluster is known.
+
+    Attributes:
+        limit: which limit it is: partition, time, nodes, excluded, features, gpus, size.
+    """
+
+    exit_code = 2
+
+    def __init__(self, limit: str, problem: str) -> None:
+        super().__init__(problem, remedy="Ask for less, or of another partition.")
+        self.limit, self.problem = limit, problem
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What the cluster has for a job.
+
+    Attributes:
+        rooms: of all nodes that could run it, busy ones too; idle: whether it has the room now.
+        request: the job, as placement wants it.
+        able: how many of them live.
+        free: how many have the room now.
+    """
+
+    rooms: Mapping[NodeName, Room]
+    request: Request
+    able: int
+    free: int
+
+
+def partition_of(ask: Ask, now: Now) -> Partition:
+    """Return the partition that a job goes to.
+
+    Raises:
+        CannotRunError: there is none of this name, or none at all.
+    """
+    name = ask.partition or now.default
+    if name in now.partitions:
+        return now.partitions[name]
+    raise CannotRunError(
+        "partition", f"there is no partition {name}" if name else "no partition is named, and none is the default"
+    )
+
+
+def rooms_of(ask: Ask, now: Now, *, dead: Collection[NodeName] = (), taken: Collection[NodeName] = ()) -> Rooms:
+    """Return what the cluster has for a job.
+
+    Args:
+        ask: what it asks.
+        now: the cluster's nodes.
+        dead: nodes that the fabric does not reach.
+        taken: nodes that another job is about to get.
+
+    Raises:
+        CannotRunError: no choice of nodes can meet it, even when all are idle and well.
+    """
+    partition = partition_of(ask, now)
+    if ask.limit_s > partition.limit_s:
+        raise CannotRunError("time", f"its time limit is longer than jobs may run in partition {partition.name}")
+    whole = ask.exclusive or partition.whole
+    able = _able(ask, partition, now.nodes)
+    living = {name: node for name, node in able.items() if not node.dead and name not in dead}
+    rooms = {
+        name: _room(ask, node, whole=whole, now=node.ready and name not in taken) for name, node in living.items()
+    }
+    # Where no GPU tells whether there is room, `idle` does.
+    by_gpus = bool(ask.gpus) and not whole
+    request = Request(nodes=ask.nodes, gpus_per_node=ask.gpus, exclusive=not by_gpus)
+    free = sum(room.free_gpus >= ask.gpus if by_gpus else room.idle for room in rooms.values())
+    return Rooms(rooms, request, len(living), free)
+
+
+def _able(ask: Ask, partition: Partition, nodes: Mapping[NodeName, NodeNow]) -> dict[NodeName, NodeNow]:
+    """Return the nodes that could run it, were they idle and well."""
+    left = {name: nodes[name] for name in partition.nodes}
+    _check(ask, left, "nodes", f"partition {partition.name} has")
+    excluded, features = frozenset(ask.excluded), frozenset(ask.features)
+    left = {name: node for name, node in left.items() if name not in excluded}
+    _check(ask, left, "excluded", "without the excluded ones there are")
+    left = {name: node for name, node in left.items() if features <= node.features}
+    _check(ask, left, "features", f"with {'&'.join(ask.features)} there are")
+    left = {name: node for name, node in left.items() if node.gpus(ask.gpu_type) >= ask.gpus}
+    kind = f"{ask.gpu_type} GPU" if ask.gpu_type else "GPU"
+    _check(ask, left, "gpus", f"with {counted(ask.gpus, kind)} each there are")
+    left = {
+        name: node for name, node in left.items() if node.cpus >= ask.cpus and node.memory_mib >= ask.memory_mib
+    }
+    memory = f" and {ask.memory_mib:,} MiB" if ask.memory_mib else ""
+    _check(ask, left, "size", f"with {counted(ask.cpus, 'CPU')}{memory} each there are")
+    return left
+
+
+def _check(ask: Ask, left: Collection[NodeName], limit: str, why: str) -> None:
+    if len(left) < ask.nodes:
+        raise CannotRunError(limit, f"{counted(ask.nodes, 'node')} wanted; {why} {len(left):,}")
+
+
+def _room(ask: Ask, node: NodeNow, *, whole: bool, now: bool) -> Room:
+    if whole:
+        fits = now and node.idle
+    else:
+        fits = (
+            now
+            and node.free_cpus >= ask.cpus
+            and (not ask.memory_mib or node.free_mib >= ask.memory_mib)
+            and node.free_gpus(ask.gpu_type) >= ask.gpus
+        )
+    gpus = node.gpus(ask.gpu_type)
+    if ask.gpus and not whole:
+        return Room(gpus=gpus, free_gpus=node.free_gpus(ask.gpu_type) if fits else 0, idle=node.idle and fits)
+    return Room(gpus=gpus, free_gpus=gpus if fits else 0, idle=fits)

@@ -1,0 +1,93 @@
+"""A wish for nodes by name, held against what Slurm itself would do (`sbatch --test-only`); pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.wish.decide import LEAST_GAIN, unasked
+from deeplink.scheduler.wish.decision import Kind, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.scheduler.wish.decide import Weighed
+    from deeplink.scheduler.wish.decision import Decision
+    from deeplink.types import NodeName
+
+LATER = timedelta(seconds=2)
+"""Start times are told in whole seconds, and the two trials are not made in the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What Slurm says it would do with a job.
+
+    Attributes:
+        start: when it would start it; None where it would not.
+        nodes: where.
+        refused: why it would not, in Slurm's words.
+    """
+
+    start: datetime | None = None
+    nodes: tuple[NodeName, ...] = ()
+    refused: str = ""
+
+
+_START = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on nodes (\S+) in partition \S+")
+
+
+def trial_of(text: str, unfold: Callable[[str], tuple[NodeName, ...]]) -> Trial:
+    """Read what `sbatch --test-only` wrote to standard error (SLURM_TIME_FORMAT=standard)."""
+    found = _START.search(text)
+    if not found:
+        said = text.strip().splitlines()
+        return Trial(refused=said[-1] if said else "it said nothing")
+    try:
+        start = datetime.fromisoformat(found[1])
+    except ValueError:
+        return Trial(refused=found[0])
+    return Trial(start, unfold(found[2]))
+
+
+def without_wish(weighed: Weighed, plain: Trial) -> Decision | None:
+    """Return the decision where Slurm's own choice settles it; None where the wish must be tried, too."""
+    decision = weighed.decision
+    if plain.start is None:
+        return unasked(Why.IMPOSSIBLE, f"Slurm would not take it: {plain.refused}", decision.notes)
+    theirs = weighed.option(plain.nodes)
+    if theirs is None or theirs.cost - decision.candidates[0].cost >= LEAST_GAIN:
+        return None
+    return replace(
+        decision,
+        kind=Kind.NOTHING,
+        why=Why.AS_GOOD,
+        words=f"Slurm's own choice is as good: {_briefly(plain.nodes)}",
+        nodes=(),
+        expected=plain.nodes,
+    )
+
+
+def settle(weighed: Weighed, plain: Trial, wished: Trial) -> Decision:
+    """Return the decision, once Slurm has told when the job would start with the wish, and when without."""
+    decision = weighed.decision
+    if plain.start is None or (wished.start is not None and wished.start - plain.start <= LATER):
+        theirs = weighed.option(plain.nodes)
+        beside = f"; Slurm's own choice, {_briefly(plain.nodes)}, costs {theirs.cost:.2f}" if theirs else ""
+        return replace(decision, words=decision.words + beside)
+    when = f"at {wished.start:%H:%M:%S}, not {plain.start:%H:%M:%S}" if wished.start else wished.refused
+    return replace(
+        decision,
+        kind=Kind.NOTHING,
+        why=Why.LATER_WITH_IT,
+        words=f"with {_briefly(decision.nodes)} it would start later ({when})",
+        nodes=(),
+        expected=plain.nodes,
+    )
+
+
+def _briefly(nodes: tuple[NodeName, ...]) -> str:
+    shown = 8
+    return ", ".join(nodes[:shown]) + (f" and {len(nodes) - shown} more" if len(nodes) > shown else "")
