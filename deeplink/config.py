@@ -62,6 +62,8 @@ class Config:
         watch: `host:port` of the site's watchdog; empty where there is none.
         watch_token_file: file with the watchdog's token.
         console_bind: `host:port` the operator console listens on.
+        topology: the site's fabric, a file of anything `deeplink topology` reads; Slurm's word
+            where None.
         interface: what the agents and ranks of a job talk over: an interface's name, or a network (`10.1.0.0/16`);
             chosen when empty.
         store_bytes: most bytes of shards in the store; 0: nine tenths of its file system.
@@ -87,6 +89,7 @@ class Config:
     watch: str = ""
     watch_token_file: Path | None = None
     console_bind: str = "127.0.0.1:8642"
+    topology: Path | None = None
     interface: str = ""
     store_bytes: int = 0
     fill_bytes_per_s: int = 200_000_000
