@@ -1,0 +1,149 @@
+"""What a job left in its folder: events, its launcher's journal, decisions. Bounded reads; nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.watch.journal import Journal, JournalMissingError
+from deeplink.scheduler.wish import record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from deeplink.scheduler.watch.records import Incident, JobRecord, NodeRecord, ProgressPoint
+    from deeplink.scheduler.wish.decision import Recorded
+
+EVENTS = "events.jsonl"
+JOURNAL = "journal.sqlite"
+TAIL_BYTES = 512 << 10
+"""So much of the events is read, from the end."""
+RECENT_S = 120.0
+MOST_POINTS = 20_000
+MOST_INCIDENTS = 20
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a job's folder holds.
+
+    Attributes:
+        record: what its launcher told of its attempts; None where there is no journal yet.
+        points: rank 0's newest reports, in order.
+        nodes: the nodes as its launcher last saw them.
+        incidents: the newest first.
+        events: the newest ones, in order.
+        decision: the newest one about where it should run; None where none was made.
+        problems: what could not be read, and why.
+    """
+
+    folder: Path
+    record: JobRecord | None = None
+    points: tuple[ProgressPoint, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    events: tuple[Event, ...] = ()
+    decision: Recorded | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether DeepLink knows nothing of the job."""
+        return self.record is None and not self.events and self.decision is None
+
+    def last(self, *names: str) -> Event | None:
+        """Return the newest event of these names."""
+        return next((event for event in reversed(self.events) if event["event"] in names), None)
+
+
+def folders(state: Path) -> dict[int, Path]:
+    """Return the folders of all jobs that left one, by job id; none where the state folder cannot be read."""
+    try:
+        return {
+            int(path.name): path for path in (state / "jobs").iterdir() if path.name.isdigit() and path.is_dir()
+        }
+    except OSError:
+        return {}
+
+
+def read_folder(folder: Path, job: int, *, of_array: Path | None = None) -> Left:
+    """Return what a job left; an empty answer where it left nothing.
+
+    Args:
+        folder: the job's.
+        job: its id.
+        of_array: the folder of the array it is a task of, where a decision for all tasks may lie.
+    """
+    problems: list[str] = []
+    found: dict[str, Any] = {}
+    try:
+        found["events"] = read_events(folder)
+    except OSError as problem:
+        problems.append(f"{folder / EVENTS}: {problem.strerror}")
+    for place in (folder, of_array):
+        try:
+            decisions = record.read(place) if place else []
+        except OSError as problem:
+            problems.append(f"{folder / record.NAME}: {problem.strerror}")
+            continue
+        if decisions and not found.get("decision"):
+            found["decision"] = decisions[-1]
+    try:
+        found |= _journal(folder / JOURNAL, job)
+    except JournalMissingError:
+        pass
+    except (DeepLinkError, OSError, ValueError) as problem:
+        problems.append(str(problem))
+    return Left(folder=folder, problems=tuple(problems), **found)
+
+
+def _journal(path: Path, job: int) -> Mapping[str, Any]:
+    with Journal(path, read_only=True) as journal:
+        known = journal.job(job)
+        points: tuple[ProgressPoint, ...] = ()
+        if known is not None:
+            newest = max((attempt.last_step_unix for attempt in known.attempts), default=0.0)
+            if newest:
+                points = journal.points(job, after_unix=newest - RECENT_S, limit=MOST_POINTS)
+        return {
+            "record": known,
+            "points": tuple(point for point in points if point.rank == 0),
+            "nodes": journal.nodes(),
+            "incidents": journal.incidents(job=job, limit=MOST_INCIDENTS),
+        }
+
+
+def read_events(folder: Path) -> tuple[Event, ...]:
+    """Return the newest events of a job, in order; none where it left none.
+
+    Raises:
+        OSError: there are events, and they cannot be read.
+    """
+    try:
+        with (folder / EVENTS).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return ()
+    return tuple(event for line in lines if (event := parsed(line)) is not None)
+
+
+def parsed(line: bytes) -> Event | None:
+    """Return the event of a line; None for half a line, or something else."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if (
+        isinstance(event, dict)
+        and isinstance(event.get("event"), str)
+        and isinstance(event.get("unix"), int | float)
+    ):
+        return event
+    return None

@@ -1,0 +1,214 @@
+"""One job as it is shown: what Slurm says, what its launcher reports, who sits where; pure.
+
+None and the empty text mean that nobody who would know was heard; whoever shows them says "unknown".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.view.rates import Pace, pace
+from deeplink.scheduler.view.reasons import in_words
+from deeplink.scheduler.watch.records import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from deeplink.scheduler.slurm.parse import NodeRow
+    from deeplink.scheduler.view.folder import Event, Left
+    from deeplink.scheduler.view.queue import Queued
+    from deeplink.scheduler.watch.records import AttemptRecord, Incident, NodeRecord
+    from deeplink.scheduler.wish.decision import Recorded
+
+FRESH_S = 15.0
+"""A launcher beats once a second; after so long without a beat its word about the phase is no longer taken."""
+SILENT_S = 3.0
+"""An agent that its launcher has not heard for so long is called silent."""
+_HOLDS = frozenset(
+    {
+        JobState.RUNNING,
+        JobState.COMPLETING,
+        JobState.CONFIGURING,
+        JobState.SUSPENDED,
+        JobState.STOPPED,
+        JobState.SIGNALING,
+        JobState.RESIZING,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A node of a job.
+
+    Attributes:
+        ranks: first and last rank on it; None where it runs none, or nobody says.
+        spare: whether it rests.
+        trouble: what is wrong with it, in words; empty where nothing is known to be.
+    """
+
+    node: str
+    ranks: tuple[int, int] | None = None
+    spare: bool = False
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A job.
+
+    Attributes:
+        id: its raw id; its folder's name.
+        label: what people call it.
+        state: Slurm's word.
+        reason: Slurm's reason, in words.
+        phase: its launcher's word, if that is fresh.
+        detail: why it is in that phase.
+        attempt: the newest one's name.
+        restarts: by Slurm; relaunches: inside this allocation.
+        seats: its nodes, in rank order, those that rest last.
+        end: how it ended, in words, by its launcher.
+        open_incident: the newest without an end.
+        gone: Slurm does not know it any more.
+        watched: whether it left anything that DeepLink can read.
+    """
+
+    id: int
+    label: str
+    name: str = ""
+    user: str = ""
+    partition: str = ""
+    state: str = ""
+    reason: str = ""
+    phase: str = ""
+    detail: str = ""
+    attempt: str = ""
+    restarts: int | None = None
+    relaunches: int | None = None
+    used_s: float | None = None
+    limit_s: float | None = None
+    start_unix: float | None = None
+    seats: tuple[Seat, ...] = ()
+    world_size: int | None = None
+    ring: int | None = None
+    ring_stock: int | None = None
+    pace: Pace = field(default_factory=Pace)
+    decision: Recorded | None = None
+    open_incident: Incident | None = None
+    incidents: int = 0
+    output: str = ""
+    end: str = ""
+    heard_unix: float | None = None
+    gone: bool = False
+    final: bool = False
+    watched: bool = False
+    problems: tuple[str, ...] = ()
+
+
+def picture(
+    job: int, queued: Queued | None, left: Left, nodes: Mapping[str, NodeRow], now: float, *, asked: bool = True
+) -> Picture:
+    """Put together what is known of a job.
+
+    Args:
+        job: its raw id.
+        queued: it as Slurm tells it; None where Slurm does not.
+        left: what is in its folder.
+        nodes: the cluster's nodes, by name; empty where unknown.
+        now: seconds since 1970.
+        asked: whether Slurm answered: if not, a job without `queued` is not gone, only unknown.
+    """
+    record = left.record
+    newest = record.newest if record else None
+    final = queued.job.state.final if queued else False
+    lost = newest is None or (not newest.phase.ended and (final or now - newest.beat_unix > FRESH_S))
+    ended = left.last("ended", "attempt-started")
+    row = queued.job if queued else None
+    over = final or (queued is None and asked)
+    return Picture(
+        id=job,
+        label=row.label if row else str(job),
+        name=(row.name if row else "") or (record.name if record else ""),
+        user=(row.user if row else "") or (record.user if record else ""),
+        partition=queued.partition if queued else "",
+        state=row.state.value if row else "",
+        reason=in_words(row.reason) if row else "",
+        phase="" if lost or newest is None else newest.phase.value,
+        detail="" if lost or newest is None else newest.detail,
+        attempt=str(newest.attempt) if newest else "",
+        restarts=row.restarts if row else newest.attempt.restart if newest else None,
+        relaunches=newest.attempt.relaunch if newest else None,
+        used_s=queued.used_s if queued else None,
+        limit_s=queued.limit_s if queued else None,
+        start_unix=queued.start_unix if queued else None,
+        seats=seats(queued, None if lost and over else newest, left.nodes, nodes, now),
+        world_size=newest.world_size or None if newest else None,
+        ring=newest.ring_crossings if newest and newest.nodes else None,
+        ring_stock=newest.ring_crossings_stock if newest and newest.nodes else None,
+        pace=pace(left.points),
+        decision=left.decision,
+        open_incident=next((one for one in left.incidents if one.outcome is Outcome.OPEN), None),
+        incidents=len(left.incidents),
+        output=queued.output if queued else _output(left),
+        end=_end(ended) if ended and ended["event"] == "ended" else "",
+        heard_unix=newest.beat_unix if newest else None,
+        gone=queued is None and asked,
+        final=over or (newest is not None and newest.phase.ended and queued is None),
+        watched=not left.empty,
+        problems=left.problems,
+    )
+
+
+def _output(left: Left) -> str:
+    started = left.last("job-started")
+    return str(started.get("output") or "") if started else ""
+
+
+def _end(event: Event) -> str:
+    because = str(event.get("because") or "")
+    return f"exit code {event.get('code', 'unknown')}" + (f": {because}" if because else "")
+
+
+def seats(
+    queued: Queued | None,
+    newest: AttemptRecord | None,
+    seen: Sequence[NodeRecord],
+    nodes: Mapping[str, NodeRow],
+    now: float,
+) -> tuple[Seat, ...]:
+    """Return who sits where: by the launcher's word, else by Slurm's, which knows no ranks."""
+    holds = queued.job.nodes if queued and queued.job.state in _HOLDS else ()
+    by_launcher = newest is not None and bool(newest.nodes) and (queued is None or set(newest.nodes) <= {*holds})
+    if newest is None or not by_launcher:
+        return tuple(Seat(node=name, trouble=_trouble(name, {}, nodes)) for name in holds)
+    fresh = now - newest.beat_unix <= FRESH_S and not newest.phase.ended
+    silent: dict[str, float] = {one.name: one.silent_s for one in seen if fresh and one.silent_s >= SILENT_S}
+    each = newest.world_size // len(newest.nodes) if newest.world_size % len(newest.nodes) == 0 else 0
+    found = [
+        Seat(
+            node=name,
+            ranks=(place * each, (place + 1) * each - 1) if each else None,
+            trouble=_trouble(name, silent, nodes),
+        )
+        for place, name in enumerate(newest.nodes)
+    ]
+    found += [Seat(node=name, spare=True, trouble=_trouble(name, silent, nodes)) for name in newest.spares]
+    known = {seat.node for seat in found}
+    found += [Seat(node=name, trouble=_trouble(name, silent, nodes)) for name in holds if name not in known]
+    return tuple(found)
+
+
+def _trouble(name: str, silent: Mapping[str, float], nodes: Mapping[str, NodeRow]) -> str:
+    said = []
+    if name in silent:
+        said.append(f"silent for {silent[name]:.0f} s")
+    row = nodes.get(name)
+    if row is not None and row.down:
+        said.append("down by Slurm's word")
+    elif row is not None and not row.responding:
+        said.append("not answering Slurm")
+    if row is not None and row.drained:
+        said.append("draining" + (f" ({row.reason})" if row.reason else ""))
+    return ", ".join(said)
