@@ -22,6 +22,7 @@ from deeplink.cache.server import MOST_READS
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
+from deeplink.links import Link, Route, links, routes
 from deeplink.listening import ListenError
 from deeplink.scheduler.watch import node as node_service
 from deeplink.v1 import node_pb2
@@ -30,6 +31,7 @@ from deeplink.wire import WORKERS, BoundServer, allow_descriptors, bound_server
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import Any
 
     import grpc
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 STOP_GRACE_S = 0.5
 """How long calls in flight may still run once the agent is told to end."""
 _STATUS_SHARE = 20
@@ -81,6 +84,8 @@ class Announcement:
         weight: how large a share of the shards this node is to hold, from the budget of its store.
         data_port: where samples are served besides, on the same host.
         token_file: the node-local 0600 file that holds the token.
+        links: where it listens on all interfaces, these, for a launcher to choose from.
+        routes: where the node's routes lead; only with links.
     """
 
     node: str
@@ -92,8 +97,10 @@ class Announcement:
     pid: int
     weight: int
     data_port: int
+    links: tuple[Link, ...] = ()
+    routes: tuple[Route, ...] = ()
 
-    def as_dict(self) -> dict[str, str | int]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the fields in the order they are written."""
         return asdict(self)
 
@@ -141,6 +148,7 @@ class Agent:
         self._data.start()
         self._keeper.start()
         address, interface = _reached_at(host, self._server.port)
+        is_everywhere = host in ANYWHERE
         return Announcement(
             node=self.settings.node,
             address=address,
@@ -151,6 +159,8 @@ class Agent:
             pid=os.getpid(),
             weight=self._keeper.weight(),
             data_port=self._data.port,
+            links=links() if is_everywhere else (),
+            routes=routes() if is_everywhere else (),
         )
 
     def stop(self) -> None:
@@ -203,7 +213,7 @@ class Agent:
 
 def _reached_at(host: str, port: int) -> tuple[str, str]:
     """Return `ip:port` for others to use, and the interface that carries it."""
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+    if host in ANYWHERE:
         local = primary_address()
         return f"{local.ip}:{port}", local.interface
     shown = f"[{host}]" if ":" in host else host

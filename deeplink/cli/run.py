@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.scheduler.launch.container import RUNTIMES
+from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES
+
 if TYPE_CHECKING:
     from deeplink.config import Config
     from deeplink.scheduler.launch.backend import Backend
+    from deeplink.scheduler.launch.container import Container
     from deeplink.scheduler.launch.order import Order
+    from deeplink.scheduler.launch.site import Site
 
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
@@ -23,6 +28,8 @@ Examples:
   deeplink run -- python train.py --epochs 90                  in a batch script: all nodes, one rank per GPU
   deeplink run --spares 1 --nproc-per-node 4 -- python train.py
   deeplink run --group-size 16 -- python train.py              ranks 0-15, 16-31, ... each on one leaf
+  deeplink run --recipe torchrun -- torchrun train.py          one torchrun per node; --recipe list shows all
+  deeplink run --container image.sif -- python train.py        every rank in an Apptainer image
   deeplink run --dry-run -- python train.py                    which rank would run where
   deeplink run --local 2 -- python train.py                    without Slurm: two "nodes" on this machine
 """
@@ -37,7 +44,29 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
     return int(value)
 
 
+def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Take the name of a recipe; `list` prints them all instead."""
+    if value == "list" and not context.resilient_parsing:
+        width = max(map(len, RECIPES))
+        for recipe in RECIPES.values():
+            click.echo(f"{recipe.name:{width}}  {recipe.what} ({recipe.start.value})")
+        context.exit()
+    if value not in RECIPES:
+        raise click.BadParameter(f"there is no {value!r}; there are {', '.join(RECIPES)}")
+    return value
+
+
 @click.command("run", epilog=_EPILOG)
+@click.option(
+    "--recipe",
+    callback=_recipe,
+    default=DEFAULT,
+    envvar="DEEPLINK_RECIPE",
+    is_eager=True,
+    metavar="NAME|list",
+    help="Which framework the ranks are of, so that they find what it reads: torch (DDP, FSDP), torchrun, "
+    "lightning, accelerate, deepspeed, jax, tensorflow, mpi, horovod. [default: torch]",
+)
 @click.option(
     "--spares",
     type=click.IntRange(min=0),
@@ -85,6 +114,31 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
     metavar="OPTION",
     help="Hand an option to the ranks' srun; repeatable.",
 )
+@click.option(
+    "--interface",
+    metavar="NAME|NETWORK",
+    help="What agents and ranks talk over: an interface that every node has, or a network such as 10.1.0.0/16. "
+    "[default: config interface (DEEPLINK_INTERFACE), else the fastest network that joins all nodes]",
+)
+@click.option(
+    "--container", "image", metavar="IMAGE", help="Run every rank in this image, with what it needs mounted."
+)
+@click.option(
+    "--container-runtime",
+    "runtime",
+    type=click.Choice(RUNTIMES),
+    help="What runs the image. [default: the first of apptainer, singularity, charliecloud that is installed]",
+)
+@click.option(
+    "--container-mount", "mounts", multiple=True, metavar="DIR[:INSIDE]", help="Mount a folder too; repeatable."
+)
+@click.option(
+    "--container-option",
+    "container_options",
+    multiple=True,
+    metavar="OPTION",
+    help="Hand an option to the runtime (--nv, say); repeatable.",
+)
 @click.option("--local", type=click.IntRange(min=1), metavar="N", help="Without Slurm: N nodes on this machine.")
 @click.option("--dry-run", is_flag=True, help="Print which rank would run where, and the command; start nothing.")
 @click.option(
@@ -93,6 +147,7 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(  # noqa: PLR0913 - one for each option
     *,
+    recipe: str,
     spares: int | None,
     nproc_per_node: int | None,
     nnodes: int | None,
@@ -100,6 +155,11 @@ def command(  # noqa: PLR0913 - one for each option
     step_timeout: float,
     strand_timeout: float,
     srun_options: tuple[str, ...],
+    interface: str | None,
+    image: str | None,
+    runtime: str | None,
+    mounts: tuple[str, ...],
+    container_options: tuple[str, ...],
     local: int | None,
     dry_run: bool,
     as_json: bool,
@@ -110,11 +170,15 @@ def command(  # noqa: PLR0913 - one for each option
     COMMAND is started once per rank, ranks are ordered along the fabric, and signals and the exit code passed on.
     When a node goes silent the ranks start again on the nodes that are left and a spare, under the same job id.
     """
+    from dataclasses import replace
+
     from deeplink.config import load_config
     from deeplink.scheduler.launch.job import passed_on, run_job
     from deeplink.scheduler.launch.order import Order
 
     config = load_config()
+    if interface is not None:
+        config = replace(config, interface=interface)
     backend = _backend(config, local, srun_options)
     order = Order(
         command=command_line,
@@ -124,12 +188,38 @@ def command(  # noqa: PLR0913 - one for each option
         strand_timeout_s=strand_timeout,
         passed_on=passed_on(config),
         group_sizes=tuple(sorted(set(group_sizes))),
+        recipe_name=recipe,
+        container=_container(image, runtime, mounts, container_options),
     )
     order.groups.check(order.count)
+    site = _site(config)
     if dry_run:
-        _print_plan(backend, order, as_json=as_json)
+        _print_plan(backend, order, site, as_json=as_json)
         return 0
-    return run_job(backend, order, config, as_json=as_json)
+    return run_job(backend, order, config, site=site, as_json=as_json)
+
+
+def _container(
+    image: str | None, runtime: str | None, mounts: tuple[str, ...], options: tuple[str, ...]
+) -> Container | None:
+    if image is None:
+        if runtime or mounts or options:
+            raise click.UsageError("--container-... options mean nothing without --container IMAGE")
+        return None
+    import shutil
+
+    from deeplink.scheduler.launch.container import Container, chosen_runtime
+
+    return Container(chosen_runtime(runtime, shutil.which), image, mounts, options)
+
+
+def _site(config: Config) -> Site | None:
+    if config.topology is None:
+        return None
+    from deeplink.cli.topology_reading import read_all
+    from deeplink.scheduler.launch.site import Site
+
+    return Site.of(read_all([config.topology], None, (), ()).network, str(config.topology))
 
 
 def _backend(config: Config, local: int | None, srun_options: tuple[str, ...]) -> Backend:
@@ -161,15 +251,17 @@ def _count(nodes: int, nnodes: int | None, spares: int | None) -> int:
     return count
 
 
-def _print_plan(backend: Backend, order: Order, *, as_json: bool) -> None:
+def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: bool) -> None:
     from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.ground import on_fabric
     from deeplink.scheduler.launch.order import lay_out
     from deeplink.types import Attempt
 
-    # No agent has said anything yet: Slurm's word on the fabric, and names for addresses.
+    # No agent has said anything yet: the site's or Slurm's word on the fabric, and names for addresses.
+    order = on_fabric(order, backend, site, dict.fromkeys(backend.nodes, ""))
     facts = {node: NodeFacts(node=node, address=f"{node}:0") for node in backend.nodes}
     attempt = Attempt(backend.job, backend.restart, 0)
-    layout = lay_out(order, attempt, facts, port=backend.port_for(attempt), fabric=backend.fabric())
+    layout = lay_out(order, attempt, facts, port=backend.port_for(attempt))
     argv = backend.rank_command(layout.launch, order.command)
     if as_json:
         plan = {

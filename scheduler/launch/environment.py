@@ -6,13 +6,17 @@ import base64
 import json
 import zlib
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.container import Container
+from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES, Recipe
 from deeplink.types import Attempt, Member, NodeName, format_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from deeplink.links import Link, Route
 
 LAUNCH_VARIABLE = "DEEPLINK_LAUNCH"
 """Carries the launch from `deeplink run` to `deeplink.scheduler.launch.rank`; the command does not see it."""
@@ -44,6 +48,9 @@ class NodeFacts:
         pid: process id of the agent on its node.
         weight: how large a share of the shards the node is to hold.
         data_port: where the agent serves samples besides; 0 for nowhere.
+        links: the node's interfaces, until it is settled which are used.
+        routes: where its routes lead, until then.
+        hcas: the InfiniBand cards that NCCL is to use, as NCCL_IB_HCA has it; empty where nobody knows.
     """
 
     node: str
@@ -55,6 +62,32 @@ class NodeFacts:
     pid: int = 0
     weight: int = 1
     data_port: int = 0
+    links: tuple[Link, ...] = ()
+    routes: tuple[Route, ...] = ()
+    hcas: str = ""
+
+    @classmethod
+    def announced(cls, line: bytes | str) -> Self:
+        """Read the line an agent says when it is ready.
+
+        Raises:
+            ValueError, TypeError: it is none.
+        """
+        return cls.of(json.loads(line))
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Take the fields out of JSON."""
+        links, routes = fields.pop("links", ()), fields.pop("routes", ())
+        if not (links or routes):
+            return cls(**fields)
+        from deeplink.links import Link, Route  # noqa: PLC0415 - the launcher's: ranks have none, and no time for it
+
+        return cls(
+            **fields,
+            links=tuple(Link(**link) for link in links),
+            routes=tuple(Route(**route) for route in routes),
+        )
 
     @property
     def member(self) -> Member:
@@ -82,6 +115,9 @@ class Launch:
         per_node: ranks on each node.
         master_port: where rank 0 listens for the others.
         passed_on: DEEPLINK_* settings that are the same on all nodes (catalog, watchdog).
+        recipe_name: which framework the ranks are of.
+        host_file: file with the nodes in rank order; empty for none.
+        container: what the ranks run in; None for the node itself.
     """
 
     attempt: Attempt
@@ -90,6 +126,24 @@ class Launch:
     per_node: int
     master_port: int
     passed_on: Mapping[str, str]
+    recipe_name: str = DEFAULT
+    host_file: str = ""
+    container: Container | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the ranks' framework is started."""
+        return RECIPES[self.recipe_name]
+
+    @property
+    def started(self) -> int:
+        """Processes that are started on each node: its ranks, or one that starts them."""
+        return self.recipe.started(self.per_node)
+
+    @property
+    def processes(self) -> int:
+        """Processes that are started in all."""
+        return len(self.nodes) * self.started
 
     @property
     def world_size(self) -> int:
@@ -114,19 +168,28 @@ class Launch:
         """
         try:
             fields = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            if fields["recipe_name"] not in RECIPES:
+                raise NotLaunchedError(f"this version has no recipe {fields['recipe_name']!r}")
             return cls(
                 attempt=Attempt(**fields.pop("attempt")),
-                nodes=tuple(NodeFacts(**facts) for facts in fields.pop("nodes")),
-                spares=tuple(NodeFacts(**facts) for facts in fields.pop("spares")),
+                nodes=tuple(map(NodeFacts.of, fields.pop("nodes"))),
+                spares=tuple(map(NodeFacts.of, fields.pop("spares"))),
+                container=_container(fields.pop("container")),
                 **fields,
             )
         except (ValueError, TypeError, KeyError, zlib.error) as problem:
             raise NotLaunchedError(f"{LAUNCH_VARIABLE} does not hold a launch ({problem})") from problem
 
 
+def _container(fields: dict[str, Any] | None) -> Container | None:
+    if fields is None:
+        return None
+    return Container(**{**fields, "mounts": tuple(fields["mounts"]), "options": tuple(fields["options"])})
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Which rank a process is: `rank` of all, the `local_rank`-th on `node`."""
+    """Which of the started processes one is: `rank` of all, the `local_rank`-th on `node`."""
 
     rank: int
     local_rank: int
@@ -145,6 +208,20 @@ def slurm_task(env: Mapping[str, str]) -> Task:
         raise NotLaunchedError(f"Slurm did not start it ({problem})") from problem
 
 
+def mpi_task(launch: Launch, env: Mapping[str, str]) -> Task:
+    """Return which rank an mpiexec started this process as.
+
+    Raises:
+        NotLaunchedError: none did, or it started more than it was told to.
+    """
+    for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):  # MPICH and its kin; Open MPI
+        if env.get(name, "").isdigit():
+            node, local_rank = divmod(int(env[name]), launch.started)
+            if node < len(launch.nodes):
+                return Task(int(env[name]), local_rank, launch.nodes[node].node)
+    raise NotLaunchedError("mpiexec does not say which rank it is")
+
+
 def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment a rank's command gets: `env` and all that DeepLink and torch.distributed read.
 
@@ -153,16 +230,16 @@ def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict
     Raises:
         NotLaunchedError: the launch does not place this task here.
     """
-    group = task.rank // launch.per_node
+    group = task.rank // launch.started
     if group >= len(launch.nodes) or launch.nodes[group].node != task.node:
         raise NotLaunchedError(f"rank {task.rank} is not meant for {task.node}")
     here = launch.nodes[group]
     everyone = tuple(facts.member for facts in (*launch.nodes, *launch.spares))
     settings = {
         "RANK": str(task.rank),
-        "WORLD_SIZE": str(launch.world_size),
+        "WORLD_SIZE": str(launch.processes),
         "LOCAL_RANK": str(task.local_rank),
-        "LOCAL_WORLD_SIZE": str(launch.per_node),
+        "LOCAL_WORLD_SIZE": str(launch.started),
         "GROUP_RANK": str(group),
         "GROUP_WORLD_SIZE": str(len(launch.nodes)),
         "MASTER_ADDR": launch.master_address,
@@ -173,13 +250,20 @@ def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict
         "DEEPLINK_AGENT": here.address,
         "DEEPLINK_TOKEN_FILE": here.token_file,
         "DEEPLINK_STORE": here.store,
+        "DEEPLINK_HOSTFILE": launch.host_file,
         **launch.passed_on,
     }
     # The user's own choice of interface stands; ours is the one the agents reach each other by.
-    interfaces = {"GLOO_SOCKET_IFNAME": here.interface, "NCCL_SOCKET_IFNAME": here.interface}
-    wanted = {name: value for name, value in interfaces.items() if value and not env.get(name)}
+    networks = {
+        "GLOO_SOCKET_IFNAME": here.interface,
+        "TP_SOCKET_IFNAME": here.interface,  # torch.distributed.rpc
+        # Without the sign NCCL would take eth1 for the beginning of eth10, too.
+        "NCCL_SOCKET_IFNAME": here.interface and f"={here.interface}",
+        "NCCL_IB_HCA": here.hcas,
+    }
+    wanted = {name: value for name, value in networks.items() if value and not env.get(name)}
     inherited = {name: value for name, value in env.items() if name != LAUNCH_VARIABLE}
-    return {**inherited, **wanted, **settings}
+    return {**inherited, **wanted, **settings, **launch.recipe.settings(launch, task, env)}
 
 
 # What Slurm puts into a batch script's environment and srun reads back as options (srun(1), INPUT ENVIRONMENT

@@ -15,7 +15,7 @@ from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_to_wire, open_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
     import grpc
@@ -171,6 +171,12 @@ class Fleet:
         self._nodes[NodeName(facts.node)] = _Watched(
             facts, channel, stub, heard=now, asked_and_answered=now, reached=now
         )
+
+    def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
+        """Reach these nodes, which came up, by other addresses from here on."""
+        for name, one in facts.items():
+            self._nodes[name].channel.close()
+            self._admit(one)
 
     def tick(self, attempt: Attempt) -> list[common_pb2.Progress]:
         """Take in what has come back, ask again where it is time; does not wait. Returns new progress reports."""

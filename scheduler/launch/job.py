@@ -5,13 +5,16 @@ from __future__ import annotations
 import signal
 from collections import deque
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
 from deeplink.scheduler.launch.fleet import Fleet
-from deeplink.scheduler.launch.supervise import FORWARDED, Supervisor
+from deeplink.scheduler.launch.ground import found_network, on_fabric
+from deeplink.scheduler.launch.site import with_hcas
+from deeplink.scheduler.launch.supervise import ENDING, FORWARDED, Supervisor
 from deeplink.tokens import new_token
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from deeplink.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.order import Order
+    from deeplink.scheduler.launch.site import Site
     from deeplink.scheduler.launch.verdict import Policy
 
 
@@ -51,12 +55,14 @@ def run_job(
     *,
     clock: Clock | None = None,
     policy: Policy | None = None,
+    site: Site | None = None,
     as_json: bool = False,
 ) -> int:
     """Run the order on the allocation and return the exit code. Must be called from the main thread.
 
     Raises:
         AgentsFailedError: too few agents came up.
+        NoInterfaceError: a node lacks the interface that was asked for.
         StateFolderError: the job's state folder cannot be made.
     """
     clock = clock or SystemClock()
@@ -73,15 +79,16 @@ def run_job(
         )
         fleet = Fleet(backend.start_agents(token), token, clock)
         stack.callback(fleet.close)
-        supervisor = Supervisor(backend, fleet, order, chronicle, signals=signals, clock=clock, policy=policy)
-        stack.callback(supervisor.close)
         logs = str(backend.folder / "agents.log")
-        if not fleet.gather(
-            backend.nodes, order.count, logs=logs, told_to_end=lambda: supervisor.ending is not None
-        ):
-            code = 128 + (supervisor.ending or signal.SIGTERM)
+        if not fleet.gather(backend.nodes, order.count, logs=logs, told_to_end=lambda: bool(ENDING & {*signals})):
+            code = 128 + next(number for number in signals if number in ENDING)
             chronicle.event("ended", "told to end before the ranks were started", code=code)
             return code
+        fleet.readdress(with_hcas(found_network(fleet.facts, config.interface, chronicle), site))
+        order = on_fabric(order, backend, site, {node: one.topology_address for node, one in fleet.facts.items()})
+        order = replace(order, folder=backend.folder)
+        supervisor = Supervisor(backend, fleet, order, chronicle, signals=signals, clock=clock, policy=policy)
+        stack.callback(supervisor.close)
         agents = {node: {"address": facts.address, "pid": facts.pid} for node, facts in fleet.facts.items()}
         chronicle.event("agents-ready", agents=agents)
         return supervisor.run()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import logging
 import os
 import queue
+import shutil
 import socket
 import threading
 import time
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts
-from deeplink.scheduler.launch.process import drained, end_process, last_line, python_command
+from deeplink.scheduler.launch.process import drained, end_process, last_line, leave_host_file, python_command
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
@@ -34,6 +35,20 @@ if TYPE_CHECKING:
     from deeplink.types import Attempt
 
 log = logging.getLogger(__name__)
+
+MPIEXEC = "mpiexec"
+
+
+class MpiMissingError(DeepLinkError):
+    """A recipe needs MPI's launcher, and it is not there."""
+
+    exit_code = 127
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{MPIEXEC} is not on PATH",
+            remedy="Install an MPI (Debian: mpich; pip: mpich). Inside a Slurm job srun starts the ranks without.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +85,15 @@ class LocalBackend(Backend):
 
     @override
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
+        if launch.recipe.mpi:
+            return _with_mpi(launch, command)
         return python_command("deeplink.scheduler.launch.rank", "--", *command)
 
     @override
     def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+        if launch.recipe.mpi and shutil.which(MPIEXEC, path=self.env.get("PATH")) is None:
+            raise MpiMissingError
+        leave_host_file(launch)
         return LocalRanks(launch, command, self.env)
 
     @override
@@ -89,6 +109,15 @@ class LocalBackend(Backend):
     @override
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
         return False
+
+
+def _with_mpi(launch: Launch, command: Sequence[str]) -> list[str]:
+    return [
+        MPIEXEC,
+        "-n",
+        str(launch.processes),
+        *python_command("deeplink.scheduler.launch.rank", "--mpi", "--", *command),
+    ]
 
 
 class LocalAgents(AgentStep):
@@ -126,7 +155,7 @@ class LocalAgents(AgentStep):
     def _read(self, process: processes.Process[bytes]) -> None:
         for line in process.stdout or ():
             try:
-                self._said.put_nowait(NodeFacts(**json.loads(line)))
+                self._said.put_nowait(NodeFacts.announced(line))
             except (ValueError, TypeError, queue.Full):
                 log.warning("not an announcement: %.200r", line)
 
@@ -169,9 +198,12 @@ class LocalRanks(RankStep):
         self._said = ""
         self._ranks: dict[int, processes.Process[bytes]] = {}
         packed = {**env, LAUNCH_VARIABLE: launch.packed()}
-        for rank in range(launch.world_size):
-            node = launch.nodes[rank // launch.per_node].node
-            task = ["--task", str(rank), str(rank % launch.per_node), node]
+        if launch.recipe.mpi:
+            self._ranks[0] = processes.spawn(_with_mpi(launch, command), env=packed)
+            return
+        for rank in range(launch.processes):
+            node = launch.nodes[rank // launch.started].node
+            task = ["--task", str(rank), str(rank % launch.started), node]
             argv = python_command("deeplink.scheduler.launch.rank", *task, "--", *command)
             self._ranks[rank] = processes.spawn(argv, env=packed)
 

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
-from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses
+from deeplink.scheduler.launch.recipes import DEFAULT
+from deeplink.scheduler.topology.graph import fabric_from_addresses
 from deeplink.scheduler.topology.groups import Groups
 from deeplink.scheduler.topology.order import choose_active, rank_order, ring_crossings, stock_order
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from pathlib import Path
 
+    from deeplink.scheduler.launch.container import Container
+    from deeplink.scheduler.topology.graph import Fabric
     from deeplink.scheduler.topology.order import Cut
     from deeplink.types import Attempt, NodeName
 
@@ -32,6 +36,10 @@ class Order:
         strand_timeout_s: how long to wait for a rescue when too few nodes are left.
         passed_on: settings every rank gets in its environment.
         group_sizes: ranks that are to stay together, as `Groups` has them.
+        recipe_name: which framework the ranks are of.
+        container: what they run in; None for the nodes themselves.
+        fabric: where the nodes hang; what their agents say where None.
+        folder: where the attempts' host files lie; None for nowhere.
     """
 
     command: tuple[str, ...]
@@ -41,6 +49,10 @@ class Order:
     strand_timeout_s: float = 900.0
     passed_on: Mapping[str, str] = field(default_factory=dict)
     group_sizes: tuple[int, ...] = ()
+    recipe_name: str = DEFAULT
+    container: Container | None = None
+    fabric: Fabric | None = None
+    folder: Path | None = None
 
     @property
     def groups(self) -> Groups:
@@ -127,7 +139,6 @@ def lay_out(
     *,
     port: int,
     before: Collection[NodeName] = (),
-    fabric: Fabric | None = None,
 ) -> Layout:
     """Choose the nodes of an attempt and put its ranks in order.
 
@@ -137,12 +148,12 @@ def lay_out(
         facts: the nodes that can be used.
         port: for rank 0.
         before: the nodes of the attempt before, to be preferred among equals: they hold data already.
-        fabric: where the nodes hang; what their agents said when not given.
 
     Raises:
         TooFewNodesError: there are fewer nodes than the order wants.
         GroupSizeError: the order's groups do not divide its ranks.
     """
+    fabric = order.fabric
     if fabric is None:
         fabric = fabric_from_addresses({node: one.topology_address for node, one in facts.items()})
     choice = choose_active(list(facts), order.count, fabric, before, order.groups)
@@ -154,6 +165,9 @@ def lay_out(
         per_node=order.per_node,
         master_port=port,
         passed_on=order.passed_on,
+        recipe_name=order.recipe_name,
+        host_file="" if order.folder is None else str(order.folder / f"hostfile.{attempt}"),
+        container=order.container,
     )
     return Layout(
         launch=launch,

@@ -7,14 +7,14 @@ import os
 import queue
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.launch.recipes import host_file
 from deeplink.scheduler.slurm import command as processes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.environment import Launch, NodeFacts
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,12 @@ LONGEST_WORDS = 2048  # bytes
 def python_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs one of our modules on a node, safe from files in the user's working folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def leave_host_file(launch: Launch) -> None:
+    """Write the file with an attempt's nodes in rank order, for who starts something on them himself."""
+    if launch.host_file:
+        Path(launch.host_file).write_text(host_file(launch), encoding="utf-8")
 
 
 def last_line(log_file: Path, start: int) -> str:

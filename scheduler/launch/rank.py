@@ -1,7 +1,7 @@
 """Started once per rank, on its node: sets the rank's environment and becomes the user's command.
 
-`python -m deeplink.scheduler.launch.rank [--task RANK LOCAL_RANK NODE] -- COMMAND...`; Slurm says which rank
-it is where --task does not.
+`python -m deeplink.scheduler.launch.rank [--task RANK LOCAL_RANK NODE | --mpi] -- COMMAND...`; Slurm says which
+rank it is where --task does not, and mpiexec with --mpi.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.container import PYXIS, entering
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     Launch,
     NotLaunchedError,
     Task,
+    mpi_task,
     rank_environment,
     slurm_task,
 )
@@ -34,11 +36,13 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 def main(argv: Sequence[str]) -> int:
     """Become the command; returns an exit code only where that fails."""
     try:
-        task, command = _arguments(list(argv))
         if LAUNCH_VARIABLE not in os.environ:
             raise NotLaunchedError(f"{LAUNCH_VARIABLE} is not set")
         launch = Launch.unpacked(os.environ[LAUNCH_VARIABLE])
-        env = rank_environment(launch, task or slurm_task(os.environ), os.environ)
+        task, command = _arguments(list(argv), launch)
+        env = rank_environment(launch, task, os.environ)
+        if launch.container is not None and launch.container.runtime != PYXIS:
+            command = entering(launch.container, command, env, here=str(Path.cwd()), exists=os.path.exists)
         _outwait_predecessor(Path(env["DEEPLINK_TOKEN_FILE"]).parent, env["LOCAL_RANK"])
     except DeepLinkError as problem:
         sys.stderr.write(f"deeplink rank: {problem}\n  {problem.remedy}\n")
@@ -53,11 +57,15 @@ def main(argv: Sequence[str]) -> int:
         return _NOT_EXECUTABLE
 
 
-def _arguments(argv: list[str]) -> tuple[Task | None, list[str]]:
-    task = None
+def _arguments(argv: list[str], launch: Launch) -> tuple[Task, list[str]]:
     if argv[:1] == ["--task"] and len(argv) > 4:  # noqa: PLR2004 - three values and the double dash
         task = Task(int(argv[1]), int(argv[2]), argv[3])
         argv = argv[4:]
+    elif argv[:1] == ["--mpi"]:
+        task = mpi_task(launch, os.environ)
+        argv = argv[1:]
+    else:
+        task = slurm_task(os.environ)
     if argv[:1] != ["--"] or len(argv) == 1:
         raise NotLaunchedError("no command is given")
     return task, argv[1:]

@@ -11,23 +11,28 @@ from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import Backend, NoAllocationError
+from deeplink.scheduler.launch.container import PYXIS, pyxis_options
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, step_environment
-from deeplink.scheduler.launch.process import python_command
+from deeplink.scheduler.launch.process import leave_host_file, python_command
 from deeplink.scheduler.launch.srun import SlurmAgents, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.programs import real_program
-from deeplink.scheduler.topology.graph import Fabric, fabric_from_switches
+from deeplink.scheduler.topology.sources.slurm import read_switches
+from deeplink.scheduler.topology.tree import fabric_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from deeplink.scheduler.launch.backend import AgentStep, RankStep
+    from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Attempt, NodeName
 
 log = logging.getLogger(__name__)
 
+PMI = "pmi2"
+"""Which plugin of srun's tells MPI who is who: it serves MPICH and its kin. Open MPI wants pmix."""
 _PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
 
 
@@ -109,7 +114,7 @@ class SlurmBackend(Backend):
         argv = [
             "srun",
             f"--nodes={len(launch.nodes)}",
-            f"--ntasks={launch.world_size}",
+            f"--ntasks={launch.processes}",
             "--distribution=arbitrary",
         ]
         argv += [
@@ -119,18 +124,32 @@ class SlurmBackend(Backend):
             "--export=ALL",
             f"--job-name={_step_name(launch)}",
         ]
+        argv += self._cpus(launch)
+        if launch.recipe.mpi and not any(option.startswith("--mpi=") for option in self.srun_options):
+            argv.append(f"--mpi={PMI}")
+        starter = python_command("deeplink.scheduler.launch.rank", "--", *command)
+        if launch.container is not None and launch.container.runtime == PYXIS:
+            argv += pyxis_options(
+                launch.container, launch.nodes, {**launch.passed_on, "DEEPLINK_HOSTFILE": launch.host_file}
+            )
+            starter[0] = "python3"  # the image's own
+        return [*argv, *self.srun_options, *starter]
+
+    def _cpus(self, launch: Launch) -> list[str]:
+        least = _least_cpus(self.env.get("SLURM_JOB_CPUS_PER_NODE", "1"))
+        if launch.started < launch.per_node:
+            return [f"--cpus-per-task={least}"]  # one that starts all of the node's ranks needs all of its CPUs
         each = self.env.get("SLURM_CPUS_PER_TASK", "")
-        if each.isdigit():  # since 22.05 srun does not take it over by itself
-            argv.append(f"--cpus-per-task={each}")
+        # Since 22.05 srun does not take it over by itself.
+        options = [f"--cpus-per-task={each}"] if each.isdigit() else []
         wanted = launch.per_node * (int(each) if each.isdigit() else 1)
-        if wanted > _least_cpus(self.env.get("SLURM_JOB_CPUS_PER_NODE", "1")):
-            argv.append("--overcommit")  # else srun refuses more ranks than CPUs
-        return [*argv, *self.srun_options, *python_command("deeplink.scheduler.launch.rank", "--", *command)]
+        return [*options, "--overcommit"] if wanted > least else options  # else srun refuses more ranks than CPUs
 
     @override
     def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
         hosts = self.folder / f"hosts.{launch.attempt}"
-        hosts.write_text("".join(f"{facts.node}\n" * launch.per_node for facts in launch.nodes), encoding="utf-8")
+        hosts.write_text("".join(f"{facts.node}\n" * launch.started for facts in launch.nodes), encoding="utf-8")
+        leave_host_file(launch)
         env = step_environment(self.env, resources=True)
         # For this step alone: left in the environment, the file would bend every other srun of the user's script.
         env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: launch.packed()}
@@ -148,7 +167,7 @@ class SlurmBackend(Backend):
 
     @override
     def fabric(self) -> Fabric:
-        return fabric_from_switches(self.slurm.topology())
+        return fabric_of(read_switches(self.slurm.topology(), "scontrol show topology").network)
 
     @override
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import queue
@@ -66,7 +65,7 @@ class SlurmAgents(AgentStep):
     def _read(self) -> None:
         for line in self._process.stdout or ():
             try:
-                self._said.put_nowait(NodeFacts(**json.loads(line)))
+                self._said.put_nowait(NodeFacts.announced(line))
             except (ValueError, TypeError, queue.Full):
                 log.warning("not an announcement: %.200r", line)
 

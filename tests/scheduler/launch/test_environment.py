@@ -79,7 +79,11 @@ def test_ranks_are_numbered_along_the_launch() -> None:
 
 def test_the_interface_is_the_agents_unless_the_user_chose_one() -> None:
     env = rank_environment(LAUNCH, Task(0, 0, "n5"), {"GLOO_SOCKET_IFNAME": "ib0"})
-    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth1")
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == (
+        "ib0",
+        "=eth1",
+        "eth1",
+    )
 
 
 @pytest.mark.parametrize("task", [Task(2, 0, "n5"), Task(4, 0, "n9"), Task(0, 0, "n0")])

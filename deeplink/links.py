@@ -1,0 +1,122 @@
+"""This machine's network links: interfaces with their IPv4 networks and speeds, and where its routes lead.
+
+Asked of the kernel through a socket and /proc/net, both of which belong to the network namespace we are in; /sys
+belongs to whoever mounted it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeplink.address import local_addresses
+
+_SIOCGIFFLAGS, _SIOCGIFNETMASK, _SIOCETHTOOL = 0x8913, 0x891B, 0x8946  # netdevice(7), sockios.h
+_IFF_RUNNING = 0x40
+_ETHTOOL_GSET, _ETHTOOL_CMD_BYTES = 1, 44
+_UNKNOWN_SPEEDS = {0, 0xFFFF, 0xFFFFFFFF}
+_NAME_BYTES = 16
+ROUTES = Path("/proc/net/route")
+_RTF_UP, _RTF_REJECT = 0x1, 0x200
+MOST_ROUTES = 256
+"""More are left out, the narrowest first: a node that routes for containers has one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An interface and one of its addresses.
+
+    Attributes:
+        network: the network the address is in, `10.1.0.0/16`.
+        speed_mbps: as its driver says; 0 where it says nothing.
+    """
+
+    interface: str
+    ip: str
+    network: str
+    speed_mbps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Packets to `network` leave through `interface`."""
+
+    network: str
+    interface: str
+
+
+def links() -> tuple[Link, ...]:
+    """Return every interface that can carry traffic to other machines, with each of its IPv4 addresses."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for address in local_addresses():
+            ip = ipaddress.IPv4Address(address.ip)
+            if ip.is_loopback or ip.is_link_local or not _running(asker, address.interface):
+                continue
+            mask = _netmask(asker, address.interface)
+            network = ipaddress.IPv4Network(f"{address.ip}/{mask}", strict=False)
+            # An address beside the first has a label of its own: `eth0:1` is carried by eth0.
+            name = address.interface.partition(":")[0]
+            found.append(Link(name, address.ip, str(network), _speed(asker, name)))
+    return tuple(found)
+
+
+def _asked(asker: socket.socket, request: int, interface: str) -> bytes:
+    return fcntl.ioctl(asker.fileno(), request, struct.pack("16s24x", interface.encode()))
+
+
+def _running(asker: socket.socket, interface: str) -> bool:
+    flags: int = struct.unpack_from("H", _asked(asker, _SIOCGIFFLAGS, interface), _NAME_BYTES)[0]
+    return bool(flags & _IFF_RUNNING)
+
+
+def _netmask(asker: socket.socket, interface: str) -> str:
+    # A second address with a label is asked for by its label.
+    return socket.inet_ntoa(_asked(asker, _SIOCGIFNETMASK, interface)[20:24])
+
+
+def _speed(asker: socket.socket, interface: str) -> int:
+    room = array.array("B", struct.pack("I", _ETHTOOL_GSET).ljust(_ETHTOOL_CMD_BYTES, b"\0"))
+    where, _ = room.buffer_info()
+    with contextlib.suppress(OSError):  # the driver has nothing to say
+        fcntl.ioctl(asker.fileno(), _SIOCETHTOOL, struct.pack("16sP16x", interface.encode(), where))
+        low: int = struct.unpack_from("H", room, 12)[0]
+        high: int = struct.unpack_from("H", room, 28)[0]
+        speed = high << 16 | low
+        return 0 if speed in _UNKNOWN_SPEEDS else speed
+    return 0
+
+
+def routes() -> tuple[Route, ...]:
+    """Return where this machine's IPv4 routes lead, in the kernel's order: narrowest first, then by metric."""
+    try:
+        return parse_routes(ROUTES.read_text(encoding="ascii"))
+    except OSError:
+        return ()
+
+
+def parse_routes(text: str) -> tuple[Route, ...]:
+    r"""Return the routes in a text of /proc/net/route.
+
+    >>> parse_routes("Iface ...\neth1 0000630A 00000000 0001 0 0 0 00FFFFFF 0 0 0\n")
+    (Route(network='10.99.0.0/24', interface='eth1'),)
+    """
+    found = []
+    for line in text.splitlines()[1:]:
+        interface, destination, _, flags, _, _, metric, mask, *_ = line.split()
+        if int(flags, 16) & (_RTF_UP | _RTF_REJECT) != _RTF_UP:
+            continue
+        network = ipaddress.IPv4Network((_address(destination), _address(mask)), strict=False)
+        found.append((-network.prefixlen, int(metric), Route(str(network), interface)))
+    found.sort(key=lambda one: one[:2])
+    return tuple(route for _, _, route in found[-MOST_ROUTES:])
+
+
+def _address(text: str) -> str:
+    return socket.inet_ntoa(struct.pack("=I", int(text, 16)))

@@ -1,0 +1,89 @@
+"""What a run stands on, found out once its agents are up: the network they talk over, and the fabric."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.knock import all_reached
+from deeplink.scheduler.launch.network import SLURMS, first_reached, settled, shared_networks, wanted_network
+from deeplink.scheduler.launch.site import known_fabric
+from deeplink.scheduler.topology.graph import Fabric
+from deeplink.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from deeplink.scheduler.launch.backend import Backend
+    from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.network import Shared
+    from deeplink.scheduler.launch.order import Order
+    from deeplink.scheduler.launch.site import Site
+    from deeplink.types import NodeName
+
+log = logging.getLogger(__name__)
+
+
+def found_network(
+    facts: Mapping[NodeName, NodeFacts], wanted: str, chronicle: Chronicle
+) -> dict[NodeName, NodeFacts]:
+    """Return the nodes with the addresses they are to be reached by.
+
+    Args:
+        facts: the nodes as their agents told of them.
+        wanted: the interface or network that was asked for; empty where it is ours to choose.
+        chronicle: who is told.
+
+    Raises:
+        NoInterfaceError: a node has none of what was asked for.
+    """
+    if not any(one.links for one in facts.values()):
+        return settled(facts, None)  # agents on loopback: one machine
+    shared: Shared | None
+    if wanted:
+        shared = wanted_network(facts, wanted)
+        if first_reached([shared], facts, all_reached) is None:
+            log.warning("not every node answers over %s, which was asked for", shared)
+    else:
+        shared = first_reached(shared_networks(facts), facts, all_reached)
+    chronicle.event(
+        "network",
+        network=SLURMS if shared is None else shared.name,
+        interfaces=sorted({one.interface for one in settled(facts, shared).values()}),
+        speed_mbps=0 if shared is None else shared.speed_mbps,
+    )
+    return settled(facts, shared)
+
+
+def on_fabric(order: Order, backend: Backend, site: Site | None, nodes: Mapping[NodeName, str]) -> Order:
+    """Return the order with the fabric that is known.
+
+    Args:
+        order: what to run.
+        backend: asked where nobody else can say.
+        site: the site's description of the fabric, if there is one.
+        nodes: those of the job, each with its SLURM_TOPOLOGY_ADDR, which may be empty.
+    """
+    known = known_fabric(nodes, site, lambda: _asked(backend))
+    if site is not None and known.source != site.source:
+        log.warning("%s has none of the job's nodes: the fabric is what Slurm says", site.source)
+    elif known.missing and len(known.missing) < len(nodes):
+        lacking = counted(len(known.missing), "node")
+        log.warning("%s lacks %s of the job (%s)", known.source, lacking, _few(known.missing))
+    return replace(order, fabric=known.fabric)
+
+
+def _asked(backend: Backend) -> Fabric:
+    try:
+        return backend.fabric()
+    except DeepLinkError as problem:
+        # An order by name is worse, not wrong: no reason not to run.
+        log.warning("the fabric is not known: %s", problem)
+        return Fabric({})
+
+
+def _few(nodes: Collection[NodeName]) -> str:
+    return ", ".join(list(nodes)[:5]) + (", ..." if len(nodes) > 5 else "")  # noqa: PLR2004

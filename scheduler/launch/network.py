@@ -1,0 +1,185 @@
+"""Which network the agents and the ranks of a job talk over; pure.
+
+Slurm's name for a node stands for one of its addresses, on a node with several often that of the slow network
+for management. What all nodes have in common is looked for instead, the fastest first: a network that every node
+has an address in, or an interface of one name from which the routes of every node lead to that of every other.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.topology.graph import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from deeplink.links import Link, Route
+    from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.types import NodeName
+
+SLURMS = "the addresses Slurm knows the nodes by"
+
+
+class NoInterfaceError(DeepLinkError):
+    """A node has no interface of the name, or in the network, that was asked for."""
+
+    exit_code = 2
+
+    def __init__(self, wanted: str, nodes: Collection[NodeName], there: Collection[str]) -> None:
+        names = ", ".join(sorted(nodes, key=natural)[:8]) + (", ..." if len(nodes) > 8 else "")  # noqa: PLR2004
+        super().__init__(
+            f"interface {wanted}: not on {names}, which has {', '.join(there) or 'none but loopback'}",
+            remedy="Give --interface (DEEPLINK_INTERFACE) the name of an interface that is up on every node of "
+            "the job, or a network such as 10.1.0.0/16; or leave it out, and one is chosen.",
+        )
+        self.wanted, self.nodes, self.there = wanted, tuple(nodes), tuple(there)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One way for all nodes of a job to reach each other.
+
+    Attributes:
+        name: of the network or the interface, for people.
+        links: what each node uses.
+        speed_mbps: of the slowest link; 0 where one of them is unknown.
+    """
+
+    name: str
+    links: Mapping[NodeName, Link]
+    speed_mbps: int = 0
+
+    @override
+    def __str__(self) -> str:
+        interfaces = sorted({link.interface for link in self.links.values()}, key=natural)
+        speed = f", {self.speed_mbps / 1000:g} Gb/s" if self.speed_mbps else ""
+        return f"{self.name} ({', '.join(interfaces[:4])}{', ...' if len(interfaces) > 4 else ''}{speed})"  # noqa: PLR2004
+
+
+def shared_networks(facts: Mapping[NodeName, NodeFacts]) -> tuple[Shared, ...]:
+    """Return every network that the routes of all nodes lead over, the best first.
+
+    Fast before slow and unknown; among equals the one that Slurm uses, then by name. An address that several nodes
+    have (a bridge of containers, say) joins none of them.
+    """
+    found: dict[tuple[Link, ...], Shared] = {}
+    for shared in (*_of_one_name(facts, "network"), *_of_one_name(facts, "interface")):
+        if _led_over(shared, facts):
+            found.setdefault(tuple(shared.links.values()), shared)
+    return tuple(
+        sorted(found.values(), key=lambda one: (-one.speed_mbps, not _slurms(one, facts), natural(one.name)))
+    )
+
+
+def wanted_network(facts: Mapping[NodeName, NodeFacts], wanted: str) -> Shared:
+    """Return the network that was asked for.
+
+    Args:
+        facts: the nodes.
+        wanted: the name of an interface, or a network as `10.1.0.0/16`.
+
+    Raises:
+        NoInterfaceError: a node has none of it.
+    """
+    fits = _fitting(wanted)
+    chosen = {node: next(filter(fits, one.links), None) for node, one in facts.items()}
+    missing = [node for node, link in chosen.items() if link is None]
+    if missing:
+        there = [f"{link.interface} ({link.ip})" for link in facts[missing[0]].links]
+        raise NoInterfaceError(wanted, missing, there)
+    return _shared(wanted, {node: link for node, link in chosen.items() if link is not None})
+
+
+def settled(facts: Mapping[NodeName, NodeFacts], shared: Shared | None) -> dict[NodeName, NodeFacts]:
+    """Return the nodes with the addresses they have there; with those they told where `shared` is None.
+
+    What they told of their links is left out: it has served its purpose, and ranks carry the rest in one variable.
+    """
+    bare = {node: replace(one, links=(), routes=()) for node, one in facts.items()}
+    if shared is None:
+        return bare
+    return {
+        node: replace(one, address=f"{link.ip}:{one.address.rpartition(':')[2]}", interface=link.interface)
+        for node, one in bare.items()
+        for link in [shared.links[node]]
+    }
+
+
+def _fitting(wanted: str) -> Callable[[Link], bool]:
+    try:
+        network = ipaddress.IPv4Network(wanted)
+    except ValueError:
+        return lambda link: link.interface == wanted
+    return lambda link: ipaddress.IPv4Address(link.ip) in network
+
+
+def _of_one_name(facts: Mapping[NodeName, NodeFacts], what: str) -> Iterator[Shared]:
+    """Yield what all nodes have a link in: networks, or interfaces of one name."""
+    by_name: dict[str, dict[NodeName, Link]] = {}
+    for node, one in facts.items():
+        for link in one.links:
+            by_name.setdefault(getattr(link, what), {}).setdefault(node, link)
+    for name, links in by_name.items():
+        if len(links) == len(facts) == len({link.ip for link in links.values()}):
+            yield _shared(name, links)
+
+
+def _shared(name: str, links: Mapping[NodeName, Link]) -> Shared:
+    return Shared(name, links, min((link.speed_mbps for link in links.values()), default=0))
+
+
+def _led_over(shared: Shared, facts: Mapping[NodeName, NodeFacts]) -> bool:
+    # Peers in one network are reached by one route: one of them stands for all.
+    peers: dict[str, list[str]] = {}
+    for link in shared.links.values():
+        peers.setdefault(link.network, []).append(link.ip)
+    for node, link in shared.links.items():
+        routes = _Routes(facts[node].routes)
+        for ips in peers.values():
+            peer = next((ip for ip in ips[:2] if ip != link.ip), None)
+            if peer is not None and routes.towards(peer) != link.interface:
+                return False
+    return True
+
+
+class _Routes:
+    """A node's routes, the narrowest first."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        networks = ((ipaddress.IPv4Network(route.network), route.interface) for route in routes)
+        self._routes = [(int(one.network_address), int(one.netmask), interface) for one, interface in networks]
+
+    def towards(self, ip: str) -> str | None:
+        """Return the interface that packets to an address leave through; None where no route leads there."""
+        number = int(ipaddress.IPv4Address(ip))
+        return next((interface for base, mask, interface in self._routes if number & mask == base), None)
+
+
+def _slurms(shared: Shared, facts: Mapping[NodeName, NodeFacts]) -> bool:
+    return all(facts[node].host == link.ip for node, link in shared.links.items())
+
+
+def first_reached(
+    candidates: Iterable[Shared],
+    facts: Mapping[NodeName, NodeFacts],
+    reached: Callable[[Collection[tuple[str, int]]], bool],
+) -> Shared | None:
+    """Return the first network over which every agent accepts connections; None where there is none.
+
+    Args:
+        candidates: the best first.
+        facts: the nodes.
+        reached: tells whether something listens at each of these addresses, in bounded time.
+    """
+    for shared in candidates:
+        if reached(
+            [(link.ip, int(facts[node].address.rpartition(":")[2])) for node, link in shared.links.items()]
+        ):
+            return shared
+    return None
