@@ -40,7 +40,7 @@ _ASIDE = _names("""
 account acctg-freq bb bbf chdir comment container cpu-freq deadline delay-boot error export export-file
 get-user-env gid gpu-bind gpu-freq hint ignore-pbs input job-name kill-on-invalid-dep licenses mail-type
 mail-user mcs-label mem-bind network nice no-kill no-requeue open-mode output overcommit parsable power
-priority profile propagate qos quiet reboot requeue signal uid verbose wait wait-all-nodes wckey wrap
+priority profile propagate qos reboot requeue signal uid verbose wait wait-all-nodes wckey wrap
 """)
 # They ask for more of a node than is weighed here. Slurm itself is asked before nodes are wished by name.
 _UNWEIGHED = _names("""
@@ -60,6 +60,7 @@ _CHOSEN = {
     "nodelist": "the nodes are named on the command line",
     "oversubscribe": "--oversubscribe shares nodes in a way that is not weighed",
     "prefer": "--prefer is a wish of its own",
+    "quiet": "--quiet hides the job's id, and with it the job's record",
     "reservation": "the nodes are those of a reservation",
     "spread-job": "--spread-job asks for the opposite",
     "switches": "--switches is given",
