@@ -35,6 +35,7 @@ VERBS = {
     "run": "Start and supervise the ranks of a job inside its allocation.",
     "calibrate": "Time all-reduces between the nodes of a job, and tell the cost model's constants from them.",
     "status": "Show how your jobs are, or one of them on one screen.",
+    "logs": "Show what a job wrote, and follow it over restarts.",
     "shim": "Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`).",
     "watch": "Watch jobs from outside and restart those that lost a node.",
     "incidents": "List what went wrong, and how it ended.",

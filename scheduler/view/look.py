@@ -128,6 +128,11 @@ class Viewer:
         """Slurm, by answers that are shared."""
         return Slurm(self.asked)
 
+    @property
+    def silent(self) -> bool:
+        """Whether Slurm gave no answer when it was asked last."""
+        return bool(self._problem)
+
     def table(self, *, everything: bool = False) -> Table:
         """Return the user's jobs that DeepLink knows of, or everybody's jobs of every kind.
 

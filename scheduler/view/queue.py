@@ -83,7 +83,7 @@ def duration_s(text: str) -> float | None:
     >>> duration_s("1-02:03:04"), duration_s("3:04"), duration_s("UNLIMITED"), duration_s("NOT_SET")
     (93784.0, 184.0, inf, None)
     """
-    if text == "UNLIMITED":
+    if text in {"UNLIMITED", "365-00:00:00"}:  # of a running job it prints a year
         return float("inf")
     found = _DURATION.fullmatch(text.strip())
     if not found:

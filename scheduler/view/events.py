@@ -1,0 +1,75 @@
+"""Our own events of a job, in words; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deeplink.scheduler.slurm.nodeset import NodeSetError, fold
+from deeplink.wording import counted, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def in_words(event: Mapping[str, Any]) -> str:
+    """Return what an event says; one that this version does not know, as it is."""
+    name = str(event.get("event", ""))
+    said = _WORDS.get(name)
+    if said is not None:
+        return printable(said(event))
+    facts = ", ".join(
+        f"{key} {value}" for key, value in event.items() if key not in {"event", "unix", "monotonic"}
+    )
+    return printable(f"{name}: {facts}" if facts else name)
+
+
+def _nodes(event: Mapping[str, Any], name: str = "nodes") -> str:
+    listed = event.get(name)
+    if not isinstance(listed, list) or not listed:
+        return "no node"
+    try:
+        return fold(map(str, listed))
+    except NodeSetError:
+        return ", ".join(map(str, listed))
+
+
+def _because(event: Mapping[str, Any]) -> str:
+    return f": {event['because']}" if event.get("because") else ""
+
+
+def _attempt_started(event: Mapping[str, Any]) -> str:
+    spares = f", {_nodes(event, 'spares')} rests" if event.get("spares") else ""
+    ranks = counted(int(event.get("world_size") or 0), "rank")
+    crossings = f"{event.get('ring_crossings', 'unknown')} ring crossings"
+    return f"attempt {event.get('attempt')} started: {ranks} on {_nodes(event)}{spares}, {crossings}"
+
+
+def _first_step(event: Mapping[str, Any]) -> str:
+    again = f" ({event['steps_repeated']} steps done again)" if event.get("steps_repeated") else ""
+    return f"attempt {event.get('attempt')} reports step {event.get('step')}{again}"
+
+
+def _ended(event: Mapping[str, Any]) -> str:
+    return f"ended with exit code {event.get('code')}{_because(event)}"
+
+
+_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "job-started": lambda event: f"`deeplink run` started on {_nodes(event)} (restart {event.get('restart', 0)})",
+    "agents-ready": lambda event: f"{counted(len(event.get('agents') or ()), 'agent')} ready",
+    "attempt-started": _attempt_started,
+    "first-step": _first_step,
+    "node-silent": lambda event: f"{_nodes(event)} silent for {float(event.get('silent_s') or 0):.1f} s",
+    "relaunch": lambda event: f"ranks start again{_because(event)}",
+    "stranded": lambda event: f"stranded, waits for a rescue{_because(event)}",
+    "spare-lost": lambda event: f"spare {_nodes(event)} lost",
+    "back": lambda event: f"{_nodes(event)} answers again",
+    "requeue": lambda _: "Slurm was asked to start the job again",
+    "waiting": lambda event: f"waits{_because(event)}",
+    "signal": lambda event: f"{event.get('signal')} passed on to the ranks",
+    "ended": _ended,
+    "cancelled": lambda event: f"cancelled by {event.get('by')}",
+    "requeued": lambda event: (
+        f"requeued by {event.get('by')}"
+        + (f", not to run on {_nodes(event, 'exclude')}" if event.get("exclude") else "")
+    ),
+}
