@@ -7,7 +7,7 @@ PEERS := .venv-bench
 PROTOS := $(sort $(wildcard proto/deeplink/v1/*.proto))
 PROTO_OUT ?= .
 SLURM := slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins iproute2 util-linux
-TEST_TOOLS := chromium chromium-driver prometheus systemd
+TEST_TOOLS := chromium chromium-driver prometheus systemd charliecloud-runtime g++
 # setuptools warns of its own editable installs; nobody here can do anything about it.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 PEER_PIP := PYTHONWARNINGS=ignore $(PEERS)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-deps --no-compile
@@ -121,14 +121,17 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	$(call say,venv,"installing the tools of tests and checks")
 	@$(PIP) install --no-compile -c constraints.txt --group dev
 	@# Their own lists of needs have OpenCV, matplotlib and another torch, which what we use of them does without.
-	@$(PIP) install --no-compile --no-deps -c constraints.txt mmengine torchdata
+	@$(PIP) install --no-compile --no-deps -c constraints.txt mmengine torchdata \
+	    accelerate lightning lightning-utilities torchmetrics
+	@# A source package that builds nothing when told so, but asks torch what it could build.
+	@DS_BUILD_OPS=0 $(PIP) install --no-compile --no-deps --no-build-isolation -c constraints.txt deepspeed
 	@touch $@
 
 slurm:  ## Slurm's packages, when root on Debian or Ubuntu (needed by demo and test)
 	@.ci/debian slurm 'slurmctld slurmd sbatch munged ip unshare' $(SLURM)
 
 test-tools: | slurm
-	@.ci/debian tools 'chromium chromedriver promtool systemd-analyze' $(TEST_TOOLS)
+	@.ci/debian tools 'chromium chromedriver promtool systemd-analyze ch-run g++' $(TEST_TOOLS)
 
 clean:  ## remove what was built (not .venv)
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
