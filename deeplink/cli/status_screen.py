@@ -137,7 +137,7 @@ def _state(picture: Picture) -> Text:
         text.append("; its launcher: ", style="dim").append(picture.phase, style=_STYLES.get(picture.phase, ""))
     elif not picture.final and picture.state == "RUNNING":
         text.append("; its launcher: unknown", style="dim")
-    for said in (picture.reason, picture.detail, f"ended with {picture.end}" if picture.end else ""):
+    for said in (picture.reason, picture.detail, picture.end):
         if said:
             text.append(f"; {printable(said)}", style="not bold default")
     if picture.gone:

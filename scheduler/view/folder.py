@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.view.notes import NOTES
 from deeplink.scheduler.watch.journal import Journal, JournalMissingError
 from deeplink.scheduler.wish import record
 
@@ -119,19 +120,25 @@ def _journal(path: Path, job: int) -> Mapping[str, Any]:
 
 
 def read_events(folder: Path) -> tuple[Event, ...]:
-    """Return the newest events of a job, in order; none where it left none.
+    """Return the newest events of a job, its user's notes among them, in order; none where it left none.
 
     Raises:
         OSError: there are events, and they cannot be read.
     """
+    lines = [*_end_of(folder / EVENTS), *_end_of(folder / NOTES)]
+    return tuple(
+        sorted((event for line in lines if (event := parsed(line)) is not None), key=lambda event: event["unix"])
+    )
+
+
+def _end_of(path: Path) -> list[bytes]:
     try:
-        with (folder / EVENTS).open("rb") as file:
+        with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read(TAIL_BYTES).split(b"\n")
+            return file.read(TAIL_BYTES).split(b"\n")
     except FileNotFoundError:
-        return ()
-    return tuple(event for line in lines if (event := parsed(line)) is not None)
+        return []
 
 
 def parsed(line: bytes) -> Event | None:

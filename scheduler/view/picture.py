@@ -123,8 +123,14 @@ def picture(
     record = left.record
     newest = record.newest if record else None
     final = queued.job.state.final if queued else False
-    lost = newest is None or (not newest.phase.ended and (final or now - newest.beat_unix > FRESH_S))
-    ended = left.last("ended", "attempt-started")
+    # Slurm has started it again since, and the new run's launcher has not reported yet.
+    older = newest is not None and queued is not None and newest.attempt.restart < queued.job.restarts
+    lost = newest is None or older or (not newest.phase.ended and (final or now - newest.beat_unix > FRESH_S))
+    ended = left.last("cancelled", "ended", "attempt-started")
+    if ended and ended["event"] == "ended" and (asked_to := left.last("cancelled")):
+        began = left.last("attempt-started")
+        # What the launcher says of an end that its user wanted is only how it went.
+        ended = asked_to if began is None or asked_to["unix"] >= began["unix"] else ended
     row = queued.job if queued else None
     over = final or (queued is None and asked)
     return Picture(
@@ -143,16 +149,16 @@ def picture(
         used_s=queued.used_s if queued else None,
         limit_s=queued.limit_s if queued else None,
         start_unix=queued.start_unix if queued else None,
-        seats=seats(queued, None if lost and over else newest, left.nodes, nodes, now),
-        world_size=newest.world_size or None if newest else None,
-        ring=newest.ring_crossings if newest and newest.nodes else None,
-        ring_stock=newest.ring_crossings_stock if newest and newest.nodes else None,
-        pace=pace(left.points),
+        seats=seats(queued, None if older or (lost and over) else newest, left.nodes, nodes, now),
+        world_size=newest.world_size or None if newest and not older else None,
+        ring=newest.ring_crossings if newest and newest.nodes and not older else None,
+        ring_stock=newest.ring_crossings_stock if newest and newest.nodes and not older else None,
+        pace=pace(left.points).standing if lost else pace(left.points),
         decision=left.decision,
         open_incident=next((one for one in left.incidents if one.outcome is Outcome.OPEN), None),
         incidents=len(left.incidents),
         output=queued.output if queued else _output(left),
-        end=_end(ended) if ended and ended["event"] == "ended" else "",
+        end=_end(ended) if ended and ended["event"] != "attempt-started" and not older else "",
         heard_unix=newest.beat_unix if newest else None,
         gone=queued is None and asked,
         final=over or (newest is not None and newest.phase.ended and queued is None),
@@ -167,8 +173,10 @@ def _output(left: Left) -> str:
 
 
 def _end(event: Event) -> str:
+    if event["event"] == "cancelled":
+        return f"cancelled by {event.get('by') or 'its user'}"
     because = str(event.get("because") or "")
-    return f"exit code {event.get('code', 'unknown')}" + (f": {because}" if because else "")
+    return f"ended with exit code {event.get('code', 'unknown')}" + (f": {because}" if because else "")
 
 
 def seats(

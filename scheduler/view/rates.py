@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink import vitals
@@ -68,6 +68,11 @@ class Pace:
     saved: Saved | None = None
     total_steps: int | None = None
     left_s: float | None = None
+
+    @property
+    def standing(self) -> Pace:
+        """The same of a job that does not go on, or of which nobody knows."""
+        return replace(self, steps_per_s=None, samples_per_s=None, left_s=None)
 
 
 def pace(points: Sequence[ProgressPoint]) -> Pace:

@@ -1,0 +1,101 @@
+"""`deeplink cancel`: scancel, with a note in the job's folder that its user ended it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from deeplink.scheduler.view.queue import Queued
+
+CANCEL_S = 30.0
+_ENDING = frozenset({"", "KILL", "SIGKILL", "9"})
+
+_EPILOG = """
+What is said, and the exit code, are scancel's own. A job that `deeplink run` supervises gets a note in its folder,
+so that everybody who looks at it later sees that its user ended it. Neither the watchdog nor the planner touches a
+job that Slurm calls CANCELLED.
+
+\b
+Examples:
+  deeplink cancel 12 13
+  deeplink cancel 12_3              one task of an array
+  deeplink cancel '12_[1-4]'
+  deeplink cancel --signal USR1 12  have it save a checkpoint, say; nothing is ended
+  deeplink cancel --dry-run 12_*    what it would do
+"""
+
+
+@click.command("cancel", epilog=_EPILOG)
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("-s", "--signal", metavar="SIGNAL", default="", help="Send this signal in place of ending it.")
+@click.option("-b", "--batch", is_flag=True, help="Signal the batch script alone.")
+@click.option("-f", "--full", is_flag=True, help="Signal the batch script and its children too.")
+@click.option("--dry-run", is_flag=True, help="Print the command, and the jobs it means; do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_run: bool, as_json: bool) -> int:
+    """Cancel jobs, tasks of arrays or steps, or send them a signal."""
+    from deeplink.clock import SystemClock
+    from deeplink.config import load_config
+    from deeplink.scheduler.slurm import command as processes
+    from deeplink.scheduler.view.identity import JobName
+    from deeplink.scheduler.view.look import Viewer, me, shared
+
+    names = {word: JobName.parse(word) for word in jobs}
+    if signal and not signal.isalnum():
+        raise click.UsageError(f"--signal {signal!r} is neither a signal's name nor its number")
+    words = [f"--signal={signal}"] * bool(signal) + ["--batch"] * batch + ["--full"] * full
+    argv = ["scancel", *words, *dict.fromkeys(jobs)]
+    config, clock = load_config(), SystemClock()
+    meant: dict[str, list[Queued]] = {}
+    with contextlib.suppress(processes.CommandError, processes.CommandTimeoutError):
+        # Where Slurm does not answer, scancel has words for it.
+        meant = Viewer(asked=shared(config.state, clock, 2.0), state=config.state, clock=clock).every(jobs)
+    rows = {int(one.job.id): one.job for found in meant.values() for one in found if not one.job.state.final}
+    if dry_run:
+        _show(
+            argv, [f"{row.label} ({row.state.value}, {row.name})" for row in rows.values()], None, as_json=as_json
+        )
+        return 0
+    done = processes.finish(argv, timeout_s=CANCEL_S)
+    if not done.code and signal.upper() in _ENDING and not batch:
+        whole = [
+            one.job for word, found in meant.items() if not names[word].step for one in found if one.job.id in rows
+        ]
+        _note(config.state, [int(row.id) for row in whole], clock.unix(), me())
+    if as_json:
+        _show(argv, [row.label for row in rows.values()], (done.code, done.stderr.strip()), as_json=True)
+    else:
+        click.echo(done.stdout, nl=False)
+        click.echo(done.stderr, nl=False, err=True)
+    return done.code
+
+
+def _show(argv: list[str], labels: list[str], ended: tuple[int, str] | None, *, as_json: bool) -> None:
+    if as_json:
+        said = {"code": ended[0], "said": ended[1]} if ended else {}
+        click.echo(json.dumps({"argv": argv, "jobs": labels, **said}, ensure_ascii=False))
+        return
+    from deeplink.wording import printable
+
+    click.echo(shlex.join(argv))
+    for label in labels:
+        click.echo(f"  {printable(label)}")
+    if not labels:
+        click.echo("  no job that Slurm knows of and that has not ended")
+
+
+def _note(state: Path, jobs: list[int], unix: float, by: str) -> None:
+    from deeplink.scheduler.view.notes import note
+
+    for job in jobs:
+        try:
+            note(state / "jobs" / str(job), "cancelled", unix, by=by)
+        except OSError as problem:
+            click.echo(f"deeplink: job {job} is cancelled, and that cannot be noted: {problem}", err=True)
