@@ -43,6 +43,7 @@ VERBS = {
     "incidents": "List what went wrong, and how it ended.",
     "topology": "Discover, draw, check and export the fabric the nodes hang on.",
     "doctor": "Check a site before the first job, and say what is to be changed.",
+    "simulate": "Replay a trace of jobs on a cluster and compare who chooses the nodes: queueing, leaves, steps.",
     "console": "Serve the operator's page.",
     "sandbox": "A real multi-host Slurm cluster on this machine.",
     "demo": "Pack, train, lose a node, recover: the whole story on this machine.",

@@ -32,7 +32,7 @@ class SlurmSettings:
     as_of: datetime | None = None
 
     def text(self, name: str) -> str | None:
-        """Return a setting as Slurm prints it: empty where it is not set, None where this Slurm does not tell it."""
+        """Return a setting as Slurm prints it; empty where it is not set, None where this Slurm tells nothing."""
         found = self.values.get(name.casefold())
         if found is None:
             return None
@@ -54,6 +54,12 @@ class SlurmSettings:
             if found.casefold() == key.casefold():
                 return value
         return None
+
+    def listed(self, name: str) -> tuple[str, ...] | None:
+        """Return a setting that newer Slurms number (`Epilog[0]`, `Epilog[1]`); None where it is not told."""
+        wanted = re.compile(rf"{re.escape(name.casefold())}(?:\[\d+\])?", re.ASCII)
+        found = [self.text(key) for key in self.values if wanted.fullmatch(key)]
+        return tuple(filter(None, found)) if found else None
 
     @property
     def version(self) -> str:

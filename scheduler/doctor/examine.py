@@ -1,0 +1,155 @@
+"""Gathering the evidence: from Slurm, from this host or from a step on some nodes, from the watchdog."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from deeplink.daemon import is_loopback
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.doctor.asking import asked_slurm, nodes_to_look_at, step_command
+from deeplink.scheduler.doctor.folder_rules import scripts_of
+from deeplink.scheduler.doctor.network_rules import services_of
+from deeplink.scheduler.doctor.part import Part
+from deeplink.scheduler.doctor.report import NodeReport, Plan
+from deeplink.scheduler.doctor.step import Step, plans_for
+from deeplink.scheduler.launch.environment import step_environment
+from deeplink.scheduler.launch.process import python_command
+from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.programs import real_program
+from deeplink.tokens import read_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from deeplink.clock import Clock
+    from deeplink.config import Config
+    from deeplink.scheduler.doctor.evidence import Evidence
+    from deeplink.scheduler.slurm.command import Runner
+    from deeplink.types import NodeName
+
+WATCH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be looked at besides Slurm.
+
+    Attributes:
+        nodes: how many nodes; None for all of the allocation, else a few idle ones.
+        here: this host instead.
+        quick: neither.
+        disk_bytes: how much to write and read in each store; 0 for nothing.
+        srun_options: of the user's, for the step.
+    """
+
+    nodes: int | None = None
+    here: bool = False
+    quick: bool = False
+    disk_bytes: int = 0
+    srun_options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """One run of the doctor.
+
+    Args:
+        config: what the configuration says here.
+        wish: what is to be looked at.
+        run: the way to Slurm's commands.
+        clock: time.
+        say: told what is going on.
+        env: this process's environment.
+    """
+
+    config: Config
+    wish: Wish
+    run: Runner
+    clock: Clock
+    say: Callable[[str], None]
+    env: Mapping[str, str]
+
+    def evidence(self) -> Evidence:
+        """Return everything that could be had, and why the rest could not."""
+        self.say("asking Slurm")
+        evidence = asked_slurm(self.config, self.run, self.clock)
+        evidence = replace(evidence, watch_answer=watch_answer(self.config))
+        everyone = Plan(
+            services=services_of(self.config.watch, self.config.members),
+            scripts=scripts_of(evidence),
+            disk_bytes=self.wish.disk_bytes,
+        )
+        if self.wish.here:
+            return self._this_host(evidence, everyone)
+        if self.wish.quick:
+            return _without(evidence, "no node was looked at (--quick)")
+        return self._step(evidence, everyone)
+
+    def _this_host(self, evidence: Evidence, plan: Plan) -> Evidence:
+        self.say("looking at this host")
+        part = Part(self.config, secrets.token_hex(4), self.clock)
+        with part.host() as host:
+            report = NodeReport(host=host, measured=part.measure(host, plan))
+        return replace(evidence, reports={host.node: report})
+
+    def _step(self, evidence: Evidence, everyone: Plan) -> Evidence:
+        inside = _allocation(self.env)
+        count = self.wish.nodes or len(inside) or nodes_to_look_at(evidence)
+        if not count:
+            return _without(evidence, "no node is idle: run it in an allocation, or wait for nodes with --nodes N")
+        if inside and count > len(inside):
+            return _without(evidence, f"this allocation has {len(inside)} nodes, not {count}")
+        program = python_command("deeplink", "doctor", "--as-node", secrets.token_hex(4))
+        # Not a stand-in of ours, as `deeplink sbatch --deeplink-shim` puts it on PATH.
+        srun = real_program("srun", self.env.get("PATH", "")) or "srun"
+        argv = step_command(count, inside=bool(inside), options=self.wish.srun_options, program=program)
+        env = step_environment(self.env, resources=False) if inside else dict(self.env)
+        expected = inside if count == len(inside) else ()
+        step = Step([srun, *argv[1:]], env, count, self.clock, self.say, expected)
+        try:
+            result = step.run(partial(plans_for, everyone=everyone))
+        except DeepLinkError as failed:
+            return _without(evidence, str(failed))
+        problems = {**evidence.problems, **({"hosts": result.problem} if result.problem else {})}
+        return replace(evidence, reports=result.reports, silent=result.silent, problems=problems)
+
+
+def _without(evidence: Evidence, why: str) -> Evidence:
+    return replace(evidence, problems={**evidence.problems, "hosts": why})
+
+
+def _allocation(env: Mapping[str, str]) -> tuple[NodeName, ...]:
+    listed = env.get("SLURM_JOB_NODELIST", "")
+    return unfold(listed) if listed and env.get("SLURM_JOB_ID", "").isdigit() else ()
+
+
+def watch_answer(config: Config) -> str | None:
+    """Ask the watchdog whether it is well, with the token; return what is wrong, None where it cannot be asked."""
+    if not config.watch or config.watch_token_file is None:
+        return None
+    if is_loopback(config.watch.rpartition(":")[0].strip("[]")):
+        return None
+    try:
+        token = read_token(config.watch_token_file)
+    except DeepLinkError:
+        return None  # told by the check of token files
+    # Not above: gRPC costs 0.1 s, and is needed only where there is a watchdog.
+    import grpc  # noqa: PLC0415
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
+
+    from deeplink.wire import open_channel  # noqa: PLC0415
+
+    channel = open_channel(config.watch, token)
+    try:
+        request = health_pb2.HealthCheckRequest()
+        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=WATCH_S)
+    except grpc.RpcError as problem:
+        if problem.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return "it refuses our token (watch_token_file is not a copy of its own)"
+        return f"{problem.code().name.lower().replace('_', ' ')}: {problem.details()}"
+    finally:
+        channel.close()
+    return "" if reply.status == health_pb2.HealthCheckResponse.SERVING else "it says that it does not serve"

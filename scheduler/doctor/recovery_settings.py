@@ -1,0 +1,268 @@
+"""Settings that decide what becomes of a job whose node is lost. Docstrings are what `--explain` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.doctor.finding import error, note, ok, untold, warning
+
+if TYPE_CHECKING:
+    from deeplink.config import Config
+    from deeplink.scheduler.doctor.finding import Finding
+    from deeplink.scheduler.slurm.settings import SlurmSettings
+
+DEFAULT_CRED_EXPIRE_S = 120
+_LONG_HOLD_S = 30
+_SHORT_CREDENTIAL_S = 5
+_LEAST_JOB_AGE_S = 60
+_LONG_SILENCE_S = 300
+_SHORT_SILENCE_S = 30
+_KILL_WAITS_S = (2, 60)
+_UNKILLABLE_S = (30, 300)
+_STRANDED, _FENCED = 75, 77  # exit codes of `deeplink run`
+
+
+def kill_on_bad_exit(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell whether one failed task ends its whole step by the site's default (KillOnBadExit).
+
+    `deeplink run` says for its own steps what it needs. Steps that a script starts with a plain srun take the
+    default: where a rank fails while another one's node is dead and not yet down, slurmctld keeps the signal for
+    that node and delivers it when the node is back, to the step of the same number of the job's next run. That was
+    measured to kill a job 42 s after its restart, and never seen with KillOnBadExit=0.
+    """
+    value = told.number("KillOnBadExit")
+    if value is None:
+        return untold("KillOnBadExit")
+    if value:
+        said = "KillOnBadExit=1: a signal kept for a dead node may kill the job's next run"
+        return warning(said, "slurm.conf: KillOnBadExit=0 (steps that want it say srun --kill-on-bad-exit=1)")
+    return ok("KillOnBadExit=0")
+
+
+def credential_expiry(told: SlurmSettings, config: Config) -> Finding:
+    """Tell how long a requeued job is held (cred_expire in AuthInfo).
+
+    A job that Slurm requeues waits cred_expire and one second more before it may start again: 121 s by default, 6
+    s with cred_expire=5 (measured). `deeplink watch --act` clears the hold; without it every recovery costs that
+    long. Below 5 s a launch on a loaded node may come too late for its credential.
+    """
+    if told.text("AuthInfo") is None:
+        return untold("AuthInfo")
+    value = told.item("AuthInfo", "cred_expire") or str(DEFAULT_CRED_EXPIRE_S)
+    seconds = int(value) if value.isascii() and value.isdigit() and len(value) < 9 else DEFAULT_CRED_EXPIRE_S  # noqa: PLR2004
+    said = f"cred_expire={seconds}: a requeued job is held {seconds + 1} s"
+    remedy = "slurm.conf: AuthInfo=...,cred_expire=10"
+    if seconds < _SHORT_CREDENTIAL_S:
+        return warning(f"cred_expire={seconds}: a launch on a loaded node may find its credential expired", remedy)
+    if seconds <= _LONG_HOLD_S:
+        return ok(said)
+    if config.watch:
+        return note(f"{said}, where the watchdog does not act (`deeplink watch --act` clears it)", remedy)
+    return warning(f"{said}, and no watchdog clears it", f"{remedy}; or run `deeplink watch --act`")
+
+
+def preempt_mode(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell what preemption does to a job (PreemptMode).
+
+    CANCEL ends it for good: `--requeue` does nothing then. SUSPEND stops the ranks where they are: their
+    connections time out, and to a watchdog they look hung. REQUEUE is what recovery is made for.
+    """
+    mode, kind = told.text("PreemptMode"), told.text("PreemptType")
+    if mode is None or kind is None:
+        return untold("PreemptMode" if mode is None else "PreemptType")
+    if kind in {"", "preempt/none"}:
+        return ok("nothing is preempted (PreemptType=preempt/none)")
+    return of_preempt_mode(mode, "slurm.conf: PreemptMode=REQUEUE")
+
+
+def of_preempt_mode(mode: str, remedy: str, where: str = "") -> Finding:
+    """Judge a mode of preemption, the cluster's or a partition's."""
+    if "CANCEL" in mode.upper():
+        return error(f"PreemptMode={mode}: a preempted job is cancelled, --requeue or not", remedy, where)
+    if "SUSPEND" in mode.upper():
+        return warning(f"PreemptMode={mode}: ranks are stopped in mid-step and look hung", remedy, where)
+    return ok(f"PreemptMode={mode or 'OFF'}", where)
+
+
+def min_job_age(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell how long Slurm remembers a job that has ended (MinJobAge).
+
+    squeue forgets it then, and without accounting nobody knows how it ended. The watchdog and `deeplink status`
+    look at least every few seconds, but both may be away for a minute. 300 s is Slurm's default; 0 forgets
+    nothing.
+    """
+    value = told.number("MinJobAge")
+    if value is None:
+        return untold("MinJobAge")
+    if 0 < value < _LEAST_JOB_AGE_S:
+        return warning(
+            f"MinJobAge={value}: the end of a job is forgotten after {value} s", "slurm.conf: MinJobAge=300"
+        )
+    return ok(f"MinJobAge={value}")
+
+
+def return_to_service(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell when a node that was down is used again (ReturnToService).
+
+    With 2 a node set down whose slurmd lives is idle again within 3 s, and a restarted job landed on it
+    (measured); and a reboot that is quicker than SlurmdTimeout goes unnoticed: the job shows RUNNING for ever with
+    a rank missing. With 1, and slurmd started with -b, such a reboot requeues the job within 0.2 s of the node's
+    registration. The watchdog drains before it downs, so its own nodes stay out with any value.
+    """
+    value = told.number("ReturnToService")
+    if value is None:
+        return untold("ReturnToService")
+    if value >= 2:  # noqa: PLR2004 - Slurm's own number
+        said = f"ReturnToService={value}: a bad node comes back by itself, a fast reboot goes unnoticed"
+        return warning(said, "slurm.conf: ReturnToService=1, and start slurmd with -b")
+    return ok(f"ReturnToService={value}")
+
+
+def slurmd_timeout(told: SlurmSettings, config: Config) -> Finding:
+    """Tell after how long a silent node is given up by Slurm itself (SlurmdTimeout).
+
+    0 is never: a job on a dead node then waits until somebody notices. With 300, the default, a job without spares
+    and without a watchdog is back 428 s after its node died; the watchdog needs less than 4 s for it. Much shorter
+    values cost jobs at every hiccup of the network.
+    """
+    value = told.number("SlurmdTimeout")
+    if value is None:
+        return untold("SlurmdTimeout")
+    remedy = "slurm.conf: SlurmdTimeout=300"
+    if value == 0:
+        return error("SlurmdTimeout=0: a dead node is never given up", remedy)
+    if value > _LONG_SILENCE_S:
+        return warning(f"SlurmdTimeout={value}: a dead node is given up only after {value} s", remedy)
+    if value < _SHORT_SILENCE_S:
+        return note(
+            f"SlurmdTimeout={value}: quick, but a hiccup of {value} s costs every job of the nodes it hits"
+        )
+    if not config.watch:
+        return note(f"SlurmdTimeout={value}, and no watchdog that is quicker", "run `deeplink watch --act`")
+    return ok(f"SlurmdTimeout={value}")
+
+
+def job_requeue(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell whether jobs may be restarted unless they say otherwise (JobRequeue).
+
+    `deeplink sbatch` adds --requeue by itself; a job submitted with a plain sbatch ends with its node where this
+    is 0.
+    """
+    value = told.number("JobRequeue")
+    if value is None:
+        return untold("JobRequeue")
+    if not value:
+        said = "JobRequeue=0: jobs of a plain sbatch end with their node"
+        return warning(said, "slurm.conf: JobRequeue=1; or submit with `deeplink sbatch`, or --requeue")
+    return ok("JobRequeue=1")
+
+
+def requeue_exit(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell which exit codes have a job requeued, or held (RequeueExit, RequeueExitHold).
+
+    `deeplink run` ends with 75 when nodes were lost and nobody could help, and with 77 when a newer run has taken
+    its place. A job that is held for 75 waits for an administrator; one that is requeued for 77 fights its
+    successor; one that is requeued for 1 starts a script with a mistake in it for ever.
+    """
+    again, held = told.text("RequeueExit"), told.text("RequeueExitHold")
+    if again is None or held is None:
+        return untold("RequeueExit")
+    if _holds(held, _STRANDED):
+        said = f"RequeueExitHold={held}: a stranded job (exit code {_STRANDED}) is held"
+        return error(said, f"slurm.conf: leave {_STRANDED} out of RequeueExitHold")
+    for code, means in (
+        (_FENCED, "is started beside its successor"),
+        (1, "with a mistake in it is started for ever"),
+    ):
+        if _holds(again, code):
+            said = f"RequeueExit={again}: a job that ends with {code} {means}"
+            return warning(said, f"slurm.conf: leave {code} out of RequeueExit")
+    return ok(f"RequeueExit={again or 'none'}, RequeueExitHold={held or 'none'}")
+
+
+def _holds(listed: str, code: int) -> bool:
+    for part in listed.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (last or first).isdigit() and int(first[:4]) <= code <= int((last or first)[:4]):
+            return True
+    return False
+
+
+def kill_wait(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell how long a step has between SIGTERM and SIGKILL (KillWait).
+
+    It is what ranks have to end their writing, and what a requeue waits for a rank that does not end.
+    """
+    value = told.number("KillWait")
+    if value is None:
+        return untold("KillWait")
+    least, most = _KILL_WAITS_S
+    if value > most:
+        return warning(
+            f"KillWait={value}: a rank that does not end holds a restart up so long", "slurm.conf: KillWait=30"
+        )
+    if value < least:
+        return warning(f"KillWait={value}: no time to end a write", "slurm.conf: KillWait=30")
+    return ok(f"KillWait={value}")
+
+
+def unkillable_step_timeout(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell when a process that cannot be killed costs its node (UnkillableStepTimeout).
+
+    After it the node is drained. A rank in the middle of a GPU's reset, a core dump or a read from dead storage
+    takes a while to end; a value that is too long keeps the job COMPLETING, and it is not restarted meanwhile.
+    """
+    value = told.number("UnkillableStepTimeout")
+    if value is None:
+        return untold("UnkillableStepTimeout")
+    least, most = _UNKILLABLE_S
+    remedy = "slurm.conf: UnkillableStepTimeout=120"
+    if value < least:
+        return warning(f"UnkillableStepTimeout={value}: a rank that is slow to end drains its node", remedy)
+    if value > most:
+        return warning(f"UnkillableStepTimeout={value}: a stuck rank keeps its job COMPLETING so long", remedy)
+    return ok(f"UnkillableStepTimeout={value}")
+
+
+def inactive_limit(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell whether Slurm ends a job whose srun or salloc does not answer (InactiveLimit).
+
+    An srun that waits for a dead node does not answer; with a limit the whole job goes, and no spare helps.
+    """
+    value = told.number("InactiveLimit")
+    if value is None:
+        return untold("InactiveLimit")
+    if value:
+        said = f"InactiveLimit={value}: a job whose srun hangs for {value} s is ended"
+        return warning(said, "slurm.conf: InactiveLimit=0")
+    return ok("InactiveLimit=0")
+
+
+def wait_time(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell whether the first rank that ends well ends the others (WaitTime).
+
+    Ranks need not end together: the one that writes the last checkpoint ends last.
+    """
+    value = told.number("WaitTime")
+    if value is None:
+        return untold("WaitTime")
+    if value:
+        said = f"WaitTime={value}: ranks are killed {value} s after the first one ended"
+        return warning(said, "slurm.conf: WaitTime=0; or `deeplink run --srun-option=--wait=0`")
+    return ok("WaitTime=0")
+
+
+def prolog_failure(told: SlurmSettings, _config: Config) -> Finding:
+    """Tell what a failed prolog does to the job (Prolog, SchedulerParameters=nohold_on_prolog_fail).
+
+    It is requeued and held: nobody restarts it until somebody releases it, though another node would have done.
+    """
+    prolog, parameters = told.text("Prolog"), told.text("SchedulerParameters")
+    if prolog is None or parameters is None:
+        return untold("Prolog" if prolog is None else "SchedulerParameters")
+    if not prolog:
+        return ok("no prolog")
+    if told.item("SchedulerParameters", "nohold_on_prolog_fail") is None:
+        said = f"Prolog={prolog}: where it fails, the job is held"
+        return warning(said, "slurm.conf: SchedulerParameters=...,nohold_on_prolog_fail")
+    return ok("a failed prolog holds no job (nohold_on_prolog_fail)")
