@@ -1,0 +1,208 @@
+"""The planner's loop: a question for the queue and one for the nodes, changes, and the record of them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.planner.ground import Ground, wishes_nodes
+from deeplink.scheduler.planner.queue import Row, read_queue
+from deeplink.scheduler.planner.round import Deed, Memory, Mine, Move, plan
+from deeplink.scheduler.slurm import command
+from deeplink.scheduler.wish import record
+from deeplink.scheduler.wish.decision import Decision, Kind, Recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.slurm.client import Slurm
+    from deeplink.types import NodeName
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+SOON_S = 3.0
+"""After a wish for nodes: Slurm's main scheduler has come by then (measured: within 2.6 s with its defaults)."""
+SLOW_S = 60.0
+"""While nothing waits. Running jobs are still looked at whose wish for nodes would bind them after a requeue."""
+LONGEST_AWAY_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round came to.
+
+    Attributes:
+        moves: about jobs that wait.
+        problems: changes that Slurm refused, by job.
+        bound: running jobs that would wait for their wished nodes, were they started again.
+    """
+
+    moves: tuple[Move, ...] = ()
+    problems: dict[int, str] = field(default_factory=dict)
+    bound: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Planner:
+    """Looks after the waiting jobs of one user. One thread only.
+
+    Args:
+        slurm: Slurm's commands.
+        user: whose jobs.
+        state: the folder with the jobs' records.
+        ground: surveys the cluster; asked in rounds only in which a job of ours waits.
+        clock: where time comes from.
+        say: told one line for each change.
+        act: whether to change jobs, or only to say what would be changed.
+        only: the one job to look after; None for all.
+        interval_s: between two rounds while jobs wait.
+        wished: told of nodes that were wished for a job with data.
+    """
+
+    slurm: Slurm
+    user: str
+    state: Path
+    ground: Callable[[], Ground]
+    clock: Clock
+    say: Callable[[str], None]
+    act: bool = True
+    only: int | None = None
+    interval_s: float = INTERVAL_S
+    wished: Callable[[int, tuple[str, ...], Sequence[NodeName]], None] = lambda _job, _data, _nodes: None
+    _memories: dict[str, Memory] = field(default_factory=dict)
+    _failures: int = 0
+    _idle_rounds: int = 0
+
+    def look(self) -> Round:
+        """Go round once.
+
+        Raises:
+            CommandError, CommandTimeoutError, CommandMissingError: Slurm does not answer.
+            SlurmTextError, SurveyTextError, UnknownStateError: what it said cannot be read.
+        """
+        queue = read_queue(self.slurm.run)
+        mine = [job for row in queue if (job := self._mine(row))]
+        waiting = [job for job in mine if job.row.waits]
+        bound = tuple(int(job.row.id) for job in mine if not job.row.waits and job.pinned)
+        if not waiting:
+            self._memories.clear()
+            return Round(bound=bound)
+        moves = plan(waiting, queue, self.ground(), self.clock.unix())
+        self._memories = {move.job.row.label: move.memory for move in moves}
+        problems: dict[int, str] = {}
+        for move in moves:
+            problem = self._carry_out(move)
+            if problem:
+                problems[move.job.row.id] = problem
+        return Round(moves=tuple(moves), problems=problems, bound=bound)
+
+    def tick(self) -> float:
+        """Go round once, whatever Slurm does; return how long to wait before the next."""
+        try:
+            done = self.look()
+        except DeepLinkError as problem:
+            self._failures += 1
+            wait = min(self.interval_s * (1 << min(self._failures, 10)), LONGEST_AWAY_S)
+            if self._failures == 1:
+                self.say(f"nothing is changed for now: {problem}")
+            log.info("round failed (%d in a row), next in %.0f s: %s", self._failures, wait, problem)
+            return wait
+        if self._failures:
+            self.say(f"Slurm answers again, after {self._failures} rounds without")
+            self._failures = 0
+        return self._pause_after(done)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last two rounds found no job to look after."""
+        return self._idle_rounds > 1
+
+    def _pause_after(self, done: Round) -> float:
+        self._idle_rounds = 0 if done.moves or done.bound else self._idle_rounds + 1
+        if any(wishes_nodes(move.decision) for move in done.moves):
+            return min(SOON_S, self.interval_s)
+        return self.interval_s if done.moves else max(SLOW_S, self.interval_s)
+
+    def _mine(self, row: Row) -> Mine | None:
+        """Return a job of ours with what was decided for it; None for one that is not ours."""
+        if row.user != self.user or (self.only is not None and str(self.only) not in (str(row.id), row.record_id)):
+            return None
+        try:
+            known = record.read(record.job_folder(self.state, row.record_id))
+        except OSError as problem:
+            log.warning("the record of job %s cannot be read: %s", row.label, problem)
+            return None
+        if not known:
+            return None
+        last = known[-1]
+        wish = last.decision
+        if row.waits and wishes_nodes(wish) and not row.required:
+            wish = replace(wish, kind=Kind.NOTHING, nodes=())  # somebody took it back
+        return Mine(
+            row=row,
+            ask=last.ask,
+            wish=wish,
+            wished_at=last.unix,
+            memory=self._memories.get(row.label, Memory()),
+        )
+
+    def _carry_out(self, move: Move) -> str:
+        """Change the job and write it down; return why Slurm refused, if it did."""
+        job, fields = move.job, move.fields
+        what = f"job {job.row.label}: {_said(move)}"
+        if not self.act:
+            self.say(what)
+            return ""
+        if not fields:
+            self._note(move)
+            return self._done(move)
+        argv = ("scontrol", "update", f"jobid={job.row.id}", *(f"{key}={value}" for key, value in fields.items()))
+        try:
+            self.slurm.update_job(job.row.id, **fields)
+        except command.CommandError as refused:
+            memory = replace(job.memory, refusals=job.memory.refusals + 1)
+            self._memories[job.row.label] = memory
+            problem = refused.stderr.strip().splitlines()[-1] if refused.stderr.strip() else f"exit {refused.code}"
+            if memory.refusals == 1:
+                self.say(f"{what}: refused: {problem}")
+                words = f"{move.decision.words}; Slurm refused the change: {problem}"
+                self._append(move, replace(job.wish, words=words), argv)
+            return problem
+        self.say(what)
+        self._append(move, move.decision, argv)
+        if move.deed is Deed.PIN and job.ask.data:
+            self.wished(int(job.row.id), job.ask.data, move.decision.nodes)
+        return self._done(move)
+
+    def _done(self, move: Move) -> str:
+        self._memories[move.job.row.label] = replace(move.memory, told=_key(move.decision))
+        return ""
+
+    def _note(self, move: Move) -> None:
+        """Write down that a wish stays as it is, when that is so for another reason than before."""
+        before = move.job.memory.told or _key(move.job.wish)
+        if _key(move.decision) != before:
+            self._append(move, move.decision, ())
+
+    def _append(self, move: Move, decision: Decision, done: tuple[str, ...]) -> None:
+        job = move.job
+        line = Recorded(unix=self.clock.unix(), by="plan", ask=job.ask, decision=decision, done=done)
+        try:
+            record.append(record.job_folder(self.state, job.row.record_id), line)
+        except OSError as problem:
+            log.warning("what was decided for job %s cannot be written down: %s", job.row.label, problem)
+
+
+def _key(decision: Decision) -> str:
+    return f"{decision.why}|{decision.words}"
+
+
+def _said(move: Move) -> str:
+    verb = {Deed.PIN: "wish for", Deed.DROP: "no wish any more", Deed.LEAVE: "left as it is"}[move.deed]
+    about = f" {move.fields['ReqNodeList']}" if move.deed is Deed.PIN else ""
+    return f"{verb}{about}: {move.decision.words}"

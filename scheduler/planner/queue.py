@@ -1,0 +1,126 @@
+"""The whole queue as one squeue tells it, in the order in which Slurm looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
+from deeplink.scheduler.slurm.parse import SlurmTextError
+from deeplink.scheduler.slurm.separator import fresh_separator
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.types import JobId, NodeName
+
+if TYPE_CHECKING:
+    from deeplink.scheduler.slurm.command import Runner
+
+_FORMAT = ("%A", "%i", "%T", "%r", "%u", "%P", "%D", "%Q", "%n", "%x", "%Y", "%v", "%N")
+_NOTHING = frozenset({"", "(null)", "N/A", "n/a"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One job, or all tasks of an array that wait together.
+
+    Attributes:
+        id: by which it can be changed.
+        label: what people call it: `7`, `7_[2-9]` for tasks of an array, `7+1` for a component.
+        partitions: those it may start in.
+        nodes: how many it asks for; 0 where that cannot be told.
+        priority: higher is looked at first.
+        required, excluded: nodes it must have (in part or whole), and must not have.
+        planned: those that the backfill scheduler keeps for it; empty where it has made no plan.
+        reservation: whose nodes it is to run on; empty for none.
+        on: where it runs; empty while it waits.
+    """
+
+    id: JobId
+    label: str
+    state: JobState
+    reason: str
+    user: str
+    partitions: tuple[str, ...]
+    nodes: int
+    priority: int
+    required: frozenset[NodeName]
+    excluded: frozenset[NodeName]
+    planned: frozenset[NodeName]
+    reservation: str
+    on: frozenset[NodeName]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not been given nodes."""
+        return self.state is JobState.PENDING
+
+    @property
+    def record_id(self) -> str:
+        """Which job's folder holds its record: of a task or component that of the whole."""
+        return self.label.partition("_")[0].partition("+")[0]
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one job, and no part of an array or of several components."""
+        return self.label.isdigit()
+
+
+def read_queue(run: Runner) -> list[Row]:
+    """Return all jobs that have not ended, of all users, in one question.
+
+    Raises:
+        SlurmTextError, UnknownStateError: it cannot be read.
+        CommandError, CommandMissingError, CommandTimeoutError: see `command.run`.
+    """
+    separator = fresh_separator()
+    layout = "".join(f"{field}{separator}" for field in _FORMAT)
+    return parse_queue(run(["squeue", "-h", "-a", "-o", layout]), separator)
+
+
+def parse_queue(text: str, separator: str) -> list[Row]:
+    """Read what `read_queue` asks for.
+
+    Raises:
+        SlurmTextError: the text is something else.
+        UnknownStateError: a job is in a state without a name here.
+    """
+    fields = text.split(separator)
+    if fields.pop().strip() or len(fields) % len(_FORMAT):
+        raise SlurmTextError("squeue", text)
+    width = len(_FORMAT)
+    return [_row([part.strip() for part in fields[at : at + width]]) for at in range(0, len(fields), width)]
+
+
+def _row(fields: list[str]) -> Row:
+    number, label, state, reason, user, partitions, nodes, priority, required, excluded, planned, kept, on = fields
+    if not (number.isascii() and number.isdigit() and priority.isascii() and priority.isdigit()):
+        raise SlurmTextError("squeue", "|".join(fields))
+    return Row(
+        id=JobId(int(number)),
+        label=label,
+        state=JobState.parse(state),
+        reason="" if reason == "None" else reason,
+        user=user,
+        partitions=tuple(partitions.split(",")),
+        nodes=int(nodes) if nodes.isascii() and nodes.isdigit() else 0,
+        priority=int(priority),
+        required=_names(required),
+        excluded=_names(excluded),
+        planned=_names(planned),
+        reservation="" if kept in _NOTHING else kept,
+        on=_names(on),
+    )
+
+
+def _names(text: str) -> frozenset[NodeName]:
+    try:
+        return frozenset() if text in _NOTHING else frozenset(unfold(text))
+    except NodeSetError:
+        raise SlurmTextError("squeue", text) from None
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """Return those that wait as Slurm looks at them: higher priority first, of equal ones the older job.
+
+    The tier of a partition counts before it, which squeue does not tell: see `round.before`.
+    """
+    return sorted((row for row in rows if row.waits), key=lambda row: (-row.priority, row.id))
