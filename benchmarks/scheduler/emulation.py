@@ -1,0 +1,339 @@
+"""Slurm's choice of nodes beside our emulation of it, and stock, --switches and deeplink side by side.
+
+`python -m benchmarks.scheduler.emulation [--nodes 1024] [--states 50] [--names follow|dealt] [--record FILE]`
+as root. Starts a real slurmctld and a slurmd for each node in namespaces of their own (40 s and 3.8 GB for 1,024),
+makes random states of the cluster with real jobs, asks `sbatch --test-only` where jobs of several sizes would run,
+without and with the `--switches` that fewest leaves allow, and in each state runs one with `salloc --no-shell`.
+Prints a table and writes build/bench/emulation-NAMES.json. `--from FILE` takes the answers of an earlier run.
+Exit code 0 whether figures are reached or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import re
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.rows import make_row, table, write_rows
+from benchmarks.scheduler.manyslurmd import GPUS, Shape, in_namespaces, said, slurm_of, wait_idle
+from deeplink.scheduler.placement.request import Cluster, Request, Room
+from deeplink.scheduler.placement.search import place
+from deeplink.scheduler.simulate.floor import Floor
+from deeplink.scheduler.simulate.slurm_tree import slurm_choice
+from deeplink.scheduler.slurm.nodeset import fold, unfold
+from deeplink.scheduler.topology.graph import Fabric
+from deeplink.scheduler.topology.order import rank_order, ring_crossings, stock_order
+from deeplink.types import NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from benchmarks.rows import Row
+
+SIZES = (1, 2, 4, 8, 12, 16, 24, 48, 64, 130, 200)
+_PLANNED = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition")
+_LATER_S = 60.0
+_MOST_S = 1500.0
+
+
+class Answer(NamedTuple):
+    """Where Slurm would run a job, or did.
+
+    Attributes:
+        nodes: how many nodes were asked for.
+        gpus: GPUs on each; 0 for whole nodes.
+        switches: what `--switches` said; 0 where it was not given.
+        how: `test-only` was asked about, `salloc` ran.
+        later: whether it would have had to wait.
+        chosen: the nodes, folded.
+    """
+
+    nodes: int
+    gpus: int
+    switches: int
+    how: str
+    later: bool
+    chosen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A state, GPUs in use on each node, a digit each, and what Slurm answered in it."""
+
+    used: str
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All answers of one cluster."""
+
+    slurm: str
+    shape: Shape
+    states: tuple[Asked, ...]
+
+    def each(self) -> Iterator[tuple[str, Answer]]:
+        """Yield every answer with the state it was given in."""
+        return ((state.used, answer) for state in self.states for answer in state.answers)
+
+
+def floor_of(shape: Shape) -> Floor:
+    """Return the nodes and switches."""
+    fabric = Fabric({NodeName(f"e{number}"): shape.path(number) for number in range(shape.nodes)})
+    return Floor(fabric.paths, fabric)
+
+
+def able_in(used: str, gpus: int) -> int:
+    """Return the nodes that can run a job with so many GPUs on each; 0 for whole nodes."""
+    return sum(1 << bit for bit, digit in enumerate(used) if int(digit) <= GPUS - (gpus or GPUS))
+
+
+def whole_state(shape: Shape, draw: random.Random) -> str:
+    """Return a state of whole nodes: single ones and runs of them busy."""
+    used = [0] * shape.nodes
+    share = draw.uniform(0.1, 0.8)
+    longest = draw.choice([1, 4, 16, 64])
+    while sum(map(bool, used)) < share * shape.nodes:
+        first = draw.randrange(shape.nodes)
+        for node in range(first, min(first + draw.randint(1, longest), shape.nodes)):
+            used[node] = GPUS
+    return "".join(map(str, used))
+
+
+def shared_state(shape: Shape, draw: random.Random) -> str:
+    """Return a state of nodes that jobs share."""
+    full = draw.uniform(0.1, 0.7)
+    return "".join(
+        str(GPUS if draw.random() < full else draw.choice([0, 1, 2, 4, 4, 6, 7])) for _ in range(shape.nodes)
+    )
+
+
+def make_state(used: str) -> None:
+    """Run jobs that use so many GPUs of each node."""
+    for amount in sorted(set(used) - {"0"}):
+        nodes = fold(f"e{bit}" for bit, digit in enumerate(used) if digit == amount)
+        many = str(used.count(amount))
+        how = ["-p", "main"] if amount == str(GPUS) else ["-p", "shared", f"--gres=gpu:{amount}", "-n", many]
+        answer = said(["salloc", "-Q", "--no-shell", "-I10", "-N", many, "-w", nodes, *how])
+        if answer:
+            raise RuntimeError(answer)
+
+
+def ask(nodes: int, gpus: int, *, switches: int = 0) -> Answer:
+    """Ask Slurm where a job would run."""
+    argv = ["sbatch", "--test-only", *_wanted(nodes, gpus)]
+    answer = said([*argv, *([f"--switches={switches}"] if switches else []), "--wrap", "true"])
+    found = _PLANNED.search(answer)
+    if found is None:
+        raise RuntimeError(f"{argv}: {answer}")
+    wait = datetime.fromisoformat(found[1]) - datetime.now()  # noqa: DTZ005 - sbatch prints local time
+    return Answer(nodes, gpus, switches, "test-only", wait.total_seconds() > _LATER_S, found[2])
+
+
+def run(nodes: int, gpus: int) -> Answer:
+    """Run a job, and end it."""
+    answer = said(["salloc", "--no-shell", "-I10", "-J", "asked", *_wanted(nodes, gpus)])
+    chosen = said(["squeue", "-h", "-n", "asked", "-t", "R", "-o", "%N"])
+    if not chosen:
+        raise RuntimeError(answer)
+    return Answer(nodes, gpus, 0, "salloc", later=False, chosen=chosen)
+
+
+def _wanted(nodes: int, gpus: int) -> list[str]:
+    return ["-N", str(nodes), *(["-p", "shared", f"--gres=gpu:{gpus}", "-n", str(nodes)] if gpus else [])]
+
+
+def asked_in(shape: Shape, used: str, floor: Floor, draw: random.Random) -> Asked:
+    """Make a state, ask about jobs of many sizes in it, and end all jobs."""
+    make_state(used)
+    found = []
+    shared = bool(set(used) - {"0", str(GPUS)})
+    for nodes in SIZES:
+        gpus = draw.choice([1, 2, 4]) if shared else 0
+        able = able_in(used, gpus)
+        if able.bit_count() < nodes:
+            continue
+        found.append(ask(nodes, gpus))
+        if not shared and nodes > 1:
+            found.append(ask(nodes, gpus, switches=fewest_leaves(floor, able, nodes)))
+    last = draw.choice(found)
+    found.append(run(last.nodes, last.gpus))
+    said(["scancel", "-u", "root"])
+    wait_idle(shape)
+    return Asked(used, tuple(found))
+
+
+def fewest_leaves(floor: Floor, able: int, nodes: int) -> int:
+    """Return how few leaves have so many nodes that can run the job."""
+    rooms = sorted(((leaf.below & able).bit_count() for leaf in floor.leaves), reverse=True)
+    leaves = 0
+    while nodes > 0:
+        nodes -= rooms[leaves]
+        leaves += 1
+    return leaves
+
+
+def recorded(shape: Shape, states: int, folder: Path) -> Record:
+    """Start everything and return all answers; inside `in_namespaces`."""
+    draw = random.Random(states)  # noqa: S311 - states, no secrets
+    floor = floor_of(shape)
+    found = []
+    with slurm_of(shape, folder):
+        version = said(["sinfo", "--version"]).split()[-1]
+        for number in range(states):
+            used = shared_state(shape, draw) if number % 3 == 2 else whole_state(shape, draw)  # noqa: PLR2004
+            found.append(asked_in(shape, used, floor, draw))
+            print(f"state {number + 1} of {states}", file=sys.stderr, flush=True)
+    return Record(version, shape, tuple(found))
+
+
+def write_record(record: Record, path: Path) -> None:
+    """Write all answers, packed; the same ones are the same bytes."""
+    states = [{"used": state.used, "answers": state.answers} for state in record.states]
+    text = json.dumps({"slurm": record.slurm, "shape": asdict(record.shape), "states": states})
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read_record(path: Path) -> Record:
+    """Read what `write_record` wrote."""
+    found = json.loads(gzip.decompress(path.read_bytes()))
+    states = (Asked(state["used"], tuple(Answer(*one) for one in state["answers"])) for state in found["states"])
+    return Record(found["slurm"], Shape(**found["shape"]), tuple(states))
+
+
+def agreement_rows(record: Record) -> list[Row]:
+    """Compare Slurm's choice with the emulated one: a figure for each kind of question."""
+    floor = floor_of(record.shape)
+    same: dict[str, list[bool]] = {}
+    for used, answer in record.each():
+        if answer.switches:
+            continue
+        kind = (
+            "jobs that ran (salloc)"
+            if answer.how == "salloc"
+            else "parts of nodes"
+            if answer.gpus
+            else "whole nodes"
+        )
+        emulated = slurm_choice(floor, able_in(used, answer.gpus), answer.nodes)
+        same.setdefault(kind, []).append(emulated == floor.chosen(unfold(answer.chosen)))
+    return [
+        make_row(
+            f"{record.shape.nodes:,} slurmd, {len(record.states)} states: same nodes emulated, "
+            f"{kind} ({len(found)} answers)",
+            [100.0 * statistics.fmean(found)],
+            "%",
+            at_least=98,
+        )
+        for kind, found in sorted(same.items())
+    ]
+
+
+def ours(floor: Floor, used: str, nodes: int) -> tuple[NodeName, ...]:
+    """Return the nodes that production chooses for whole nodes, in rank order."""
+    rooms = {
+        node: Room(gpus=GPUS, free_gpus=GPUS - int(digit), idle=digit == "0")
+        for node, digit in zip(floor.nodes, used, strict=True)
+    }
+    cluster = Cluster(fabric=floor.fabric, rooms=rooms)
+    chosen = place(cluster, Request(nodes=nodes, gpus_per_node=GPUS), most=1)[0].nodes
+    return rank_order(chosen, floor.fabric).nodes
+
+
+def side_by_side(record: Record) -> list[Row]:
+    """Compare leaf spread and ring crossings of whole-node jobs over one node: stock, --switches, and ours."""
+    floor = floor_of(record.shape)
+    spread: dict[str, list[float]] = {}
+    crossings: dict[str, list[float]] = {}
+    waits = []
+    for used, answer in record.each():
+        if answer.gpus or answer.nodes == 1 or answer.how == "salloc":
+            continue
+        if answer.switches:
+            waits.append(answer.later)
+        who = "stock" if not answer.switches else "--switches, those that need not wait"
+        order = stock_order(unfold(answer.chosen))
+        if not answer.later:
+            _add(spread, crossings, who, floor, order)
+        if not answer.switches:
+            _add(spread, crossings, "stock's nodes, our rank order", floor, rank_order(order, floor.fabric).nodes)
+            _add(spread, crossings, "deeplink", floor, ours(floor, used, answer.nodes))
+        elif not answer.later:
+            _add(
+                spread,
+                crossings,
+                "deeplink, where --switches need not wait",
+                floor,
+                ours(floor, used, answer.nodes),
+            )
+    rows = []
+    for what, found in (("leaves of a job", spread), ("ring crossings of a job", crossings)):
+        rows += [make_row(f"{what}: {who}", [statistics.fmean(values)], "") for who, values in found.items()]
+    rows.append(
+        make_row("--switches=FEWEST: jobs that would have to wait", [100.0 * statistics.fmean(waits)], "%")
+    )
+    return rows
+
+
+def _add(
+    spread: dict[str, list[float]],
+    crossings: dict[str, list[float]],
+    who: str,
+    floor: Floor,
+    order: Sequence[NodeName],
+) -> None:
+    spread.setdefault(who, []).append(len({floor.fabric.leaf(node) for node in order}))
+    crossings.setdefault(who, []).append(ring_crossings(order, floor.fabric.leaf))
+
+
+def _measured(asked: argparse.Namespace) -> Record:
+    with tempfile.TemporaryDirectory(prefix="deeplink-emulation-") as folder:
+        answers = Path(folder) / "answers.json.gz"
+        own = ["--nodes", str(asked.nodes), "--states", str(asked.states), "--names", asked.names]
+        argv = [sys.executable, "-m", "benchmarks.scheduler.emulation", *own, "--inside", folder]
+        if code := in_namespaces(argv, _MOST_S):
+            raise SystemExit(code)
+        return read_record(answers)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write the rows below build/bench."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1024, help="how many slurmd (default: 1024)")
+    parser.add_argument("--states", type=int, default=50, help="how many random states (default: 50)")
+    parser.add_argument(
+        "--names",
+        choices=["follow", "dealt"],
+        default="dealt",
+        help="do node names follow the leaves? (default: dealt)",
+    )
+    parser.add_argument("--record", type=Path, help="write all answers here, as JSON in gzip")
+    parser.add_argument("--from", dest="earlier", type=Path, help="take the answers from here, start nothing")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    shape = Shape(nodes=asked.nodes, dealt=asked.names == "dealt")
+    if asked.inside:
+        write_record(recorded(shape, asked.states, asked.inside), asked.inside / "answers.json.gz")
+        return 0
+    record = read_record(asked.earlier) if asked.earlier else _measured(asked)
+    if asked.record:
+        write_record(record, asked.record)
+    names = "dealt" if record.shape.dealt else "follow"
+    rows = [*agreement_rows(record), *side_by_side(record)]
+    path = write_rows(f"emulation-{names}", rows)
+    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

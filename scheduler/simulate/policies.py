@@ -1,0 +1,129 @@
+"""Who chooses the nodes, and in which order the ranks run on them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Request
+from deeplink.scheduler.placement.search import place
+from deeplink.scheduler.simulate.floor import bits, first
+from deeplink.scheduler.simulate.slurm_tree import slurm_choice
+from deeplink.scheduler.topology.order import rank_order, stock_order
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from deeplink.scheduler.simulate.floor import Floor
+    from deeplink.scheduler.simulate.state import Shape, State
+    from deeplink.types import NodeName
+
+
+class Policy(StrEnum):
+    """The policies there are."""
+
+    SLURM_TREE = "slurm-tree"
+    """What Slurm 22.05 chooses with topology/tree, as measured; ranks by node name."""
+    PACK = "pack"
+    """The fullest nodes that have the room, the first by name; ranks by node name."""
+    RANDOM = "random"
+    """Any nodes that have the room; ranks by node name."""
+    DEEPLINK = "deeplink"
+    """`deeplink.scheduler.placement.search`, with the ranks along the fabric."""
+
+
+class Chooser(Protocol):
+    """One policy."""
+
+    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+        """Return the nodes for a job, or None where it cannot run now.
+
+        Args:
+            state: the cluster.
+            shape: what it asks for.
+            shut: nodes that it must not have.
+        """
+
+    def order(self, floor: Floor, chosen: int) -> Sequence[NodeName]:
+        """Return the nodes in the order in which the ranks run on them."""
+
+
+class _ByName:
+    """Ranks as plain srun numbers them."""
+
+    def order(self, floor: Floor, chosen: int) -> Sequence[NodeName]:
+        return stock_order(floor.names(chosen))
+
+
+class SlurmTree(_ByName):
+    """Slurm's choice."""
+
+    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+        """As the protocol says."""
+        return slurm_choice(state.floor, state.able(shape) & ~shut, shape.nodes)
+
+
+class Pack(_ByName):
+    """The fullest nodes."""
+
+    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+        """As the protocol says."""
+        able = state.able(shape) & ~shut
+        if able.bit_count() < shape.nodes:
+            return None
+        if shape.whole:
+            return first(able, shape.nodes)
+        fullest = next(nodes & able for nodes in state.levels() if nodes & able)
+        return first(fullest, 1)
+
+
+class AnyNodes(_ByName):
+    """Nodes drawn by chance."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+
+    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+        """As the protocol says."""
+        able = state.able(shape) & ~shut
+        if able.bit_count() < shape.nodes:
+            return None
+        return sum(1 << bit for bit in self._draw.sample(list(bits(able)), shape.nodes))
+
+
+class DeepLink:
+    """What `deeplink sbatch` would wish for, and `deeplink run` makes of it."""
+
+    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+        """As the protocol says."""
+        floor = state.floor
+        if (state.able(shape) & ~shut).bit_count() < shape.nodes:
+            return None
+        cluster = Cluster(fabric=floor.fabric, rooms=state.rooms)
+        excluded = frozenset(floor.names(shut))
+        request = Request(nodes=shape.nodes, gpus_per_node=shape.gpus, exclusive=shape.whole, excluded=excluded)
+        try:
+            return floor.chosen(place(cluster, request, most=1)[0].nodes)
+        except NoPlacementError:
+            return None
+
+    def order(self, floor: Floor, chosen: int) -> Sequence[NodeName]:
+        """As the protocol says."""
+        return rank_order(floor.names(chosen), floor.fabric).nodes
+
+
+def chooser(policy: Policy, draw: random.Random) -> Chooser:
+    """Return who chooses.
+
+    Args:
+        policy: by name.
+        draw: where chance comes from, if it has a part.
+    """
+    makers: dict[Policy, Callable[[], Chooser]] = {
+        Policy.SLURM_TREE: SlurmTree,
+        Policy.PACK: Pack,
+        Policy.RANDOM: lambda: AnyNodes(draw),
+        Policy.DEEPLINK: DeepLink,
+    }
+    return makers[policy]()
