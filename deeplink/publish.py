@@ -75,16 +75,25 @@ def published_folder(final: Path, *, check: Callable[[], None] | None = None) ->
     draft.mkdir()
     try:
         yield draft
-        for folder, _, files in os.walk(draft, topdown=False):
-            for name in files:
-                fsync_path(Path(folder, name))
-            fsync_path(Path(folder))
-        if check is not None:
-            check()
-        draft.rename(final)
-        fsync_path(final.parent)
+        publish_draft(draft, final, check=check)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def publish_draft(draft: Path, final: Path, *, check: Callable[[], None] | None = None) -> None:
+    """Make a folder that is written become `final`: sync all of it, call `check`, rename (see `published_folder`).
+
+    Raises:
+        OSError: syncing or renaming failed, or `final` is there already; both are as they were.
+    """
+    for folder, _, files in os.walk(draft, topdown=False):
+        for name in files:
+            fsync_path(Path(folder, name))
+        fsync_path(Path(folder))
+    if check is not None:
+        check()
+    draft.rename(final)
+    fsync_path(final.parent)
 
 
 def write_text(final: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
