@@ -38,6 +38,7 @@ VERBS = {
     "logs": "Show what a job wrote, and follow it over restarts.",
     "cancel": "Cancel jobs, tasks of arrays or steps, or send them a signal.",
     "requeue": "Have a running job started again, as far as that is safe, on other nodes if wanted.",
+    "srun": "Run a command interactively: srun, with its ranks in the fabric's order.",
     "shim": "Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`).",
     "watch": "Watch jobs from outside and restart those that lost a node.",
     "incidents": "List what went wrong, and how it ended.",
