@@ -18,8 +18,7 @@ from deeplink.scheduler.launch.srun import SlurmAgents, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.programs import real_program
-from deeplink.scheduler.topology.sources.slurm import read_switches
-from deeplink.scheduler.topology.tree import fabric_of
+from deeplink.scheduler.topology.graph import fabric_from_switches
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -167,7 +166,7 @@ class SlurmBackend(Backend):
 
     @override
     def fabric(self) -> Fabric:
-        return fabric_of(read_switches(self.slurm.topology(), "scontrol show topology").network)
+        return fabric_from_switches(self.slurm.topology())
 
     @override
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:

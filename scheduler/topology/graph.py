@@ -66,21 +66,8 @@ def fabric_from_addresses(addresses: Mapping[NodeName, str]) -> Fabric:
 
 
 def fabric_from_switches(switches: Iterable[SwitchRow]) -> Fabric:
-    """Build the fabric from what `scontrol show topology` says.
+    """Build the fabric from what `scontrol show topology` says."""
+    from deeplink.scheduler.topology.sources.slurm import read_switches  # noqa: PLC0415 - it reads into what is above
+    from deeplink.scheduler.topology.tree import fabric_of  # noqa: PLC0415
 
-    Where a switch has several parents (a fat tree written out in full) the first in natural order names the path.
-    """
-    rows = list(switches)
-    parents: dict[str, str] = {}
-    for row in sorted(rows, key=lambda row: natural(row.name)):
-        for child in row.switches:
-            parents.setdefault(child, row.name)
-    paths: dict[NodeName, Path] = {}
-    for row in rows:
-        if row.switches:
-            continue
-        path = [row.name]
-        while path[0] in parents and parents[path[0]] not in path:
-            path.insert(0, parents[path[0]])
-        paths.update(dict.fromkeys(row.nodes, tuple(path)))
-    return Fabric(paths)
+    return fabric_of(read_switches(switches, "scontrol show topology").network)

@@ -19,6 +19,7 @@ from typing_extensions import override
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.topology.graph import natural
 from deeplink.scheduler.topology.groups import Groups, arrange
+from deeplink.scheduler.topology.resting import who_rests
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -157,11 +158,6 @@ class Choice:
     spares: tuple[NodeName, ...]
 
 
-Cost = tuple[int, ...]
-# Resting nodes by how many rest: the cheapest cost of the others, and who rests.
-_Table = list[tuple[Cost, tuple["NodeName", ...]]]
-
-
 def choose_active(
     nodes: Collection[NodeName],
     count: int,
@@ -171,8 +167,7 @@ def choose_active(
 ) -> Choice:
     """Choose `count` nodes to run ranks so that they touch the fewest leaves, then the fewest switches above.
 
-    Before all that, so that as many groups of ranks as possible fit on a leaf. Exact (a knapsack over the tree of
-    who rests), in time proportional to nodes times resting nodes.
+    Before all that, so that as many groups of ranks as possible fit on a leaf. Exact (`resting.py`).
 
     Args:
         nodes: those that can run ranks, each once.
@@ -187,73 +182,8 @@ def choose_active(
     resting = len(nodes) - count
     if resting < 0 or count < 1:
         raise TooFewNodesError(count, len(nodes))
-    liked = frozenset(preferred)
-    deepest = max(len(fabric.path(node)) for node in nodes)
-    question = _Question(fabric, liked, resting, deepest, groups or Groups())
-    table = _rest_below((), list(tree_order(nodes, fabric)), question)
-    spares = frozenset(table[resting][1])
-    active = tree_order([node for node in nodes if node not in spares], fabric)
-    return Choice(active, tree_order(spares, fabric))
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    fabric: Fabric
-    liked: frozenset[NodeName]
-    most: int  # nobody needs to know what is cheapest when more than these rest
-    deepest: int
-    groups: Groups
-
-
-def _rest_below(switch: Path, nodes: list[NodeName], ask: _Question) -> _Table:
-    """Who should rest among the nodes below one switch, for each number of resting nodes up to the most."""
-    depth = len(switch)
-    here = [node for node in nodes if len(ask.fabric.path(node)) == depth]
-    table = _rest_on_leaf(here, ask)
-    children: dict[str, list[NodeName]] = {}
-    for node in nodes:
-        if len(ask.fabric.path(node)) > depth:
-            children.setdefault(ask.fabric.path(node)[depth], []).append(node)
-    for name, below in children.items():
-        table = _combined(table, _rest_below((*switch, name), below, ask), ask.most)
-    # A switch counts once if anything below it works; the leaves weigh most, the root least.
-    levels = (int(level == ask.deepest - depth) for level in range(ask.deepest + 1))
-    used = (*(0 for _ in ask.groups.moving), *levels, 0)
-    idle = len(nodes)
-    return [(_sum(cost, used) if rest < idle else cost, who) for rest, (cost, who) in enumerate(table)]
-
-
-def _rest_on_leaf(here: list[NodeName], ask: _Question) -> _Table:
-    # The last in order rest first, those we would rather not run on before the others.
-    goes_first = [
-        *(node for node in here[::-1] if node not in ask.liked),
-        *(node for node in here[::-1] if node in ask.liked),
-    ]
-    nothing = (0,) * (ask.deepest + 1)
-    unliked = sum(node not in ask.liked for node in here)
-    groups = ask.groups
-    return [
-        (
-            (
-                *(-groups.most(size, len(here) - rest) for size in groups.moving),
-                *nothing,
-                max(unliked - rest, 0),
-            ),
-            tuple(goes_first[:rest]),
-        )
-        for rest in range(min(len(here), ask.most) + 1)
-    ]
-
-
-def _combined(left: _Table, right: _Table, most: int) -> _Table:
-    best: dict[int, tuple[Cost, tuple[NodeName, ...]]] = {}
-    for a, (cost_a, who_a) in enumerate(left):
-        for b, (cost_b, who_b) in enumerate(right[: most - a + 1]):
-            cost = _sum(cost_a, cost_b)
-            if a + b not in best or cost < best[a + b][0]:
-                best[a + b] = (cost, who_a + who_b)
-    return [best[rest] for rest in range(len(best))]
-
-
-def _sum(one: Cost, other: Cost) -> Cost:
-    return tuple(a + b for a, b in zip(one, other, strict=True))
+    ordered = tree_order(nodes, fabric)
+    spares = who_rests(ordered, resting, fabric, frozenset(preferred), groups or Groups())
+    return Choice(
+        tuple(node for node in ordered if node not in spares), tuple(node for node in ordered if node in spares)
+    )

@@ -10,9 +10,9 @@ from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import fold_for_files
-from deeplink.scheduler.topology.graph import fabric_from_switches
 from deeplink.scheduler.topology.sources.document import read_document
 from deeplink.scheduler.topology.tree import fabric_of
+from deeplink.types import NodeName
 from tests.cluster.conftest import Factory
 from tests.scheduler.topology.fabrics import Plug, ibnetdiscover
 
@@ -25,11 +25,18 @@ def said(sandbox: Sandbox, *argv: str, stdin: str = "") -> str:
     return done.stdout
 
 
+def above(sandbox: Sandbox, node: str) -> list[str]:
+    """Return the switches above a node, its leaf first, as Slurm itself says."""
+    told = sandbox.run(CTL, ["scontrol", "show", "topology", node])
+    return [line.split()[0].partition("=")[2] for line in told.stdout.splitlines()]
+
+
 def test_the_fabric_of_a_running_slurm(sandbox: Sandbox) -> None:
     assert said(sandbox, "check").endswith(" cables: 0 problems, 0 notes\n")
     graph = read_document(said(sandbox, "discover", "--json"), "graph").network
-    rows = Slurm(run=sandbox.runner()).topology()
-    assert fabric_of(graph).paths == fabric_from_switches(rows).paths
+    assert fabric_of(graph).paths == {
+        NodeName(name): tuple(reversed(above(sandbox, name))) for name in sandbox.nodes
+    }
     lines = said(sandbox, "show").splitlines()
     assert "└── n[1,3,5,7] (4 nodes)" in lines[-1]
 
@@ -37,12 +44,14 @@ def test_the_fabric_of_a_running_slurm(sandbox: Sandbox) -> None:
 def test_what_is_exported_slurm_takes_and_says_again(fresh_sandbox: Factory) -> None:
     sandbox = fresh_sandbox(Shape.parse("2x2x1"))
     slurm = Slurm(run=sandbox.runner())
-    before = fabric_from_switches(slurm.topology())
+    before = slurm.topology()
     conf = sandbox.layout.etc / "topology.conf"
     exported = said(sandbox, "export")
     conf.write_text(exported)
     assert sandbox.run(CTL, ["scontrol", "reconfigure"], root=True).code == 0
-    assert fabric_from_switches(slurm.topology()).paths == before.paths
+    assert {(row.name, row.level, row.nodes) for row in slurm.topology()} == {
+        (row.name, row.level, row.nodes) for row in before
+    }
     assert said(sandbox, "export") == exported
     # Two rails and two planes of spines: Slurm gets the tree they come to, and places by it.
     names = {f"S{leaf}": f"leaf-{leaf}-ib" for leaf in range(1, 5)} | {"S5": "spine-1", "S6": "spine-2"}

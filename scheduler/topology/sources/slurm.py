@@ -139,7 +139,8 @@ def _gather(rows: Iterable[SwitchRow], gathering: Gathering, lines: Lines, *, le
 
 def _hang_nodes(rows: Iterable[SwitchRow], gathering: Gathering, lines: Lines, *, levels_told: bool) -> None:
     at: dict[NodeName, str] = {}
-    for row in sorted(rows, key=lambda row: gathering.switches[row.name].level):
+    # Of a circle no switch has a level of its own: what has no switches below is the leaf.
+    for row in sorted(rows, key=lambda row: (gathering.switches[row.name].level, bool(row.switches))):
         own = row.nodes
         if row.switches and not levels_told and own:
             text = f"switch {row.name} has nodes and switches; Slurm takes one or the other"

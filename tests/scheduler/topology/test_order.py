@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink.scheduler.slurm.parse import parse_topology
-from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses, fabric_from_switches
+from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses
 from deeplink.scheduler.topology.order import (
     TooFewNodesError,
     choose_active,
@@ -18,6 +18,8 @@ from deeplink.scheduler.topology.order import (
     stock_order,
     tree_order,
 )
+from deeplink.scheduler.topology.sources.slurm import read_switches
+from deeplink.scheduler.topology.tree import fabric_of
 from deeplink.types import NodeName
 
 RECORDED = Path(__file__).parents[2] / "data" / "slurm" / "22.05.8" / "1-busy"
@@ -107,6 +109,24 @@ def test_among_equals_the_preferred_run() -> None:
     assert choice.active == ("n1", "n2")
 
 
+@given(fabrics(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_choice_that_is_as_compact_has_more_of_the_preferred(
+    drawn: tuple[list[NodeName], Fabric], data: st.DataObject
+) -> None:
+    nodes, fabric = drawn
+    count = data.draw(st.integers(1, len(nodes)))
+    liked = data.draw(st.sets(st.sampled_from(nodes)))
+
+    def worth(active: tuple[NodeName, ...]) -> tuple[int, ...]:
+        paths = {fabric.path(node)[:depth] for node in active for depth in range(len(fabric.path(node)) + 1)}
+        levels = [sum(len(path) == depth for path in paths) for depth in (3, 2, 1)]
+        return (*levels, sum(node not in liked for node in active))
+
+    choice = choose_active(nodes, count, fabric, liked)
+    assert worth(choice.active) == min(worth(some) for some in combinations(nodes, count))
+
+
 def test_too_few_nodes_is_an_error_with_both_numbers() -> None:
     with pytest.raises(TooFewNodesError) as caught:
         choose_active(names(2), 3, Fabric({}))
@@ -120,8 +140,12 @@ def test_a_thousand_nodes_with_spares() -> None:
     assert len({fabric.leaf(node) for node in choice.active}) == 69  # one whole leaf (14 or 15 nodes) rests
 
 
+def told_by_scontrol(text: str) -> Fabric:
+    return fabric_of(read_switches(parse_topology(text), "scontrol").network)
+
+
 def test_scontrol_and_the_topology_address_name_the_same_tree() -> None:
-    fabric = fabric_from_switches(parse_topology((RECORDED / "scontrol-show-topology.txt").read_text()))
+    fabric = told_by_scontrol((RECORDED / "scontrol-show-topology.txt").read_text())
     told = fabric_from_addresses({NodeName("n3"): "core.spine0.leaf1.n3", NodeName("n6"): "core.spine1.leaf3.n6"})
     assert {node: fabric.path(node) for node in told.paths} == told.paths
 
@@ -134,4 +158,16 @@ def test_no_topology_plugin_means_one_flat_leaf() -> None:
 def test_a_loop_of_switches_ends() -> None:
     text = "SwitchName=a Level=1 Nodes=n0 Switches=b\nSwitchName=b Level=1 Nodes=n0 Switches=a\n"
     text += "SwitchName=l Level=0 Nodes=n0\nSwitchName=c Level=1 Nodes=n0 Switches=l,a\n"
-    assert fabric_from_switches(parse_topology(text)).path(NodeName("n0")) == ("c", "l")
+    assert told_by_scontrol(text).path(NodeName("n0")) == ("c", "l")
+
+
+def test_where_a_quarter_of_4096_nodes_rests_it_is_the_smallest_leaves() -> None:
+    sizes = [4 + place * 7 % 25 for place in range(256)]
+    leaf_of = [leaf for leaf, size in enumerate(sizes) for _ in range(size)]
+    nodes = names(len(leaf_of))
+    fabric = Fabric({node: ("core", f"leaf{leaf}") for node, leaf in zip(nodes, leaf_of, strict=True)})
+    choice = choose_active(nodes, len(nodes) - 1024, fabric)
+    idle, left = 0, 1024
+    for size in sorted(sizes):  # as many whole leaves as can be rest: the smallest ones
+        idle, left = (idle + 1, left - size) if size <= left else (idle, left)
+    assert len({fabric.leaf(node) for node in choice.active}) == len(sizes) - idle

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink.scheduler.slurm.parse import SwitchRow
-from deeplink.scheduler.topology.graph import fabric_from_switches
 from deeplink.scheduler.topology.network import Cable, Link, Network, Node, Role, Switch
 from deeplink.scheduler.topology.sources.slurm import read_switches
 from deeplink.scheduler.topology.tree import fabric_of, parts_of, rails_of, tree_of
@@ -51,10 +50,14 @@ def slurm_trees(draw: st.DrawFn) -> list[SwitchRow]:
 
 @given(slurm_trees())
 @settings(deadline=None)
-def test_on_a_tree_of_slurms_it_is_the_same_fabric_as_before(rows: list[SwitchRow]) -> None:
+def test_on_a_tree_of_slurms_a_nodes_path_is_the_switches_that_name_it(rows: list[SwitchRow]) -> None:
     reading = read_switches(rows, "scontrol")
     assert reading.findings == ()
-    assert fabric_of(reading.network).paths == fabric_from_switches(rows).paths
+    paths = fabric_of(reading.network).paths
+    # What `scontrol show topology NODE` prints: every switch above a node names it, the root last.
+    above = sorted(rows, key=lambda row: -row.level)
+    assert paths == {node: tuple(row.name for row in above if node in row.nodes) for node in paths}
+    assert set(paths) == {node for row in rows for node in row.nodes}
 
 
 def reachable(graph: Network, one: str, other: str, level: int) -> bool:
