@@ -297,7 +297,7 @@ class Catalog:
         try:
             if len(self.versions(name)) == 1:
                 (path.parent / "latest").unlink(missing_ok=True)
-            for beside in (".json", ".marks"):
+            for beside in (".json", ".marks", ".held"):
                 path.with_suffix(beside).unlink(missing_ok=True)
             kept = path.with_name(f"{_REMOVED}{version}-{uuid.uuid4().hex[:12]}")
             path.rename(kept)

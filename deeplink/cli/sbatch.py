@@ -1,18 +1,22 @@
-"""`deeplink sbatch`: sbatch, with what recovery needs. Nothing heavy is imported: it must feel like sbatch."""
+"""`deeplink sbatch`: sbatch, with what recovery needs and a wish for nodes. Nothing heavy is imported."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from typing_extensions import override
 
-from deeplink.scheduler.slurm.submission import Submission, SubmissionError, submission, understood
+from deeplink.scheduler.slurm.submission import SubmissionError, in_script, submission, understood
+
+if TYPE_CHECKING:
+    from deeplink.cli.sbatch_placing import Placed
+    from deeplink.scheduler.slurm.submission import Request, Submission
 
 PING_S = 10.0
 """How long slurmctld may take to answer: longer than Slurm's own clients take to turn to a backup controller."""
@@ -20,17 +24,27 @@ MOST_SCRIPT = 16 << 20  # bytes; Slurm's own bound (max_script_size) is 4 MiB by
 
 _EPILOG = """
 Everything is sbatch's own: options, #SBATCH lines, the line it prints, its exit code. Added, unless you say
-otherwise (on the command line, in the environment or in the script): --requeue --no-kill --open-mode=append.
+otherwise (on the command line, in the environment or in the script): --requeue --no-kill --open-mode=append; and
+a wish for good nodes (docs/placing.md), unless you choose nodes or switches yourself.
 
 \b
-Options of ours, before the script:
-  --deeplink-spares N    nodes of the job that rest until another is lost; the default of `deeplink run --spares`
-  --deeplink-shim        srun and torchrun of the script become `deeplink run`: for scripts that stay as they are
-  --deeplink-dry-run     print the command instead of executing it (also --dry-run)
+Options of ours, before the script, or in it as `#DEEPLINK --spares 1`, without the prefix:
+  --deeplink-spares N       nodes of the job that rest until another is lost; default of `deeplink run --spares`
+  --deeplink-shim           srun and torchrun of the script become `deeplink run`; the script stays as it is
+  --deeplink-data NAME,...  packed datasets it reads: nodes that hold them are better
+  --deeplink-patience TIME  how long it may be made to wait for better nodes, as of --time; 0: not at all
+                            [default: 60 s, and at most a fiftieth of its time limit]
+  --deeplink-place on|off   whether nodes are wished for at all
+
+\b
+Before the script alone:
+  --deeplink-dry-run        print the command, the placement and the reasons; submit nothing (also --dry-run)
+  --deeplink-json           print that as JSON
 
 \b
 Examples:
   deeplink sbatch -N 9 --gres=gpu:8 --deeplink-spares 1 train.sh --epochs 90
+  deeplink sbatch -N 4 --exclusive --deeplink-data imagenet --dry-run train.sh
   deeplink sbatch --deeplink-shim -N 8 old-script-with-srun.sh
   deeplink sbatch -N 2 --wrap 'deeplink run -- python train.py'
 """
@@ -51,21 +65,48 @@ class _PassThrough(click.Command):
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
 def command(words: tuple[str, ...]) -> None:
     """Submit a batch script: sbatch, watched and restartable."""
-    wish = understood(words)
-    script = _script_text(wish.script)
-    if wish.from_stdin and not sys.stdin.isatty():
+    request = understood(words)
+    script = _script_text(request.script)
+    piped = request.from_stdin and not sys.stdin.isatty()
+    if piped:
         script = _keep_stdin()
-    folder = _shim_folder(dry_run=wish.dry_run) if wish.shim else ""
-    made = submission(wish, script, os.environ, folder)
-    if wish.dry_run:
-        click.echo(_shown(made))
+    ours = request.ours.over(in_script(script))
+    folder = _shim_folder(dry_run=request.dry_run) if ours.shim else ""
+    made = submission(request, ours, script, os.environ, folder)
+    if not request.dry_run and not _submits(request):
+        _leave_to_sbatch(request, made)
         return
+    from deeplink.cli.sbatch_placing import placed, submitted
+
+    found = placed(request, ours, script if piped else "", made, script)
+    if request.dry_run:
+        from deeplink.cli.sbatch_shown import shown
+
+        click.echo(shown(found, script, as_json=request.as_json))
+        return
+    if found.unasked_controller:
+        _ask_controller()
+        _say_why(found)
+    sys.exit(submitted(found))
+
+
+def _submits(request: Request) -> bool:
+    """Tell whether there will be a job that we can learn the id of."""
+    return request.reaches_controller and not any(request.line.last(name) for name in ("test-only", "quiet"))
+
+
+def _leave_to_sbatch(request: Request, made: Submission) -> None:
     from deeplink.scheduler.slurm.command import become
 
-    if wish.reaches_controller:
+    if request.reaches_controller:
         _ask_controller()
     sys.stdout.flush()
     become(made.argv, env={**os.environ, **made.changes})
+
+
+def _say_why(found: Placed) -> None:
+    if found.unreachable:
+        click.echo(f"deeplink: no nodes are wished for: {found.decision.words}", err=True)
 
 
 def _ask_controller() -> None:
@@ -105,7 +146,7 @@ def _keep_stdin() -> str:
         file.write(script)
     os.lseek(kept, 0, os.SEEK_SET)
     os.dup2(kept, 0)
-    return script.decode(errors="replace")
+    return script.decode(errors="surrogateescape")
 
 
 def _shim_folder(*, dry_run: bool) -> str:
@@ -116,8 +157,3 @@ def _shim_folder(*, dry_run: bool) -> str:
     if not dry_run:
         make_stand_ins(folder)
     return str(folder)
-
-
-def _shown(made: Submission) -> str:
-    changes = [f"{name}={shlex.quote(value)}" for name, value in made.changes.items()]
-    return " ".join([*changes, shlex.join(made.argv)])

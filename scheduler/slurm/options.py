@@ -115,15 +115,17 @@ class Grammar:
         return (words[place + 1], 2) if place + 1 < len(words) else (None, 1)
 
 
-def directives(script: str) -> Iterator[str]:
+def directives(script: str, mark: str = "#SBATCH") -> Iterator[str]:
     r"""Yield the words of a script's `#SBATCH` lines as sbatch reads them, up to the first line with a command.
+
+    With another mark those of lines that begin so.
 
     >>> list(directives("#!/bin/sh\n#SBATCH -N2 --comment='a b' # why\n\necho\n#SBATCH -N9\n"))
     ['-N2', '--comment=a b']
     """
     for line in script.splitlines():
-        if line.startswith("#SBATCH"):
-            words = line.removeprefix("#SBATCH")
+        if line.startswith(mark):
+            words = line.removeprefix(mark)
             try:
                 yield from shlex.split(words, comments=True)
             except ValueError:  # an open quote: sbatch itself will say so

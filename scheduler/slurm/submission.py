@@ -1,7 +1,8 @@
-"""What `deeplink sbatch` makes of a command line: sbatch's own, and three options that recovery needs; pure."""
+"""What `deeplink sbatch` makes of a command line: sbatch's own, and options of ours; pure."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,21 @@ from deeplink.scheduler.slurm.options import SBATCH, CommandLine, Grammar, direc
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_PREFIX = "deeplink-"
+_VALUED = frozenset({"spares", "data", "patience", "place"})
+_SCRIPTED = _VALUED | {"shim"}
+_FLAGS = frozenset({"shim", "dry-run", "json"})
+_OURS = frozenset(_PREFIX + name for name in _VALUED | _FLAGS) | {"dry-run"}
 _GRAMMAR = Grammar(
-    valued=SBATCH.valued | {"deeplink-spares"},
-    flags=SBATCH.flags | {"deeplink-shim", "deeplink-dry-run", "dry-run"},
+    valued=SBATCH.valued | {_PREFIX + name for name in _VALUED},
+    flags=SBATCH.flags | {_PREFIX + name for name in _FLAGS} | {"dry-run"},
     short=SBATCH.short,
 )
-_OURS = frozenset({"deeplink-spares", "deeplink-shim", "deeplink-dry-run", "dry-run"})
+# A `#DEEPLINK` line has our options alone, so that they need no prefix there; with it they do as well.
+_IN_SCRIPT = Grammar(
+    valued=_VALUED | {_PREFIX + name for name in _VALUED}, flags=frozenset({"shim", _PREFIX + "shim"}), short={}
+)
+DIRECTIVE = "#DEEPLINK"
 
 # What is added, unless any of these is given: on the command line, in the environment, or in the script.
 _ADDED = (
@@ -40,22 +50,51 @@ class SubmissionError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Ours:
+    """Our own options, of the command line or of a script.
+
+    Attributes:
+        spares: nodes that are to rest; None when not said.
+        shim: whether srun and torchrun of the script are to be ours.
+        data: datasets that the job will read.
+        patience: how long it may wait for better nodes, in Slurm's words; None when not said.
+        place: whether a wish for nodes may be made; None when not said.
+    """
+
+    spares: int | None = None
+    shim: bool = False
+    data: tuple[str, ...] = ()
+    patience: str | None = None
+    place: bool | None = None
+
+    def over(self, other: Ours) -> Ours:
+        """Return both, these counting more."""
+        return Ours(
+            spares=other.spares if self.spares is None else self.spares,
+            shim=self.shim or other.shim,
+            data=self.data or other.data,
+            patience=other.patience if self.patience is None else self.patience,
+            place=other.place if self.place is None else self.place,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
     """A command line of `deeplink sbatch`, understood.
 
     Attributes:
         words: all of it.
         line: its options and its script.
-        spares: nodes that are to rest; None when not said.
-        shim: whether srun and torchrun of the script are to be ours.
+        ours: our own options.
         dry_run: whether to print and not to submit.
+        as_json: whether to print for machines.
     """
 
     words: tuple[str, ...]
     line: CommandLine
-    spares: int | None
-    shim: bool
+    ours: Ours
     dry_run: bool
+    as_json: bool
 
     @property
     def script(self) -> str | None:
@@ -82,74 +121,151 @@ class Submission:
     argv: tuple[str, ...]
     changes: Mapping[str, str] = field(default_factory=dict)
 
+    def with_options(self, options: Sequence[str]) -> Submission:
+        """Return the same with further options of sbatch."""
+        return Submission((self.argv[0], *options, *self.argv[1:]), self.changes)
 
-def understood(words: Sequence[str]) -> Wish:
+
+def understood(words: Sequence[str]) -> Request:
     """Read a command line.
 
     Raises:
-        SubmissionError: an option of ours that does not exist, or has no usable value.
+        SubmissionError: an option of ours that does not exist, has no usable value, or contradicts another one.
     """
     line = _GRAMMAR.parse(words)
     for option in line.options:
         if option.name.startswith("deeplink") and option.name not in _OURS:
-            raise SubmissionError(
-                f"there is no option --{option.name}",
-                "Ours are --deeplink-spares N, --deeplink-shim, --deeplink-dry-run.",
-            )
-        if option.name in _OURS - {"deeplink-spares"} and option.value is not None:
-            raise SubmissionError(f"--{option.name} takes no value", "Leave the value out.")
-    spares = line.last("deeplink-spares")
-    if spares is not None and not (spares.value or "").isdigit():
-        raise SubmissionError(
-            f"--deeplink-spares {spares.value or ''} is no number", "Give how many nodes of the job shall rest."
-        )
-    return Wish(
+            known = ", ".join(f"--{name}" for name in sorted(_OURS - {"dry-run"}))
+            raise SubmissionError(f"there is no option --{option.name}", f"Ours are {known}.")
+    request = Request(
         words=tuple(words),
         line=line,
-        spares=None if spares is None else int(spares.value or 0),
-        shim=line.last("deeplink-shim") is not None,
-        dry_run=line.last("deeplink-dry-run") is not None or line.last("dry-run") is not None,
+        ours=_ours(line, _PREFIX),
+        dry_run=_flag(line, "deeplink-dry-run") or _flag(line, "dry-run"),
+        as_json=_flag(line, "deeplink-json"),
+    )
+    if request.as_json and not request.dry_run:
+        raise SubmissionError(
+            "--deeplink-json is the form of what --dry-run prints, and that is not asked for",
+            "Add --dry-run; what a submission prints is sbatch's own (--parsable).",
+        )
+    return request
+
+
+def in_script(script: str) -> Ours:
+    r"""Read the `#DEEPLINK` lines of a script, up to its first line with a command, as sbatch reads its own.
+
+    >>> in_script("#!/bin/sh\n#DEEPLINK --spares 1 --data=imagenet # why\n").data
+    ('imagenet',)
+
+    Raises:
+        SubmissionError: there is something else on them than options of ours.
+    """
+    line = _IN_SCRIPT.parse(list(directives(script, DIRECTIVE)))
+    strange = next((option.words[0] for option in line.options if not option.known), "") or "".join(line.rest[:1])
+    if strange:
+        known = ", ".join(f"--{name}" for name in sorted(_SCRIPTED))
+        raise SubmissionError(
+            f"{DIRECTIVE} {strange}: there is no such option", f"On such lines there are {known}."
+        )
+    prefixed = any(option.name.startswith(_PREFIX) for option in line.options)
+    plain = _ours(line, "")
+    return _ours(line, _PREFIX).over(plain) if prefixed else plain
+
+
+def checked(ours: Ours, nodes: int) -> None:
+    """Look for options that contradict each other.
+
+    Raises:
+        SubmissionError: some do.
+    """
+    if ours.place is False and (ours.data or ours.patience is not None):
+        raise SubmissionError(
+            "--deeplink-place=off wishes for no nodes, and --deeplink-data and --deeplink-patience say for which",
+            "Leave out one or the other.",
+        )
+    if nodes and ours.spares is not None and ours.spares >= nodes:
+        raise SubmissionError(
+            f"--deeplink-spares {ours.spares} of {nodes} nodes leaves none to run on",
+            "Ask for more nodes with -N, or for fewer spares.",
+        )
+
+
+def _ours(line: CommandLine, prefix: str) -> Ours:
+    def value(name: str, means: str) -> str | None:
+        option = line.last(prefix + name)
+        if option is not None and not option.value:
+            raise SubmissionError(f"--{prefix}{name} has no value", f"Give {means}.")
+        return None if option is None else option.value
+
+    spares = value("spares", "how many nodes of the job shall rest")
+    if spares is not None and not re.fullmatch("[0-9]{1,9}", spares):
+        raise SubmissionError(
+            f"--{prefix}spares {spares} is no number", "Give how many nodes of the job shall rest."
+        )
+    place = value("place", "on or off")
+    if place not in {None, "on", "off"}:
+        raise SubmissionError(f"--{prefix}place={place} is neither on nor off", "Give one of them.")
+    return Ours(
+        spares=None if spares is None else int(spares),
+        shim=_flag(line, f"{prefix}shim"),
+        data=tuple(filter(None, (value("data", "the name of a packed dataset") or "").split(","))),
+        patience=value("patience", "a time as of --time, or 0"),
+        place=None if place is None else place == "on",
     )
 
 
-def submission(wish: Wish, script_text: str, env: Mapping[str, str], shim_folder: str = "") -> Submission:
-    """Return what to execute for a wish.
+def _flag(line: CommandLine, name: str) -> bool:
+    option = line.last(name)
+    if option is not None and option.value is not None:
+        raise SubmissionError(f"--{name} takes no value", "Leave the value out.")
+    return option is not None
+
+
+def submission(
+    request: Request, ours: Ours, script_text: str, env: Mapping[str, str], shim_folder: str = ""
+) -> Submission:
+    """Return what to execute for a command line, without any wish for nodes.
 
     Args:
-        wish: the command line.
+        request: the command line.
+        ours: our options, those of the script among them.
         script_text: the script, for its `#SBATCH` lines; empty where there is none.
         env: our environment.
-        shim_folder: where the stand-ins are, if the wish asks for them.
+        shim_folder: where the stand-ins are, if they are asked for.
 
     Raises:
         SubmissionError: the job would not get the environment it needs.
     """
-    in_script = SBATCH.parse(list(directives(script_text)))
+    scripted = SBATCH.parse(list(directives(script_text)))
     added = [
         option
         for option, names, variables in _ADDED
-        if not any(wish.line.last(name) or in_script.last(name) for name in names)
+        if not any(request.line.last(name) or scripted.last(name) for name in names)
         and not any(variable in env for variable in variables)
     ]
     changes: dict[str, str] = {}
-    if wish.spares is not None:
-        changes[SPARES_VARIABLE] = str(wish.spares)
-    if wish.shim:
+    if ours.spares is not None:
+        changes[SPARES_VARIABLE] = str(ours.spares)
+    if ours.shim:
         changes[SHIM_VARIABLE] = shim_folder
         changes["PATH"] = f"{shim_folder}:{env.get('PATH', '')}"
     dropped = {
-        place for option in wish.line.options if option.name in _OURS for place in _places(option.at, option.words)
+        place
+        for option in request.line.options
+        if option.name in _OURS
+        for place in _places(option.at, option.words)
     }
-    export = _export(wish, in_script, env, tuple(changes)) if changes else None
+    export = _export(request, scripted, env, tuple(changes)) if changes else None
     if export is not None:
         added.append(f"--export={export}")
         dropped |= {
             place
-            for option in wish.line.options
+            for option in request.line.options
             if option.name == "export"
             for place in _places(option.at, option.words)
         }
-    kept = [word for place, word in enumerate(wish.words) if place not in dropped]
+    kept = [word for place, word in enumerate(request.words) if place not in dropped]
     return Submission(("sbatch", *added, *kept), changes)
 
 
@@ -157,12 +273,14 @@ def _places(at: int, words: Sequence[str]) -> range:
     return range(at, at + len(words))
 
 
-def _export(wish: Wish, in_script: CommandLine, env: Mapping[str, str], needed: tuple[str, ...]) -> str | None:
+def _export(
+    request: Request, scripted: CommandLine, env: Mapping[str, str], needed: tuple[str, ...]
+) -> str | None:
     """Return the --export that lets the needed variables through; None where they pass anyway."""
-    said = wish.line.last("export")
-    scripted = in_script.last("export")
-    value = said.value if said else env.get("SBATCH_EXPORT", scripted.value if scripted else None)
-    if wish.line.last("export-file") or in_script.last("export-file") or "SBATCH_EXPORT_FILE" in env:
+    said = request.line.last("export")
+    lines = scripted.last("export")
+    value = said.value if said else env.get("SBATCH_EXPORT", lines.value if lines else None)
+    if request.line.last("export-file") or scripted.last("export-file") or "SBATCH_EXPORT_FILE" in env:
         raise _closed("--export-file", needed)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Nodes that this user's other submissions wished for in the last seconds: Slurm does not show them as taken."""
+"""Nodes that this user's submissions of the last seconds will get: Slurm does not show them as taken yet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Claims:
         self._mine: dict[str, Any] | None = None
 
     def taken(self) -> frozenset[NodeName]:
-        """Return the nodes that others have wished for a moment ago."""
+        """Return the nodes that other submissions will get."""
         return frozenset(NodeName(node) for claim in self._others() for node in claim["nodes"])
 
     def add(self, nodes: Iterable[NodeName]) -> None:

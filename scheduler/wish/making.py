@@ -76,7 +76,7 @@ def make(ask: Ask, means: Means, *, claim: bool = True) -> Made:
     Args:
         ask: what it asks.
         means: what to decide with.
-        claim: whether nodes that are wished count as taken for the next seconds.
+        claim: whether the nodes it will probably get count as taken for the next seconds.
     """
     if ask.no_wish:
         return Made(unasked(Why.NOT_UNDERSTOOD, ask.no_wish, means.notes))
@@ -86,20 +86,24 @@ def make(ask: Ask, means: Means, *, claim: bool = True) -> Made:
         words = f"the cluster's state is not known: {problem}"
         silent = isinstance(problem, CommandTimeoutError)
         return Made(unasked(Why.UNKNOWN, words, means.notes), unreachable=silent)
-    with _claims(means.sources) as claims:
+    with _claims(means.sources, claim=claim) as claims:
         around = Surroundings(now, site, means.residency, claims.taken(), means.notes)
         decision = _tried(decide(ask, around), means)
-        if claim and decision.kind is Kind.NODES:
-            claims.add(decision.nodes)
+        if claim and decision.expected:
+            claims.add(decision.expected)
             return Made(decision, claims)
     return Made(decision)
 
 
 @contextmanager
-def _claims(sources: Sources) -> Iterator[Claims]:
+def _claims(sources: Sources, *, claim: bool) -> Iterator[Claims]:
+    claims = Claims(sources.folder, sources.clock, sources.cluster)
+    if not claim:
+        yield claims
+        return
     with locked(sources.folder, sources.clock):
         # Also where the lock could not be had: better to know of the others' claims than not.
-        yield Claims(sources.folder, sources.clock, sources.cluster)
+        yield claims
 
 
 def _tried(weighed: Weighed, means: Means) -> Decision:

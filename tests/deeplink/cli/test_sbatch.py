@@ -1,35 +1,78 @@
-"""`deeplink sbatch` around a program that stands for sbatch: what it is given, and what comes back."""
+"""`deeplink sbatch` around programs that stand for Slurm's: what they are given, and what comes back."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deeplink.scheduler.sandbox.processes import ProcessId
 
+# With --test-only it says when and where: on the nodes of `plain`, or with nodes named when `wished` says so.
 FAKE = f"""#!{sys.executable}
 import json, os, sys
-facts = {{"argv": sys.argv[1:], "stdin": sys.stdin.read(), "env": dict(os.environ)}}
-open(os.environ["TOLD"], "w").write(json.dumps(facts))
-print("Submitted batch job 12")
+argv = sys.argv[1:]
+here = os.environ["TOLD"]
+def said(name):
+    return open(f"{{here}}.{{name}}").read().strip() if os.path.exists(f"{{here}}.{{name}}") else ""
+if "--test-only" in argv and said("plain"):
+    named = any(word.startswith("--nodelist") for word in argv)
+    start, nodes = said("wished" if named else "plain").split()
+    sys.exit(f"sbatch: Job 5 to start at {{start}} using 8 processors on nodes {{nodes}} in partition main")
+facts = {{"argv": argv, "stdin": sys.stdin.read(), "env": dict(os.environ)}}
+open(f"{{here}}.calls", "a").write("called\\n")
+open(here, "w").write(json.dumps(facts))
+print(os.environ.get("SAYS", "Submitted batch job 12"))
 sys.exit(3)
 """
 ADDED = ["--requeue", "--no-kill", "--open-mode=append"]
+SOON, LATER = "2030-01-01T00:00:00", "2030-01-01T02:00:00"
+
+
+def program(env: dict[str, str], name: str, text: str) -> None:
+    path = Path(env["TOLD"]).parent / "bin" / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    program = tmp_path / "bin" / "sbatch"
-    program.parent.mkdir()
-    program.write_text(FAKE)
-    program.chmod(0o755)
-    own = {"TOLD": str(tmp_path / "told"), "HOME": str(tmp_path), "PATH": f"{program.parent}:{os.environ['PATH']}"}
-    return {**os.environ, **own}
+    """Programs of a Slurm that does not answer: its controller is down."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(FAKE)
+    (folder / "sbatch").chmod(0o755)
+    own = {"TOLD": str(tmp_path / "told"), "HOME": str(tmp_path), "PATH": f"{folder}:{os.environ['PATH']}"}
+    found = {**os.environ, **own}
+    for name in ("sinfo", "scontrol"):
+        program(found, name, f"echo $* >>{tmp_path}/{name}; echo 'Unable to contact slurm controller' >&2; exit 1")
+    return found
+
+
+@pytest.fixture
+def cluster(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Eight idle nodes on two leaves, of which Slurm would take those of the second."""
+    lines = "".join(
+        f"n{number}|main*|up|infinite|NO|idle|fast|gpu:2|gpu:0|0/4/0/4|4000|0|\n" for number in range(8)
+    )
+    (tmp_path / "nodes").write_text(lines)
+    program(env, "sinfo", f"cat {tmp_path}/nodes")
+    switches = "SwitchName=l0 Level=0 Nodes=n[0-3]\nSwitchName=l1 Level=0 Nodes=n[4-7]\n"
+    (tmp_path / "switches").write_text(f"{switches}SwitchName=s Level=1 Nodes=n[0-7] Switches=l[0-1]\n")
+    program(env, "scontrol", f"cat {tmp_path}/switches")
+    foresees(env, plain=(SOON, "n[4-7]"), wished=(SOON, "n[0-3]"))
+    return env
+
+
+def foresees(env: dict[str, str], **said: tuple[str, str]) -> None:
+    for name, words in said.items():
+        Path(f"{env['TOLD']}.{name}").write_text(" ".join(words))
 
 
 def sbatch(env: dict[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -37,36 +80,57 @@ def sbatch(env: dict[str, str], *words: str, stdin: str = "") -> subprocess.Comp
     return subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=30, check=False)
 
 
-def told(env: dict[str, str]) -> dict[str, object]:
-    facts: dict[str, object] = json.loads(Path(env["TOLD"]).read_text())
+def told(env: dict[str, str]) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(Path(env["TOLD"]).read_text())
     return facts
+
+
+def record(env: dict[str, str], job: int = 12) -> list[dict[str, Any]]:
+    path = Path(env["HOME"], ".local/state/deeplink/jobs", str(job), "decisions.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def held(env: dict[str, str], sizes: dict[str, int], total: int) -> None:
+    folder = Path(env["HOME"], ".local/share/deeplink/catalog/images")
+    folder.mkdir(parents=True)
+    (folder / "latest").write_text("ab\n")
+    said = {"format": 1, "unix": 4e9, "total": total, "bytes": sizes}
+    (folder / "ab.held").write_text(json.dumps(said))
 
 
 def test_what_sbatch_says_and_its_exit_code_come_back(env: dict[str, str]) -> None:
     done = sbatch(env, "-N2", "job.sh", "a b", "--help")
     assert (done.returncode, done.stdout, done.stderr) == (3, "Submitted batch job 12\n", "")
     assert told(env)["argv"] == [*ADDED, "-N2", "job.sh", "a b", "--help"]
+    assert record(env)[0]["decision"]["why"] == "unknown"
 
 
 def test_the_scripts_directives_are_read(env: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
-    script.write_text("#!/bin/bash\n#SBATCH --no-requeue\n")
+    script.write_text("#!/bin/bash\n#SBATCH --no-requeue\n#DEEPLINK --spares 1\n")
+    sbatch(env, "-N2", str(script))
+    assert told(env)["argv"] == ["--no-kill", "--open-mode=append", "-N2", str(script)]
+    assert told(env)["env"]["DEEPLINK_SPARES"] == "1"
+
+
+def test_a_script_without_a_shebang_is_for_sbatch_to_judge(env: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_bytes(b"\xff\xfe no script at all\n")
     sbatch(env, str(script))
-    assert told(env)["argv"] == ["--no-kill", "--open-mode=append", str(script)]
+    assert told(env)["argv"] == [*ADDED, str(script)]
 
 
-def test_a_script_on_standard_input_arrives_whole(env: dict[str, str]) -> None:
+def test_a_script_on_standard_input_arrives_whole(cluster: dict[str, str]) -> None:
     script = "#!/bin/bash\n#SBATCH --open-mode=truncate\necho ünï $HOME\n" + "# much\n" * 20_000
-    sbatch(env, "-N2", stdin=script)
-    assert told(env)["stdin"] == script
-    assert told(env)["argv"] == ["--requeue", "--no-kill", "-N2"]
+    sbatch(cluster, "-N4", stdin=script)
+    assert told(cluster)["stdin"] == script
+    assert told(cluster)["argv"] == ["--requeue", "--no-kill", "-N4"]
 
 
 def test_the_stand_ins_are_made_and_put_in_front(env: dict[str, str], tmp_path: Path) -> None:
-    sbatch(env, "--deeplink-shim", "--deeplink-spares", "1", "job.sh")
+    sbatch(env, "--deeplink-shim", "--deeplink-spares", "1", "-N2", "job.sh")
     folder = tmp_path / ".local/state/deeplink/shim"
     found = told(env)["env"]
-    assert isinstance(found, dict)
     assert found["PATH"].split(":")[0] == str(folder)
     assert (found["DEEPLINK_SHIM"], found["DEEPLINK_SPARES"]) == (str(folder), "1")
     assert os.access(folder / "srun", os.X_OK)
@@ -76,16 +140,28 @@ def test_the_stand_ins_are_made_and_put_in_front(env: dict[str, str], tmp_path: 
 def test_a_dry_run_prints_the_command_and_does_nothing(env: dict[str, str], tmp_path: Path, option: str) -> None:
     done = sbatch(env, option, "--deeplink-shim", "-N2", "job.sh", "a b")
     assert done.returncode == 0
-    assert done.stdout.rstrip().endswith("sbatch --requeue --no-kill --open-mode=append -N2 job.sh 'a b'")
-    assert done.stdout.startswith("DEEPLINK_SHIM=")
+    first = done.stdout.splitlines()[0]
+    assert first.endswith("sbatch --requeue --no-kill --open-mode=append -N2 job.sh 'a b'")
+    assert first.startswith("DEEPLINK_SHIM=")
+    assert "the cluster's state is not known: sinfo exited 1: Unable to contact" in done.stdout
     assert not Path(env["TOLD"]).exists()
     assert not (tmp_path / ".local").exists()
 
 
-def test_a_wrong_option_of_ours_submits_nothing(env: dict[str, str]) -> None:
-    done = sbatch(env, "--deeplink-spares=many", "job.sh")
-    assert done.returncode == 2
-    assert "--deeplink-spares" in done.stderr
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--deeplink-spares=many"],
+        ["-N2", "--deeplink-spares=2"],
+        ["--deeplink-place=off", "--deeplink-data=x"],
+        ["--deeplink-patience=soon"],
+        ["--deeplink-json"],
+    ],
+)
+def test_wrong_options_of_ours_submit_nothing(env: dict[str, str], words: list[str]) -> None:
+    done = sbatch(env, *words, "job.sh")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 2
     assert not Path(env["TOLD"]).exists()
 
 
@@ -95,45 +171,217 @@ def test_no_sbatch_at_all(env: dict[str, str], tmp_path: Path) -> None:
     assert "sandbox" in done.stderr
 
 
-def program(env: dict[str, str], name: str, text: str) -> None:
-    path = Path(env["TOLD"]).parent / "bin" / name
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
+def test_slurms_choice_is_left_alone_where_it_is_as_good(cluster: dict[str, str]) -> None:
+    done = sbatch(cluster, "-N4", "--exclusive", "job.sh")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "Submitted batch job 12\n", "")
+    assert told(cluster)["argv"] == [*ADDED, "-N4", "--exclusive", "job.sh"]
+    (line,) = record(cluster)
+    assert (line["decision"]["why"], line["decision"]["expected"]) == ("as good", ["n4", "n5", "n6", "n7"])
+    assert line["done"] == ["sbatch", *told(cluster)["argv"]]
+
+
+def test_nodes_that_hold_the_data_are_wished_by_name(cluster: dict[str, str]) -> None:
+    held(cluster, {"n0": 40, "n1": 30, "n2": 30, "n3": 5}, 100)
+    done = sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=images", "job.sh")
+    assert done.stderr == ""
+    assert told(cluster)["argv"] == ["--nodelist=n0,n1,n2,n3", *ADDED, "-N4", "--exclusive", "job.sh"]
+    decision = record(cluster)[0]["decision"]
+    assert (decision["kind"], decision["candidates"][0]["percent_local"]) == ("nodes", 100.0)
+    assert "n4, n5, n6, n7" in decision["words"]
+
+
+def test_a_wish_with_which_the_job_would_start_later_is_dropped(cluster: dict[str, str]) -> None:
+    held(cluster, {"n0": 100}, 100)
+    foresees(cluster, wished=(LATER, "n[0-3]"))
+    sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=images", "job.sh")
+    assert told(cluster)["argv"] == [*ADDED, "-N4", "--exclusive", "job.sh"]
+    assert record(cluster)[0]["decision"]["why"] == "later with it"
+
+
+def test_two_submissions_at_once_are_not_expected_on_the_same_nodes(cluster: dict[str, str]) -> None:
+    sbatch(cluster, "-N4", "--exclusive", "job.sh")
+    sbatch({**cluster, "SAYS": "Submitted batch job 13"}, "-N4", "--exclusive", "job.sh")
+    assert record(cluster)[0]["decision"]["expected"] == ["n4", "n5", "n6", "n7"]
+    assert record(cluster, 13)[0]["decision"]["nodes"] == ["n0", "n1", "n2", "n3"]
+
+
+def test_what_sbatch_refuses_claims_nothing(cluster: dict[str, str]) -> None:
+    sbatch({**cluster, "SAYS": "no"}, "-N4", "--exclusive", "job.sh")
+    sbatch(cluster, "-N4", "--exclusive", "job.sh")
+    assert record(cluster)[0]["decision"]["expected"] == ["n4", "n5", "n6", "n7"]
+
+
+def test_the_sites_own_topology_counts(cluster: dict[str, str], tmp_path: Path) -> None:
+    fabric = tmp_path / "fabric.yaml"
+    fabric.write_text(
+        "switches:\n  a: {nodes: 'n[0,2,4,6]'}\n  b: {nodes: 'n[1,3,5,7]'}\n  c: {switches: [a, b]}\n"
+    )
+    env = {**cluster, "DEEPLINK_TOPOLOGY": str(fabric)}
+    foresees(env, wished=(SOON, "n[0,2,4,6]"))
+    for _ in range(2):  # the second time from the compiled file
+        sbatch(env, "-N4", "--exclusive", "job.sh")
+        assert "--nodelist=n0,n2,n4,n6" in told(env)["argv"]
+        Path(env["HOME"], ".local/state/deeplink/wishes/wishes.json").unlink()
+    fabric.write_text("switches:\n  a: {nodes: 'n[0-1,6-7]'}\n  b: {nodes: 'n[2-5]'}\n  c: {switches: [a, b]}\n")
+    sbatch(env, "-N4", "--exclusive", "job.sh")
+    assert "--nodelist=n0,n1,n6,n7" in told(env)["argv"]
+
+
+@pytest.mark.parametrize("text", ["", "\x00 nothing\n- [", None])
+def test_a_topology_that_cannot_be_read_is_noted_and_costs_nothing_else(
+    cluster: dict[str, str], tmp_path: Path, text: str | None
+) -> None:
+    fabric = tmp_path / "fabric.yaml"
+    if text is not None:
+        fabric.write_text(text)
+    done = sbatch({**cluster, "DEEPLINK_TOPOLOGY": str(fabric)}, "-N4", "--exclusive", "job.sh")
+    assert (done.returncode, done.stderr) == (3, "")
+    decision = record(cluster)[0]["decision"]
+    assert str(fabric) in decision["notes"][0]
+    assert decision["why"] == "as good"
+
+
+def test_what_no_placement_can_meet_is_said_and_left_to_slurm(cluster: dict[str, str]) -> None:
+    done = sbatch(cluster, "-N9", "job.sh")
+    assert (done.returncode, done.stdout) == (3, "Submitted batch job 12\n")
+    assert done.stderr == "deeplink: 9 nodes wanted; partition main has 8\n"
+
+
+def test_data_that_nobody_knows_of_is_said(cluster: dict[str, str]) -> None:
+    done = sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=faces", "job.sh")
+    assert done.returncode == 3
+    assert done.stderr.startswith("deeplink: where faces lies is not known")
+
+
+def test_few_leaves_are_waited_for_where_the_room_is_elsewhere(cluster: dict[str, str], tmp_path: Path) -> None:
+    nodes = (tmp_path / "nodes").read_text()
+    for name in ("n0", "n1", "n4", "n5", "n6"):
+        nodes = nodes.replace(f"{name}|main*|up|infinite|NO|idle", f"{name}|main*|up|infinite|NO|allocated")
+    (tmp_path / "nodes").write_text(nodes)
+    sbatch(cluster, "-N3", "--exclusive", "job.sh")
+    assert "--switches=1@00:01:00" in told(cluster)["argv"]
+    foresees(cluster, plain=(SOON, "n[2-3,7]"))
+    sbatch(cluster, "-N3", "--exclusive", "--deeplink-patience=0", "job.sh")
+    assert told(cluster)["argv"] == [*ADDED, "-N3", "--exclusive", "job.sh"]
+
+
+def test_placement_can_be_turned_off(cluster: dict[str, str], tmp_path: Path) -> None:
+    program(cluster, "sinfo", f"touch {tmp_path}/asked")
+    sbatch(cluster, "-N4", "--deeplink-place=off", "job.sh")
+    assert not (tmp_path / "asked").exists()
+    assert record(cluster)[0]["decision"]["why"] == "not asked"
+
+
+def test_a_dry_run_tells_the_placement(cluster: dict[str, str], tmp_path: Path) -> None:
+    held(cluster, {"n0": 40, "n1": 30, "n2": 30}, 100)
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SBATCH -N4 --exclusive\n#DEEPLINK --data images\n")
+    done = sbatch(cluster, "--dry-run", str(script))
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"sbatch --nodelist=n0,n1,n2,n3 {' '.join(ADDED)} {script}"
+    assert lines[1:3] == ["script: #SBATCH -N4 --exclusive", "script: #DEEPLINK --data images"]
+    assert lines[3] == "placement: 4 nodes wished by name"
+    assert "n0,n1,n2,n3" in done.stdout.split("local  nodes", 1)[1]
+    said = json.loads(sbatch(cluster, "--dry-run", "--deeplink-json", str(script)).stdout)
+    assert said["command"] == lines[0].split()
+    assert said["decision"]["nodes"] == ["n0", "n1", "n2", "n3"]
+    assert said["ask"]["nodes"] == 4
+    assert not Path(cluster["TOLD"]).exists()
+
+
+def test_an_unwritable_state_folder_costs_the_record_alone(cluster: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    done = sbatch({**cluster, "DEEPLINK_STATE": str(tmp_path / "state")}, "-N4", "--exclusive", "job.sh")
+    assert (done.returncode, done.stdout) == (3, "Submitted batch job 12\n")
+    assert "job 12 is submitted" in done.stderr
+    assert Path(f"{cluster['TOLD']}.calls").read_text() == "called\n"
+
+
+def test_parsable_output_of_a_cluster_has_its_id_found(cluster: dict[str, str]) -> None:
+    done = sbatch({**cluster, "SAYS": "77;east"}, "--parsable", "-N4", "job.sh")
+    assert done.stdout == "77;east\n"
+    assert record(cluster, 77)
+
+
+def test_nobody_reads_what_it_prints(cluster: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "deeplink", "sbatch", "-N4", "job.sh"],
+        env=cluster,
+        stdout=subprocess.PIPE,
+        stderr=-1,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (process.returncode, said) == (3, b"")
+    assert record(cluster)
+
+
+def test_what_interrupts_us_reaches_sbatch_and_ends_us_alike(cluster: dict[str, str], tmp_path: Path) -> None:
+    program(
+        cluster, "sbatch", 'case "$*" in *--test-only*) exit 1; esac; echo 12; exec sleep 60'
+    )
+    argv = [sys.executable, "-m", "deeplink", "sbatch", "--wait", "-N4", "job.sh"]
+    with subprocess.Popen(argv, env=cluster, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"12\n"  # while it goes on waiting
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == -signal.SIGINT
+    assert record(cluster)
 
 
 IMPATIENT = """
 import sys
 from deeplink.cli import main, sbatch
-sbatch.PING_S = 2.0
-sys.argv = ["deeplink", "sbatch", "job.sh"]
+from deeplink.scheduler.wish import survey
+sbatch.PING_S, survey.ANSWER_S = float(sys.argv.pop()), 0.5
+sys.argv = ["deeplink", "sbatch", *sys.argv[1:]]
 main()
 """
 
 
+def impatient(env: dict[str, str], ping_s: float, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", IMPATIENT, *words, str(ping_s)]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+
+
 def test_a_controller_that_hangs_is_said_in_bounded_time(env: dict[str, str], tmp_path: Path) -> None:
-    program(env, "scontrol", f"echo $$ >{tmp_path}/pid; exec sleep 60")
-    argv = [sys.executable, "-c", IMPATIENT]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    for name in ("sinfo", "scontrol"):
+        program(env, name, f"echo $$ >{tmp_path}/pid; exec sleep 60")
+    done = impatient(env, 1.0, "-N2", "job.sh")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("deeplink: scontrol did not answer within 2 s")
-    assert "slurmctld" in done.stderr
+    assert "scontrol did not answer within 1 s" in done.stderr
     assert not Path(env["TOLD"]).exists()
     assert ProcessId.of(int((tmp_path / "pid").read_text())) is None
 
 
-@pytest.mark.parametrize("word", ["--version", "--usage", "-V", "-Mother"])
-def test_what_needs_no_controller_of_ours_asks_none(env: dict[str, str], word: str, tmp_path: Path) -> None:
-    program(env, "scontrol", f"touch {tmp_path}/asked")
-    assert sbatch(env, word).stdout == "Submitted batch job 12\n"
-    assert not (tmp_path / "asked").exists()
+def test_a_controller_that_is_slow_leads_to_a_submission_without_a_wish(env: dict[str, str]) -> None:
+    program(env, "sinfo", "exec sleep 60")
+    program(env, "scontrol", "case $1 in ping) exit 0;; esac; exec sleep 60")
+    done = impatient(env, 10.0, "-N2", "job.sh")
+    assert (done.returncode, done.stdout) == (3, "Submitted batch job 12\n")
+    assert "deeplink: no nodes are wished for" in done.stderr
+    assert "did not answer within 0.5 s" in done.stderr
+    assert told(env)["argv"] == [*ADDED, "-N2", "job.sh"]
 
 
-def test_a_controller_that_is_down_is_for_sbatch_to_say(env: dict[str, str], tmp_path: Path) -> None:
-    program(env, "scontrol", f"cat; echo $* >{tmp_path}/asked; echo 'Slurmctld(primary) at c is DOWN'; exit 1")
-    done = sbatch(env, "-N2", stdin="#!/bin/sh\n")
+@pytest.mark.parametrize("words", [["--version"], ["--usage"], ["-V"], ["-Mother"]])
+def test_what_needs_no_controller_of_ours_asks_none(env: dict[str, str], words: list[str], tmp_path: Path) -> None:
+    assert sbatch(env, *words).stdout == "Submitted batch job 12\n"
+    assert not (tmp_path / "scontrol").exists()
+    assert not (tmp_path / "sinfo").exists()
+
+
+@pytest.mark.parametrize("words", [["--test-only", "-N2"], ["-Q", "-N2"], ["-n8"], ["-N2", "-w", "n1"]])
+def test_a_controller_that_is_down_is_for_sbatch_to_say(
+    env: dict[str, str], tmp_path: Path, words: list[str]
+) -> None:
+    done = sbatch(env, *words, stdin="#!/bin/sh\n")
     assert (done.returncode, done.stdout, done.stderr) == (3, "Submitted batch job 12\n", "")
     assert told(env)["stdin"] == "#!/bin/sh\n"
-    assert (tmp_path / "asked").read_text() == "ping\n"
+    assert told(env)["argv"] == [*ADDED, *words]
+    assert (tmp_path / "scontrol").read_text() == "ping\n"
 
 
 def test_help_is_ours_when_it_is_all_that_is_asked(env: dict[str, str]) -> None:
@@ -142,14 +390,19 @@ def test_help_is_ours_when_it_is_all_that_is_asked(env: dict[str, str]) -> None:
     assert "--deeplink-shim" in done.stdout
 
 
-def test_nothing_heavy_is_imported(env: dict[str, str]) -> None:
-    code = """
+HEAVY = "grpc pyarrow numpy torch rich ClusterShell sqlite3 lmdb yaml fsspec asyncio".split()  # noqa: SIM905
+LOADED = f"""
 import sys
 from deeplink.cli import cli
-cli.main(["sbatch", "--dry-run", "--deeplink-shim", "-N2", "job.sh"], standalone_mode=False)
-print(sorted({"grpc", "pyarrow", "numpy", "torch", "rich", "ClusterShell", "sqlite3", "lmdb"} & set(sys.modules)))
+cli.main(["sbatch", "-N4", "--dry-run", *sys.argv[1:], "job.sh"], standalone_mode=False)
+print(sorted(set({HEAVY!r}) & set(sys.modules)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_nothing_heavy_is_imported(cluster: dict[str, str]) -> None:
+    """ClusterShell (11 ms) reads folded names: of the nodes Slurm would choose, and once of Slurm's switches."""
+    held(cluster, {"n0": 40}, 100)
+    argv = [sys.executable, "-c", LOADED, "--deeplink-data=images", "--deeplink-shim"]
+    for _ in range(2):
+        done = subprocess.run(argv, env=cluster, capture_output=True, text=True, timeout=30, check=True)
+        assert done.stdout.splitlines()[-1] == "['ClusterShell']"

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.slurm.submission import SubmissionError, submission, understood
+from deeplink.scheduler.slurm.submission import Ours, SubmissionError, checked, in_script, submission, understood
 
 ADDED = ["sbatch", "--requeue", "--no-kill", "--open-mode=append"]
 
 
 def argv(*words: str, script: str = "", env: dict[str, str] | None = None) -> list[str]:
-    return list(submission(understood(words), script, env or {}).argv)
+    request = understood(words)
+    return list(submission(request, request.ours, script, env or {}).argv)
 
 
 def test_three_options_are_added_in_front() -> None:
@@ -35,15 +36,15 @@ def test_the_environment_wins() -> None:
 
 
 def test_options_of_ours_are_taken_out_before_the_script_only() -> None:
-    wish = understood(["--deeplink-spares", "2", "-N4", "--dry-run", "job.sh", "--deeplink-spares", "9"])
-    assert (wish.spares, wish.dry_run, wish.shim, wish.script) == (2, True, False, "job.sh")
-    made = submission(wish, "", {})
+    request = understood(["--deeplink-spares", "2", "-N4", "--dry-run", "job.sh", "--deeplink-spares", "9"])
+    assert (request.ours, request.dry_run, request.script) == (Ours(spares=2), True, "job.sh")
+    made = submission(request, request.ours, "", {})
     assert list(made.argv) == [*ADDED, "-N4", "job.sh", "--deeplink-spares", "9"]
     assert made.changes == {"DEEPLINK_SPARES": "2"}
 
 
 def test_the_stand_ins_come_first_on_path() -> None:
-    made = submission(understood(["--deeplink-shim", "job.sh"]), "", {"PATH": "/usr/bin"}, "/s/shim")
+    made = submission(understood(["job.sh"]), Ours(shim=True), "", {"PATH": "/usr/bin"}, "/s/shim")
     assert made.changes == {"DEEPLINK_SHIM": "/s/shim", "PATH": "/s/shim:/usr/bin"}
 
 
@@ -71,7 +72,7 @@ def test_an_export_list_of_the_users_lets_ours_through(
 @pytest.mark.parametrize("words", [["--export=NONE"], ["--export-file=f"], ["--export=ALL,PATH=/bin"]])
 def test_a_closed_environment_is_refused_clearly(words: list[str]) -> None:
     with pytest.raises(SubmissionError, match="--export"):
-        submission(understood(["--deeplink-shim", *words, "job.sh"]), "", {"PATH": "/bin"}, "/s")
+        submission(understood([*words, "job.sh"]), Ours(shim=True), "", {"PATH": "/bin"}, "/s")
 
 
 def test_a_closed_environment_is_no_matter_without_options_of_ours() -> None:
@@ -98,3 +99,53 @@ def test_where_the_script_comes_from(words: list[str], stdin: bool) -> None:
 @given(st.lists(st.text(min_size=1), max_size=6))
 def test_whatever_follows_the_script_arrives_unchanged(arguments: list[str]) -> None:
     assert argv("job.sh", *arguments)[-len(arguments) - 1 :] == ["job.sh", *arguments]
+
+
+@pytest.mark.parametrize(
+    ("script", "ours"),
+    [
+        (
+            "#!/bin/sh\n#DEEPLINK --spares 1 --data=a,b\n#SBATCH -N3\n#DEEPLINK --patience 2:00 # why\n",
+            Ours(spares=1, data=("a", "b"), patience="2:00"),
+        ),
+        ("#DEEPLINK --deeplink-place=off --shim\n", Ours(place=False, shim=True)),
+        ("#!/bin/sh\necho\n#DEEPLINK --spares 1\n", Ours()),
+        ("", Ours()),
+    ],
+)
+def test_lines_of_ours_in_a_script(script: str, ours: Ours) -> None:
+    assert in_script(script) == ours
+
+
+@pytest.mark.parametrize(
+    "line", ["--spare 1 x", "spares=1", "--dry-run", "--colour=red", "--spares", "--place=maybe"]
+)
+def test_what_is_no_option_of_ours_in_a_script_is_said(line: str) -> None:
+    with pytest.raises(SubmissionError) as caught:
+        in_script(f"#!/bin/sh\n#DEEPLINK {line}\n")
+    assert caught.value.remedy
+
+
+def test_the_command_line_counts_more_than_the_script() -> None:
+    script = Ours(spares=1, data=("a",), patience="5", place=False)
+    assert Ours(spares=0, patience="0").over(script) == Ours(spares=0, data=("a",), patience="0", place=False)
+
+
+@pytest.mark.parametrize(
+    ("ours", "nodes"),
+    [(Ours(place=False, data=("a",)), 0), (Ours(place=False, patience="1"), 4), (Ours(spares=4), 4)],
+)
+def test_contradictions_are_refused(ours: Ours, nodes: int) -> None:
+    with pytest.raises(SubmissionError):
+        checked(ours, nodes)
+
+
+def test_what_agrees_is_not() -> None:
+    checked(Ours(spares=3, data=("a",), patience="0"), 4)
+    checked(Ours(spares=9, place=False), 0)
+
+
+def test_json_without_a_dry_run_is_refused() -> None:
+    with pytest.raises(SubmissionError, match="dry-run"):
+        understood(["--deeplink-json", "job.sh"])
+    assert understood(["--deeplink-json", "--dry-run", "job.sh"]).as_json

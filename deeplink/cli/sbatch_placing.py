@@ -1,0 +1,261 @@
+"""`deeplink sbatch`: which nodes are wished for, the submission itself, and its record."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from deeplink.clock import SystemClock
+from deeplink.config import load_config
+from deeplink.scheduler.placement.request import Residency
+from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.options import SBATCH, directives
+from deeplink.scheduler.slurm.passing import end_as, run_passing_on
+from deeplink.scheduler.slurm.submission import checked
+from deeplink.scheduler.wish.amounts import seconds_of
+from deeplink.scheduler.wish.ask import ask_of
+from deeplink.scheduler.wish.decide import unasked
+from deeplink.scheduler.wish.decision import Decision, Recorded, Why
+from deeplink.scheduler.wish.making import Made, Means, make, options_of
+from deeplink.scheduler.wish.record import append, job_folder
+from deeplink.scheduler.wish.settle import Trial, trial_of
+from deeplink.scheduler.wish.survey import Sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from deeplink.config import Config
+    from deeplink.scheduler.slurm.submission import Ours, Request, Submission
+    from deeplink.scheduler.wish.decision import Ask
+    from deeplink.scheduler.wish.site import Ties
+    from deeplink.types import NodeName
+
+TRIAL_S = 3.0
+"""How long Slurm may take to say what it would do; without an answer no nodes are wished by name."""
+_CLOCK = SystemClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A submission, decided and not yet made.
+
+    Attributes:
+        ask: what the job asks.
+        made: what was decided.
+        submission: the command, with the wish.
+        config: the settings.
+    """
+
+    ask: Ask
+    made: Made
+    submission: Submission
+    config: Config
+    plain: bool = field(default=False)
+
+    @property
+    def decision(self) -> Decision:
+        """What was decided."""
+        return self.made.decision
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether slurmctld did not answer in time."""
+        return self.made.unreachable
+
+    @property
+    def unasked_controller(self) -> bool:
+        """Whether nothing has told yet that slurmctld answers."""
+        return self.plain or self.made.unreachable
+
+
+def placed(request: Request, ours: Ours, stdin: str, submission: Submission, script: str) -> Placed:
+    """Decide on which nodes a job is wished to run.
+
+    Args:
+        request: the command line.
+        ours: our options, those of the script among them.
+        stdin: the script, where it comes from standard input.
+        submission: the command without a wish.
+        script: its text; empty where there is none.
+
+    Raises:
+        SubmissionError: options contradict each other.
+        AmountError: the patience is no time.
+        ConfigError: the configuration cannot be used.
+    """
+    scripted = SBATCH.parse(list(directives(script)))
+    ask = ask_of(
+        request.line,
+        scripted,
+        os.environ,
+        _unfold,
+        data=ours.data,
+        patience_s=None if ours.patience is None else seconds_of(ours.patience),
+        het=request.line.rest[:1] == (":",) or bool(scripted.rest),
+    )
+    checked(ours, ask.nodes)
+    config = load_config()
+    if ours.place is False:
+        made = Made(unasked(Why.NOT_ASKED, "--deeplink-place=off"))
+    elif ask.no_wish:
+        made = Made(unasked(Why.NOT_UNDERSTOOD, ask.no_wish))
+    else:
+        made = make(ask, _means(ask, config, submission, stdin), claim=not request.dry_run)
+    plain = ours.place is False or bool(ask.no_wish)
+    return Placed(
+        ask=ask,
+        made=made,
+        submission=submission.with_options(options_of(made.decision)),
+        config=config,
+        plain=plain,
+    )
+
+
+def submitted(found: Placed) -> int:
+    """Submit, keep the record as soon as the job has an id, and return sbatch's exit code."""
+    said = bytearray()
+    jobs: list[str] = []
+
+    def write(data: bytes) -> None:
+        _pass_on(data)
+        if jobs or len(said) > 1 << 16:
+            return
+        said.extend(data)
+        job = job_in(bytes(said))
+        if job:
+            jobs.append(job)
+            _accepted(found, job)
+
+    env = {**os.environ, **found.submission.changes}
+    try:
+        code = run_passing_on(found.submission.argv, env=env, write=write)
+    finally:
+        if not jobs:
+            found.made.release()
+    sys.stdout.flush()
+    return end_as(code)
+
+
+_JOB = re.compile(rb"^(?:Submitted batch job )?(\d{1,10})(?:;[^\n]*| on cluster [^\n]*)?\n", re.MULTILINE)
+
+
+def job_in(said: bytes) -> str:
+    r"""Return the id in what sbatch printed, as soon as it is whole; empty before.
+
+    >>> job_in(b"Submitted batch job 12\n"), job_in(b"12;east\n"), job_in(b"Submitted batch job 1")
+    ('12', '12', '')
+    """
+    found = _JOB.search(said)
+    return found[1].decode() if found else ""
+
+
+def _pass_on(data: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except OSError:
+        # Nobody reads any more; the job is submitted, and its record is to be kept all the same.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _accepted(found: Placed, job: str) -> None:
+    _say_problems(found)
+    recorded = Recorded(
+        unix=_CLOCK.unix(), by="sbatch", ask=found.ask, decision=found.decision, done=found.submission.argv
+    )
+    try:
+        append(job_folder(found.config.state, job), recorded)
+    except OSError as problem:
+        where = problem.filename or found.config.state
+        words = f"job {job} is submitted; why it was placed so could not be noted: {where}: {problem.strerror}"
+        click.echo(f"deeplink: {words}", err=True)
+
+
+def _say_problems(found: Placed) -> None:
+    """Say what the user can do something about: a limit that is in the way, data that is not known of."""
+    if found.decision.why is Why.IMPOSSIBLE:
+        click.echo(f"deeplink: {found.decision.words}", err=True)
+    if found.ask.data:
+        for note in found.decision.notes:
+            click.echo(f"deeplink: {note}", err=True)
+
+
+def _means(ask: Ask, config: Config, submission: Submission, stdin: str) -> Means:
+    residency, notes = _residency(ask.data, config)
+    cluster = os.environ.get("SLURM_CONF", "")
+    sources = Sources(
+        run=command.run,
+        clock=_CLOCK,
+        folder=config.state / "wishes",
+        cluster=cluster,
+        topology=config.topology,
+        compiled=_compiled,
+        switches=_switches,
+    )
+    return Means(sources=sources, trial=_trial(submission, stdin), residency=residency, notes=notes)
+
+
+def _trial(submission: Submission, stdin: str) -> Callable[[tuple[str, ...]], Trial]:
+    env = {**os.environ, **submission.changes, "SLURM_TIME_FORMAT": "standard"}
+
+    def ask(options: tuple[str, ...]) -> Trial:
+        argv = submission.with_options(("--test-only", *options)).argv
+        done = command.finish(argv, timeout_s=TRIAL_S, stdin=stdin, env=env)
+        return trial_of(done.stderr, _unfold)
+
+    return ask
+
+
+def _residency(names: tuple[str, ...], config: Config) -> tuple[Residency, tuple[str, ...]]:
+    """Return where the job's data lies, all its datasets together, and which nobody knows of."""
+    if not names:
+        return Residency(), ()
+    from deeplink.cache.holding.summary import UnknownHoldingError, held
+
+    total, notes = 0, []
+    sizes: dict[NodeName, int] = {}
+    for name in names:
+        try:
+            found = held(config.catalog, name, unix=_CLOCK.unix())
+        except UnknownHoldingError as problem:
+            notes.append(str(problem))
+            continue
+        total += found.total
+        for node, size in found.bytes.items():
+            sizes[node] = sizes.get(node, 0) + size
+    return Residency(sizes, total), tuple(notes)
+
+
+def _compiled(path: Path) -> Ties:
+    from deeplink.cli.topology_reading import read_all
+    from deeplink.scheduler.placement.speeds import slow_of
+    from deeplink.scheduler.topology.tree import fabric_of
+    from deeplink.scheduler.wish.site import Ties
+
+    network = read_all((path,), None, (), ()).network
+    slow = slow_of(network)
+    return Ties(fabric_of(network), slow.speeds, slow.dead)
+
+
+def _switches() -> Ties:
+    from deeplink.scheduler.slurm.client import Slurm
+    from deeplink.scheduler.topology.graph import fabric_from_switches
+    from deeplink.scheduler.wish.site import Ties
+    from deeplink.scheduler.wish.survey import ANSWER_S
+
+    def run(argv: object, /, *, timeout_s: float = ANSWER_S) -> str:
+        return command.run(argv, timeout_s=min(timeout_s, ANSWER_S))  # type: ignore[arg-type]
+
+    return Ties(fabric_from_switches(Slurm(run).topology()))
+
+
+def _unfold(text: str) -> tuple[NodeName, ...]:
+    from deeplink.scheduler.slurm.nodeset import unfold
+
+    return unfold(text)
