@@ -35,6 +35,7 @@ VERBS = {
     "run": "Start and supervise the ranks of a job inside its allocation.",
     "calibrate": "Time all-reduces between the nodes of a job, and tell the cost model's constants from them.",
     "status": "Show how your jobs are, or one of them on one screen.",
+    "top": "Show jobs live, sorted as you like.",
     "logs": "Show what a job wrote, and follow it over restarts.",
     "cancel": "Cancel jobs, tasks of arrays or steps, or send them a signal.",
     "requeue": "Have a running job started again, as far as that is safe, on other nodes if wanted.",

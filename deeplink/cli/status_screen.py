@@ -54,7 +54,7 @@ def of_table(table: Table, now: float) -> RenderableType:
         grid.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     for picture in table.pictures:
         grid.add_row(*row(picture))
-    notes = _slurm_note(table.problem, table.told_unix, now)
+    notes = slurm_note(table.problem, table.told_unix, now)
     if not table.pictures:
         notes.append(Text("no jobs of yours that DeepLink knows of" if not table.problem else "no jobs known"))
     if table.hidden:
@@ -105,7 +105,7 @@ def of_job(one: One, now: float) -> RenderableType:
         title.append(f"  {printable(picture.name)}", style="not bold")
     if picture.user:
         title.append(f"  of {printable(picture.user)}", style="not bold dim")
-    notes = _slurm_note(one.problem, one.told_unix, now)
+    notes = slurm_note(one.problem, one.told_unix, now)
     notes += [Text(f"cannot be read: {printable(problem)}", style="yellow") for problem in picture.problems]
     return Group(title, grid, *notes)
 
@@ -241,7 +241,8 @@ def _incident(picture: Picture, now: float) -> Text:
     return text
 
 
-def _slurm_note(problem: str, told_unix: float, now: float) -> list[Text]:
+def slurm_note(problem: str, told_unix: float, now: float) -> list[Text]:
+    """Return what is to be said where Slurm's word is old or missing; nothing where it is fresh."""
     if not problem:
         return []
     age = f"what it said {span(now - told_unix)} ago is shown" if told_unix else "nothing is known from it"

@@ -53,7 +53,7 @@ class Table:
 
     Attributes:
         pictures: the newest last.
-        hidden: jobs of the user's that DeepLink knows nothing of, and that were not asked for.
+        hidden: jobs of the user's in the queue that DeepLink knows nothing of, and that were not asked for.
         cut: jobs beyond the bound.
         problem: why Slurm's word is old, or missing; empty where it is fresh.
         told_unix: when Slurm last answered; 0: never.
@@ -150,7 +150,7 @@ class Viewer:
         made += [self._of(job, None, there, now) for job in ended]
         return Table(
             pictures=tuple(sorted(made, key=lambda one: one.id)),
-            hidden=len(rows) - len(known),
+            hidden=sum(not one.job.state.final for one in rows) - sum(not one.job.state.final for one in known),
             cut=len(known) - len(shown),
             problem=self._problem,
             told_unix=self._told(),
