@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.doctor.evidence import together
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.doctor.evidence import Evidence
     from deeplink.scheduler.doctor.finding import Finding
+    from deeplink.scheduler.slurm.partitions import PartitionRow
+    from deeplink.scheduler.slurm.settings import SlurmSettings
 
 CLOCK_WARNING_S, CLOCK_ERROR_S = 2.0, 60.0
 _SHOWN = 4
@@ -159,31 +162,24 @@ def partitions(evidence: Evidence) -> Iterator[Finding]:
     if evidence.partitions is None:
         yield unknown(evidence.why_not("partitions"))
         return
-    preempts = (
-        evidence.settings is not None
-        and (evidence.settings.text("PreemptType") or "preempt/none") != "preempt/none"
-    )
-    said = 0
-    for row in evidence.partitions:
-        found = []
-        if row.state != "UP":
-            found.append(note(f"partition {row.name} is {row.state}"))
-        if row.most_nodes == 1 and row.node_count > 1:
-            remedy = f"slurm.conf: PartitionName={row.name} MaxNodes=UNLIMITED"
-            found.append(warning(f"partition {row.name}: MaxNodes=1, no job of several nodes", remedy))
-        if row.oversubscribe.startswith("FORCE") and row.oversubscribe != "FORCE:1":
-            remedy = f"slurm.conf: PartitionName={row.name} OverSubscribe=NO"
-            found.append(
-                warning(f"partition {row.name}: OverSubscribe={row.oversubscribe}, jobs share CPUs", remedy)
-            )
-        if preempts:
-            remedy = f"slurm.conf: PartitionName={row.name} PreemptMode=REQUEUE"
-            judged = of_preempt_mode(row.preempt_mode, remedy, f"partition {row.name}")
-            found += [judged] if judged.remedy else []
-        said += len(found)
-        yield from found
-    if not said:
+    found = [finding for row in evidence.partitions for finding in _of_partition(row, evidence.settings)]
+    yield from found
+    if not found:
         yield ok(f"{counted(len(evidence.partitions), 'partition')}, open to jobs of several nodes")
+
+
+def _of_partition(row: PartitionRow, told: SlurmSettings | None) -> Iterator[Finding]:
+    what, line = f"partition {row.name}", f"slurm.conf: PartitionName={row.name}"
+    if row.state != "UP":
+        yield note(f"{what} is {row.state}")
+    if row.most_nodes == 1 and row.node_count > 1:
+        yield warning(f"{what}: MaxNodes=1, no job of several nodes", f"{line} MaxNodes=UNLIMITED")
+    if row.oversubscribe.startswith("FORCE") and row.oversubscribe != "FORCE:1":
+        yield warning(f"{what}: OverSubscribe={row.oversubscribe}, jobs share CPUs", f"{line} OverSubscribe=NO")
+    if told is not None and (told.text("PreemptType") or "preempt/none") != "preempt/none":
+        judged = of_preempt_mode(row.preempt_mode, f"{line} PreemptMode=REQUEUE")
+        if judged.remedy and row.preempt_mode != told.text("PreemptMode"):  # the cluster's own is told once
+            yield replace(judged, said=f"{what}: {judged.said}")
 
 
 def topology(evidence: Evidence) -> Iterator[Finding]:

@@ -65,4 +65,4 @@ def unknown(said: str, remedy: str = "", where: str = "") -> Finding:
 
 def untold(setting: str) -> Finding:
     """Return that this Slurm does not tell a setting."""
-    return unknown(f"`scontrol show config` does not tell {setting} here")
+    return unknown(f"this Slurm does not tell {setting}, or in a form that is not known here")

@@ -239,8 +239,12 @@ def site_scripts(evidence: Evidence) -> Iterator[Finding]:
                 yield error(line, f"leave {store} out of it", nodes)
             else:
                 yield note(line, f"make sure that it leaves {store} and other jobs' processes alone", nodes)
+    for unread, nodes in alike(measured, lambda report: report.measured.unread if report.measured else ()).items():
+        if unread:
+            said += 1
+            yield unknown(f"{', '.join(unread)}: not readable for this user", where=nodes)
     if not said:
-        yield ok(f"{', '.join(names)}: nothing is seen to be removed (as far as this user may read them)")
+        yield ok(f"{', '.join(names)}: nothing is removed")
 
 
 def scripts_of(evidence: Evidence) -> tuple[str, ...]:

@@ -178,11 +178,12 @@ def looked_at(path: Path) -> Folder:
     )
 
 
-def dangers(scripts: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines of prologs and epilogs that remove files or end processes, with their places."""
+def dangers(scripts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the lines of prologs and epilogs that remove files or end processes, and the scripts not readable."""
     found: list[str] = []
+    unread = tuple(script for script in scripts if not os.access(script, os.R_OK))
     for script in scripts:
         for number, line in enumerate(_text(Path(script)).splitlines(), start=1):
             if _WIPES.search(line.partition("#")[0]) and len(found) < _MOST_LINES:
                 found.append(f"{script}:{number}: {line.strip()[:160]}")
-    return tuple(found)
+    return tuple(found), unread

@@ -82,11 +82,13 @@ class Part:
             for key in FOLDERS
             if host.folders[key].base
         }
+        scripts, unread = dangers(plan.scripts)
         return Measured(
             markers=markers,
             reached=tried_peers({node: plan.peers[node] for node in plan.peers if node != host.node}, self.clock),
             services=tried_services(plan.services, self.clock),
-            scripts=dangers(plan.scripts),
+            scripts=scripts,
+            unread=unread,
             disk=self._disk(host, plan.disk_bytes),
         )
 

@@ -257,12 +257,12 @@ def prolog_failure(told: SlurmSettings, _config: Config) -> Finding:
 
     It is requeued and held: nobody restarts it until somebody releases it, though another node would have done.
     """
-    prolog, parameters = told.text("Prolog"), told.text("SchedulerParameters")
-    if prolog is None or parameters is None:
-        return untold("Prolog" if prolog is None else "SchedulerParameters")
-    if not prolog:
+    prologs, parameters = told.listed("Prolog"), told.text("SchedulerParameters")
+    if prologs is None or parameters is None:
+        return untold("Prolog" if prologs is None else "SchedulerParameters")
+    if not prologs:
         return ok("no prolog")
     if told.item("SchedulerParameters", "nohold_on_prolog_fail") is None:
-        said = f"Prolog={prolog}: where it fails, the job is held"
+        said = f"Prolog={','.join(prologs)}: where it fails, the job is held"
         return warning(said, "slurm.conf: SchedulerParameters=...,nohold_on_prolog_fail")
     return ok("a failed prolog holds no job (nohold_on_prolog_fail)")

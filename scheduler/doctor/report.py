@@ -155,6 +155,7 @@ class Measured:
         reached: by node, what came of connecting to its ports, by port; empty where it was connected.
         services: what came of connecting to the watchdog and the members, by address; empty where it answered.
         scripts: lines of the site's prolog and epilog that remove files or end processes.
+        unread: those that cannot be read.
         disk: the store's; None where it was not asked for.
     """
 
@@ -162,6 +163,7 @@ class Measured:
     reached: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     services: Mapping[str, str] = field(default_factory=dict)
     scripts: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     disk: Disk | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -181,6 +183,7 @@ class Measured:
             fields["reached"] = {key: dict(ports) for key, ports in fields.get("reached", {}).items()}
             fields["services"] = dict(fields.get("services", {}))
             fields["scripts"] = tuple(fields.get("scripts", ()))
+            fields["unread"] = tuple(fields.get("unread", ()))
             fields["disk"] = Disk(**fields["disk"]) if fields.get("disk") else None
             return cls(**fields)
         except (TypeError, ValueError, KeyError, AttributeError) as problem:

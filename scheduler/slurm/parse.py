@@ -176,7 +176,9 @@ def _names(text: str, command: str) -> tuple[NodeName, ...]:
 
 
 _NODE_REASON = re.compile(
-    r" Reason=(?P<reason>.*?)(?: \[(?P<by>[^\s@\]]+)@[^\s\]]+\])?(?: Comment=.*)?\s*\Z", re.DOTALL
+    # Later versions put more fields behind who gave the reason.
+    r" Reason=(?P<reason>.*?)(?: \[(?P<by>[^\s@\]]+)@[^\s\]]+\](?: [A-Z]\w*=.*)?| Comment=.*)?\s*\Z",
+    re.DOTALL,
 )
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _HEAD = re.compile(r"Configuration data as of (\S+)")
 _NUMBER = re.compile(r"(\d{1,18})(?:\s*(?:sec|min|usec|percent|nodes/min))?", re.ASCII)
+_SWITCHES = {"no": 0, "yes": 1}
 _NOTHING = frozenset({"", "(null)", "n/a", "none", "unset"})
 _LIST = re.compile(r",(?![^\[]*\])")
 _COMMAND = "scontrol show config"
@@ -39,8 +40,11 @@ class SlurmSettings:
         return "" if found.casefold() in _NOTHING else found
 
     def number(self, name: str) -> int | None:
-        """Return a setting's number without its unit; None where it is not told, or is no number (`INFINITE`)."""
-        found = _NUMBER.fullmatch((self.text(name) or "").strip())
+        """Return a setting's number without its unit, 0 or 1 of a switch; None where it is none (`INFINITE`)."""
+        said = (self.text(name) or "").strip()
+        if said.casefold() in _SWITCHES:
+            return _SWITCHES[said.casefold()]
+        found = _NUMBER.fullmatch(said)
         return int(found[1]) if found else None
 
     def words(self, name: str) -> tuple[str, ...]:

@@ -148,9 +148,11 @@ _MARKS = {
 
 # sinfo folds base and flags into one word.
 _FOLDED = {
+    "BLOCKED": (NodeState.IDLE, NodeFlag.BLOCKED),
     "COMPLETING": (NodeState.IDLE, NodeFlag.COMPLETING),
     "DRAINED": (NodeState.IDLE, NodeFlag.DRAIN),
     "DRAINING": (NodeState.ALLOCATED, NodeFlag.DRAIN),
+    "EXTERNAL": (NodeState.IDLE, NodeFlag.EXTERNAL),
     "FAIL": (NodeState.IDLE, NodeFlag.FAIL),
     "FAILING": (NodeState.ALLOCATED, NodeFlag.FAIL),
     "INVAL": (NodeState.IDLE, NodeFlag.INVALID_REG),
