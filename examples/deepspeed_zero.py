@@ -1,4 +1,4 @@
-"""DeepSpeed: `deeplink run --recipe deepspeed -- python examples/deepspeed_zero.py`, in place of its own launcher."""
+"""DeepSpeed, without its own launcher: `deeplink run --recipe deepspeed -- python examples/deepspeed_zero.py`."""
 
 from __future__ import annotations
 
