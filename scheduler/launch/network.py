@@ -135,30 +135,31 @@ def _shared(name: str, links: Mapping[NodeName, Link]) -> Shared:
 
 
 def _led_over(shared: Shared, facts: Mapping[NodeName, NodeFacts]) -> bool:
-    # Peers in one network are reached by one route: one of them stands for all.
-    peers: dict[str, list[str]] = {}
+    # Peers in one network are reached by one route: two stand for all, one of which is not the node itself.
+    peers: dict[str, list[int]] = {}
     for link in shared.links.values():
-        peers.setdefault(link.network, []).append(link.ip)
+        peers.setdefault(link.network, []).append(int(ipaddress.IPv4Address(link.ip)))
+    some = [ips[:2] for ips in peers.values()]
     for node, link in shared.links.items():
-        routes = _Routes(facts[node].routes)
-        for ips in peers.values():
-            peer = next((ip for ip in ips[:2] if ip != link.ip), None)
-            if peer is not None and routes.towards(peer) != link.interface:
+        own = int(ipaddress.IPv4Address(link.ip))
+        routes = [_as_numbers(route) for route in facts[node].routes]
+        for ips in some:
+            peer = next((ip for ip in ips if ip != own), None)
+            if peer is not None and _towards(peer, routes) != link.interface:
                 return False
     return True
 
 
-class _Routes:
-    """A node's routes, the narrowest first."""
+def _as_numbers(route: Route) -> tuple[int, int, str]:
+    network = ipaddress.IPv4Network(route.network)
+    return int(network.network_address), int(network.netmask), route.interface
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        networks = ((ipaddress.IPv4Network(route.network), route.interface) for route in routes)
-        self._routes = [(int(one.network_address), int(one.netmask), interface) for one, interface in networks]
 
-    def towards(self, ip: str) -> str | None:
-        """Return the interface that packets to an address leave through; None where no route leads there."""
-        number = int(ipaddress.IPv4Address(ip))
-        return next((interface for base, mask, interface in self._routes if number & mask == base), None)
+def _towards(ip: int, routes: Sequence[tuple[int, int, str]]) -> str | None:
+    for base, mask, interface in routes:  # the narrowest first
+        if ip & mask == base:
+            return interface
+    return None
 
 
 def _slurms(shared: Shared, facts: Mapping[NodeName, NodeFacts]) -> bool:

@@ -1,0 +1,67 @@
+"""Which fabric a launch goes by."""
+
+from __future__ import annotations
+
+from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.launch.site import Site, known_fabric, near_hcas, with_hcas
+from deeplink.scheduler.topology.graph import Fabric
+from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
+from deeplink.scheduler.topology.sources.slurm import read_slurm
+from deeplink.types import NodeName
+
+N0, N1 = NodeName("n0"), NodeName("n1")
+TOLD = {N0: "core.leaf0.n0", N1: "core.leaf1.n1"}
+
+
+def site(text: str) -> Site:
+    return Site.of(read_slurm(text, "site.conf").network, "site.conf")
+
+
+def never() -> Fabric:
+    raise AssertionError("slurmctld is not asked")
+
+
+def test_the_sites_own_word_comes_before_slurms() -> None:
+    known = known_fabric(TOLD, site("SwitchName=rack Nodes=n[0-1]"), never)
+    assert (known.source, known.missing) == ("site.conf", ())
+    assert known.fabric.leaf(N0) == known.fabric.leaf(N1)
+
+
+def test_without_one_it_is_what_slurm_told_the_nodes() -> None:
+    known = known_fabric(TOLD, None, never)
+    assert (known.source, known.fabric.path(N1)) == ("Slurm", ("core", "leaf1"))
+
+
+def test_where_nobody_told_the_nodes_slurm_is_asked() -> None:
+    asked = Fabric({N0: ("leaf",)})
+    known = known_fabric(dict.fromkeys(TOLD, ""), None, lambda: asked)
+    assert (known.fabric, known.source, known.missing) == (asked, "scontrol show topology", (N1,))
+
+
+def test_a_description_of_other_nodes_does_not_count_and_one_that_lacks_some_says_which() -> None:
+    assert known_fabric(TOLD, site("SwitchName=rack Nodes=m[0-1]"), never).source == "Slurm"
+    known = known_fabric(TOLD, site("SwitchName=rack Nodes=n1"), never)
+    assert (known.source, known.missing) == ("site.conf", (N0,))
+
+
+def inside(*nics: tuple[str, Join]) -> Inside:
+    pairs = {("GPU0", f"NIC{place}"): Joined(join) for place, (_, join) in enumerate(nics)}
+    cards = tuple(Nic(f"NIC{place}", device) for place, (device, _) in enumerate(nics))
+    return Inside((Gpu("GPU0"),), cards, pairs)
+
+
+def test_the_cards_of_the_storage_are_left_to_it() -> None:
+    assert near_hcas(inside(("mlx5_0", Join.PIX), ("mlx5_1", Join.SYS), ("mlx5_2", Join.PIX))) == "=mlx5_0,mlx5_2"
+
+
+def test_where_all_cards_are_alike_or_none_is_infiniband_nccl_is_told_nothing() -> None:
+    assert near_hcas(inside(("mlx5_0", Join.PIX), ("mlx5_1", Join.PIX))) == ""
+    assert near_hcas(inside(("bnxt_re0", Join.PIX), ("bnxt_re1", Join.SYS))) == ""
+    assert near_hcas(inside()) == ""
+
+
+def test_only_nodes_the_site_knows_from_inside_have_cards() -> None:
+    facts = {name: NodeFacts(node=name, address="h:1") for name in (N0, N1)}
+    known = Site("site", Fabric({}), {N0: "=mlx5_0"})
+    assert [one.hcas for one in with_hcas(facts, known).values()] == ["=mlx5_0", ""]
+    assert with_hcas(facts, None) == facts
