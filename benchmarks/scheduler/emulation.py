@@ -18,7 +18,7 @@ import re
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -249,50 +249,45 @@ def ours(floor: Floor, used: str, nodes: int) -> tuple[NodeName, ...]:
     return rank_order(chosen, floor.fabric).nodes
 
 
+class _Sides:
+    """Leaf spread and ring crossings of jobs, by who placed them."""
+
+    def __init__(self, floor: Floor) -> None:
+        self._floor = floor
+        self.spread: dict[str, list[float]] = {}
+        self.crossings: dict[str, list[float]] = {}
+
+    def add(self, who: str, order: Sequence[NodeName]) -> None:
+        leaf = self._floor.fabric.leaf
+        self.spread.setdefault(who, []).append(len({leaf(node) for node in order}))
+        self.crossings.setdefault(who, []).append(ring_crossings(order, leaf))
+
+
 def side_by_side(record: Record) -> list[Row]:
     """Compare leaf spread and ring crossings of whole-node jobs over one node: stock, --switches, and ours."""
     floor = floor_of(record.shape)
-    spread: dict[str, list[float]] = {}
-    crossings: dict[str, list[float]] = {}
+    sides = _Sides(floor)
     waits = []
+    mine: tuple[NodeName, ...] = ()
     for used, answer in record.each():
         if answer.gpus or answer.nodes == 1 or answer.how == "salloc":
             continue
-        if answer.switches:
-            waits.append(answer.later)
-        who = "stock" if not answer.switches else "--switches, those that need not wait"
         order = stock_order(unfold(answer.chosen))
-        if not answer.later:
-            _add(spread, crossings, who, floor, order)
         if not answer.switches:
-            _add(spread, crossings, "stock's nodes, our rank order", floor, rank_order(order, floor.fabric).nodes)
-            _add(spread, crossings, "deeplink", floor, ours(floor, used, answer.nodes))
-        elif not answer.later:
-            _add(
-                spread,
-                crossings,
-                "deeplink, where --switches need not wait",
-                floor,
-                ours(floor, used, answer.nodes),
-            )
+            mine = ours(floor, used, answer.nodes)  # also for the answer with --switches, which comes next
+            sides.add("stock", order)
+            sides.add("stock's nodes, our rank order", rank_order(order, floor.fabric).nodes)
+            sides.add("deeplink", mine)
+            continue
+        waits.append(answer.later)
+        if not answer.later:
+            sides.add("--switches, those that need not wait", order)
+            sides.add("deeplink, those that need not wait with --switches", mine)
     rows = []
-    for what, found in (("leaves of a job", spread), ("ring crossings of a job", crossings)):
+    for what, found in (("leaves of a job", sides.spread), ("ring crossings of a job", sides.crossings)):
         rows += [make_row(f"{what}: {who}", [statistics.fmean(values)], "") for who, values in found.items()]
-    rows.append(
-        make_row("--switches=FEWEST: jobs that would have to wait", [100.0 * statistics.fmean(waits)], "%")
-    )
-    return rows
-
-
-def _add(
-    spread: dict[str, list[float]],
-    crossings: dict[str, list[float]],
-    who: str,
-    floor: Floor,
-    order: Sequence[NodeName],
-) -> None:
-    spread.setdefault(who, []).append(len({floor.fabric.leaf(node) for node in order}))
-    crossings.setdefault(who, []).append(ring_crossings(order, floor.fabric.leaf))
+    waiting = 100.0 * statistics.fmean(waits)
+    return [*rows, make_row("--switches=FEWEST: jobs that would have to wait", [waiting], "%")]
 
 
 def _measured(asked: argparse.Namespace) -> Record:
@@ -326,6 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_record(recorded(shape, asked.states, asked.inside), asked.inside / "answers.json.gz")
         return 0
     record = read_record(asked.earlier) if asked.earlier else _measured(asked)
+    record = replace(record, states=record.states[: asked.states])
     if asked.record:
         write_record(record, asked.record)
     names = "dealt" if record.shape.dealt else "follow"
