@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ def fsync_path(path: Path) -> None:
 
 def _draft_of(final: Path) -> Path:
     # A random part, not a process id: on a shared file system two hosts may have the same process id.
-    return final.with_name(f"{DRAFT_PREFIX}{final.name}-{uuid.uuid4().hex[:12]}")
+    return final.with_name(f"{DRAFT_PREFIX}{final.name}-{os.urandom(6).hex()}")
 
 
 @contextmanager

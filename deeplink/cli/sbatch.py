@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import click
 from typing_extensions import override
 
-from deeplink.scheduler.slurm.submission import SubmissionError, in_script, submission, understood
+from deeplink.scheduler.slurm.submission import SubmissionError, checked, in_script, submission, understood
 
 if TYPE_CHECKING:
     from deeplink.cli.sbatch_placing import Placed
-    from deeplink.scheduler.slurm.submission import Request, Submission
+    from deeplink.scheduler.slurm.command import Runner
+    from deeplink.scheduler.slurm.submission import Ours, Request, Submission
+    from deeplink.scheduler.wish.decision import Ask
+    from deeplink.types import NodeName
 
 PING_S = 10.0
 """How long slurmctld may take to answer: longer than Slurm's own clients take to turn to a backup controller."""
@@ -76,9 +79,16 @@ def command(words: tuple[str, ...]) -> None:
     if not request.dry_run and not _submits(request):
         _leave_to_sbatch(request, made)
         return
+    ask = _ask(request, ours, script)
+    run = _asked_early(ask, ours)
     from deeplink.cli.sbatch_placing import placed, submitted
+    from deeplink.scheduler.slurm.command import end_unfinished
 
-    found = placed(request, ours, script if piped else "", made, script)
+    try:
+        found = placed(request, ours, ask, made, stdin=script if piped else "", run=run)
+    except BaseException:
+        end_unfinished()  # the question, where its answer is not wanted any more
+        raise
     if request.dry_run:
         from deeplink.cli.sbatch_shown import shown
 
@@ -88,6 +98,48 @@ def command(words: tuple[str, ...]) -> None:
         _ask_controller()
         _say_why(found)
     sys.exit(submitted(found))
+
+
+def _ask(request: Request, ours: Ours, script: str) -> Ask:
+    """Return what the job asks.
+
+    Raises:
+        SubmissionError: options contradict each other.
+        AmountError: the patience is no time.
+    """
+    from deeplink.scheduler.slurm.options import SBATCH, directives
+    from deeplink.scheduler.wish.amounts import seconds_of
+    from deeplink.scheduler.wish.ask import ask_of
+
+    scripted = SBATCH.parse(list(directives(script)))
+    ask = ask_of(
+        request.line,
+        scripted,
+        os.environ,
+        _unfold,
+        data=ours.data,
+        patience_s=None if ours.patience is None else seconds_of(ours.patience),
+        het=request.line.rest[:1] == (":",) or bool(scripted.rest),
+    )
+    checked(ours, ask.nodes)
+    return ask
+
+
+def _unfold(text: str) -> tuple[NodeName, ...]:
+    from deeplink.scheduler.slurm.nodeset import unfold
+
+    return unfold(text)
+
+
+def _asked_early(ask: Ask, ours: Ours) -> Runner:
+    """Return a way to run Slurm's commands; where the cluster's state will be wanted, it is asked for already."""
+    from deeplink.scheduler.slurm.command import run
+
+    if ask.no_wish or ours.place is False:
+        return run
+    from deeplink.scheduler.wish.question import Asked
+
+    return Asked()
 
 
 def _submits(request: Request) -> bool:

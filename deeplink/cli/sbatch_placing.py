@@ -14,11 +14,7 @@ from deeplink.clock import SystemClock
 from deeplink.config import load_config
 from deeplink.scheduler.placement.request import Residency
 from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.options import SBATCH, directives
 from deeplink.scheduler.slurm.passing import end_as, run_passing_on
-from deeplink.scheduler.slurm.submission import checked
-from deeplink.scheduler.wish.amounts import seconds_of
-from deeplink.scheduler.wish.ask import ask_of
 from deeplink.scheduler.wish.decide import unasked
 from deeplink.scheduler.wish.decision import Decision, Recorded, Why
 from deeplink.scheduler.wish.making import Made, Means, make, options_of
@@ -74,39 +70,29 @@ class Placed:
         return self.plain or self.made.unreachable
 
 
-def placed(request: Request, ours: Ours, stdin: str, submission: Submission, script: str) -> Placed:
+def placed(
+    request: Request, ours: Ours, ask: Ask, submission: Submission, *, stdin: str, run: command.Runner
+) -> Placed:
     """Decide on which nodes a job is wished to run.
 
     Args:
         request: the command line.
         ours: our options, those of the script among them.
-        stdin: the script, where it comes from standard input.
+        ask: what the job asks.
         submission: the command without a wish.
-        script: its text; empty where there is none.
+        stdin: the script, where it comes from standard input.
+        run: runs Slurm's commands.
 
     Raises:
-        SubmissionError: options contradict each other.
-        AmountError: the patience is no time.
         ConfigError: the configuration cannot be used.
     """
-    scripted = SBATCH.parse(list(directives(script)))
-    ask = ask_of(
-        request.line,
-        scripted,
-        os.environ,
-        _unfold,
-        data=ours.data,
-        patience_s=None if ours.patience is None else seconds_of(ours.patience),
-        het=request.line.rest[:1] == (":",) or bool(scripted.rest),
-    )
-    checked(ours, ask.nodes)
     config = load_config()
     if ours.place is False:
         made = Made(unasked(Why.NOT_ASKED, "--deeplink-place=off"))
     elif ask.no_wish:
         made = Made(unasked(Why.NOT_UNDERSTOOD, ask.no_wish))
     else:
-        made = make(ask, _means(ask, config, submission, stdin), claim=not request.dry_run)
+        made = make(ask, _means(ask, config, run, _trial(submission, stdin)), claim=not request.dry_run)
     plain = ours.place is False or bool(ask.no_wish)
     return Placed(
         ask=ask,
@@ -186,11 +172,11 @@ def _say_problems(found: Placed) -> None:
             click.echo(f"deeplink: {note}", err=True)
 
 
-def _means(ask: Ask, config: Config, submission: Submission, stdin: str) -> Means:
+def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple[str, ...]], Trial]) -> Means:
     residency, notes = _residency(ask.data, config)
     cluster = os.environ.get("SLURM_CONF", "")
     sources = Sources(
-        run=command.run,
+        run=run,
         clock=_CLOCK,
         folder=config.state / "wishes",
         cluster=cluster,
@@ -198,7 +184,7 @@ def _means(ask: Ask, config: Config, submission: Submission, stdin: str) -> Mean
         compiled=_compiled,
         switches=_switches,
     )
-    return Means(sources=sources, trial=_trial(submission, stdin), residency=residency, notes=notes)
+    return Means(sources=sources, trial=trial, residency=residency, notes=notes)
 
 
 def _trial(submission: Submission, stdin: str) -> Callable[[tuple[str, ...]], Trial]:

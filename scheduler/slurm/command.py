@@ -88,6 +88,17 @@ def finish(
         CommandMissingError: no such program.
         CommandTimeoutError: the time was up.
     """
+    return ended(begun(argv, env=env, cwd=cwd), argv, timeout_s=timeout_s, stdin=stdin)
+
+
+def begun(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start what `ended` waits for: for who has something else to do meanwhile. `end_unfinished` ends it, too.
+
+    Raises:
+        CommandMissingError: no such program.
+    """
     try:
         process = subprocess.Popen(
             argv,
@@ -104,6 +115,11 @@ def finish(
     except FileNotFoundError as missing:
         raise CommandMissingError(argv[0]) from missing
     _unfinished.add(process)
+    return process
+
+
+def ended(process: subprocess.Popen[str], argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> Finished:
+    """Wait for what `begun` started, as `finish` does."""
     try:
         stdout, stderr = process.communicate(stdin, timeout=timeout_s)
     except subprocess.TimeoutExpired as late:

@@ -20,8 +20,9 @@ class AmountError(DeepLinkError):
         self.text, self.what = text, what
 
 
-_DAYS = re.compile(r"(\d{1,6})-(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
-_CLOCK = re.compile(r"(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
+# Text, compiled when first needed: `deeplink sbatch` needs few of them, and waits.
+_DAYS = r"(\d{1,6})-(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
+_CLOCK = r"(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
 
 
 def seconds_of(text: str) -> int:
@@ -36,10 +37,10 @@ def seconds_of(text: str) -> int:
     said = text.strip()
     if said.upper() in {"INFINITE", "UNLIMITED"}:
         return FOREVER_S
-    if found := _DAYS.fullmatch(said):
+    if found := re.fullmatch(_DAYS, said):
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if found := _CLOCK.fullmatch(said):
+    if found := re.fullmatch(_CLOCK, said):
         first, second, third = found.groups()
         if third is not None:
             return (int(first) * 60 + int(second)) * 60 + int(third)
@@ -56,7 +57,7 @@ def time_text(seconds: int) -> str:
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
-_SIZE = re.compile(r"(\d{1,15})([kmgt]?)b?", re.IGNORECASE)
+_SIZE = r"(?i)(\d{1,15})([kmgt]?)b?"
 _MIB = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1 << 20}
 
 
@@ -69,7 +70,7 @@ def mebibytes(text: str) -> int:
     Raises:
         AmountError: it is none.
     """
-    found = _SIZE.fullmatch(text.strip())
+    found = re.fullmatch(_SIZE, text.strip())
     if not found:
         raise AmountError(text, "amount of memory")
     exact = int(found[1]) * _MIB[found[2].lower()]
@@ -107,7 +108,7 @@ def node_count(text: str) -> int:
     return counts.pop() if len(counts) == 1 and not text.strip().endswith("-") else 0
 
 
-_GPU = re.compile(r"(?:gres/)?gpu(?:[:=/]([a-z_][\w.-]*))?(?:[:=](\d{1,6}))?", re.IGNORECASE | re.ASCII)
+_GPU = r"(?ai)(?:gres/)?gpu(?:[:=/]([a-z_][\w.-]*))?(?:[:=](\d{1,6}))?"
 
 
 def gpus_of(text: str) -> tuple[str, int]:
@@ -121,13 +122,13 @@ def gpus_of(text: str) -> tuple[str, int]:
     """
     if text.strip().lower() in {"", "none", "(null)"}:
         return "", 0
-    found = _GPU.fullmatch(text.strip())
+    found = re.fullmatch(_GPU, text.strip())
     if not found:
         raise AmountError(text, "number of GPUs of one kind")
     return found[1] or "", int(found[2] if found[2] is not None else 1)
 
 
-_HELD = re.compile(r"(?:^|,)gpu(?::([^:,(]+))??(?::(\d+))?(?=[(,]|$)(?:\([^)]*\))?", re.IGNORECASE)
+_HELD = r"(?i)(?:^|,)gpu(?::([^:,(]+))??(?::(\d+))?(?=[(,]|$)(?:\([^)]*\))?"
 
 
 def gpus_held(text: str, kind: str = "") -> int:
@@ -137,5 +138,5 @@ def gpus_held(text: str, kind: str = "") -> int:
     (4, 5)
     """
     return sum(
-        int(number or 1) for named, number in _HELD.findall(text) if not kind or named.lower() == kind.lower()
+        int(number or 1) for named, number in re.findall(_HELD, text) if not kind or named.lower() == kind.lower()
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.wish.decide import LEAST_GAIN, unasked
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.wish.decision import Decision
     from deeplink.types import NodeName
 
-LATER = timedelta(seconds=2)
+LATER_S = 2.0
 """Start times are told in whole seconds, and the two trials are not made in the same one."""
 
 
@@ -26,36 +25,38 @@ class Trial:
     """What Slurm says it would do with a job.
 
     Attributes:
-        start: when it would start it; None where it would not.
+        start: when it would start it, as it says it; empty where it would not.
+        start_s: the same in seconds of the local clock.
         nodes: where.
         refused: why it would not, in Slurm's words.
     """
 
-    start: datetime | None = None
+    start: str = ""
+    start_s: float = 0.0
     nodes: tuple[NodeName, ...] = ()
     refused: str = ""
 
 
-_START = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on nodes (\S+) in partition \S+")
+# A text: compiled when it is needed.
+_START = r"Job \d+ to start at ((\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)) using \d+ processors on nodes (\S+) "
 
 
 def trial_of(text: str, unfold: Callable[[str], tuple[NodeName, ...]]) -> Trial:
     """Read what `sbatch --test-only` wrote to standard error (SLURM_TIME_FORMAT=standard)."""
-    found = _START.search(text)
+    found = re.search(_START, text)
     if not found:
         said = text.strip().splitlines()
         return Trial(refused=said[-1] if said else "it said nothing")
-    try:
-        start = datetime.fromisoformat(found[1])
-    except ValueError:
-        return Trial(refused=found[0])
-    return Trial(start, unfold(found[2]))
+    year, month, day, hour, minute, second = map(int, found.groups()[1:7])
+    # Days of a year that is counted in equal months: all that is asked is which of two is later, and by how much.
+    start_s = ((((year * 12 + month) * 31 + day) * 24 + hour) * 60 + minute) * 60.0 + second
+    return Trial(found[1], start_s, unfold(found[8]))
 
 
 def without_wish(weighed: Weighed, plain: Trial) -> Decision | None:
     """Return the decision where Slurm's own choice settles it; None where the wish must be tried, too."""
     decision = weighed.decision
-    if plain.start is None:
+    if not plain.start:
         return unasked(Why.IMPOSSIBLE, f"Slurm would not take it: {plain.refused}", decision.notes)
     theirs = weighed.option(plain.nodes)
     if theirs is None or theirs.cost - decision.candidates[0].cost >= LEAST_GAIN:
@@ -73,11 +74,11 @@ def without_wish(weighed: Weighed, plain: Trial) -> Decision | None:
 def settle(weighed: Weighed, plain: Trial, wished: Trial) -> Decision:
     """Return the decision, once Slurm has told when the job would start with the wish, and when without."""
     decision = weighed.decision
-    if plain.start is None or (wished.start is not None and wished.start - plain.start <= LATER):
+    if wished.start and wished.start_s - plain.start_s <= LATER_S:
         theirs = weighed.option(plain.nodes)
         beside = f"; Slurm's own choice, {_briefly(plain.nodes)}, costs {theirs.cost:.2f}" if theirs else ""
         return replace(decision, words=decision.words + beside)
-    when = f"at {wished.start:%H:%M:%S}, not {plain.start:%H:%M:%S}" if wished.start else wished.refused
+    when = f"{wished.start}, not {plain.start}" if wished.start else wished.refused
     return replace(
         decision,
         kind=Kind.NOTHING,

@@ -9,28 +9,11 @@ from typing import TYPE_CHECKING
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState, parse_node_state
 from deeplink.scheduler.wish.amounts import AmountError, gpus_held, seconds_of
+from deeplink.scheduler.wish.question import FIELDS, SEPARATOR
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-FIELDS = (
-    "NodeList",
-    "Partition",
-    "Available",
-    "Time",
-    "OverSubscribe",
-    "StateComplete",
-    "Features_act",
-    "Gres",
-    "GresUsed",
-    "CPUsState",
-    "Memory",
-    "AllocMem",
-)
-SEPARATOR = "|"
-ARGUMENTS = ("sinfo", "-h", "-a", "-N", "-O", ",".join(f"{name}:{SEPARATOR}" for name in FIELDS))
-"""What `parse` reads: a line for each node in each partition."""
 
 _DEAD_STATES = frozenset({NodeState.DOWN, NodeState.ERROR, NodeState.FUTURE, NodeState.UNKNOWN, NodeState.INVALID})
 _DEAD_FLAGS = frozenset(
@@ -128,7 +111,7 @@ class Now:
 
 
 def parse(text: str) -> Now:
-    """Read what the command of ARGUMENTS wrote.
+    """Read what the command of `question.ARGUMENTS` wrote.
 
     Raises:
         SurveyTextError: a line is not what was asked for.

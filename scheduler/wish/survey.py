@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_unsynced
 from deeplink.scheduler.wish import state
+from deeplink.scheduler.wish.question import ARGUMENTS
 from deeplink.scheduler.wish.site import CompiledError, Site, Ties
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def survey(sources: Sources) -> tuple[Now, Site]:
     """
     switches = _Switches(sources)
     switches.renew_if_old()
-    now = state.parse(sources.run(list(state.ARGUMENTS), timeout_s=ANSWER_S))
+    now = state.parse(sources.run(ARGUMENTS, timeout_s=ANSWER_S))
     slurm, said = switches.result(now)
     notes = [said] if said else []
     ties, trouble = _site(sources, slurm)
@@ -68,7 +68,7 @@ def survey(sources: Sources) -> tuple[Now, Site]:
 
 
 def _key(text: str) -> str:
-    return f"{zlib.crc32(text.encode(errors='surrogateescape')):08x}"
+    return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in text)[-100:]
 
 
 def _kept(path: Path) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""What `deeplink sbatch` takes over sbatch, on a real Slurm, with the placement on.
+
+`python -m benchmarks.scheduler.overhead [--repeats N] [--quick] [--json]` brings a sandbox of eight nodes on two
+leaves up, as root with a network of their own, prints a table and writes build/bench/overhead.json. Exit code 0
+whether figures are reached or not.
+
+Each round submits the same job by sbatch and by every way of ours, in turns that change, from the login host; what
+is told is the time of the command there, and for each of ours the difference to sbatch's in the same round. Jobs
+are cancelled at once and claims of the last seconds forgotten, so that every submission finds the cluster idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from benchmarks.rows import make_row, table, write_rows
+from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.rows import Row
+
+MOST_MS = 150.0
+_JOB = ["-N4", "--exclusive", "-t", "60", "-o", "/dev/null", "--parsable", "--wrap", "true"]
+WAYS = {
+    "sbatch": ["sbatch", *_JOB],
+    "Slurm's own choice is as good": ["deeplink", "sbatch", *_JOB],
+    "nodes wished by name": ["deeplink", "sbatch", "--deeplink-data", "images", *_JOB],
+    "no wish": ["deeplink", "sbatch", "--deeplink-place=off", *_JOB],
+}
+
+# Runs on the login host: entering its namespaces is no part of what is measured.
+_DRIVER = """
+import json, subprocess, sys, time
+from pathlib import Path
+ways, rounds = json.loads(sys.argv[1]), int(sys.argv[2])
+claims = Path.home() / ".local/state/deeplink/wishes/wishes.json"
+found = {name: [] for name in ways}
+for turn in range(rounds + 1):
+    names = list(ways)
+    for name in names[turn % len(names):] + names[:turn % len(names)]:
+        claims.unlink(missing_ok=True)
+        began = time.perf_counter()
+        done = subprocess.run(ways[name], capture_output=True, text=True, check=True, timeout=60)
+        took = 1e3 * (time.perf_counter() - began)
+        if done.stderr:
+            sys.exit(done.stderr)
+        subprocess.run(["scancel", done.stdout.strip()], check=True, timeout=60)
+        if turn:  # the first fills what is kept on disk
+            found[name].append(took)
+print(json.dumps(found))
+"""
+
+
+def hold_data(cluster: Sandbox) -> None:
+    """Note that the nodes which Slurm would not take hold a dataset, so that they are wished by name."""
+    plain = cluster.run(CTL, ["sbatch", "--test-only", *_JOB]).stderr
+    other = ["n1", "n3", "n5", "n7"] if "n[0,2,4,6]" in plain else ["n0", "n2", "n4", "n6"]
+    said = json.dumps({"format": 1, "unix": 4e9, "total": 4, "bytes": dict.fromkeys(other, 1)})
+    # As the user, whose folders they are.
+    write = "mkdir -p .local/share/deeplink/catalog/images && cd $_ && echo ab >latest && cat >ab.held"
+    done = cluster.run(CTL, ["bash", "-c", write], stdin=said)
+    if done.code:
+        raise SystemExit(done.stderr)
+
+
+def measured(rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of every submission, by way."""
+    name = f"overhead-{os.getpid()}"
+    cluster = Sandbox.up(name, Shape(interleave=True))
+    try:
+        hold_data(cluster)
+        wished = cluster.run(CTL, ["deeplink", "sbatch", "--dry-run", *WAYS["nodes wished by name"][2:]]).stdout
+        if "--nodelist=" not in wished:
+            raise SystemExit(f"no nodes were wished by name:\n{wished}")
+        argv = [sys.executable, "-c", _DRIVER, json.dumps(WAYS), str(rounds)]
+        done = cluster.run(CTL, argv, timeout_s=30 + 4 * rounds)
+        if done.code:
+            raise SystemExit(done.stderr)
+        found: dict[str, list[float]] = json.loads(done.stdout)
+        return found
+    finally:
+        cluster.down()
+
+
+def rows_of(found: dict[str, list[float]]) -> list[Row]:
+    """Return the rows: how long each way takes, and what ours take over sbatch."""
+    rows = [make_row(f"submit: {name}", times, "ms") for name, times in found.items()]
+    bare = found["sbatch"]
+    for name, times in found.items():
+        if name != "sbatch":
+            over = [ours - theirs for ours, theirs in zip(times, bare, strict=True)]
+            rows.append(make_row(f"wrapper overhead over sbatch: {name}", over, "ms", at_most=MOST_MS))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write build/bench/overhead.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=25, help="rounds (default: 25)")
+    parser.add_argument("--quick", action="store_true", help="five rounds")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    asked = parser.parse_args(arguments)
+    rows = rows_of(measured(5 if asked.quick else asked.repeats))
+    path = write_rows("overhead", rows)
+    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
