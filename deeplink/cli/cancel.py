@@ -39,7 +39,7 @@ Examples:
 @click.option("-f", "--full", is_flag=True, help="Signal the batch script and its children too.")
 @click.option("--dry-run", is_flag=True, help="Print the command, and the jobs it means; do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
-def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_run: bool, as_json: bool) -> int:
+def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_run: bool, as_json: bool) -> None:
     """Cancel jobs, tasks of arrays or steps, or send them a signal."""
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
@@ -56,13 +56,14 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
     meant: dict[str, list[Queued]] = {}
     with contextlib.suppress(processes.CommandError, processes.CommandTimeoutError):
         # Where Slurm does not answer, scancel has words for it.
-        meant = Viewer(asked=shared(config.state, clock, 2.0), state=config.state, clock=clock).every(jobs)
+        viewer = Viewer(asked=shared(config.state, clock, 2.0), state=config.state, clock=clock, user=me())
+        meant = viewer.every(jobs)
     rows = {int(one.job.id): one.job for found in meant.values() for one in found if not one.job.state.final}
     if dry_run:
         _show(
             argv, [f"{row.label} ({row.state.value}, {row.name})" for row in rows.values()], None, as_json=as_json
         )
-        return 0
+        return
     done = processes.finish(argv, timeout_s=CANCEL_S)
     if not done.code and signal.upper() in _ENDING and not batch:
         whole = [
@@ -74,7 +75,8 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
     else:
         click.echo(done.stdout, nl=False)
         click.echo(done.stderr, nl=False, err=True)
-    return done.code
+    if done.code:
+        raise click.exceptions.Exit(done.code)
 
 
 def _show(argv: list[str], labels: list[str], ended: tuple[int, str] | None, *, as_json: bool) -> None:

@@ -49,14 +49,14 @@ def command(
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
     from deeplink.scheduler.view.follow import Follower
-    from deeplink.scheduler.view.look import Viewer, shared
+    from deeplink.scheduler.view.look import Viewer, me, shared
 
     if attempt is not None and (follow or events):
         raise click.UsageError("--attempt is for what an attempt wrote once: leave --follow and --events out")
     if events and (rank is not None or node is not None):
         raise click.UsageError("--events are the job's: leave --rank and --node out")
     config, clock = load_config(), SystemClock()
-    viewer = Viewer(asked=shared(config.state, clock, 2.0), state=config.state, clock=clock)
+    viewer = Viewer(asked=shared(config.state, clock, 2.0), state=config.state, clock=clock, user=me())
     follower = Follower(viewer=viewer, word=job, clock=clock, say=_say)
     if events:
         _events(follower, lines, follow=follow)

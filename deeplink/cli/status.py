@@ -53,13 +53,13 @@ def command(*, job: str | None, everything: bool, watch_s: float | None, as_json
     """Show how your jobs are, or one of them on one screen."""
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
-    from deeplink.scheduler.view.look import Viewer, shared
+    from deeplink.scheduler.view.look import Viewer, me, shared
 
     if job is not None and everything:
         raise click.UsageError("--all lists jobs; leave it out to look at one")
     config, clock = load_config(), SystemClock()
     asked = shared(config.state, clock, watch_s or DEFAULT_S)
-    viewer = Viewer(asked=asked, state=config.state, clock=clock)
+    viewer = Viewer(asked=asked, state=config.state, clock=clock, user=me())
     if as_json:
         _print_json(viewer, job, watch_s, everything=everything)
     elif watch_s is None:

@@ -51,10 +51,10 @@ def command(*, everything: bool, sort: str, interval: float, once: bool, as_json
     from deeplink.cli.top_screen import Choice, of_top
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
-    from deeplink.scheduler.view.look import Viewer, shared
+    from deeplink.scheduler.view.look import Viewer, me, shared
 
     config, clock = load_config(), SystemClock()
-    viewer = Viewer(asked=shared(config.state, clock, interval), state=config.state, clock=clock)
+    viewer = Viewer(asked=shared(config.state, clock, interval), state=config.state, clock=clock, user=me())
     choice = Choice(sort=sort, everything=everything)
     if as_json:
         import json

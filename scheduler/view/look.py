@@ -116,7 +116,7 @@ class Viewer:
     asked: CachedRunner
     state: Path
     clock: Clock
-    user: str = field(default_factory=me)
+    user: str
     _nodes: dict[str, NodeRow] = field(default_factory=dict)
     _fabric: Fabric = field(default_factory=lambda: Fabric({}))
     _problem: str = ""
