@@ -6,8 +6,8 @@ What is held to, and proved in the tests:
    this one may still be given any of them. Slurm can start the job on them whenever it could start it at all.
 2. A wish that Slurm looked at and did not fulfil is dropped, and no nodes are wished for that job for a while. One
    whose nodes are not free any more before Slurm looked is replaced by one that meets 1, or dropped.
-3. As soon as as many nodes are free as the job needs, a wish for few switches is dropped, or nodes are wished
-   instead. Who asked for patience gets it from that moment on.
+3. A wish for few switches is dropped at sight: a job that Slurm holds for one is passed by those behind it. Only
+   who asked for patience keeps it, so long from the moment on at which as many nodes are free as he needs.
 4. What the user wished himself, and what is not understood, is left alone.
 """
 
@@ -180,12 +180,10 @@ class _Round:
         job = replace(job, memory=replace(job.memory, enough_since=since))
         if job.pinned:
             return self._pinned(job, ask, had)
-        if not enough:
-            return _leave(
-                job, Why.BUSY, f"fewer than {counted(ask.nodes, 'node')} are free: Slurm would not start it"
-            )
         if job.few_leaves:
             return self._waiting_for_leaves(job, ask, had)
+        if not enough:
+            return _leave(job, Why.BUSY, _few_words(ask))
         return self._free_to_wish(job, ask, had, Why.FREE_NOW) or _leave(job, *self._why_not(job, ask, had))
 
     def _not_ours_to_move(self, job: Mine) -> Move | None:
@@ -200,7 +198,7 @@ class _Round:
 
     def _held(self, job: Mine, held: str) -> Move:
         words = f"Slurm starts it on no nodes ({held})"
-        if job.pinned or (job.few_leaves and not job.ask.patience_s and not job.ask.later):
+        if job.pinned or (job.few_leaves and not job.ask.patience_s):
             return _drop(job, Why.STARTS_LATER, words)
         return _leave(job, Why.STARTS_LATER, words)
 
@@ -220,12 +218,13 @@ class _Round:
         return _leave(job, job.wish.why, job.wish.words)
 
     def _waiting_for_leaves(self, job: Mine, ask: Ask, had: Had) -> Move:
-        since = job.memory.enough_since
-        waited = self._now - (self._now if since is None else since)
-        patience = job.ask.patience_s or 0
-        if waited < patience:
+        since, patience = job.memory.enough_since, job.ask.patience_s or 0
+        if patience and since is None:
+            return _leave(job, Why.BUSY, _few_words(ask))
+        if self._now - (since or 0.0) < patience:
             return _leave(job, Why.SCATTERED, f"better nodes are waited for, {patience} s at most, as was asked")
-        words = f"{counted(ask.nodes, 'node')} are free: it waits for fewer switches no longer"
+        words = "it waited as long as was asked" if patience else "jobs behind it would pass it meanwhile"
+        words = f"few switches are not waited for: {words}"
         return self._free_to_wish(job, ask, had, Why.FREE_NOW) or _drop(job, Why.WITHDRAWN, words)
 
     def _free_to_wish(self, job: Mine, ask: Ask, had: Had, why: Why, lost: str = "") -> Move | None:
@@ -283,6 +282,10 @@ def _not_understood(job: Mine) -> str:
     if job.row.nodes and job.row.nodes != job.ask.nodes:
         return f"it asked for {counted(job.ask.nodes, 'node')}, and was changed to {job.row.nodes}"
     return ""
+
+
+def _few_words(ask: Ask) -> str:
+    return f"fewer than {counted(ask.nodes, 'node')} are free: Slurm would not start it"
 
 
 def _lost_words(gone: frozenset[NodeName], kept: frozenset[NodeName]) -> str:
