@@ -7,7 +7,7 @@ PEERS := .venv-bench
 PROTOS := $(sort $(wildcard proto/deeplink/v1/*.proto))
 PROTO_OUT ?= .
 SLURM := slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins iproute2 util-linux
-TEST_TOOLS := chromium chromium-driver prometheus systemd charliecloud-runtime g++
+TEST_TOOLS := chromium chromium-driver prometheus systemd charliecloud-runtime
 # setuptools warns of its own editable installs; nobody here can do anything about it.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 PEER_PIP := PYTHONWARNINGS=ignore $(PEERS)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-deps --no-compile
@@ -131,7 +131,7 @@ slurm:  ## Slurm's packages, when root on Debian or Ubuntu (needed by demo and t
 	@.ci/debian slurm 'slurmctld slurmd sbatch munged ip unshare' $(SLURM)
 
 test-tools: | slurm
-	@.ci/debian tools 'chromium chromedriver promtool systemd-analyze ch-run g++' $(TEST_TOOLS)
+	@.ci/debian tools 'chromium chromedriver promtool systemd-analyze ch-run' $(TEST_TOOLS)
 
 clean:  ## remove what was built (not .venv)
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
