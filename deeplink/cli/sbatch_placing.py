@@ -173,18 +173,21 @@ def _say_problems(found: Placed) -> None:
 
 
 def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple[str, ...]], Trial]) -> Means:
-    residency, notes = _residency(ask.data, config)
-    cluster = os.environ.get("SLURM_CONF", "")
-    sources = Sources(
+    residency, notes = residency_of(ask.data, config)
+    return Means(sources=sources_of(config, run), trial=trial, residency=residency, notes=notes)
+
+
+def sources_of(config: Config, run: command.Runner) -> Sources:
+    """Return where a survey of the cluster comes from; for who looks after waiting jobs, too."""
+    return Sources(
         run=run,
         clock=_CLOCK,
         folder=config.state / "wishes",
-        cluster=cluster,
+        cluster=os.environ.get("SLURM_CONF", ""),
         topology=config.topology,
         compiled=_compiled,
         switches=_switches,
     )
-    return Means(sources=sources, trial=trial, residency=residency, notes=notes)
 
 
 def _trial(submission: Submission, stdin: str) -> Callable[[tuple[str, ...]], Trial]:
@@ -198,7 +201,7 @@ def _trial(submission: Submission, stdin: str) -> Callable[[tuple[str, ...]], Tr
     return ask
 
 
-def _residency(names: tuple[str, ...], config: Config) -> tuple[Residency, tuple[str, ...]]:
+def residency_of(names: tuple[str, ...], config: Config) -> tuple[Residency, tuple[str, ...]]:
     """Return where the job's data lies, all its datasets together, and which nobody knows of."""
     if not names:
         return Residency(), ()
