@@ -4,7 +4,7 @@
 as root. Starts a real slurmctld and a slurmd for each node in namespaces of their own (40 s and 3.8 GB for 1,024),
 makes random states of the cluster with real jobs, asks `sbatch --test-only` where jobs of several sizes would run,
 without and with the `--switches` that fewest leaves allow, and in each state runs one with `salloc --no-shell`.
-Prints a table and writes build/bench/emulation-NAMES.json. `--from FILE` takes the answers of an earlier run.
+Prints a table and writes build/bench/emulation.json. `--from FILE` takes the answers of an earlier run.
 Exit code 0 whether figures are reached or not.
 """
 
@@ -15,6 +15,7 @@ import gzip
 import json
 import random
 import re
+import signal
 import statistics
 import sys
 import tempfile
@@ -228,8 +229,7 @@ def agreement_rows(record: Record) -> list[Row]:
         same.setdefault(kind, []).append(emulated == floor.chosen(unfold(answer.chosen)))
     return [
         make_row(
-            f"{record.shape.nodes:,} slurmd, {len(record.states)} states: same nodes emulated, "
-            f"{kind} ({len(found)} answers)",
+            f"same nodes emulated, {kind} ({len(found)} answers)",
             [100.0 * statistics.fmean(found)],
             "%",
             at_least=98,
@@ -290,45 +290,76 @@ def side_by_side(record: Record) -> list[Row]:
     return [*rows, make_row("--switches=FEWEST: jobs that would have to wait", [waiting], "%")]
 
 
-def _measured(asked: argparse.Namespace) -> Record:
-    with tempfile.TemporaryDirectory(prefix="deeplink-emulation-") as folder:
-        answers = Path(folder) / "answers.json.gz"
-        own = ["--nodes", str(asked.nodes), "--states", str(asked.states), "--names", asked.names]
+def _measured(shape: Shape, states: int) -> Record:
+    # The daemons end with the namespaces; a file that one of them wrote meanwhile is no reason to fail.
+    with tempfile.TemporaryDirectory(prefix="deeplink-emulation-", ignore_cleanup_errors=True) as folder:
+        own = [
+            "--nodes",
+            str(shape.nodes),
+            "--states",
+            str(states),
+            "--names",
+            "dealt" if shape.dealt else "follow",
+        ]
         argv = [sys.executable, "-m", "benchmarks.scheduler.emulation", *own, "--inside", folder]
         if code := in_namespaces(argv, _MOST_S):
             raise SystemExit(code)
-        return read_record(answers)
+        return read_record(Path(folder) / "answers.json.gz")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print, write the rows below build/bench."""
+def rows_of(record: Record) -> list[Row]:
+    """Return all figures of a record, each with what it is of."""
+    names = "names dealt over leaves" if record.shape.dealt else "names follow leaves"
+    of = f"{record.shape.nodes:,} slurmd, {len(record.states)} states, {names}"
+    return [replace(row, row=f"{of}: {row.row}") for row in (*agreement_rows(record), *side_by_side(record))]
+
+
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1024, help="how many slurmd (default: 1024)")
     parser.add_argument("--states", type=int, default=50, help="how many random states (default: 50)")
     parser.add_argument(
-        "--names",
-        choices=["follow", "dealt"],
-        default="dealt",
-        help="do node names follow the leaves? (default: dealt)",
+        "--names", choices=["follow", "dealt", "both"], default="both", help="of nodes (default: both)"
     )
-    parser.add_argument("--record", type=Path, help="write all answers here, as JSON in gzip")
+    parser.add_argument("--quick", action="store_true", help="128 slurmd and 10 states")
+    parser.add_argument(
+        "--record", type=Path, help="write all answers here, as JSON in gzip; of one kind of names"
+    )
     parser.add_argument("--from", dest="earlier", type=Path, help="take the answers from here, start nothing")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    shape = Shape(nodes=asked.nodes, dealt=asked.names == "dealt")
+    if asked.record and asked.names == "both" and not asked.earlier:
+        parser.error("--record: say which --names")
+    if asked.quick:
+        asked.nodes, asked.states = 128, min(asked.states, 10)
+    return asked
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write build/bench/emulation.json."""
+    asked = _asked(arguments)
     if asked.inside:
+        shape = Shape(nodes=asked.nodes, dealt=asked.names == "dealt")
         write_record(recorded(shape, asked.states, asked.inside), asked.inside / "answers.json.gz")
         return 0
-    record = read_record(asked.earlier) if asked.earlier else _measured(asked)
-    record = replace(record, states=record.states[: asked.states])
+    signal.signal(signal.SIGTERM, _end)  # unwinds: the namespaces end
+    if asked.earlier:
+        record = read_record(asked.earlier)
+        records = [replace(record, states=record.states[: asked.states])]
+    else:
+        dealt = [name == "dealt" for name in ("dealt", "follow") if asked.names in {name, "both"}]
+        records = [_measured(Shape(nodes=asked.nodes, dealt=each), asked.states) for each in dealt]
     if asked.record:
-        write_record(record, asked.record)
-    names = "dealt" if record.shape.dealt else "follow"
-    rows = [*agreement_rows(record), *side_by_side(record)]
-    path = write_rows(f"emulation-{names}", rows)
+        write_record(records[0], asked.record)
+    rows = [row for record in records for row in rows_of(record)]
+    path = write_rows("emulation", rows)
     print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
     return 0
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

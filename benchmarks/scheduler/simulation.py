@@ -1,0 +1,90 @@
+"""A real trace replayed: how long that takes, and deeplink beside Slurm's own choice in queueing and steps.
+
+`python -m benchmarks.scheduler.simulation TRACE [--seeds N] [--quick] [--json]` prints a table and writes
+build/bench/simulation.json. TRACE is Philly's (philly.csv.gz). Exit code 0 whether figures are reached or not.
+
+The cluster is that of docs/simulation.md: 176 nodes of 4 GPUs on 11 leaves, names dealt over the leaves, so great
+that the trace's busy weeks fill it. Differences are seed by seed; what is held against a bound is the end of their
+95 % interval that speaks for us least (worse in no size class) or most (better in steps): few seeds prove little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.rows import make_row, table, write_rows
+from deeplink.scheduler.simulate.measure import SIZES, WIDE, Figure, What
+from deeplink.scheduler.simulate.policies import Policy
+from deeplink.scheduler.simulate.site import Tree, generated
+from deeplink.scheduler.simulate.study import Settings, Study, planned, run_once
+from deeplink.scheduler.simulate.trace import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.rows import Row
+
+TREE = Tree(nodes=176, per_leaf=16, leaves=8, gpus=4, dealt=True)
+MOST_S = 120.0
+
+
+def studied(trace_file: Path, seeds: int, jobs: int | None) -> tuple[Study, dict[Policy, list[float]]]:
+    """Return all runs, and how many seconds those of each policy took."""
+    trace, site, settings = read_trace(trace_file, limit=jobs), generated(TREE), Settings()
+    plan = planned(trace, site)
+    runs, took = [], dict[Policy, list[float]]()
+    for seed in range(seeds):
+        for policy in Policy:
+            began = time.perf_counter()
+            runs.append(run_once(site, plan, policy, seed=seed, settings=settings))
+            took.setdefault(policy, []).append(time.perf_counter() - began)
+            print(f"{policy}, seed {seed + 1} of {seeds}: {took[policy][-1]:.1f} s", file=sys.stderr, flush=True)
+    return Study(tuple(runs), plan), took
+
+
+def rows_of(study: Study, took: dict[Policy, list[float]]) -> list[Row]:
+    """Return the figures."""
+    jobs = len(study.plan.work)
+    rows = [
+        make_row(f"{jobs:,} jobs replayed: {policy}", seconds, "s", at_most=MOST_S)
+        for policy, seconds in took.items()
+    ]
+    for _, name in SIZES:
+        for what in (What.WAIT_MEAN, What.WAIT_P95):
+            spread = study.against(Policy.DEEPLINK, Policy.SLURM_TREE, Figure(what, name))
+            if spread is None:
+                continue
+            title = f"{what}, deeplink minus slurm-tree, {name}"
+            rows.append(make_row(title, [spread.mean / 60.0], "min"))
+            rows.append(make_row(f"{title}: least by the interval", [spread.low / 60.0], "min", at_most=0.0))
+    for what, scale, unit in ((What.STEP, 1e3, "ms"), (What.CROSSINGS, 1.0, ""), (What.LEAVES, 1.0, "")):
+        spread = study.against(Policy.DEEPLINK, Policy.SLURM_TREE, Figure(what, WIDE))
+        if spread is not None:
+            title = f"{what}, deeplink minus slurm-tree, {WIDE}"
+            rows.append(make_row(title, [scale * spread.mean], unit))
+            if what is What.STEP:
+                rows.append(make_row(f"{title}: most by the interval", [scale * spread.high], unit, at_most=0.0))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write build/bench/simulation.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path, help="Philly's trace as CSV")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each policy (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="two seeds, and the first 8,000 jobs")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    asked = parser.parse_args(arguments)
+    study, took = studied(asked.trace, 2 if asked.quick else asked.seeds, 8_000 if asked.quick else None)
+    rows = rows_of(study, took)
+    path = write_rows("simulation", rows)
+    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
