@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_text
 
-if TYPE_CHECKING:
-    from pathlib import Path
+STANDARD_OUTPUT = 1
 
 
 class FileTroubleError(DeepLinkError):
@@ -21,6 +21,18 @@ class FileTroubleError(DeepLinkError):
             remedy=f"Name a place that you may {doing}, on storage that answers.",
         )
         self.doing, self.path, self.problem = doing, path, problem
+
+
+def standard_output_file() -> str:
+    """Return the file that standard output goes to; empty where it is a terminal, a pipe or nothing.
+
+    For a batch script's launcher that is the job's output file.
+    """
+    try:
+        target = Path(f"/proc/self/fd/{STANDARD_OUTPUT}").readlink()
+        return str(target) if stat.S_ISREG(os.fstat(STANDARD_OUTPUT).st_mode) and target.exists() else ""
+    except OSError:
+        return ""
 
 
 def write_output(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.files import standard_output_file
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.ground import found_network, on_fabric
@@ -75,7 +76,12 @@ def run_job(
         chronicle = Chronicle(backend.folder, clock, _couriers(backend, config, clock), as_json=as_json)
         stack.callback(chronicle.close)
         chronicle.event(
-            "job-started", job=backend.job, restart=backend.restart, nodes=backend.nodes, backend=backend.name
+            "job-started",
+            job=backend.job,
+            restart=backend.restart,
+            nodes=backend.nodes,
+            backend=backend.name,
+            output=standard_output_file(),
         )
         fleet = Fleet(backend.start_agents(token), token, clock)
         stack.callback(fleet.close)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from typing_extensions import override
 
 from deeplink.cli import cli, status_live
 from deeplink.cli.status_screen import console, figure
@@ -282,6 +283,7 @@ def test_an_interrupt_ends_watching_with_130(monkeypatch: pytest.MonkeyPatch) ->
     import click
 
     class Interrupted(ManualClock):
+        @override
         def sleep(self, seconds: float) -> None:
             raise KeyboardInterrupt
 

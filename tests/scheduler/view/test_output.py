@@ -83,13 +83,13 @@ def test_what_is_appended_comes_and_a_file_begun_anew_is_read_from_its_start(tmp
     assert tail.more() == []
     path.write_bytes(b"one\n")
     assert tail.more() == [b"one\n"]
-    assert not tail.begun_anew
+    begun_anew = [tail.begun_anew]
     with path.open("ab") as file:
         file.write(b"half")
     assert (tail.more(), tail.more()) == ([b"half"], [])
     path.write_bytes(b"new\n")
     assert tail.more() == [b"new\n"]
-    assert tail.begun_anew
+    assert [*begun_anew, tail.begun_anew] == [False, True]
     path.rename(tmp_path / "out.1")
     path.write_bytes(b"rotated and longer\n")
     assert tail.more() == [b"rotated and longer\n"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from deeplink import vitals
 from deeplink.scheduler.view.rates import Pace, Reads, Saved, pace
@@ -12,8 +13,8 @@ from deeplink.types import Attempt
 FIRST, SECOND = Attempt(7, 0, 0), Attempt(7, 0, 1)
 
 
-def point(step: int, unix: float, attempt: Attempt = FIRST, **metrics: float) -> ProgressPoint:
-    return ProgressPoint(attempt=attempt, step=step, unix=unix, metrics=metrics)
+def point(step: int, unix: float, **metrics: float) -> ProgressPoint:
+    return ProgressPoint(attempt=FIRST, step=step, unix=unix, metrics=metrics)
 
 
 def test_without_reports_nothing_is_known() -> None:
@@ -32,7 +33,8 @@ def test_one_report_is_a_step_and_no_rate() -> None:
 
 
 def test_the_rate_is_that_of_the_newest_attempt() -> None:
-    points = [point(100, 0.0), point(200, 1.0), point(150, 50.0, SECOND), point(160, 55.0, SECOND)]
+    later = [replace(each, attempt=SECOND) for each in (point(150, 50.0), point(160, 55.0))]
+    points = [point(100, 0.0), point(200, 1.0), *later]
     assert pace(points).steps_per_s == 2.0
 
 

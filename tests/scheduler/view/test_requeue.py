@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import pytest
+from typing_extensions import override
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.slurm.client import Slurm
@@ -69,6 +70,7 @@ class World(Prober):
             self.state, self.reason = ("RUNNING", "None") if self.free else ("PENDING", "Resources")
             self.restarts = 1
 
+    @override
     def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
         self.clock.sleep(deadline_s if self.silent else 0.01)
         return {name: Answer.SILENT if name in self.silent else Answer.ANSWERS for name in targets}
