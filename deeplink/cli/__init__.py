@@ -32,6 +32,7 @@ VERBS = {
     "evict": "Drop a dataset's shards from the nodes' SSDs, as far as they can be had again.",
     "node": "Serve this node's shards and watch over its ranks.",
     "sbatch": "Submit a batch script: sbatch, watched and restartable.",
+    "plan": "Look after waiting jobs: their wishes for nodes are kept, mended or dropped.",
     "run": "Start and supervise the ranks of a job inside its allocation.",
     "calibrate": "Time all-reduces between the nodes of a job, and tell the cost model's constants from them.",
     "status": "Show how your jobs are, or one of them on one screen.",

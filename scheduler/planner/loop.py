@@ -55,7 +55,7 @@ class Planner:
         slurm: Slurm's commands.
         user: whose jobs.
         state: the folder with the jobs' records.
-        ground: surveys the cluster; asked in rounds only in which a job of ours waits.
+        ground: surveys the cluster for jobs; asked in rounds only in which one of ours waits.
         clock: where time comes from.
         say: told one line for each change.
         act: whether to change jobs, or only to say what would be changed.
@@ -67,7 +67,7 @@ class Planner:
     slurm: Slurm
     user: str
     state: Path
-    ground: Callable[[], Ground]
+    ground: Callable[[Sequence[Mine]], Ground]
     clock: Clock
     say: Callable[[str], None]
     act: bool = True
@@ -77,6 +77,7 @@ class Planner:
     _memories: dict[str, Memory] = field(default_factory=dict)
     _failures: int = 0
     _idle_rounds: int = 0
+    _over: bool = False
 
     def look(self) -> Round:
         """Go round once.
@@ -92,7 +93,7 @@ class Planner:
         if not waiting:
             self._memories.clear()
             return Round(bound=bound)
-        moves = plan(waiting, queue, self.ground(), self.clock.unix())
+        moves = plan(waiting, queue, self.ground(waiting), self.clock.unix())
         self._memories = {move.job.row.label: move.memory for move in moves}
         problems: dict[int, str] = {}
         for move in moves:
@@ -122,7 +123,20 @@ class Planner:
         """Whether the last two rounds found no job to look after."""
         return self._idle_rounds > 1
 
+    @property
+    def over(self) -> bool:
+        """Whether the last round found none of the jobs waiting."""
+        return self._over
+
+    def needed(self) -> bool:
+        """Whether a job of ours waits at this moment, as far as Slurm tells."""
+        try:
+            return any(self._mine(row) for row in read_queue(self.slurm.run) if row.waits)
+        except DeepLinkError:
+            return False
+
     def _pause_after(self, done: Round) -> float:
+        self._over = not done.moves
         self._idle_rounds = 0 if done.moves or done.bound else self._idle_rounds + 1
         if any(wishes_nodes(move.decision) for move in done.moves):
             return min(SOON_S, self.interval_s)

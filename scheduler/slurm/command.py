@@ -198,6 +198,32 @@ def spawn(
         raise CommandMissingError(argv[0]) from missing
 
 
+def detach(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> int:
+    """Start a command that outlives us and has nothing of ours but its log; return its process id.
+
+    Args:
+        argv: the command.
+        log: what it writes is added there; the file is made with mode 0600.
+        env: its environment; ours when not given.
+
+    Raises:
+        CommandMissingError: no such program.
+        OSError: the log cannot be written, or no process can be made.
+    """
+    adding = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, os.fspath(log), adding, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    variables = dict(os.environ if env is None else env)
+    log.open("a", encoding="utf-8").close()  # a log that cannot be written is told apart from a missing program
+    try:
+        return os.posix_spawnp(argv[0], list(argv), variables, file_actions=actions, setsid=True)
+    except FileNotFoundError as missing:
+        raise CommandMissingError(argv[0]) from missing
+
+
 def become(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> NoReturn:
     """Turn this process into a command: terminal, signals and exit code are the command's own from here on.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from typing_extensions import override
 
 from deeplink.scheduler.planner.round import Move
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
+from deeplink.types import NodeName
 from tests.scheduler.planner.simulated import NODES, NOTHING, PATHS, Cluster, Job, Round
 
 INTERVAL_S = 6
@@ -99,8 +101,8 @@ class Machine(RuleBasedStateMachine):
         self.history.other(nodes, priority, runs_s)
 
     @rule(node=st.sampled_from(NODES))
-    def falls(self, node: str) -> None:
-        self.history.cluster.down.add(NODES[NODES.index(node)])  # type: ignore[arg-type]
+    def falls(self, node: NodeName) -> None:
+        self.history.cluster.down.add(node)
 
     @precondition(lambda self: self.history.cluster.down)
     @rule()
@@ -112,6 +114,7 @@ class Machine(RuleBasedStateMachine):
         self.history.pass_time(seconds)
         assert self.history.worst <= self.history.bound
 
+    @override
     def teardown(self) -> None:
         if hasattr(self, "history"):
             self.history.pass_time(INTERVAL_S + SOON_S + 8)
