@@ -75,9 +75,9 @@ def _read(file: int, written: int, write_s: float, clock: Clock, longest_s: floa
         with mmap.mmap(-1, _CHUNK) as room:  # aligned, as O_DIRECT wants it
             began = clock.monotonic()
             place = 0
-            while place + _CHUNK <= written and clock.monotonic() - began < longest_s:
-                place += os.preadv(reader, [room], place) or _CHUNK
-            read_s = (clock.monotonic() - began) * written / max(place, 1)
+            while place < written and clock.monotonic() - began < longest_s:
+                place += os.preadv(reader, [room], place) or written  # nothing more comes at the end
+            read_s = (clock.monotonic() - began) * written / min(max(place, 1), written)
             reads, random_s = _read_at_random(reader, room, written, clock)
     finally:
         if reader != file:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LEAST_FREE = 10 << 30
 _SLOW_WRITE, _SLOW_READ = 100e6, 200e6  # bytes a second: what a single spinning disk does
 _SLOW_RANDOM_S = 1e-3  # for 4 KiB; an SSD takes a tenth of it, a disk or a network ten times
+_TELLING = 32 << 20  # bytes; of less, fsync is most of the time
 _LAYERED = frozenset({"overlay", "aufs"})
 _TWO = 2
 
@@ -200,8 +201,8 @@ def _speed(node: str, disk: Disk) -> Finding:
     slow = [
         what
         for what, is_slow in (
-            ("writing", write < _SLOW_WRITE),
-            ("reading", read < _SLOW_READ),
+            ("writing", disk.written >= _TELLING and write < _SLOW_WRITE),
+            ("reading", disk.written >= _TELLING and read < _SLOW_READ),
             ("random reads", each > _SLOW_RANDOM_S),
         )
         if is_slow

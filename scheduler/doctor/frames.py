@@ -11,7 +11,10 @@ import binascii
 import json
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _TAG = "deeplink-doctor"
 _PIECE = 600  # characters, far below srun's bound
@@ -19,8 +22,8 @@ _MOST_PIECES = 2000
 _MOST_BYTES = 4 << 20  # of one message, unpacked
 
 
-def to_lines(node: str, message: object) -> list[str]:
-    """Return the lines that carry a JSON-able message of a node's.
+def to_lines(node: str, message: Mapping[str, Any]) -> list[str]:
+    """Return the lines that carry a message of a node's, which JSON can hold.
 
     >>> messages = Messages()
     >>> [messages.take(line) for line in to_lines("n1", {"a": 1})]
@@ -39,7 +42,7 @@ class Messages:
     """The last lines that are none of ours."""
     _begun: dict[str, list[str]] = field(default_factory=dict)
 
-    def take(self, line: str) -> tuple[str, Any] | None:
+    def take(self, line: str) -> tuple[str, dict[str, Any]] | None:
         """Take one line; return the node and its message where that is whole now."""
         words = line.strip().split(" ")
         numbers = words[2:4]
@@ -62,9 +65,10 @@ class Messages:
         return None if message is None else (node, message)
 
 
-def _unpacked(text: str) -> Any:
+def _unpacked(text: str) -> dict[str, Any] | None:
     try:
         unpacking = zlib.decompressobj()
-        return json.loads(unpacking.decompress(base64.b64decode(text, validate=True), _MOST_BYTES))
+        message = json.loads(unpacking.decompress(base64.b64decode(text, validate=True), _MOST_BYTES))
     except (binascii.Error, zlib.error, ValueError, RecursionError):
         return None
+    return message if isinstance(message, dict) else None

@@ -20,7 +20,7 @@ from deeplink.scheduler.doctor.reach import opened_ports, tried_peers, tried_ser
 from deeplink.scheduler.doctor.report import FOLDERS, Host, Measured, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from deeplink.clock import Clock
     from deeplink.config import Config
@@ -123,7 +123,7 @@ def tell_problem(node: str, problem: str, say: Callable[[str], None]) -> None:
     _tell(say, node, {"host": Host(node=node, problem=problem).as_dict()})
 
 
-def _tell(say: Callable[[str], None], node: str, message: object) -> None:
+def _tell(say: Callable[[str], None], node: str, message: Mapping[str, Any]) -> None:
     for line in to_lines(node, message):
         say(line)
 

@@ -83,16 +83,22 @@ class Step:
         process = processes.spawn(
             self.argv, env=self.env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=processes.PIPE
         )
-        for pipe in (process.stdout, process.stderr):
-            threading.Thread(target=self._read, args=(pipe,), name="deeplink-doctor", daemon=True).start()
+        readers = [
+            threading.Thread(target=self._read, args=(pipe,), name="deeplink-doctor", daemon=True)
+            for pipe in (process.stdout, process.stderr)
+        ]
+        for reader in readers:
+            reader.start()
         try:
             self._examine(process, plan)
         finally:
             self._end(process)
+            for reader in readers:
+                reader.join(END_S)  # they end with what srun held open
         return self._result(process.poll())
 
     def _read(self, pipe: IO[bytes]) -> None:
-        with contextlib.suppress(ValueError, OSError):  # closed meanwhile
+        with pipe:
             for line in pipe:
                 with contextlib.suppress(queue.Full):
                     self._lines.put_nowait(line.decode(errors="replace"))
@@ -155,7 +161,7 @@ class Step:
                     return
                 continue
             taken = self._messages.take(line)
-            if taken is not None and isinstance(taken[1], dict):
+            if taken is not None:
                 self._keep(*taken)
                 if take is not None:
                     take(*taken)

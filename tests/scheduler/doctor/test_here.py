@@ -1,0 +1,84 @@
+"""What this host tells of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deeplink.clock import SystemClock
+from deeplink.config import Config
+from deeplink.scheduler.doctor.here import dangers, looked_at, this_host
+from deeplink.scheduler.doctor.part import Part
+from deeplink.scheduler.doctor.report import Host, Measured, Plan, ReportFormatError
+
+
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "state").mkdir()
+    return Config(store=tmp_path / "ssd" / "dl", state=tmp_path / "state", catalog=tmp_path, node="me")
+
+
+def test_all_of_it_travels_as_json(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o644)
+    host = this_host(replace(config(tmp_path), token_file=token), {"agent": (1, 2)})
+    assert host.node == "me"
+    assert host.versions["deeplink"]
+    assert host.limits["nofile"][1] > 0
+    assert "lets others in" in host.tokens["token_file"]
+    assert "secret" not in json.dumps(host.as_dict())
+    assert Host.of(json.loads(json.dumps(host.as_dict()))) == host
+
+
+@pytest.mark.parametrize(
+    "said", [None, 3, "x", [], {"node": "a", "other": 1}, {"node": "a", "folders": {"store": {}}}]
+)
+def test_what_another_version_says_is_refused(said: object) -> None:
+    for kind in (Host, Measured, Plan):
+        if not (kind is Measured and said == []):
+            with pytest.raises(ReportFormatError):
+                kind.of(said)
+
+
+def test_a_folder_is_looked_at_where_it_would_be(tmp_path: Path) -> None:
+    there = looked_at(tmp_path)
+    assert (there.there, there.writable, there.problem) == (True, True, "")
+    would_be = looked_at(tmp_path / "a" / "b")
+    assert (would_be.there, would_be.base) == (False, str(tmp_path))
+    (tmp_path / "file").touch()
+    assert "is no folder" in looked_at(tmp_path / "file" / "below").problem or looked_at(tmp_path / "file").problem
+
+
+def test_markers_of_two_nodes_tell_shared_from_private_and_are_gone_afterwards(tmp_path: Path) -> None:
+    ours = config(tmp_path)
+    apart = replace(ours, node="other", store=tmp_path / "ssd2" / "dl")
+    (tmp_path / "ssd").mkdir()
+    (tmp_path / "ssd2").mkdir()
+    first, second = Part(ours, "run", SystemClock()), Part(apart, "run", SystemClock())
+    with first.host("127.0.0.1") as one, second.host("127.0.0.1") as two:
+        assert all(folder.marked for host in (one, two) for folder in host.folders.values())
+        seen = first.measure(one, Plan(peers={"other": ("127.0.0.1", two.listening["agent"])}, disk_bytes=1 << 20))
+    assert seen.markers == {"store": (), "state": ("other",), "catalog": ("other",)}
+    assert set(seen.reached["other"].values()) == {""}
+    assert seen.disk is not None
+    assert seen.disk.written == 1 << 20
+    assert Measured.of(json.loads(json.dumps(seen.as_dict()))) == seen
+    assert not list(tmp_path.rglob(".deeplink-doctor*"))
+
+
+def test_lines_of_scripts_that_wipe_or_kill(tmp_path: Path) -> None:
+    script = tmp_path / "epilog.sh"
+    script.write_text(
+        "#!/bin/sh\n# rm -rf /nothing\nrm -rf /local/ssd/*\nrm -f /tmp/one\n"
+        'find /scratch -user "$U" -delete\npkill -u "$U"\necho done\n'
+    )
+    missing = str(tmp_path / "none")
+    lines, unread = dangers([str(script), missing])
+    assert [line.rpartition(": ")[2].split()[0] for line in lines] == ["rm", "find", "pkill"]
+    assert lines[0].startswith(f"{script}:3: ")
+    assert unread == (missing,)
+    assert os.access(script, os.R_OK)
