@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from deeplink.checkpoints.advising import NoAdviceError
 from deeplink.checkpoints.claims import Claim, ClaimDamagedError
-from deeplink.checkpoints.folder import Checkpoint, CheckpointExistsError, Checkpoints, ReadOnlyError, Skipped
+from deeplink.checkpoints.folder import Checkpoints
+from deeplink.checkpoints.found import (
+    Checkpoint,
+    CheckpointExistsError,
+    NoStateError,
+    NotFiniteError,
+    ReadOnlyError,
+    Skipped,
+)
+from deeplink.checkpoints.interval import Advice
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, MetaError
+from deeplink.checkpoints.parts import PartsMissingError, SaveAbandonedError
 from deeplink.types import FencedError
 
 __all__ = [
+    "Advice",
     "Checkpoint",
     "CheckpointDamagedError",
     "CheckpointExistsError",
@@ -17,6 +29,11 @@ __all__ = [
     "ClaimDamagedError",
     "FencedError",
     "MetaError",
+    "NoAdviceError",
+    "NoStateError",
+    "NotFiniteError",
+    "PartsMissingError",
     "ReadOnlyError",
+    "SaveAbandonedError",
     "Skipped",
 ]

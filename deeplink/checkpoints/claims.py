@@ -66,6 +66,27 @@ class Claim:
 NO_CLAIM = Claim(number=0, attempt=None, holder="", recognised=(), skipped=(), created_unix=0.0)
 
 
+def fresh_names(folder: Path) -> list[str]:
+    """Return what is in a folder as the server has it; nothing where there is no folder.
+
+    A network file system may answer a listing from memory for half a minute. Making and removing a file asks the
+    server, and what it answers makes the client drop what it remembered of the folder.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    probe = folder / f"{DRAFT_PREFIX}probe-{uuid.uuid4().hex}"
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileNotFoundError:
+        return []
+    probe.unlink(missing_ok=True)
+    try:
+        return [name for name in os.listdir(folder) if name != probe.name]  # noqa: PTH208 - names are wanted
+    except FileNotFoundError:
+        return []
+
+
 class Claims:
     """The claims on one folder of checkpoints."""
 
@@ -86,19 +107,11 @@ class Claims:
     def newest_number(self) -> int:
         """Return the newest claim's number as the server has it, 0 for none.
 
-        A network file system may answer a listing from memory for half a minute. Making and removing a file asks
-        the server, and what it answers makes the client drop what it remembered of the folder.
-
         Raises:
             OSError: the file system refuses.
         """
-        probe = self.folder / f"{DRAFT_PREFIX}probe-{uuid.uuid4().hex}"
-        try:
-            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileNotFoundError:
-            return 0
-        probe.unlink(missing_ok=True)
-        return max(self.numbers(), default=0)
+        names = fresh_names(self.folder)
+        return max((int(found[1]) for found in map(_NAME.fullmatch, names) if found), default=0)
 
     def read(self, number: int) -> Claim:
         """Return a claim.

@@ -105,21 +105,47 @@ def survey(folder: Path, newest: Claim, check: Check) -> Survey:
     return Survey(tuple(recognised), tuple(skipped))
 
 
-def superfluous(folder: Path, claim: Claim, keep: int) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which whole checkpoints stay.
+
+    Attributes:
+        keep: the newest so many.
+        every: besides, those whose step is a multiple of it; none where it is 0.
+    """
+
+    keep: int = 3
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.keep < 1 or self.every < 0:
+            raise ValueError(f"keep must be 1 or more, and every 0 or more; got {self.keep} and {self.every}")
+
+    def always(self, step: int) -> bool:
+        """Tell whether the checkpoint of `step` stays however old it is."""
+        return bool(self.every) and step % self.every == 0
+
+
+def superfluous(folder: Path, claim: Claim, retention: Retention) -> list[str]:
     """Return the names that the holder of `claim` may remove, once a save has succeeded.
 
     These are what fenced attempts published, what is older than the newest `keep` whole ones, earlier saves of one
-    step. Damaged ones among the newest stay, for a look.
+    step. Damaged ones among the newest stay, for a look; older ones have only use where they are whole.
     """
     doomed: list[str] = []
     whole: set[tuple[int, int]] = set()
     for entry in entries(folder):
         if not entry.counts(claim):
             doomed.extend([entry.name] if entry.claim < claim.number else [])
-        elif len(whole) >= keep or (entry.claim, entry.step) in whole:
+        elif (entry.claim, entry.step) in whole:
             doomed.append(entry.name)
-        elif _looks_whole(folder / entry.name):
-            whole.add((entry.claim, entry.step))
+        elif len(whole) < retention.keep or retention.always(entry.step):
+            if _looks_whole(folder / entry.name):
+                whole.add((entry.claim, entry.step))
+            elif len(whole) >= retention.keep:
+                doomed.append(entry.name)
+        else:
+            doomed.append(entry.name)
     return doomed
 
 

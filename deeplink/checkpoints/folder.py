@@ -9,78 +9,42 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from deeplink import vitals
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import NO_CLAIM, Claim, Claims
-from deeplink.checkpoints.entries import Entry, abandoned_drafts, entries, entry_name, superfluous, survey
-from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, Manifest
+from deeplink.checkpoints.advising import RESTART_S, advice_for
+from deeplink.checkpoints.entries import Retention
+from deeplink.checkpoints.finding import newest_whole
+from deeplink.checkpoints.found import Checkpoint, ReadOnlyError, Skipped
+from deeplink.checkpoints.guard import Guard, guarded, witnesses_of
+from deeplink.checkpoints.hold import Hold
+from deeplink.checkpoints.lease import LENGTH_S
+from deeplink.checkpoints.looping import Loop
+from deeplink.checkpoints.meeting import Meeting
+from deeplink.checkpoints.mirror import Mirror
+from deeplink.checkpoints.saving import Save, Saver, tidy
+from deeplink.checkpoints.states import Finite, StateSaver, Waiting
 from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
-from deeplink.publish import DRAFT_PREFIX, published_folder
-from deeplink.types import Attempt, FencedError
+from deeplink.types import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from deeplink.checkpoints.claims import Claim
+    from deeplink.checkpoints.interval import Advice
+    from deeplink.checkpoints.states import Spread
 
 log = logging.getLogger(__name__)
-
-_MOST_TRIES = 1000
-
-
-class CheckpointExistsError(DeepLinkError):
-    """Two processes saved the same step at the same time."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} was saved by another process just now", remedy="Save on one rank only (rank 0).")
-        self.path = path
-
-
-class ReadOnlyError(DeepLinkError):
-    """A save through checkpoints that were opened for reading."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} was opened with readonly=True", remedy="Open it without, to save.")
-        self.folder = folder
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A checkpoint that does not count, and why."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A whole checkpoint.
-
-    Attributes:
-        path: the folder with the files that were saved.
-        step: the step it was saved at.
-        attempt: who saved it; None for a process outside of a job.
-        meta: what was given to `save`, as JSON gives it back.
-        skipped: newer or older ones that do not count, and why.
-    """
-
-    path: Path
-    step: int
-    attempt: Attempt | None
-    meta: dict[str, Any]
-    skipped: tuple[Skipped, ...] = ()
 
 
 class Checkpoints:
     """Saves and finds checkpoints in one folder.
 
-    Nothing is read or written until the first `latest` or `save`. An attempt of a job then claims the folder, once
+    Nothing is read or written until the first `latest` or save. An attempt of a job then claims the folder, once
     for all its ranks; from there on saves of older attempts are refused, and what they publish all the same is
     ignored. Within one job an older attempt cannot claim after a newer one; between jobs the latest claim wins.
 
@@ -88,19 +52,26 @@ class Checkpoints:
     first saves; its `latest` claims nothing, so looking at a running job's checkpoints does not disturb it. From
     within a job, open with `readonly=True` to look at those of another.
 
-    Not thread-safe. Save on one rank; every rank may call `latest`: all of an attempt get the same answer before
-    its first save.
+    Not thread-safe. Every rank may call `latest`: all of an attempt get the same answer before its first save.
 
     Args:
         folder: made at the first save; shared storage if the job can run elsewhere next time.
         attempt: who saves; DEEPLINK_ATTEMPT of the environment when None.
         keep: whole checkpoints kept; older ones are removed after a save.
+        keep_every: checkpoints of steps that are a multiple of it are kept besides; none where it is 0.
+        local: a folder on this node's own disk: saves go there, and from there to `folder` in the background. Then
+            one rank of each node must call `latest` before the first save.
+        finite: "note" names tensors that hold NaN or infinity in manifest and log, "refuse" saves no such
+            state, "off" does not look. Of states that `save_state` is given.
+        waiting: what a `save_state` does while the one before is under way: "wait" for it, or "skip" this one.
+        lease_s: a rank of a job (DEEPLINK_ATTEMPT) that hears neither of the shared folder nor of another node for
+            so long ends itself, and at once when a newer attempt has begun; None: it goes on.
         readonly: claim nothing, refuse to save.
-        clock: for the time written into manifests.
+        clock: where time comes from.
 
     Raises:
         AttemptFormatError: DEEPLINK_ATTEMPT is malformed.
-        ValueError: keep is under 1.
+        ValueError: keep is under 1, or another setting is none of those named.
     """
 
     def __init__(
@@ -109,42 +80,75 @@ class Checkpoints:
         *,
         attempt: Attempt | None = None,
         keep: int = 3,
+        keep_every: int = 0,
+        local: Path | str | None = None,
+        finite: Finite = "note",
+        waiting: Waiting = "wait",
+        lease_s: float | None = LENGTH_S,
         readonly: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be 1 or more, got {keep}")
         named = os.environ.get("DEEPLINK_ATTEMPT", "")
-        self.folder, self.keep, self.readonly = Path(folder), keep, readonly
+        self.folder, self.readonly = Path(folder), readonly
+        self.local = Path(local) if local else None
+        self.retention = Retention(keep, keep_every)
         self.attempt = attempt or (Attempt.parse(named) if named else None)
         self.skipped: tuple[Skipped, ...] = ()
+        self.guard: Guard | None = None
+        self._lease_s = lease_s if named and attempt is None and not readonly else None
         self._clock = clock or SystemClock()
-        self._claims = Claims(self.folder)
-        self._holder = uuid.uuid4().hex
-        self._claim: Claim | None = None
-        self._checked: set[Path] = set()
-        self._saved: int | None = None
+        self._hold = Hold(self.folder, self.attempt, self._clock)
+        self._saver = Saver(self._hold, self.local or self.folder, self._clock)
+        self._states = StateSaver(self._saver, self._clock, finite, waiting, self._published)
+        self._mirror = Mirror(self._hold, self.local, self.retention) if self.local else None
+        if self.local:
+            meeting = Meeting(self._hold, self.local, os.environ, self._clock)
+            self._hold.before_claiming = meeting.bring_together
+        self._hold.after_claiming = self._watch_over
+        self._loop = Loop(self)
+        self._told: int | None = None
+
+    @property
+    def keep(self) -> int:
+        """Whole checkpoints kept."""
+        return self.retention.keep
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as problem:  # noqa: BLE001 - the error that ends the block is the one to see
+            log.error("checkpoints in %s: %s", self.folder, problem)  # noqa: TRY400
 
     # -- looking
 
     def latest(self) -> Checkpoint | None:
         """Return the newest whole checkpoint, sizes and checksums verified; None when there is none.
 
-        What does not count is logged, and told in `.skipped` of the checkpoint and of this object.
+        What does not count is logged, and told in `.skipped` of the checkpoint and of this object. A save that is
+        under way is waited for.
 
         Raises:
             FencedError: a newer attempt has claimed the folder.
             CheckpointDamagedError: the checkpoint that this attempt's ranks agreed on was damaged since.
             ClaimDamagedError: a claim cannot be read.
+            DeepLinkError: a save or copy in the background failed so since the last call.
         """
+        self._states.wait()
         if self.attempt is None or self.readonly:
-            claim = self._claim or self._newest_claim()
+            claim = self._hold.claim or self._hold.newest()
         else:
-            claim = self._claimed()
-            self._refuse_if_fenced()
-        own = [entry for entry in entries(self.folder) if entry.is_own(claim)]
+            claim = self._hold.claimed()
+            self._saver.check()
         skipped = [Skipped(self.folder / name, reason) for name, reason in claim.skipped]
-        chosen = self._newest_whole(own, claim, skipped)
+        chosen = newest_whole([*filter(None, [self.local]), self.folder], claim, skipped, agreed=self._hold.claim)
         self._say(skipped)
         if chosen is None:
             return None
@@ -155,97 +159,22 @@ class Checkpoints:
             attempt=Attempt.parse(manifest.attempt) if manifest.attempt else None,
             meta=manifest.meta,
             skipped=self.skipped,
+            nonfinite=manifest.nonfinite,
+            world=manifest.world,
         )
 
-    def _newest_whole(
-        self, own: Sequence[Entry], claim: Claim, skipped: list[Skipped]
-    ) -> tuple[Path, Manifest] | None:
-        if not own and claim.recognised and self._claim is not None:
-            # Verified by the rank that claimed: all ranks go on from this one, or none does.
-            path = self.folder / claim.recognised[0]
-            return path, manifests.check(path, contents=False)
-        for name in [*(entry.name for entry in own), *claim.recognised]:
-            path = self.folder / name
-            try:
-                return path, manifests.check(path, contents=True)
-            except CheckpointDamagedError as problem:
-                skipped.append(Skipped(path, problem.reason))
-        return None
-
-    def _say(self, skipped: Sequence[Skipped]) -> None:
+    def _say(self, skipped: Iterable[Skipped]) -> None:
         for item in skipped:
             if item not in self.skipped:
                 log.warning("checkpoint %s skipped: %s", item.path, item.reason)
         self.skipped = tuple(skipped)
 
-    # -- claiming
-
-    def _newest_claim(self) -> Claim:
-        numbers = self._claims.numbers()
-        return self._claims.read(numbers[-1]) if numbers else NO_CLAIM
-
-    def _claimed(self) -> Claim:
-        """Return this attempt's claim, made now if there is none yet.
-
-        Raises:
-            FencedError: a newer attempt of this job, or another job since, has claimed the folder.
-        """
-        if self._claim is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for _ in range(_MOST_TRIES):
-                claims = self._claims.all()
-                found = self._own_claim(claims)
-                made = found or self._proposal(claims[-1] if claims else NO_CLAIM)
-                if found or self._claims.publish(made):
-                    self._claim = made
-                    return made
-            raise FencedError(self.attempt, None, str(self.folder))
-        return self._claim
-
-    def _own_claim(self, claims: Sequence[Claim]) -> Claim | None:
-        """Return the claim that a rank of this attempt has made already."""
-        if self.attempt is None or not claims:
-            return None
-        newest = claims[-1]
-        later = [
-            claim.attempt
-            for claim in claims
-            if claim.attempt and claim.attempt.job == self.attempt.job and claim.attempt > self.attempt
-        ]
-        if later:
-            raise FencedError(self.attempt, max(later), str(self.folder))
-        if newest.attempt == self.attempt:
-            return newest
-        if any(claim.attempt == self.attempt for claim in claims):
-            raise FencedError(self.attempt, newest.attempt, str(self.folder))
-        return None
-
-    def _proposal(self, newest: Claim) -> Claim:
-        """Return the claim to make after `newest`: what it recognises, what it skips and why."""
-        found = survey(self.folder, newest, self._check_once)
-        return Claim(
-            number=newest.number + 1,
-            attempt=self.attempt,
-            holder=self._holder,
-            recognised=found.recognised,
-            skipped=found.skipped,
-            created_unix=self._clock.unix(),
-        )
-
-    def _check_once(self, path: Path, *, contents: bool) -> None:
-        """Check a checkpoint; a full check is done once, however often the claim has to be proposed."""
-        if path not in self._checked:
-            manifests.check(path, contents=contents)
-            if contents:
-                self._checked.add(path)
-
-    def _refuse_if_fenced(self) -> None:
-        claim = self._claimed()
-        newest = self._claims.newest_number()
-        if newest != claim.number:
-            raise FencedError(
-                self.attempt, self._claims.read(newest).attempt if newest else None, str(self.folder)
-            )
+    def _watch_over(self, claim: Claim) -> None:
+        """End this process when it has no business any more (`lease_s`)."""
+        if self._lease_s and self.guard is None:
+            witnesses = witnesses_of(os.environ, self._hold.claims, claim, self._clock)
+            world = int(os.environ.get("WORLD_SIZE") or 1)
+            self.guard = guarded(witnesses, self._lease_s, world=world, clock=self._clock)
 
     # -- saving
 
@@ -254,7 +183,7 @@ class Checkpoints:
         """Give an empty folder to write files into; after the block it is a checkpoint, whole, or not there.
 
         All is on stable storage when the block has ended; that takes as long as the storage takes. Afterwards
-        older checkpoints are removed but for the newest `keep` whole ones.
+        older checkpoints are removed but for the newest `keep` whole ones. Save on one rank.
 
         Args:
             step: number of optimizer steps done since training began.
@@ -267,70 +196,152 @@ class Checkpoints:
             MetaError: meta is not JSON.
             ValueError: the block left something that is neither file nor folder, or a file named manifest.json.
             ReadOnlyError: opened for reading.
+            DeepLinkError: a save or copy in the background failed so since the last call.
         """
+        save = self._begun(step, meta)
+        self._states.wait()
+        self._raise_failures()
+        with self._saver.saving(save) as draft:
+            yield draft
+            save.stall_s = self._clock.monotonic() - save.began
+        self._published(save)
+
+    def save_state(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        meta: dict[str, Any] | None = None,
+        spread: Spread = "alone",
+        random: bool = True,
+        wait: bool = False,
+    ) -> bool:
+        """Save a state in the background; training waits only while it is copied to memory.
+
+        Args:
+            state: by name, what has a `state_dict` (model, optimizer) or is a state itself.
+            step: number of optimizer steps done since training began.
+            meta: small facts to carry along, as JSON. A part of `state` named `sampler` goes there by itself.
+            spread: "alone": this process saves all of `state`, and it alone calls this. The others are called by
+                every rank: with "first" rank 0's state is saved, with "each" every rank's own (torch.save), with
+                "sharded" all together by torch.distributed.checkpoint.
+            random: save the states of this process's random numbers, too.
+            wait: return when it is on stable storage.
+
+        Returns:
+            False if it was skipped, because the one before is still under way (`waiting="skip"`).
+
+        Raises:
+            DeepLinkError: as `save`; what fails in the background is raised by the next call of whatever method.
+            NotFiniteError: with finite="refuse" the state holds NaN or infinity.
+        """
+        save = self._begun(step, meta)
+        self._raise_failures()
+        begun = self._states.save(state, save, spread=spread, random=random)
+        if wait:
+            self._states.wait()
+        return begun
+
+    def adopt(self, folder: Path | str, *, step: int, meta: dict[str, Any] | None = None) -> None:
+        """Save, in the background, the files of a folder that something else wrote and does not change any more.
+
+        Files are linked where both are on one file system, else copied while this waits.
+
+        Raises:
+            DeepLinkError: as `save_state`.
+        """
+        save = self._begun(step, meta)
+        self._raise_failures()
+        self._states.adopt(Path(folder), save)
+
+    def wait(self) -> None:
+        """Return once everything saved is on stable storage, and on the shared one.
+
+        Raises:
+            DeepLinkError: a save or copy in the background failed so since the last call.
+        """
+        self._states.wait()
+        if self._mirror is not None:
+            self._mirror.wait()
+
+    def close(self) -> None:
+        """Wait for what is under way, and watch over this process no more.
+
+        Raises:
+            DeepLinkError: as `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            if self.guard is not None:
+                self.guard.stop()
+
+    def _begun(self, step: int, meta: dict[str, Any] | None) -> Save:
         if self.readonly:
             raise ReadOnlyError(self.folder)
         if step < 0:
             raise ValueError(f"step {step}")
-        kept_meta = manifests.checked_meta(meta)
-        final = self.folder
-        in_body = False
-        try:
-            claim = self._claimed()
-            self._refuse_if_fenced()
-            final = self._free_path(step, claim)
-            with published_folder(final, check=self._refuse_if_fenced) as draft:
-                in_body = True
-                yield draft
-                in_body = False
-                self._seal(draft, step, claim, kept_meta)
-        except OSError as problem:
-            if self._claim is not None:
-                self._refuse_if_fenced()  # a newer attempt removes our drafts: then this is the reason
-            if in_body:
-                raise
-            if final != self.folder and final.exists():
-                raise CheckpointExistsError(final) from problem
-            raise CheckpointWriteError(self.folder, problem) from problem
-        self._tell(step)
-        self._prune(claim)
+        return Save(step=step, meta=manifests.checked_meta(meta), began=self._clock.monotonic())
 
-    def _tell(self, step: int) -> None:
-        """Let the next report of training say that a checkpoint is there."""
+    def _raise_failures(self) -> None:
+        self._states.raise_failure()
+        if self._mirror is not None:
+            self._mirror.raise_failure()
+
+    def _published(self, save: Save) -> None:
+        """Tell of a save that has succeeded, and tidy up; in the background for states."""
+        step = save.step
         told = {vitals.CHECKPOINT_STEP: float(step), vitals.CHECKPOINT_UNIX: self._clock.unix()}
-        if self._saved is not None and step > self._saved:
-            told[vitals.CHECKPOINT_EVERY] = float(step - self._saved)
-        self._saved = step
+        if self._told is not None and step > self._told:
+            told[vitals.CHECKPOINT_EVERY] = float(step - self._told)
+        self._told = step
         vitals.of_process.note(**told)
+        if self._mirror is not None and save.path is not None and save.path.parent == self.local:
+            self._mirror.offer(save.path.name)
+        else:
+            tidy(self.folder, self._hold.claimed(), self.retention)
 
-    def _free_path(self, step: int, claim: Claim) -> Path:
-        serials = [
-            entry.serial for entry in entries(self.folder) if (entry.claim, entry.step) == (claim.number, step)
-        ]
-        return self.folder / entry_name(step, claim, max(serials) + 1 if serials else 0)
+    # -- the training loop
 
-    def _seal(self, draft: Path, step: int, claim: Claim, meta: dict[str, Any]) -> None:
-        manifest = Manifest(
-            step=step,
-            attempt=str(self.attempt or ""),
-            claim=claim.number,
-            created_unix=self._clock.unix(),
-            files=manifests.list_files(draft),
-            meta=meta,
-        )
-        manifests.write_manifest(draft, manifest)
+    @property
+    def step(self) -> int:
+        """Steps done since training began, across restarts, as `resume` and `over` count them."""
+        return self._loop.step
 
-    # -- tidying
+    def resume(self, *, random: bool = True, **parts: Any) -> Checkpoint | None:
+        """Hand the parts the newest whole checkpoint's states, and return it; every rank calls it.
 
-    def _prune(self, claim: Claim) -> None:
-        """Remove what is no longer needed. Trouble with that is logged: the save itself has succeeded."""
-        try:
-            for name in superfluous(self.folder, claim, self.keep):
-                # Gone under its own name at once: half removed it would look like a torn save.
-                trash = self.folder / f"{DRAFT_PREFIX}{name}-{uuid.uuid4().hex[:12]}"
-                (self.folder / name).rename(trash)
-                shutil.rmtree(trash)
-            for draft in abandoned_drafts(self.folder, claim):
-                shutil.rmtree(draft)
-        except OSError as problem:
-            log.warning("old checkpoints in %s are not all removed: %s", self.folder, problem)
+        Raises:
+            DeepLinkError, KeyError, TypeError: as `latest` and `Checkpoint.restore`.
+        """
+        return self._loop.resume(parts, random=random)
+
+    def over(
+        self, batches: Iterable[Any], *, every: int, spread: Spread | None = None, **parts: Any
+    ) -> Iterator[Any]:
+        """Yield a loader's batches, saving the parts each `every` steps; asking for the next batch ends a step.
+
+        Resumes first, unless `resume` was called. A part named `sampler` is told `finished()` after each step.
+
+        Args:
+            batches: what the loop goes over.
+            every: steps between two saves.
+            spread: as `save_state` has it; None: rank 0's state and every rank's random numbers.
+            parts: model, optimizer, sampler ...; those of `resume` when there are none.
+
+        Raises:
+            DeepLinkError, KeyError, TypeError: as `resume` and `save_state`.
+        """
+        return self._loop.over(batches, every=every, spread=spread, parts=parts)
+
+    def advice(self, *, mtbf_s: float | None = None, restart_s: float = RESTART_S) -> Advice:
+        """Return how often to save: from what the saves in the folder cost, and how often its job was restarted.
+
+        Args:
+            mtbf_s: seconds between two failures, where that is known better.
+            restart_s: seconds from a failure to the first new step.
+
+        Raises:
+            NoAdviceError: one of them is not known.
+        """
+        return advice_for(self.folder, now_unix=self._clock.unix(), mtbf_s=mtbf_s, restart_s=restart_s)

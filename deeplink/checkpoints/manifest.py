@@ -10,13 +10,16 @@ import errno
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
 from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 FORMAT: Final = 1
 NAME: Final = "manifest.json"
@@ -68,7 +71,14 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds and who saved it; `attempt` is empty for a process outside of a job."""
+    """What a checkpoint holds and who saved it; `attempt` is empty for a process outside of a job.
+
+    Attributes:
+        stall_s: how long training stood still for it; 0 where that is not known.
+        save_s: how long it took in all until it was written.
+        nonfinite: tensors that hold NaN or infinity: name and `nan` or `inf`.
+        world: the ranks that wrote it together.
+    """
 
     step: int
     attempt: str
@@ -76,18 +86,28 @@ class Manifest:
     created_unix: float
     files: tuple[FileEntry, ...]
     meta: dict[str, Any]
+    stall_s: float = 0.0
+    save_s: float = 0.0
+    nonfinite: dict[str, str] = field(default_factory=dict)
+    world: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """The size of its files."""
+        return sum(entry.bytes for entry in self.files)
 
 
 def _sealed(facts: dict[str, Any]) -> str:
     return f"{xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True, separators=(',', ':')).encode()):016x}"
 
 
-def checksum(path: Path) -> str:
-    """Return the xxh3-64 of a file, 16 hexadecimal digits."""
+def checksum(path: Path, read: Callable[[int], None] = lambda _size: None) -> str:
+    """Return the xxh3-64 of a file, 16 hexadecimal digits; `read` is told the bytes of each piece."""
     digest = xxhash.xxh3_64()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
+            read(len(piece))
     return f"{digest.intdigest():016x}"
 
 
@@ -156,23 +176,40 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointDamagedError(folder, f"{NAME} cannot be read: {problem}") from problem
 
 
-def check(folder: Path, *, contents: bool) -> Manifest:
+def check(folder: Path, *, contents: bool, read: Callable[[int], None] = lambda _size: None) -> Manifest:
     """Return the manifest once every file was found as it says: in size, and with `contents` in checksum too.
 
     Raises:
         CheckpointDamagedError: something is missing or differs.
     """
     manifest = read_manifest(folder)
-    for entry in manifest.files:
+    check_files(folder, manifest.files, contents=contents, read=read)
+    return manifest
+
+
+def check_files(
+    folder: Path, files: Iterable[FileEntry], *, contents: bool, read: Callable[[int], None] = lambda _size: None
+) -> None:
+    """Return once every file was found as it says.
+
+    Args:
+        folder: where they lie.
+        files: what they are.
+        contents: compare checksums besides sizes.
+        read: told the bytes of each piece that was read.
+
+    Raises:
+        CheckpointDamagedError: something is missing or differs.
+    """
+    for entry in files:
         path = folder / entry.path
         try:
             size = path.lstat().st_size
             if size != entry.bytes:
                 raise CheckpointDamagedError(folder, f"{entry.path} has {size} bytes, saved were {entry.bytes}")
-            if contents and checksum(path) != entry.xxh3_64:
+            if contents and checksum(path, read) != entry.xxh3_64:
                 raise CheckpointDamagedError(folder, f"{entry.path} was altered: its checksum differs")
         except FileNotFoundError:
             raise CheckpointDamagedError(folder, f"{entry.path} is missing") from None
         except OSError as problem:
             raise CheckpointDamagedError(folder, f"{entry.path} cannot be read: {problem}") from problem
-    return manifest

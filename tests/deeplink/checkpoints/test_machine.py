@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, FencedError
 from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.saving import Save
 from deeplink.types import Attempt
 
 if TYPE_CHECKING:
@@ -27,13 +28,14 @@ Answer: TypeAlias = "tuple[str, int, int | str | None]"
 
 def publish_behind_its_back(checkpoints: Checkpoints, step: int) -> None:
     """What a machine does that stood still between its check and its rename."""
-    claim = checkpoints._claim
+    claim = checkpoints._hold.claim
     assert claim is not None
     name = f"step-{step:010d}.a{claim.number}"
     draft = checkpoints.folder / f".draft-{name}-00"
     draft.mkdir()
     (draft / "state.bin").write_bytes(b"zombie")
-    checkpoints._seal(draft, step, claim, {})
+    save = Save(step=step, meta={}, began=0.0)
+    checkpoints._saver._seal(draft, save, claim, manifests.list_files(draft))
     if (checkpoints.folder / name).exists():
         shutil.rmtree(draft)  # the rename of a folder onto one that holds files fails
     else:
@@ -131,7 +133,7 @@ def claim_at_once(folder: Path, attempt: str, barrier: Barrier, answers: Queue[A
     except FencedError as fenced:
         answers.put((attempt, 0, str(fenced.newest)))
     else:
-        claim = checkpoints._claim
+        claim = checkpoints._hold.claim
         assert claim is not None
         answers.put((attempt, claim.number, found.step if found else None))
 

@@ -1,0 +1,61 @@
+"""The newest whole checkpoint under a claim, wherever it lies."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.entries import entries
+from deeplink.checkpoints.found import Skipped
+from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from deeplink.checkpoints.claims import Claim
+
+log = logging.getLogger(__name__)
+
+
+def newest_whole(
+    folders: Sequence[Path], claim: Claim, skipped: list[Skipped], *, agreed: Claim | None
+) -> tuple[Path, Manifest] | None:
+    """Return the newest checkpoint that counts under `claim` and is whole, and what it says of itself.
+
+    Args:
+        folders: where they may lie, the quicker first, the shared one last.
+        claim: what counts.
+        skipped: what is passed over is added here.
+        agreed: the claim that this attempt's ranks share; None for who only looks.
+
+    Raises:
+        CheckpointDamagedError: what the ranks agreed on was damaged since.
+    """
+    own = sorted({entry for folder in folders for entry in entries(folder) if entry.is_own(claim)}, reverse=True)
+    if not own and claim.recognised and agreed is not None:
+        return _agreed(folders, claim.recognised[0])
+    for name in [*(entry.name for entry in own), *claim.recognised]:
+        places = [folder / name for folder in folders if (folder / name).exists()]
+        for path in places or [folders[-1] / name]:
+            try:
+                return path, manifests.check(path, contents=True)
+            except CheckpointDamagedError as problem:
+                skipped.append(Skipped(path, problem.reason))
+    return None
+
+
+def _agreed(folders: Sequence[Path], name: str) -> tuple[Path, Manifest]:
+    """Return the checkpoint that the rank that claimed has verified: all ranks go on from it, or none does."""
+    path = folders[-1] / name
+    manifest = manifests.check(path, contents=False)
+    for folder in folders[:-1]:
+        if not (folder / name).exists():
+            continue
+        try:
+            if manifests.check(folder / name, contents=True) == manifest:
+                return folder / name, manifest
+        except CheckpointDamagedError as problem:
+            log.warning("this node's %s", problem)
+    return path, manifest

@@ -1,0 +1,132 @@
+"""What `Checkpoints` answers, and how it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from deeplink.types import Attempt
+
+STATE = "state.pt"
+RANDOM = "random-{:05d}.pt"
+EACH = "rank-{:05d}.pt"
+SHARDED = ".metadata"
+"""The file by which a checkpoint of torch.distributed.checkpoint is known."""
+
+
+class CheckpointExistsError(DeepLinkError):
+    """Two processes saved the same step at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} was saved by another process just now", remedy="Save on one rank only (rank 0).")
+        self.path = path
+
+
+class ReadOnlyError(DeepLinkError):
+    """A save through checkpoints that were opened for reading."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} was opened with readonly=True", remedy="Open it without, to save.")
+        self.folder = folder
+
+
+class NotFiniteError(DeepLinkError):
+    """A state holds NaN or infinity, and was not saved."""
+
+    def __init__(self, step: int, tensors: Mapping[str, str]) -> None:
+        named = ", ".join(f"{name} ({kind})" for name, kind in list(tensors.items())[:5])
+        more = f" and {len(tensors) - 5} more" if len(tensors) > 5 else ""  # noqa: PLR2004
+        super().__init__(
+            f"step {step} is not saved: {named}{more}",
+            remedy='Go back to the last checkpoint; finite="note" saves such a state and names its tensors.',
+        )
+        self.step, self.tensors = step, dict(tensors)
+
+
+class NoStateError(DeepLinkError):
+    """A checkpoint does not hold what is asked of it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"checkpoint {path}: {what}", remedy="Load it the way it was saved.")
+        self.path, self.what = path, what
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A checkpoint that does not count, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A whole checkpoint.
+
+    Attributes:
+        path: the folder with the files that were saved.
+        step: the step it was saved at.
+        attempt: who saved it; None for a process outside of a job.
+        meta: what was given to `save`, as JSON gives it back.
+        skipped: newer or older ones that do not count, and why.
+        nonfinite: tensors that hold NaN or infinity: name and `nan` or `inf`.
+        world: the ranks that saved it together.
+    """
+
+    path: Path
+    step: int
+    attempt: Attempt | None
+    meta: dict[str, Any]
+    skipped: tuple[Skipped, ...] = ()
+    nonfinite: Mapping[str, str]
+    world: int = 1
+
+    def load(self, *, rank: int = 0, map_location: Any = "cpu") -> Any:
+        """Return the state that `save_state` was given, by name; of spread="each" that of `rank`.
+
+        Raises:
+            NoStateError: it was saved another way, or not by so many ranks.
+            OSError: it cannot be read.
+        """
+        from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch, only where states are loaded
+
+        for name in (STATE, EACH.format(rank)):
+            if (self.path / name).exists():
+                return tensors.read_state(self.path / name, map_location)
+        if (self.path / SHARDED).exists():
+            raise NoStateError(self.path, "it is sharded: `restore(model=..., ...)` loads it into its parts")
+        raise NoStateError(self.path, f"there is no {STATE}, and no {EACH.format(rank)}")
+
+    def restore(self, *, rank: int = 0, random: bool = True, map_location: Any = "cpu", **parts: Any) -> None:
+        """Hand each part its state, by the names they were saved under, and set this rank's random numbers.
+
+        Of a sharded checkpoint every rank must call it, at any number of ranks. Random numbers are set where this
+        rank saved theirs, and left alone otherwise.
+
+        Args:
+            rank: this rank, where it matters.
+            random: set the generators of random numbers.
+            map_location: as torch.load has it.
+            parts: what has `load_state_dict`; a `sampler` is looked for in `meta`.
+
+        Raises:
+            NoStateError: it was saved another way.
+            KeyError, TypeError: a part has no state there, or takes none; nothing was handed out.
+        """
+        from deeplink.checkpoints import tensors  # noqa: PLC0415
+
+        rest = {name: part for name, part in parts.items() if name not in self.meta}
+        if rest and (self.path / SHARDED).exists():
+            tensors.read_sharded(rest, self.path)
+        elif rest:
+            tensors.put_back(rest, self.load(rank=rank, map_location=map_location))
+        tensors.put_back({name: parts[name] for name in parts if name not in rest}, self.meta)
+        numbers = self.path / RANDOM.format(rank)
+        if random and numbers.exists():
+            tensors.put_back_random_state(tensors.read_state(numbers))

@@ -1,0 +1,202 @@
+"""Ends a rank that has no business any more: a newer attempt has begun, or nothing was heard for a lease's length.
+
+Each witness is asked from a thread of its own: a file system that does not answer holds up that thread alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from typing_extensions import override
+
+from deeplink.checkpoints.lease import Lease, Standing, pause
+from deeplink.errors import DeepLinkError
+from deeplink.plainrpc import PlainCallError, PlainConnection
+from deeplink.types import FencedError, parse_members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from deeplink.checkpoints.claims import Claim, Claims
+    from deeplink.clock import Clock
+    from deeplink.types import Member
+
+log = logging.getLogger(__name__)
+
+_HEALTH = "/grpc.health.v1.Health/Check"
+_CALL_TIMEOUT_S = 2.0
+
+
+class Witness(Protocol):
+    """Somebody outside of this process whose answer shows that it is not cut off."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        ...
+
+    def ask(self) -> str:
+        """Return who has taken over; empty while nobody has.
+
+        Raises:
+            OSError, DeepLinkError: no answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FolderWitness(Witness):
+    """The folder of checkpoints: it answers, and its newest claim is ours."""
+
+    claims: Claims
+    claim: Claim
+
+    @property
+    @override
+    def name(self) -> str:
+        return str(self.claims.folder.parent)
+
+    @override
+    def ask(self) -> str:
+        newest = self.claims.newest_number()
+        if newest < self.claim.number:  # somebody removed claims: that says nothing about us
+            return ""
+        if newest == self.claim.number:
+            return ""
+        by = self.claims.read(newest).attempt
+        return str(by) if by else "a process outside of a job"
+
+
+class AgentsWitness(Witness):
+    """The agents of the job's other nodes, asked in turn: that one answers shows that this node is not cut off."""
+
+    name = "the other nodes' agents"
+
+    def __init__(self, members: Sequence[Member], token_file: Path, clock: Clock) -> None:
+        self._members, self._token_file, self._clock = members, token_file, clock
+        self._turn = 0
+
+    @override
+    def ask(self) -> str:
+        token = self._token_file.read_text(encoding="ascii").strip()
+        member = self._members[self._turn % len(self._members)]
+        self._turn += 1
+        with PlainConnection(member.address, token, self._clock) as connection:
+            connection.call(_HEALTH, b"", self._clock.monotonic() + _CALL_TIMEOUT_S)
+        return ""
+
+
+def witnesses_of(env: Mapping[str, str], claims: Claims, claim: Claim, clock: Clock) -> list[Witness]:
+    """Return whom a rank with this environment can ask.
+
+    Raises:
+        ValueError: DEEPLINK_MEMBERS is malformed.
+    """
+    found: list[Witness] = [FolderWitness(claims, claim)]
+    others = [
+        member
+        for member in parse_members(env.get("DEEPLINK_MEMBERS", ""))
+        if member.name != env.get("DEEPLINK_NODE", "")
+    ]
+    if others and env.get("DEEPLINK_TOKEN_FILE"):
+        found.append(AgentsWitness(others, Path(env["DEEPLINK_TOKEN_FILE"]), clock))
+    return found
+
+
+def end_process(why: str) -> None:
+    """End this process at once, with nothing flushed: what it would still write is not wanted."""
+    sys.stderr.write(f"deeplink: this rank ends: {why}\n")
+    sys.stderr.flush()
+    os._exit(FencedError.exit_code)
+
+
+class Guard:
+    """Asks the witnesses from threads of its own until the process ends or `stop` is called.
+
+    Args:
+        witnesses: whom to ask.
+        lease: renewed by their answers.
+        world: ranks that do the same.
+        clock: where time comes from.
+        end: called once, from a thread, with the reason; ends the process.
+    """
+
+    def __init__(
+        self,
+        witnesses: Sequence[Witness],
+        lease: Lease,
+        *,
+        world: int,
+        clock: Clock,
+        end: Callable[[str], None] = end_process,
+    ) -> None:
+        self.lease = lease
+        self._witnesses, self._clock, self._end = witnesses, clock, end
+        self._pause_s = pause(lease.length_s, world)
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin; the threads are daemons."""
+        for witness in self._witnesses:
+            threading.Thread(target=self._watch, args=(witness,), name="deeplink-witness", daemon=True).start()
+        threading.Thread(target=self._judge, name="deeplink-lease", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask no more, and end nothing."""
+        self._stopped.set()
+
+    def ask(self, witness: Witness) -> None:
+        """Ask one witness, once; silence is none of its business."""
+        try:
+            by = witness.ask()
+        except (OSError, DeepLinkError, PlainCallError, ValueError) as problem:
+            log.debug("no answer from %s: %s", witness.name, problem)
+            return
+        with self._lock:
+            if by:
+                self.lease.fence(by)
+            else:
+                self.lease.renew(witness.name, self._clock.monotonic())
+
+    def judge(self) -> bool:
+        """End the process if it must; tell whether it may go on."""
+        with self._lock:
+            standing = self.lease.standing(self._clock.monotonic())
+        if standing is Standing.HELD:
+            return True
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._end(self._reason(standing))
+        return False
+
+    def _reason(self, standing: Standing) -> str:
+        if standing is Standing.FENCED:
+            return f"attempt {self.lease.fenced_by} has taken over"
+        silent = " and ".join(self.lease.witnesses)
+        return f"cut off: {silent} did not answer for {self.lease.length_s:g} s"
+
+    def _watch(self, witness: Witness) -> None:
+        while not self._stopped.is_set():
+            self.ask(witness)
+            if self.lease.fenced_by:
+                self.judge()
+            self._stopped.wait(self._pause_s)
+
+    def _judge(self) -> None:
+        while self.judge():
+            self._stopped.wait(self._pause_s / 4)
+
+
+def guarded(witnesses: Sequence[Witness], length_s: float, *, world: int, clock: Clock) -> Guard:
+    """Start a guard over this process and return it."""
+    lease = Lease(length_s, clock.monotonic(), tuple(witness.name for witness in witnesses))
+    guard = Guard(witnesses, lease, world=world, clock=clock)
+    guard.start()
+    return guard

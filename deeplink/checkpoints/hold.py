@@ -1,0 +1,135 @@
+"""Who this process is to a folder of checkpoints: its claim, made once, and whether a newer one has come since."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.claims import NO_CLAIM, Claim, Claims
+from deeplink.checkpoints.entries import survey
+from deeplink.types import FencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from deeplink.clock import Clock
+    from deeplink.types import Attempt
+
+_MOST_TRIES = 1000
+
+
+class Hold:
+    """The hold of one process on a folder. Not thread-safe.
+
+    Attributes:
+        claim: what it claimed the folder with, or its attempt's other rank did; None before.
+        holder: unique to the process, or to the ranks that save together outside of a job.
+        before_claiming: called once with the newest claim before one is made; what the folder holds then counts.
+        after_claiming: called once with the claim that is held.
+    """
+
+    def __init__(self, folder: Path, attempt: Attempt | None, clock: Clock) -> None:
+        self.folder, self.attempt = folder, attempt
+        self.claims = Claims(folder)
+        self.claim: Claim | None = None
+        self.holder = uuid.uuid4().hex
+        self.before_claiming: Callable[[Claim], None] = lambda _newest: None
+        self.after_claiming: Callable[[Claim], None] = lambda _claim: None
+        self._clock = clock
+        self._checked: set[Path] = set()
+
+    def newest(self) -> Claim:
+        """Return the newest claim, whoever made it; NO_CLAIM where there is none.
+
+        Raises:
+            ClaimDamagedError: it cannot be read.
+        """
+        numbers = self.claims.numbers()
+        return self.claims.read(numbers[-1]) if numbers else NO_CLAIM
+
+    def claimed(self) -> Claim:
+        """Return this attempt's claim, made now if there is none yet.
+
+        Raises:
+            FencedError: a newer attempt of this job, or another job since, has claimed the folder.
+            ClaimDamagedError: a claim cannot be read.
+            OSError: the file system refuses.
+        """
+        if self.claim is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            claims = self.claims.all()
+            if not self._own_claim(claims):
+                self.before_claiming(claims[-1] if claims else NO_CLAIM)
+            for _ in range(_MOST_TRIES):
+                claims = self.claims.all()
+                found = self._own_claim(claims)
+                made = found or self._proposal(claims[-1] if claims else NO_CLAIM)
+                if found or self.claims.publish(made):
+                    self.claim = made
+                    self.after_claiming(made)
+                    return made
+            raise FencedError(self.attempt, None, str(self.folder))
+        return self.claim
+
+    def is_claimed(self) -> bool:
+        """Tell whether this attempt has claimed the folder, by whichever rank.
+
+        Raises:
+            FencedError: a newer attempt has.
+        """
+        return self.claim is not None or self._own_claim(self.claims.all()) is not None
+
+    def refuse_if_fenced(self) -> None:
+        """Return if this attempt holds the folder, claiming it first if need be.
+
+        Raises:
+            FencedError: a newer attempt does.
+            OSError: the file system does not say.
+        """
+        claim = self.claimed()
+        newest = self.claims.newest_number()
+        if newest != claim.number:
+            raise FencedError(self.attempt, self.claims.read(newest).attempt if newest else None, str(self.folder))
+
+    def _own_claim(self, claims: Sequence[Claim]) -> Claim | None:
+        """Return the claim that a rank of this attempt has made already."""
+        if not claims:
+            return None
+        newest = claims[-1]
+        if newest.holder == self.holder:
+            return newest
+        if self.attempt is None:
+            return None
+        later = [
+            claim.attempt
+            for claim in claims
+            if claim.attempt and claim.attempt.job == self.attempt.job and claim.attempt > self.attempt
+        ]
+        if later:
+            raise FencedError(self.attempt, max(later), str(self.folder))
+        if newest.attempt == self.attempt:
+            return newest
+        if any(claim.attempt == self.attempt for claim in claims):
+            raise FencedError(self.attempt, newest.attempt, str(self.folder))
+        return None
+
+    def _proposal(self, newest: Claim) -> Claim:
+        """Return the claim to make after `newest`: what it recognises, what it skips and why."""
+        found = survey(self.folder, newest, self._check_once)
+        return Claim(
+            number=newest.number + 1,
+            attempt=self.attempt,
+            holder=self.holder,
+            recognised=found.recognised,
+            skipped=found.skipped,
+            created_unix=self._clock.unix(),
+        )
+
+    def _check_once(self, path: Path, *, contents: bool) -> None:
+        """Check a checkpoint; a full check is done once, however often the claim has to be proposed."""
+        if path not in self._checked:
+            manifests.check(path, contents=contents)
+            if contents:
+                self._checked.add(path)

@@ -1,0 +1,85 @@
+"""Before an attempt claims the folder, its nodes bring in what only their own disks hold.
+
+The claim lists what counts, and all ranks go on from its first. So whoever claims waits until each node has
+looked, or for a bounded time. They meet in files: `claims/offer-<attempt>-<node's number>`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from deeplink.checkpoints.claims import fresh_names
+from deeplink.checkpoints.mirror import rescue
+from deeplink.publish import write_unsynced
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from deeplink.checkpoints.claims import Claim
+    from deeplink.checkpoints.hold import Hold
+    from deeplink.clock import Clock
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 60.0
+"""A node that has not looked by then is gone without; its copy does not count any more."""
+_PAUSE_S: Final = 0.05
+
+
+class Meeting:
+    """The nodes of an attempt, each with a folder of its own.
+
+    Args:
+        hold: of the shared folder.
+        local: the folder on this node's disk.
+        env: names this rank's place: LOCAL_RANK, GROUP_RANK, GROUP_WORLD_SIZE.
+        clock: where time comes from.
+    """
+
+    def __init__(self, hold: Hold, local: Path, env: Mapping[str, str], clock: Clock) -> None:
+        self._hold, self._local, self._clock = hold, local, clock
+        self._is_first = env.get("LOCAL_RANK", "0") == "0"
+        self._node = int(env.get("GROUP_RANK") or 0)
+        self._nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
+
+    def bring_together(self, newest: Claim) -> None:
+        """Return once every node has brought in what it has, or the attempt has claimed, or time is up.
+
+        Raises:
+            FencedError: a newer attempt has claimed.
+            OSError: the shared folder refuses.
+        """
+        if self._is_first:
+            self._bring_in(newest)
+        if self._hold.attempt is None or (self._nodes == 1 and self._is_first):
+            return
+        folder = self._hold.claims.folder
+        folder.mkdir(exist_ok=True)
+        if self._is_first:
+            write_unsynced(folder / self._offer(self._node), b"")
+        self._wait_for_all(folder)
+
+    def _bring_in(self, newest: Claim) -> None:
+        try:
+            name = rescue(self._local, self._hold.folder, newest)
+        except OSError as problem:
+            log.warning("this node's checkpoints in %s are not brought in: %s", self._local, problem)
+            return
+        if name:
+            log.warning("%s was on this node alone, and is brought in", name)
+
+    def _offer(self, node: int) -> str:
+        return f"offer-{self._hold.attempt}-{node:05d}"
+
+    def _wait_for_all(self, folder: Path) -> None:
+        wanted = {self._offer(node) for node in range(self._nodes)}
+        deadline = self._clock.monotonic() + PATIENCE_S
+        while missing := wanted.difference(fresh_names(folder)):
+            if self._hold.is_claimed():
+                return
+            if self._clock.monotonic() > deadline:
+                log.warning("%d of %d nodes did not say what they hold in time", len(missing), self._nodes)
+                return
+            self._clock.sleep(_PAUSE_S)

@@ -1,0 +1,222 @@
+"""Saving states beside the training loop: the loop waits for the copy to memory, a thread does the rest."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.background import Background
+from deeplink.checkpoints.found import EACH, RANDOM, STATE, NotFiniteError
+from deeplink.checkpoints.parts import Exchange, Group, collect_parts, finish_part
+from deeplink.checkpoints.saving import Saver
+from deeplink.publish import DRAFT_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from deeplink.checkpoints.saving import Save
+    from deeplink.checkpoints.tensors import HostCopy
+    from deeplink.clock import Clock
+
+log = logging.getLogger(__name__)
+
+Finite: TypeAlias = Literal["note", "refuse", "off"]
+Waiting: TypeAlias = Literal["wait", "skip"]
+Spread: TypeAlias = Literal["alone", "first", "each", "sharded"]
+SAMPLER = "sampler"
+"""The part whose state is JSON, and goes into the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a save is to write: copies that nobody changes.
+
+    Attributes:
+        state: this rank's; None where it has none to write.
+        numbers: the states of its random numbers; None where they are not wanted.
+        is_sharded: whether the ranks' states are parts of the same tensors.
+        file: what its own file is called.
+    """
+
+    state: Any
+    numbers: Any
+    is_sharded: bool
+    file: str
+
+
+@dataclass(slots=True)
+class StateSaver:
+    """Saves states in the background, one at a time.
+
+    Attributes:
+        saver: puts a checkpoint of one process where it belongs.
+        finite: what to do about NaN and infinity.
+        waiting: what to do while a save is under way.
+        published: called in the background with each save that succeeded on this rank.
+        group: the ranks that save together; found when first needed.
+        session: unique to their processes, and the same on all.
+    """
+
+    saver: Saver
+    clock: Clock
+    finite: Finite
+    waiting: Waiting
+    published: Callable[[Save], None]
+    group: Group | None = None
+    session: str = ""
+    _copy: HostCopy | None = None
+    _count: int = 0
+    _background: Background = field(default_factory=lambda: Background("saving a checkpoint"))
+
+    def __post_init__(self) -> None:
+        if self.finite not in get_args(Finite) or self.waiting not in get_args(Waiting):
+            raise ValueError(f"finite={self.finite!r}, waiting={self.waiting!r}")
+
+    def save(self, parts: Mapping[str, Any], save: Save, *, spread: Spread, random: bool) -> bool:
+        """Copy the parts' states and begin to save them; False if it is skipped.
+
+        Raises:
+            DeepLinkError: the save before failed so.
+            MetaError: the sampler's state is not JSON.
+            ValueError: there is no such spread, or ranks might skip different steps.
+        """
+        if spread not in get_args(Spread):
+            raise ValueError(f"spread={spread!r}")
+        if spread != "alone" and self.waiting == "skip":
+            raise ValueError('waiting="skip" is for spread="alone": ranks would skip different steps')
+        if self.waiting == "skip" and self._background.is_busy:
+            log.info("step %d is not saved: the save before is under way", save.step)
+            return False
+        self._background.wait()
+        group = self._met(spread)
+        written = self._copied(parts, save, group, spread=spread, random=random)
+        save.stall_s, save.world = self.clock.monotonic() - save.began, group.world
+        if spread == "alone" or (group.world == 1 and not written.is_sharded):
+            self._background.start(lambda: self._alone(written, save, group))
+        else:
+            self._count += 1
+            count = self._count
+            self._background.start(lambda: self._together(written, save, group, count))
+        return True
+
+    def adopt(self, folder: Path, save: Save) -> None:
+        """Take in a folder's files; see `Checkpoints.adopt`."""
+        self._background.wait()
+        staged = folder.with_name(f"{DRAFT_PREFIX}{folder.name}-{os.getpid()}")
+        shutil.rmtree(staged, ignore_errors=True)
+        shutil.copytree(folder, staged, copy_function=_linked)
+        save.stall_s = self.clock.monotonic() - save.began
+        self._background.start(lambda: self._adopted(staged, save))
+
+    def wait(self) -> None:
+        """Return once nothing is under way; raises what failed."""
+        self._background.wait()
+
+    def raise_failure(self) -> None:
+        """Raise what failed since the last time; waits for nothing."""
+        self._background.raise_failure()
+
+    # -- in the training loop
+
+    def _met(self, spread: Spread) -> Group:
+        from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch, when the first state is saved
+
+        if self.group is None:
+            self.group = tensors.group()
+        if spread != "alone" and not self.session:
+            # Outside of a job the ranks have no attempt in common: they hold the folder by rank 0's name.
+            self.session = tensors.agreed(self.saver.hold.holder)
+            if self.saver.hold.attempt is None:
+                self.saver.hold.holder = self.session
+        return self.group
+
+    def _copied(
+        self, parts: Mapping[str, Any], save: Save, group: Group, *, spread: Spread, random: bool
+    ) -> Written:
+        from deeplink.checkpoints import tensors  # noqa: PLC0415
+
+        self._copy = self._copy or tensors.HostCopy()
+        numbers = tensors.random_state() if random else None
+        has_state = spread != "first" or group.rank == 0
+        states = tensors.states_of(parts) if has_state else {}
+        if SAMPLER in states:
+            save.meta = {**save.meta, **manifests.checked_meta({SAMPLER: states.pop(SAMPLER)})}
+        if spread == "sharded":
+            return Written(self._copy.take_sharded(states), numbers, is_sharded=True, file="")
+        copied = self._copy.take(states) if has_state else None
+        return Written(
+            copied, numbers, is_sharded=False, file=EACH.format(group.rank) if spread == "each" else STATE
+        )
+
+    # -- in the background
+
+    def _checked(self, written: Written, save: Save) -> dict[str, str]:
+        from deeplink.checkpoints import tensors  # noqa: PLC0415
+
+        found = {} if self.finite == "off" else tensors.nonfinite(written.state)
+        if found and self.finite == "refuse":
+            raise NotFiniteError(save.step, found)
+        if found:
+            named = ", ".join(f"{name} ({kind})" for name, kind in list(found.items())[:5])
+            log.warning("step %d: not finite: %s", save.step, named)
+        return found
+
+    def _files(self, written: Written, draft: Path, group: Group) -> list[Path]:
+        from deeplink.checkpoints import tensors  # noqa: PLC0415
+
+        files = []
+        if written.state is not None and not written.is_sharded:
+            files.append(draft / written.file)
+            tensors.write_state(written.state, files[-1])
+        if written.numbers is not None:
+            files.append(draft / RANDOM.format(group.rank))
+            tensors.write_state(written.numbers, files[-1])
+        return files
+
+    def _alone(self, written: Written, save: Save, group: Group) -> None:
+        save.nonfinite = self._checked(written, save)
+        with self.saver.saving(save) as draft:
+            self._files(written, draft, group)
+        self.published(save)
+
+    def _together(self, written: Written, save: Save, group: Group, count: int) -> None:
+        from deeplink.checkpoints import tensors  # noqa: PLC0415
+
+        # Straight to the shared folder: a part on one node's disk is no checkpoint.
+        shared = Saver(self.saver.hold, self.saver.hold.folder, self.clock)
+        shared.check()
+        name = f"step-{save.step:010d}.a{shared.hold.claimed().number}"
+        draft = shared.folder / f"{DRAFT_PREFIX}{name}-{self.session[:12]}{count:06x}"
+        exchange = Exchange(draft, group, self.clock, shared.check)
+        with exchange:
+            exchange.put("nonfinite", json.dumps(self._checked(written, save)).encode())
+            files = self._files(written, draft, group)
+            if written.is_sharded:
+                files += tensors.write_sharded(written.state, exchange)
+            finish_part(exchange, files)
+            if group.rank == 0:
+                for found in exchange.gather("nonfinite"):
+                    save.nonfinite |= json.loads(found)
+                shared.together(save, exchange, lambda: collect_parts(exchange))
+                self.published(save)
+
+    def _adopted(self, staged: Path, save: Save) -> None:
+        try:
+            with self.saver.saving(save) as draft:
+                shutil.copytree(staged, draft, copy_function=_linked, dirs_exist_ok=True)
+            self.published(save)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)

@@ -1,0 +1,277 @@
+"""All of checkpoints that needs torch: copies of states in memory, their files, shards, states of random numbers.
+
+Imported when the first state is saved or loaded; the rest of the package does without torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import mmap
+import pickle
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+
+from deeplink.checkpoints.found import SHARDED
+from deeplink.checkpoints.parts import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from deeplink.checkpoints.parts import Exchange
+
+log = logging.getLogger(__name__)
+
+_ALIGN = 64
+
+
+# -- states of parts
+
+
+def states_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `state_dict()` of each part that has one; the others are states themselves."""
+    return {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in parts.items()}
+
+
+def put_back(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Hand each part its state.
+
+    Raises:
+        KeyError: a part has none; nothing was handed out.
+        TypeError: a part cannot take one; nothing was handed out.
+    """
+    for name, part in parts.items():
+        if name not in states:
+            raise KeyError(f"the checkpoint has no state of {name!r}; it has {', '.join(sorted(states))}")
+        if not hasattr(part, "load_state_dict"):
+            raise TypeError(f"{name!r} has no load_state_dict")
+    for name, part in parts.items():
+        part.load_state_dict(states[name])
+
+
+# -- copies in host memory
+
+
+class HostCopy:
+    """Copies states into host memory that is kept and used again: page faults would cost more than the copying.
+
+    A copy is valid until the next `take`.
+    """
+
+    def __init__(self) -> None:
+        self._layout: tuple[tuple[torch.dtype, torch.Size, bool], ...] = ()
+        self._buffers: list[torch.Tensor] = []
+        self._stager: BlockingAsyncStager | None = None
+
+    def take(self, state: Any) -> Any:
+        """Return `state` with every tensor copied to host memory; those that share memory still do."""
+        found: dict[tuple[Any, ...], torch.Tensor] = {}
+        _mapped(state, lambda tensor: found.setdefault(_identity(tensor), tensor))
+        tensors = list(found.values())
+        self._make_room(tensors)
+        for buffer, tensor in zip(self._buffers, tensors, strict=True):
+            buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        if any(tensor.is_cuda for tensor in tensors):
+            torch.cuda.synchronize()
+        copies = dict(zip(found, self._buffers, strict=True))
+        return _mapped(state, lambda tensor: copies[_identity(tensor)])
+
+    def take_sharded(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return `state` with this rank's parts of its tensors, DTensors among them, copied to host memory."""
+        if self._stager is None:
+            self._stager = BlockingAsyncStager(cache_staged_state_dict=False)
+        return dict(self._stager.stage(state))
+
+    def _make_room(self, tensors: list[torch.Tensor]) -> None:
+        layout = tuple((tensor.dtype, tensor.shape, tensor.is_cuda) for tensor in tensors)
+        if layout == self._layout:
+            return
+        self._buffers = []  # before the new ones: not both at once
+        here = [tensor for tensor in tensors if not tensor.is_cuda]
+        room = _pages(sum(_rounded(tensor.nbytes) for tensor in here))
+        offset = 0
+        for tensor in tensors:
+            if tensor.is_cuda or not tensor.numel():
+                pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._buffers.append(pinned)
+                continue
+            flat = torch.frombuffer(room, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+            self._buffers.append(flat.view(tensor.shape))
+            offset += _rounded(tensor.nbytes)
+        self._layout = layout
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _pages(size: int) -> mmap.mmap:
+    room = mmap.mmap(-1, max(size, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            room.madvise(mmap.MADV_HUGEPAGE)
+        except OSError as problem:  # a kernel without: more page faults at the first copy
+            log.debug("no huge pages: %s", problem)
+    return room
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    # Tied weights are two names of one tensor: they are copied, and saved, once.
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return (id(tensor),)
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device))
+
+
+def _mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return `state` with its tensors changed, other values copied."""
+    if isinstance(state, torch.Tensor):
+        return change(state)
+    if isinstance(state, dict):
+        return {key: _mapped(value, change) for key, value in state.items()}
+    if type(state) in {list, tuple}:
+        return type(state)(_mapped(value, change) for value in state)
+    return copy.deepcopy(state)
+
+
+def nonfinite(state: Any) -> dict[str, str]:
+    """Return the names of tensors that hold a number that is none, with `nan` or `inf`, whichever is worse."""
+    found = {}
+    for name, tensor in _named(state, ""):
+        if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+            continue
+        # A sum is finite only if all of it is: one pass without memory. Then a closer look: a sum may overflow.
+        if bool(torch.isfinite(tensor.sum(dtype=_wide(tensor)))) or bool(torch.isfinite(tensor).all()):
+            continue
+        found[name] = "nan" if bool(torch.isnan(tensor).any()) else "inf"
+    return found
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def _named(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(state, torch.Tensor):
+        yield name, state.to_local() if hasattr(state, "to_local") else state
+    elif isinstance(state, dict | list | tuple):
+        pairs = state.items() if isinstance(state, dict) else enumerate(state)
+        for key, value in pairs:
+            yield from _named(value, f"{name}.{key}" if name else str(key))
+
+
+# -- files
+
+
+def write_state(state: Any, path: Path) -> None:
+    """Write a state with torch.save."""
+    torch.save(state, path)
+
+
+def read_state(path: Path, map_location: Any = "cpu") -> Any:
+    """Read what `write_state` wrote: tensors and plain values; nothing in the file is executed.
+
+    Raises:
+        pickle.UnpicklingError: it holds something else.
+        OSError: it cannot be read.
+    """
+    return torch.load(path, map_location=map_location, weights_only=True)
+
+
+# -- shards: torch.distributed.checkpoint, its two meetings held in the file system instead of the process group
+
+
+def write_sharded(state: dict[str, Any], exchange: Exchange) -> list[Path]:
+    """Write this rank's part of a state in the format of torch.distributed.checkpoint, and return its files.
+
+    The ranks plan together who writes what. They do it through files, so it needs no collective, and can go on in
+    a thread while training uses the process group. Every rank must call it.
+
+    Raises:
+        PartsMissingError: a rank did not take part in time.
+        ValueError: the ranks' states do not make a whole.
+    """
+    draft = exchange.draft
+    planner, writer = DefaultSavePlanner(), FileSystemWriter(draft, sync_files=False)
+    first = exchange.group.rank == 0
+    planner.set_up_planner(state_dict=state, storage_meta=writer.storage_meta(), is_coordinator=first)
+    writer.set_up_storage_writer(first)
+    exchange.put("plan", pickle.dumps(writer.prepare_local_plan(planner.create_local_plan())))
+    metadata = None
+    if first:
+        plans, metadata = planner.create_global_plan([_unpickled(plan) for plan in exchange.gather("plan")])
+        exchange.put("plans", pickle.dumps(writer.prepare_global_plan(plans)))
+    mine = _unpickled(exchange.take("plans", of=0))[exchange.group.rank]
+    written = writer.write_data(planner.finish_plan(mine), planner).wait()
+    exchange.put("written", pickle.dumps(written))
+    files = {draft / result.storage_data.relative_path for result in written}
+    if metadata is not None:
+        writer.finish(metadata, [_unpickled(results) for results in exchange.gather("written")])
+        files.add(draft / SHARDED)
+    return sorted(files)
+
+
+def _unpickled(data: bytes) -> Any:
+    # Written a moment ago by the ranks of this job, into a folder of theirs; DCP's own file is a pickle, too.
+    return pickle.loads(data)  # noqa: S301
+
+
+def read_sharded(parts: Mapping[str, Any], folder: Path) -> None:
+    """Load sharded parts from `folder`, at any number of ranks; every rank must call it."""
+    states = states_of(parts)
+    load_sharded(states, checkpoint_id=folder)
+    put_back(parts, states)
+
+
+# -- who saves together
+
+
+def group() -> Group:
+    """Return this process's place among the ranks that torch.distributed knows; one of one without it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Group(0, 1)
+    return Group(dist.get_rank(), dist.get_world_size())
+
+
+def agreed(text: str) -> str:
+    """Return rank 0's text on every rank; a collective, bounded by the process group's timeout."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return text
+    said = [text]
+    dist.broadcast_object_list(said, src=0)
+    return said[0]
+
+
+# -- random numbers
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of this process's generators: Python's, numpy's, torch's on the CPU and on each GPU."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), *rest)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def put_back_random_state(state: Mapping[str, Any]) -> None:
+    """Set the generators to what `random_state` returned; GPUs that are not here any more are left out."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy as np  # noqa: PLC0415 - only where the saving process used it
+
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002 - the global generator's
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
