@@ -8,6 +8,8 @@ import click
 from typing_extensions import override
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from deeplink.scheduler.view.look import Viewer
 
 DEFAULT_S = 2.0
@@ -72,7 +74,7 @@ def command(*, job: str | None, everything: bool, watch_s: float | None, as_json
         repaint(lambda: _screen(viewer, job, everything=everything), watch_s, clock)
 
 
-def _screen(viewer: Viewer, job: str | None, *, everything: bool) -> tuple[object, bool]:
+def _screen(viewer: Viewer, job: str | None, *, everything: bool) -> tuple[RenderableType, bool]:
     """Return what is to be shown, and whether there will be nothing new."""
     from deeplink.cli.status_screen import of_job, of_table
 

@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import click
+from rich.console import Group
 from rich.live import Live
+from rich.text import Text
 
 from deeplink.cli.status_screen import console
+from deeplink.scheduler.slurm.command import end_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.console import RenderableType
+
     from deeplink.clock import Clock
 
+Seen = TypeVar("Seen")
 
-def repaint(look: Callable[[], tuple[object, bool]], every_s: float, clock: Clock) -> None:
+
+class Glance(Generic[Seen]):
+    """One look, in a thread of its own: the screen and its keys do not wait for a Slurm that hangs."""
+
+    def __init__(self, look: Callable[[], Seen]) -> None:
+        self._look = look
+        self._seen: list[Seen] = []
+        self._problem: BaseException | None = None
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="deeplink-look", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._seen.append(self._look())
+        except BaseException as problem:  # noqa: BLE001 - raised where it is waited for
+            self._problem = problem
+
+    def wait(self, seconds: float) -> Seen | None:
+        """Return what was seen, or None where that takes longer; raises what the look raised."""
+        self._thread.join(seconds)
+        if self._problem is not None:
+            raise self._problem
+        return self._seen[0] if self._seen else None
+
+    def over(self, shown: RenderableType) -> RenderableType:
+        """Return what was shown before, and for how long the next look has been under way."""
+        seconds = time.monotonic() - self._began
+        return Group(
+            shown, Text(f"older: no answer of Slurm or of the storage for {seconds:.0f} s", style="yellow")
+        )
+
+
+def repaint(look: Callable[[], tuple[RenderableType, bool]], every_s: float, clock: Clock) -> None:
     """Show what `look` returns every so often, until it says that it is over, or until Ctrl-C (exit code 130).
 
     What was seen last stays on the terminal. Where standard output is no terminal, each look is printed below the
@@ -23,7 +64,6 @@ def repaint(look: Callable[[], tuple[object, bool]], every_s: float, clock: Cloc
     """
     out = console()
     shown, over = look()
-    interrupted = False
     try:
         if not out.is_terminal:
             out.print(shown)
@@ -34,15 +74,17 @@ def repaint(look: Callable[[], tuple[object, bool]], every_s: float, clock: Cloc
             return
         # The alternate screen: rows of the terminal are overwritten, never cleared first.
         with Live(console=out, screen=True, auto_refresh=False, vertical_overflow="ellipsis") as live:
-            while True:
-                live.update(shown, refresh=True)  # type: ignore[arg-type] # whatever rich can draw
-                if over:
-                    break
+            live.update(shown, refresh=True)
+            while not over:
                 clock.sleep(every_s)
-                shown, over = look()
-    except KeyboardInterrupt:
-        interrupted = True
-    if out.is_terminal:
+                glance = Glance(look)
+                while (seen := glance.wait(every_s)) is None:
+                    live.update(glance.over(shown), refresh=True)
+                shown, over = seen
+                live.update(shown, refresh=True)
         out.print(shown)
-    if interrupted:
-        raise click.exceptions.Exit(130)
+    except KeyboardInterrupt:
+        end_unfinished()
+        if out.is_terminal:
+            out.print(shown)
+        raise click.exceptions.Exit(130) from None

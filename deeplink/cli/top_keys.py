@@ -6,12 +6,15 @@ import os
 import select
 import sys
 import termios
-import time
 import tty
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.live import Live
+
+from deeplink.cli.status_live import Glance
+from deeplink.scheduler.slurm.command import end_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,23 +24,28 @@ if TYPE_CHECKING:
     from deeplink.cli.top_screen import Choice
 
 
+SLICE_S = 0.5
+
+
 def run(look: Callable[[Choice], RenderableType], choice: Choice, every_s: float, out: Console) -> None:
     """Show what `look` returns every so often and after each key, until q or Ctrl-C."""
     shown = look(choice)
-    with keys() as wait, Live(console=out, screen=True, auto_refresh=False) as live:
-        try:
+    try:
+        with keys() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
+            live.update(shown, refresh=True)
             while not choice.over:
+                changed = _after(choice, pressed(every_s))
+                if changed.over:
+                    break
+                glance = Glance(partial(look, changed))
+                while (seen := glance.wait(SLICE_S)) is None and not changed.over:
+                    live.update(glance.over(shown), refresh=True)
+                    changed = _after(changed, pressed(SLICE_S))
+                choice, shown = changed, seen or shown
                 live.update(shown, refresh=True)
-                end = time.monotonic() + every_s
-                while (left := end - time.monotonic()) > 0:
-                    pressed = wait(left)
-                    before, choice = choice, _after(choice, pressed)
-                    if choice != before or choice.over:
-                        break
-                if not choice.over:
-                    shown = look(choice)
-        except KeyboardInterrupt:
-            pass  # as good a way to end it as q
+    except KeyboardInterrupt:
+        pass  # as good a way to end it as q
+    end_unfinished()
     out.print(shown)
 
 

@@ -15,6 +15,9 @@ folder = {{folder!r}}
 with open(folder + "/asked", "a") as file:
     file.write(json.dumps([name, *argv]) + "\\n")
 said = json.load(open(folder + "/said"))
+if name in said.get("slow", []):
+    import time
+    time.sleep(said["slow"][name])
 if name in said.get("fail", {{{{}}}}):
     sys.stderr.write(said["fail"][name] + "\\n")
     sys.exit(1)
