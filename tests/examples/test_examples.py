@@ -46,7 +46,8 @@ def example(name: str, *words: str) -> list[str]:
     if name == "deepspeed_zero.py":
         # It would compile an extension for shared memory first, a minute or two of two cores.
         nothing_built = "import deepspeed.ops, runpy, sys; deepspeed.ops.__compatible_ops__ = {}; "
-        return ["--", sys.executable, "-c", f"{nothing_built}runpy.run_path(sys.argv[1])", str(EXAMPLES / name)]
+        start = f"{nothing_built}sys.path.insert(0, {str(EXAMPLES)!r}); runpy.run_path({str(EXAMPLES / name)!r})"
+        return ["--", sys.executable, "-c", start]
     return ["--", sys.executable, str(EXAMPLES / name), *words]
 
 
