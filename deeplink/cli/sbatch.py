@@ -35,8 +35,7 @@ Options of ours, before the script, or in it as `#DEEPLINK --spares 1`, without 
   --deeplink-spares N       nodes of the job that rest until another is lost; default of `deeplink run --spares`
   --deeplink-shim           srun and torchrun of the script become `deeplink run`; the script stays as it is
   --deeplink-data NAME,...  packed datasets it reads: nodes that hold them are better
-  --deeplink-patience TIME  how long it may be made to wait for better nodes, as of --time; 0: not at all
-                            [default: 60 s, and at most a fiftieth of its time limit]
+  --deeplink-patience TIME  how long it may be made to wait for fewer leaves, as of --time [default: 0, not at all]
   --deeplink-place on|off   whether nodes are wished for at all
 
 \b

@@ -16,7 +16,7 @@ from deeplink.scheduler.placement.request import Residency
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.passing import end_as, run_passing_on
 from deeplink.scheduler.wish.decide import unasked
-from deeplink.scheduler.wish.decision import Decision, Recorded, Why
+from deeplink.scheduler.wish.decision import Decision, Kind, Recorded, Why
 from deeplink.scheduler.wish.making import Made, Means, make, options_of
 from deeplink.scheduler.wish.record import append, job_folder
 from deeplink.scheduler.wish.settle import Trial, trial_of
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 TRIAL_S = 3.0
 """How long Slurm may take to say what it would do; without an answer no nodes are wished by name."""
+_MAY_IMPROVE = frozenset({Why.BUSY, Why.SCATTERED, Why.STARTS_LATER, Why.LATER_WITH_IT})
+"""With these reasons to wish nothing, a wish may be made once nodes come free, by whoever looks after the job."""
 _CLOCK = SystemClock()
 
 
@@ -161,6 +163,11 @@ def _accepted(found: Placed, job: str) -> None:
         where = problem.filename or found.config.state
         words = f"job {job} is submitted; why it was placed so could not be noted: {where}: {problem.strerror}"
         click.echo(f"deeplink: {words}", err=True)
+        return
+    if found.decision.kind is not Kind.NOTHING or found.decision.why in _MAY_IMPROVE:
+        from deeplink.scheduler.planner.background import ensure_planner
+
+        ensure_planner(found.config.state)
 
 
 def _say_problems(found: Placed) -> None:

@@ -1,7 +1,7 @@
 """What to wish of Slurm for a job: a function of what it asks and of the cluster's state; pure.
 
-Where the best nodes are free now they are wished by name, unless Slurm's own choice is as good. Where they are
-not, few leaves are wished, for a short time. In all other cases nothing is wished, and the decision says why.
+The best nodes that are free now are wished by name, unless Slurm's own choice is as good. Who gave the job
+patience has few leaves wished where those are better. In all other cases nothing is wished, with the reason.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.wish.state import Now
     from deeplink.types import NodeName
 
-DEFAULT_PATIENCE_S = 60
-"""How long a job may be made to wait for better nodes, where nobody said."""
-_PATIENT_SHARE = 50  # ... and at most a fiftieth of its time limit
-_LEAST_PATIENCE_S = 5  # below, Slurm's scheduler may not have come by even once
 LEAST_GAIN = 0.2
 """Nodes are wished by name where they cost less than Slurm's own by as much: a wish by name binds the job."""
 SHOWN = 5
@@ -87,14 +83,6 @@ class Surroundings:
 def unasked(why: Why, words: str, notes: Iterable[str] = ()) -> Decision:
     """Return the decision to wish nothing."""
     return Decision(kind=Kind.NOTHING, why=why, words=words, notes=tuple(notes))
-
-
-def patience_of(ask: Ask) -> int:
-    """Return for how long a job may be made to wait for better nodes, seconds; 0 for not at all."""
-    if ask.patience_s is not None:
-        return ask.patience_s
-    patience = min(DEFAULT_PATIENCE_S, ask.limit_s // _PATIENT_SHARE) if ask.limit_s else DEFAULT_PATIENCE_S
-    return patience if patience >= _LEAST_PATIENCE_S else 0
 
 
 def decide(ask: Ask, around: Surroundings, cost: Cost = DEFAULT_COST) -> Weighed:
@@ -154,17 +142,21 @@ def _now(ask: Ask, around: Surroundings, rooms: Rooms, cost: Cost, notes: tuple[
 
 
 def _few_leaves(ask: Ask, around: Surroundings, rooms: Rooms, plain: Decision) -> Decision:
-    """Wish for as few leaves as the job could touch on an idle cluster, where that gains anything over `plain`."""
-    tree, patience = around.site.slurm, patience_of(ask)
+    """Wish for as few leaves as the job could touch on an idle cluster, where that gains anything over `plain`.
+
+    Not unless the user gave it patience: Slurm lets jobs behind one that it holds for switches pass, so that it
+    may wait for longer than it says (docs/decisions/0015).
+    """
+    tree, patience = around.site.slurm, ask.patience_s or 0
     leaves = {tree.leaf(node) for node in rooms.rooms if tree.path(node)}
     fewest = fewest_leaves(tree, rooms.rooms, ask.nodes)
+    if not patience:
+        return replace(plain, words=f"{plain.words}; it is not to wait for better ones")
     if not leaves:
         return replace(plain, why=Why.NOTHING_TO_GAIN, words=f"{plain.words}; Slurm knows no switches to wish for")
     if min(ask.nodes, len(leaves)) <= fewest:
         words = f"{plain.words}; any nodes are as near to each other"
         return replace(plain, why=Why.NOTHING_TO_GAIN, words=words)
-    if not patience:
-        return replace(plain, words=f"{plain.words}; it is not to wait for better ones")
     leaf = "one leaf" if fewest == 1 else f"{fewest} leaves"
     words = f"{plain.words}; {leaf} waited for, {patience} s at most"
     return replace(plain, kind=Kind.SWITCHES, words=words, switches=fewest, patience_s=patience)

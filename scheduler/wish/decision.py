@@ -45,7 +45,7 @@ class Ask:
         later: why it does not start as soon as it can; empty where it does.
         limit_s: its time limit; 0 where none was said.
         data: names of packed datasets that it will read.
-        patience_s: how long it may be made to wait for better nodes; None for the default.
+        patience_s: how long it may be made to wait for better nodes; None where nobody said: not at all.
         no_wish: why no wish may be made for it, whatever the cluster is like; empty where one may.
     """
 

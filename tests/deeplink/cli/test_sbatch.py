@@ -48,7 +48,12 @@ def env(tmp_path: Path) -> dict[str, str]:
     folder.mkdir()
     (folder / "sbatch").write_text(FAKE)
     (folder / "sbatch").chmod(0o755)
-    own = {"TOLD": str(tmp_path / "told"), "HOME": str(tmp_path), "PATH": f"{folder}:{os.environ['PATH']}"}
+    own = {
+        "DEEPLINK_PLAN": "off",
+        "TOLD": str(tmp_path / "told"),
+        "HOME": str(tmp_path),
+        "PATH": f"{folder}:{os.environ['PATH']}",
+    }
     found = {**os.environ, **own}
     for name in ("sinfo", "scontrol"):
         program(found, name, f"echo $* >>{tmp_path}/{name}; echo 'Unable to contact slurm controller' >&2; exit 1")
@@ -253,15 +258,15 @@ def test_data_that_nobody_knows_of_is_said(cluster: dict[str, str]) -> None:
     assert done.stderr.startswith("deeplink: where faces lies is not known")
 
 
-def test_few_leaves_are_waited_for_where_the_room_is_elsewhere(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_who_has_patience_waits_for_few_leaves(cluster: dict[str, str], tmp_path: Path) -> None:
     nodes = (tmp_path / "nodes").read_text()
     for name in ("n0", "n1", "n4", "n5", "n6"):
         nodes = nodes.replace(f"{name}|main*|up|infinite|NO|idle", f"{name}|main*|up|infinite|NO|allocated")
     (tmp_path / "nodes").write_text(nodes)
-    sbatch(cluster, "-N3", "--exclusive", "job.sh")
+    sbatch(cluster, "-N3", "--exclusive", "--deeplink-patience=1", "job.sh")
     assert "--switches=1@00:01:00" in told(cluster)["argv"]
     foresees(cluster, plain=(SOON, "n[2-3,7]"))
-    sbatch(cluster, "-N3", "--exclusive", "--deeplink-patience=0", "job.sh")
+    sbatch(cluster, "-N3", "--exclusive", "job.sh")
     assert told(cluster)["argv"] == [*ADDED, "-N3", "--exclusive", "job.sh"]
 
 
@@ -319,9 +324,7 @@ def test_nobody_reads_what_it_prints(cluster: dict[str, str]) -> None:
 
 
 def test_what_interrupts_us_reaches_sbatch_and_ends_us_alike(cluster: dict[str, str], tmp_path: Path) -> None:
-    program(
-        cluster, "sbatch", 'case "$*" in *--test-only*) exit 1; esac; echo 12; exec sleep 60'
-    )
+    program(cluster, "sbatch", 'case "$*" in *--test-only*) exit 1; esac; echo 12; exec sleep 60')
     argv = [sys.executable, "-m", "deeplink", "sbatch", "--wait", "-N4", "job.sh"]
     with subprocess.Popen(argv, env=cluster, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.placement.request import Residency, Speeds
-from deeplink.scheduler.wish.decide import Surroundings, decide, fewest_leaves, patience_of
+from deeplink.scheduler.wish.decide import Surroundings, decide, fewest_leaves
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
 from deeplink.scheduler.wish.room import CannotRunError, rooms_of
 from deeplink.scheduler.wish.site import Site, Ties
@@ -18,6 +18,7 @@ from deeplink.types import NodeName
 from tests.scheduler.wish.clusters import line, nodes, now, site
 
 FOUR = Ask(nodes=4, exclusive=True)
+PATIENT = replace(FOUR, patience_s=60)
 
 
 def decided(ask: Ask, state: Now | None = None, **around: object) -> Decision:
@@ -44,44 +45,38 @@ def test_data_and_slow_links_count() -> None:
 
 def test_nodes_that_another_submission_gets_are_not_free() -> None:
     assert decided(FOUR, taken=frozenset(nodes("n0"))).nodes == nodes("n1 n3 n5 n7")
-    both = decided(FOUR, taken=frozenset(nodes("n0 n1")))
+    both = decided(PATIENT, taken=frozenset(nodes("n0 n1")))
     assert (both.kind, both.why) == (Kind.SWITCHES, Why.SCATTERED)
 
 
 def test_where_too_few_are_free_few_leaves_are_waited_for() -> None:
-    found = decided(FOUR, now(busy="n0 n1 n2 n3 n4"))
+    busy = now(busy="n0 n1 n2 n3 n4")
+    found = decided(PATIENT, busy)
     assert (found.kind, found.why, found.switches, found.patience_s) == (Kind.SWITCHES, Why.BUSY, 1, 60)
+    assert (decided(FOUR, busy).kind, decided(FOUR, busy).why) == (Kind.NOTHING, Why.BUSY)
 
 
 def test_where_those_that_are_free_are_scattered_few_leaves_are_waited_for_or_the_best_taken() -> None:
     scattered = now(busy="n0 n1")
-    found = decided(FOUR, scattered)
+    found = decided(PATIENT, scattered)
     assert (found.kind, found.why, found.switches) == (Kind.SWITCHES, Why.SCATTERED, 1)
     assert found.candidates[0].leaves == 2
-    hasty = decided(replace(FOUR, patience_s=0), scattered)
+    hasty = decided(FOUR, scattered)
     assert (hasty.kind, len(hasty.nodes)) == (Kind.NODES, 4)
 
 
-@pytest.mark.parametrize(
-    ("limit_s", "said", "patience"),
-    [(0, None, 60), (86_400, None, 60), (1000, None, 20), (100, None, 0), (100, 7, 7), (0, 0, 0)],
-)
-def test_patience(limit_s: int, said: int | None, patience: int) -> None:
-    assert patience_of(Ask(nodes=2, limit_s=limit_s, patience_s=said)) == patience
-
-
-@pytest.mark.parametrize("ask", [replace(FOUR, later="it is held"), replace(FOUR, array=True)])
+@pytest.mark.parametrize("ask", [replace(PATIENT, later="it is held"), replace(PATIENT, array=True)])
 def test_who_does_not_start_now_is_bound_to_no_nodes(ask: Ask) -> None:
     found = decided(ask)
     assert (found.kind, found.why, found.nodes) == (Kind.SWITCHES, Why.STARTS_LATER, ())
 
 
 def test_nothing_is_wished_where_it_gains_nothing() -> None:
-    all_of_them = decided(replace(FOUR, nodes=8), now(busy="n0"))
+    all_of_them = decided(replace(PATIENT, nodes=8), now(busy="n0"))
     assert (all_of_them.kind, all_of_them.why) == (Kind.NOTHING, Why.NOTHING_TO_GAIN)
-    one = decided(replace(FOUR, nodes=1, array=True))
+    one = decided(replace(PATIENT, nodes=1, array=True))
     assert (one.kind, one.why) == (Kind.NOTHING, Why.NOTHING_TO_GAIN)
-    nowhere = decided(FOUR, now(busy="n0 n1 n2 n3 n4"), site=Site())
+    nowhere = decided(PATIENT, now(busy="n0 n1 n2 n3 n4"), site=Site())
     assert (nowhere.kind, nowhere.why) == (Kind.NOTHING, Why.NOTHING_TO_GAIN)
 
 
@@ -117,7 +112,7 @@ def test_nodes_that_are_down_are_waited_for_without_a_wish() -> None:
 
 
 def test_a_partition_that_is_down_or_whose_jobs_share_cpus() -> None:
-    assert decided(FOUR, now(available="down")).kind is Kind.SWITCHES
+    assert decided(PATIENT, now(available="down")).kind is Kind.SWITCHES
     assert decided(Ask(nodes=2), now(oversubscribe="FORCE:4")).why is Why.NOT_UNDERSTOOD
 
 
@@ -165,7 +160,7 @@ def test_a_wish_can_be_met(states: list[str], ask: Ask, leaves: int, taken: set[
     if found.kind is Kind.SWITCHES:
         alive = [node for node, one in state.nodes.items() if not one.dead]
         assert found.switches == fewest_leaves(site(12, leaves).slurm, alive, wanted) < min(wanted, leaves)
-        assert found.patience_s == patience_of(ask) > 0
+        assert found.patience_s == ask.patience_s
     assert found.words
     assert wanted <= len(states) or found.why is Why.IMPOSSIBLE
 
