@@ -62,7 +62,8 @@ def hold_data(cluster: Sandbox) -> None:
     """Note that the nodes which Slurm would not take hold a dataset, so that they are wished by name."""
     plain = cluster.run(CTL, ["sbatch", "--test-only", *_JOB]).stderr
     other = ["n1", "n3", "n5", "n7"] if "n[0,2,4,6]" in plain else ["n0", "n2", "n4", "n6"]
-    said = json.dumps({"format": 1, "unix": 4e9, "total": 4, "bytes": dict.fromkeys(other, 1)})
+    nodes = {node: {"bytes": 1, "unix": 4e9} for node in other}
+    said = json.dumps({"format": 1, "total": 4, "nodes": nodes})
     # As the user, whose folders they are.
     write = "mkdir -p .local/share/deeplink/catalog/images && cd $_ && echo ab >latest && cat >ab.held"
     done = cluster.run(CTL, ["bash", "-c", write], stdin=said)

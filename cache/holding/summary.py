@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_unsynced
@@ -47,24 +48,40 @@ class Held:
     """How much of a version each node holds.
 
     Attributes:
-        bytes: verified, by node; nodes that did not answer are not in it.
+        bytes: verified, by node; nodes of which nobody knows are not in it.
         total: bytes of the version.
-        unix: when that was so, seconds since 1970.
     """
 
     bytes: Mapping[NodeName, int]
     total: int
-    unix: float
 
 
-def note(catalog: Path, name: str, version: str, held: Held) -> None:
-    """Keep a summary beside the index of its version; one that is there gives way.
+def note(
+    catalog: Path, name: str, version: str, sizes: Mapping[NodeName, int], *, total: int, unix: float
+) -> None:
+    """Keep beside the index what these nodes hold; of others what was noted before stays.
+
+    Of two who note at once one may not be heard of: then a node counts as it was before.
+
+    Args:
+        catalog: the folder of the indexes.
+        name: the dataset.
+        version: of it.
+        sizes: bytes that nodes have verified.
+        total: bytes of the version.
+        unix: now, seconds since 1970.
 
     Raises:
         OSError: it cannot be written; what was there still is.
     """
-    document = {"format": FORMAT, "unix": held.unix, "total": held.total, "bytes": dict(held.bytes)}
-    write_unsynced(catalog / name / f"{version}{SUFFIX}", json.dumps(document, sort_keys=True).encode())
+    path = catalog / name / f"{version}{SUFFIX}"
+    nodes: dict[str, dict[str, float]] = {}
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        _, before = _read(path)
+        nodes = {node: {"bytes": size, "unix": when} for node, (size, when) in before.items()}
+    nodes |= {node: {"bytes": size, "unix": unix} for node, size in sizes.items()}
+    document = {"format": FORMAT, "total": total, "nodes": nodes}
+    write_unsynced(path, json.dumps(document, sort_keys=True).encode())
 
 
 def held(catalog: Path, dataset: str, *, unix: float, old_s: float = OLD_S) -> Held:
@@ -74,26 +91,25 @@ def held(catalog: Path, dataset: str, *, unix: float, old_s: float = OLD_S) -> H
         catalog: the folder of the indexes.
         dataset: which.
         unix: now.
-        old_s: what was noted longer ago counts as unknown.
+        old_s: what was noted longer ago is not known any more.
 
     Raises:
-        UnknownHoldingError: there is no such dataset, nothing was noted, or it is damaged or too old.
+        UnknownHoldingError: there is no such dataset, nothing was noted, or it is damaged or all of it too old.
     """
     name, _, digits = dataset.removeprefix("deeplink://").partition("@")
     if not _NAME.fullmatch(name) or (digits and not _DIGITS.fullmatch(digits)):
         raise UnknownHoldingError(dataset, "it is not NAME or NAME@VERSION")
     path = _path(catalog / name, digits, dataset)
     try:
-        with path.open("rb") as file:
-            found = _parsed(json.loads(file.read(_MOST_BYTES)))
+        total, nodes = _read(path)
     except FileNotFoundError:
         raise UnknownHoldingError(dataset, "nobody has looked yet") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
         raise UnknownHoldingError(dataset, f"{path} cannot be read ({problem})") from problem
-    age = unix - found.unix
-    if age > old_s:
-        raise UnknownHoldingError(dataset, f"it was looked at {age / 86_400:.0f} days ago")
-    return found
+    newest = max((when for _, when in nodes.values()), default=0.0)
+    if nodes and unix - newest > old_s:
+        raise UnknownHoldingError(dataset, f"it was looked at {(unix - newest) / 86_400:.0f} days ago")
+    return Held({node: size for node, (size, when) in nodes.items() if unix - when <= old_s}, total)
 
 
 def _path(folder: Path, digits: str, dataset: str) -> Path:
@@ -113,11 +129,16 @@ def _path(folder: Path, digits: str, dataset: str) -> Path:
     return versions[0].with_suffix(SUFFIX)
 
 
-def _parsed(document: Mapping[str, Any]) -> Held:
+def _read(path: Path) -> tuple[int, dict[NodeName, tuple[int, float]]]:
+    """Return the bytes of the version, and for each node how many it held when."""
+    with path.open("rb") as file:
+        document = json.loads(file.read(_MOST_BYTES))
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']}")
-    sizes = {NodeName(str(node)): int(size) for node, size in document["bytes"].items()}
-    total, unix = int(document["total"]), float(document["unix"])
-    if total < 0 or any(size < 0 for size in sizes.values()) or not math.isfinite(unix):
+    total = int(document["total"])
+    nodes = {
+        NodeName(str(node)): (int(said["bytes"]), float(said["unix"])) for node, said in document["nodes"].items()
+    }
+    if total < 0 or any(size < 0 or not math.isfinite(when) for size, when in nodes.values()):
         raise ValueError("numbers that cannot be")
-    return Held(sizes, total, unix)
+    return total, nodes

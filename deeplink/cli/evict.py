@@ -61,6 +61,8 @@ def command(
     shards, shared = _shards(dataset, config, force=force)
     with target(config, local=local or 0, here=here) as to:
         found, problems = _evicted(shards, to, force=force, dry_run=dry_run)
+    if not dry_run:
+        _note(dataset, config, found)
     _say(found, problems, shared, dry_run=dry_run, as_json=as_json)
     failed = any(_outcome(shard) == "failed" for held in found.values() for shard in held)
     if problems or failed:
@@ -88,6 +90,24 @@ def _shards(dataset: str, config: Config, *, force: bool) -> tuple[list[ShardId]
     others = [] if force else [other for other in catalog.names(lost=True) if other != place.name]
     shared = {other: found for other in others if (found := wanted & _held_by(catalog, other))}
     return sorted(wanted.difference(*shared.values())), {other: len(found) for other, found in shared.items()}
+
+
+def _note(dataset: str, config: Config, found: Mapping[str, Sequence[cache_pb2.EvictedShard]]) -> None:
+    """Keep what is left where, of each of the dataset's versions that something is known of."""
+    from deeplink.cache.catalog import Catalog
+    from deeplink.cache.errors import DatasetMissingError, IndexFormatError
+    from deeplink.noting import note_dropped
+    from deeplink.path import DatasetPath
+    from deeplink.types import NodeName, ShardId
+
+    name, catalog = DatasetPath.parse(dataset).name, Catalog(config.catalog)
+    gone = {
+        NodeName(node): {ShardId(shard.id) for shard in shards if _outcome(shard) == "gone"}
+        for node, shards in found.items()
+    }
+    for version in catalog.versions(name):
+        with suppress(DatasetMissingError, IndexFormatError):  # of one without an index nothing is kept
+            note_dropped(config.catalog, name, catalog.open(name, version), gone)
 
 
 def _held_by(catalog: Catalog, name: str) -> set[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from deeplink.cache.packing.plan import Plan
     from deeplink.cache.packing.verifying import Verification
     from deeplink.cache.sources.origin import Listing
+    from deeplink.config import Config
     from deeplink.spread import Target
 
 _LEAST = 4 << 10
@@ -131,11 +132,20 @@ def command(  # noqa: PLR0913 - one for each option
             result = pack(source, name, config=to.config, progress=progress, **options)
         found = _verified(result, to) if verify else None
         nodes = len(to.members) or 1
+    _note(result, config)
     if replicas is not None and replicas > nodes:
         click.echo(f"--replicas {replicas}: there can be {nodes} of each shard, one for each node", err=True)
     _say_result(result, found, as_json=as_json)
     if found is not None and found.problems:
         raise SystemExit(1)
+
+
+def _note(result: PackResult, config: Config) -> None:
+    from deeplink.cache.catalog import Catalog
+    from deeplink.noting import note_placed
+
+    index = Catalog(config.catalog).open(result.name, result.version)
+    note_placed(config.catalog, result.name, index, result.placed)
 
 
 def _verified(result: PackResult, to: Target) -> Verification:

@@ -56,12 +56,24 @@ def command(*, name: str, quick: bool, in_place: bool, as_json: bool) -> int:
         return _in_place(found, library.config, held, as_json=as_json)
     problem = "" if quick else _index_problem(found)
     reports = _reports(found, library.config, held, quick=quick)
+    _note(found, library.config, held)
     wrong = bool(problem or held.problems) or not all(report.is_right for report in reports)
     if as_json:
         _say_json(found, held, reports, problem)
     else:
         _say(found, held, reports, problem, quick=quick)
     return 1 if wrong else 0
+
+
+def _note(found: Found, config: Config, held: Holdings) -> None:
+    from deeplink.cache.holding.residency import residency
+    from deeplink.cache.ownership import weights
+    from deeplink.noting import note_residency
+
+    index = found.reader.index
+    replicas = min(config.replicas, max(len(held.members), 1))
+    where = residency(index, held.verified(), replicas=replicas, weights=weights(held.members))
+    note_residency(config.catalog, found.place.name, index, where)
 
 
 def _index_problem(found: Found) -> str:
@@ -115,6 +127,7 @@ def _in_place(found: Found, config: Config, held: Holdings, *, as_json: bool) ->
             token=members_token(config, other_members(config)),
             progress=show,
         )
+    _note(found, config, held)
     silent = [f"not verified on {node}: {problem}" for node, problem in held.problems.items()]
     problems = [*result.problems, *silent, *filter(None, [_index_problem(found)])]
     _say_in_place(found, result, problems, as_json=as_json)

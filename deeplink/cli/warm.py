@@ -59,6 +59,7 @@ def command(
     import dataclasses
 
     from deeplink.config import load_config
+    from deeplink.noting import note_residency
     from deeplink.spread import target
 
     given: dict[str, Any] = {"members": members, "replicas": replicas}
@@ -74,6 +75,7 @@ def command(
             with _shown_progress() as progress:
                 result = _warmed(index, name, to, progress)
             found = result.residency
+    note_residency(config.catalog, name, index, found)
     _say(name, index, found, result, as_json=as_json)
     if not dry_run and found.whole_shards < found.shards:
         click.get_current_context().exit(1)

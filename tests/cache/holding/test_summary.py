@@ -14,7 +14,11 @@ from deeplink.types import NodeName
 
 VERSION = "ab" * 16
 NOW = 1_000_000.0
-SOME = Held({NodeName("n1"): 5, NodeName("n2"): 0}, 10, NOW)
+SIZES = {NodeName("n1"): 5, NodeName("n2"): 0}
+
+
+def kept(catalog: Path, sizes: dict[NodeName, int], unix: float = NOW) -> None:
+    note(catalog, "images", VERSION, sizes, total=10, unix=unix)
 
 
 @pytest.fixture
@@ -28,19 +32,26 @@ def catalog(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dataset", ["images", "images@abab", "deeplink://images", f"images@{VERSION}"])
 def test_what_is_noted_is_found(catalog: Path, dataset: str) -> None:
-    note(catalog, "images", VERSION, SOME)
-    assert held(catalog, dataset, unix=NOW + 5) == SOME
+    kept(catalog, SIZES)
+    assert held(catalog, dataset, unix=NOW + 5) == Held(SIZES, 10)
 
 
-def test_the_newest_note_counts(catalog: Path) -> None:
-    note(catalog, "images", VERSION, SOME)
-    note(catalog, "images", VERSION, Held({}, 10, NOW + 1))
-    assert held(catalog, "images", unix=NOW + 5) == Held({}, 10, NOW + 1)
+def test_each_node_counts_as_it_was_told_last(catalog: Path) -> None:
+    kept(catalog, SIZES)
+    kept(catalog, {NodeName("n2"): 7, NodeName("n3"): 1}, NOW + 1)
+    assert held(catalog, "images", unix=NOW + 5) == Held({"n1": 5, "n2": 7, "n3": 1}, 10)
+    assert held(catalog, "images", unix=NOW + 5, old_s=4.5).bytes == {"n2": 7, "n3": 1}
     assert len(list((catalog / "images").iterdir())) == 3
 
 
+def test_a_damaged_note_gives_way(catalog: Path) -> None:
+    (catalog / "images" / f"{VERSION}.held").write_text("{")
+    kept(catalog, SIZES)
+    assert held(catalog, "images", unix=NOW) == Held(SIZES, 10)
+
+
 def test_an_old_note_is_unknown(catalog: Path) -> None:
-    note(catalog, "images", VERSION, SOME)
+    kept(catalog, SIZES)
     with pytest.raises(UnknownHoldingError, match="40 days"):
         held(catalog, "images", unix=NOW + 40 * 86_400)
 
@@ -75,7 +86,10 @@ def test_two_versions_that_begin_alike(catalog: Path) -> None:
     | st.fixed_dictionaries(
         {
             "format": st.sampled_from([1, 2, "1"]),
-            "bytes": st.dictionaries(st.text(), st.integers() | st.text()) | st.lists(st.integers()),
+            "nodes": st.dictionaries(
+                st.text(), st.fixed_dictionaries({"bytes": st.integers() | st.text(), "unix": st.floats()})
+            )
+            | st.lists(st.integers()),
             "total": st.integers() | st.none(),
             "unix": st.floats() | st.text(),
         }

@@ -99,7 +99,8 @@ def held(env: dict[str, str], sizes: dict[str, int], total: int) -> None:
     folder = Path(env["HOME"], ".local/share/deeplink/catalog/images")
     folder.mkdir(parents=True)
     (folder / "latest").write_text("ab\n")
-    said = {"format": 1, "unix": 4e9, "total": total, "bytes": sizes}
+    nodes = {node: {"bytes": size, "unix": 4e9} for node, size in sizes.items()}
+    said = {"format": 1, "total": total, "nodes": nodes}
     (folder / "ab.held").write_text(json.dumps(said))
 
 
