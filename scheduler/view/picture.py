@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.view.output import expanded
 from deeplink.scheduler.view.rates import Pace, pace
 from deeplink.scheduler.view.reasons import in_words
 from deeplink.scheduler.watch.records import Outcome
@@ -157,7 +158,7 @@ def picture(
         decision=left.decision,
         open_incident=next((one for one in left.incidents if one.outcome is Outcome.OPEN), None),
         incidents=len(left.incidents),
-        output=queued.output if queued else _output(left),
+        output=expanded(queued.output, queued.job) if queued else _output(left),
         end=_end(ended) if ended and ended["event"] != "attempt-started" and not older else "",
         heard_unix=newest.beat_unix if newest else None,
         gone=queued is None and asked,
