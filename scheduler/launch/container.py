@@ -106,7 +106,6 @@ def entering(
     folders = tuple(folder for folder in _unique([*needed(env), here]) if exists(folder))
     mounts = [_mount(one) for one in (*folders, *container.mounts)]
     if container.runtime == "charliecloud":
-        # It makes no mount points in an image that is a folder; --write-fake does, in memory.
         binds = [f"--bind={source}:{inside}" for source, inside in mounts]
         return ["ch-run", *container.options, *binds, f"--cd={here}", container.image, "--", *command]
     binds = [word for source, inside in mounts for word in ("--bind", f"{source}:{inside}")]

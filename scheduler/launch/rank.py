@@ -26,7 +26,7 @@ from deeplink.scheduler.launch.environment import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 PREDECESSOR_WAIT_S = 30.0
 """How long a rank waits for the one it replaces to be gone; Slurm kills it long before."""
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         if LAUNCH_VARIABLE not in os.environ:
             raise NotLaunchedError(f"{LAUNCH_VARIABLE} is not set")
         launch = Launch.unpacked(os.environ[LAUNCH_VARIABLE])
-        task, command = _arguments(list(argv), launch)
+        task, command = arguments(list(argv), launch, os.environ)
         env = rank_environment(launch, task, os.environ)
         if launch.container is not None and launch.container.runtime != PYXIS:
             command = entering(launch.container, command, env, here=str(Path.cwd()), exists=os.path.exists)
@@ -57,15 +57,20 @@ def main(argv: Sequence[str]) -> int:
         return _NOT_EXECUTABLE
 
 
-def _arguments(argv: list[str], launch: Launch) -> tuple[Task, list[str]]:
+def arguments(argv: list[str], launch: Launch, env: Mapping[str, str]) -> tuple[Task, list[str]]:
+    """Return which rank this is and what it is to become.
+
+    Raises:
+        NotLaunchedError: nobody says.
+    """
     if argv[:1] == ["--task"] and len(argv) > 4:  # noqa: PLR2004 - three values and the double dash
         task = Task(int(argv[1]), int(argv[2]), argv[3])
         argv = argv[4:]
     elif argv[:1] == ["--mpi"]:
-        task = mpi_task(launch, os.environ)
+        task = mpi_task(launch, env)
         argv = argv[1:]
     else:
-        task = slurm_task(os.environ)
+        task = slurm_task(env)
     if argv[:1] != ["--"] or len(argv) == 1:
         raise NotLaunchedError("no command is given")
     return task, argv[1:]

@@ -172,7 +172,10 @@ def torchrun_becomes(words: Sequence[str], env: Mapping[str, str]) -> LeftAlone 
     given = dict(_torchrun_options(words))
     if "standalone" in given or given.get("nnodes") in {"1", "1:1"}:
         return LeftAlone("it is for this node alone")
-    return BecomesRun(("--nproc-per-node=1", "--", "torchrun", *words))
+    each = given.get("nproc-per-node", env.get("PET_NPROC_PER_NODE", "1"))
+    # Words of torchrun's ("cpu") it resolves itself, on each node; until then nobody knows how many ranks that is.
+    per_node = each if each.isdigit() and int(each) else "auto" if each in {"gpu", "auto"} else "1"
+    return BecomesRun(("--recipe=torchrun", f"--nproc-per-node={per_node}", "--", "torchrun", *words))
 
 
 def torchrun_in_rank(words: Sequence[str], env: Mapping[str, str]) -> list[str]:

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts
+from deeplink.scheduler.launch import rank
+from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, Task
 from deeplink.types import Attempt
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -42,6 +45,18 @@ def test_it_becomes_the_command_with_the_ranks_environment(env: dict[str, str]) 
 def test_the_task_can_be_named_where_there_is_no_slurm(env: dict[str, str]) -> None:
     done = run(starter("--task", "0", "0", "n0", "--", sys.executable, "-c", SHOW), env)
     assert json.loads(done.stdout)["RANK"] == "0"
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0"), min_size=1)), st.booleans())
+def test_every_word_behind_the_dashes_is_the_commands(words: list[str], is_local: bool) -> None:
+    node = NodeFacts(node="n0", address="127.0.0.1:4000")
+    launch = Launch(attempt=Attempt(1, 0, 0), nodes=(node,), spares=(), per_node=1, master_port=1, passed_on={})
+    before = ["--task", "0", "0", "n0"] if is_local else []
+    slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n0"}
+    assert rank.arguments([*before, "--", "python", *words], launch, slurm) == (
+        Task(0, 0, "n0"),
+        ["python", *words],
+    )
 
 
 def test_words_reach_the_command_unchanged(env: dict[str, str]) -> None:

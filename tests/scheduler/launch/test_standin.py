@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deeplink.scheduler.launch.standin import (
     BecomesRun,
@@ -106,7 +108,39 @@ def test_a_torchrun_of_the_batch_script_runs_on_every_node() -> None:
     words = ["--nnodes=4", "--nproc_per_node", "2", "t.py", "--standalone"]
     found = torchrun_becomes(words, JOB)
     assert isinstance(found, BecomesRun)
-    assert list(found.arguments) == ["--nproc-per-node=1", "--", "torchrun", *words]
+    assert list(found.arguments) == ["--recipe=torchrun", "--nproc-per-node=2", "--", "torchrun", *words]
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "each"),
+    [
+        ("t.py", {}, "1"),
+        ("--nproc-per-node=8 t.py", {}, "8"),
+        ("--nproc_per_node gpu t.py", {}, "auto"),
+        ("--nproc-per-node=cpu t.py", {}, "1"),
+        ("t.py", {"PET_NPROC_PER_NODE": "4"}, "4"),
+        ("t.py --nproc-per-node=8", {}, "1"),
+    ],
+)
+def test_the_ranks_that_a_torchrun_will_start_are_counted(words: str, env: dict[str, str], each: str) -> None:
+    found = torchrun_becomes(words.split(), {**JOB, **env})
+    assert isinstance(found, BecomesRun)
+    assert found.arguments[1] == f"--nproc-per-node={each}"
+
+
+WORDS = st.lists(st.text(st.characters(exclude_characters="\0"), max_size=20), max_size=6)
+
+
+@given(WORDS)
+def test_a_commands_own_words_are_handed_on_as_they_are(words: list[str]) -> None:
+    for before, found in (
+        (["python", "t.py"], srun_becomes(["-N4", "python", "t.py", *words], JOB, read)),
+        (["torchrun", "--nnodes=4", "t.py"], torchrun_becomes(["--nnodes=4", "t.py", *words], JOB)),
+    ):
+        assert isinstance(found, BecomesRun)
+        behind = found.arguments[found.arguments.index("--") + 1 :]
+        assert list(behind) == [*before, *words]
+    assert torchrun_in_rank(["--nnodes=4", "t.py", *words], RANK) == [*HERE, "t.py", *words]
 
 
 @pytest.mark.parametrize("words", [["--standalone", "t.py"], ["--nnodes", "1", "t.py"], ["--nnodes=1:1", "t.py"]])
