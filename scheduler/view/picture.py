@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deeplink.scheduler.slurm.parse import NodeRow
-    from deeplink.scheduler.view.folder import Event, Left
+    from deeplink.scheduler.view.folder import Left
     from deeplink.scheduler.view.queue import Queued
     from deeplink.scheduler.watch.records import AttemptRecord, Incident, NodeRecord
     from deeplink.scheduler.wish.decision import Recorded
@@ -121,45 +121,39 @@ def picture(
         now: seconds since 1970.
         asked: whether Slurm answered: if not, a job without `queued` is not gone, only unknown.
     """
-    record = left.record
-    newest = record.newest if record else None
-    final = queued.job.state.final if queued else False
-    # Slurm has started it again since, and the new run's launcher has not reported yet.
-    older = newest is not None and queued is not None and newest.attempt.restart < queued.job.restarts
-    lost = newest is None or older or (not newest.phase.ended and (final or now - newest.beat_unix > FRESH_S))
-    ended = left.last("cancelled", "ended", "attempt-started")
-    if ended and ended["event"] == "ended" and (asked_to := left.last("cancelled")):
-        began = left.last("attempt-started")
-        # What the launcher says of an end that its user wanted is only how it went.
-        ended = asked_to if began is None or asked_to["unix"] >= began["unix"] else ended
+    word = _word(queued, left, now)
+    newest, current = word.newest, word.current
     row = queued.job if queued else None
-    over = final or (queued is None and asked)
+    over = (row is not None and row.state.final) or (queued is None and asked)
+    known = left.record
+    said = newest if newest and not word.lost else None
+    measured = pace(left.points)
     return Picture(
         id=job,
         label=row.label if row else str(job),
-        name=(row.name if row else "") or (record.name if record else ""),
-        user=(row.user if row else "") or (record.user if record else ""),
+        name=(row.name if row else "") or (known.name if known else ""),
+        user=(row.user if row else "") or (known.user if known else ""),
         partition=queued.partition if queued else "",
         state=row.state.value if row else "",
         reason=in_words(row.reason) if row else "",
-        phase="" if lost or newest is None else newest.phase.value,
-        detail="" if lost or newest is None else newest.detail,
+        phase=said.phase.value if said else "",
+        detail=said.detail if said else "",
         attempt=str(newest.attempt) if newest else "",
         restarts=row.restarts if row else newest.attempt.restart if newest else None,
         relaunches=newest.attempt.relaunch if newest else None,
         used_s=queued.used_s if queued else None,
         limit_s=queued.limit_s if queued else None,
         start_unix=queued.start_unix if queued else None,
-        seats=seats(queued, None if older or (lost and over) else newest, left.nodes, nodes, now),
-        world_size=newest.world_size or None if newest and not older else None,
-        ring=newest.ring_crossings if newest and newest.nodes and not older else None,
-        ring_stock=newest.ring_crossings_stock if newest and newest.nodes and not older else None,
-        pace=pace(left.points).standing if lost else pace(left.points),
+        seats=seats(queued, None if word.lost and over else current, left.nodes, nodes, now),
+        world_size=(current.world_size or None) if current else None,
+        ring=current.ring_crossings if current and current.nodes else None,
+        ring_stock=current.ring_crossings_stock if current and current.nodes else None,
+        pace=measured.standing if word.lost else measured,
         decision=left.decision,
         open_incident=next((one for one in left.incidents if one.outcome is Outcome.OPEN), None),
         incidents=len(left.incidents),
         output=expanded(queued.output, queued.job) if queued else _output(left),
-        end=_end(ended) if ended and ended["event"] != "attempt-started" and not older else "",
+        end=_end(left) if not word.older else "",
         heard_unix=newest.beat_unix if newest else None,
         gone=queued is None and asked,
         final=over or (newest is not None and newest.phase.ended and queued is None),
@@ -168,14 +162,48 @@ def picture(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What a launcher said last, and for how much it counts.
+
+    Attributes:
+        older: Slurm has started the job again since, and the new run's launcher has not reported yet.
+        lost: its word about how things go is not taken any more.
+    """
+
+    newest: AttemptRecord | None
+    older: bool
+    lost: bool
+
+    @property
+    def current(self) -> AttemptRecord | None:
+        """The attempt, if it is of the run that Slurm tells of."""
+        return None if self.older else self.newest
+
+
+def _word(queued: Queued | None, left: Left, now: float) -> _Word:
+    newest = left.record.newest if left.record else None
+    if newest is None:
+        return _Word(None, older=False, lost=True)
+    older = queued is not None and newest.attempt.restart < queued.job.restarts
+    final = queued is not None and queued.job.state.final
+    silent = final or now - newest.beat_unix > FRESH_S
+    return _Word(newest, older=older, lost=older or (silent and not newest.phase.ended))
+
+
 def _output(left: Left) -> str:
     started = left.last("job-started")
     return str(started.get("output") or "") if started else ""
 
 
-def _end(event: Event) -> str:
-    if event["event"] == "cancelled":
-        return f"cancelled by {event.get('by') or 'its user'}"
+def _end(left: Left) -> str:
+    """Return how it ended: by its user's will, however that went for its launcher, or as that says."""
+    event, asked_to = left.last("cancelled", "ended", "attempt-started"), left.last("cancelled")
+    began = left.last("attempt-started")
+    if event is None or event["event"] == "attempt-started":
+        return ""
+    if asked_to and (began is None or asked_to["unix"] >= began["unix"]):
+        return f"cancelled by {asked_to.get('by') or 'its user'}"
     because = str(event.get("because") or "")
     return f"ended with exit code {event.get('code', 'unknown')}" + (f": {because}" if because else "")
 
