@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import re
 import threading
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from deeplink.scheduler.doctor.reach import peers_of
 from deeplink.scheduler.doctor.report import Host, Measured, NodeReport, Offset, Plan, ReportFormatError
 from deeplink.scheduler.launch.process import end_process
 from deeplink.scheduler.slurm import command as processes
-from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
+from deeplink.scheduler.slurm.nodeset import NodeSetError, at_most, unfold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,7 @@ class Step:
     _measured: dict[str, Measured] = field(default_factory=dict)
     _offsets: dict[str, Offset] = field(default_factory=dict)
     _bad: dict[str, str] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)  # nodes whose part srun says is over
 
     def run(self, plan: Callable[[Mapping[str, Host]], Mapping[str, Plan]]) -> StepResult:
         """Start the step, examine, end it, and return what was learnt.
@@ -108,7 +110,7 @@ class Step:
     ) -> None:
         self.say(f"starting {self.count} nodes")
         self._listen(process, START_S, lambda: len(self._hosts) > 0)
-        self._listen(process, GRACE_S, lambda: len(self._hosts) >= self.count)
+        self._listen(process, GRACE_S, lambda: len(self._hosts.keys() | self._ended) >= self.count)
         good = {node: host for node, host in self._hosts.items() if not host.problem}
         if not good:
             return
@@ -118,7 +120,9 @@ class Step:
         plans = plan(good)
         self.say("connecting, writing, reading")
         self._ask(process, {"plans": {node: one.as_dict() for node, one in plans.items()}})
-        self._listen(process, MEASURE_S, lambda: plans.keys() <= self._measured.keys() | self._bad.keys())
+        self._listen(
+            process, MEASURE_S, lambda: plans.keys() <= self._measured.keys() | self._bad.keys() | self._ended
+        )
 
     def _ping(self, process: processes.Process[bytes], number: int, nodes: set[str]) -> None:
         answered: set[str] = set()
@@ -135,7 +139,7 @@ class Step:
                 self._offsets[node] = offset
 
         self._ask(process, {"ping": number})
-        self._listen(process, PING_S, lambda: answered >= nodes, take)
+        self._listen(process, PING_S, lambda: answered | self._ended >= nodes, take)
 
     @staticmethod
     def _ask(process: processes.Process[bytes], asked: Mapping[str, Any]) -> None:
@@ -161,7 +165,9 @@ class Step:
                     return
                 continue
             taken = self._messages.take(line)
-            if taken is not None:
+            if taken is None:
+                self._ended |= ended_nodes(line)
+            else:
                 self._keep(*taken)
                 if take is not None:
                     take(*taken)
@@ -209,6 +215,22 @@ class Step:
             return next((unfold(host.step_nodes) for host in self._hosts.values() if host.step_nodes), ())
         except NodeSetError:
             return ()
+
+
+_OVER = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?!Starting|Running)", re.ASCII)
+
+
+def ended_nodes(line: str) -> set[str]:
+    """Return the nodes that srun says are no longer part of the step.
+
+    >>> sorted(ended_nodes("srun: error: n[1-2]: tasks 1-2: Exited with exit code 1"))
+    ['n1', 'n2']
+    """
+    found = _OVER.match(line)
+    try:
+        return set(unfold(found[1])) if found and at_most(found[1]) <= _MOST_LINES else set()
+    except NodeSetError:
+        return set()
 
 
 def plans_for(hosts: Mapping[str, Host], everyone: Plan) -> dict[str, Plan]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from deeplink.clock import Clock, SystemClock
@@ -211,9 +211,7 @@ class Sandbox:
 
         def run(argv: Sequence[str], /, *, timeout_s: float = command.COMMAND_TIMEOUT_S) -> str:
             done = self.run(machine, argv, timeout_s=timeout_s, root=root)
-            if done.code:
-                raise command.CommandError(argv, done.code, done.stderr)
-            return done.stdout
+            return command.answer_of(replace(done, argv=tuple(argv)))  # not how it was brought there
 
         return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -155,18 +156,32 @@ def end_unfinished() -> None:
             _kill_group(process)
 
 
+_UNANSWERED = re.compile(r"^slurm_load_\w+ error: ", re.MULTILINE | re.ASCII)
+
+
+def answer_of(done: Finished) -> str:
+    """Return what a command that has ended wrote to standard output.
+
+    Where the controller does not answer, `scontrol show topology` says so on standard error, writes nothing else
+    and exits 0 (Slurm 22.05, measured): that is no empty topology.
+
+    Raises:
+        CommandError: it failed.
+    """
+    if done.code or (not done.stdout.strip() and _UNANSWERED.search(done.stderr)):
+        raise CommandError(done.argv, done.code, done.stderr)
+    return done.stdout
+
+
 def run(argv: Sequence[str], /, *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
     """Run a short command and return what it wrote to standard output.
 
     Raises:
-        CommandError: it exited with another code than 0.
+        CommandError: it failed.
         CommandMissingError: no such program.
         CommandTimeoutError: the time was up.
     """
-    done = finish(argv, timeout_s=timeout_s)
-    if done.code:
-        raise CommandError(argv, done.code, done.stderr)
-    return done.stdout
+    return answer_of(finish(argv, timeout_s=timeout_s))
 
 
 def spawn(

@@ -9,6 +9,7 @@ import pytest
 from deeplink.scheduler.doctor.finding import Severity
 from deeplink.scheduler.slurm.parse import parse_nodes
 from deeplink.scheduler.slurm.partitions import parse_partitions
+from deeplink.scheduler.slurm.states import NodeFlag
 from tests.scheduler.doctor.sites import DATA, RECORDED, found, settings, site, worst
 
 
@@ -40,15 +41,9 @@ def test_gpus_that_leaked_in_a_real_slurm_are_found_with_the_cure() -> None:
     assert (finding.severity, finding.where, finding.remedy) == (Severity.ERROR, "n[0-1]", "scontrol reconfigure")
     assert finding.said.startswith("4 GPUs ")
     assert worst("leaked-gpus", site(nodes=nodes[2:])).severity is Severity.OK
-    completing = tuple(replace(row, flags=row.flags | {flag}) for row in nodes for flag in _completing())
+    completing = tuple(replace(row, flags=row.flags | {NodeFlag.COMPLETING}) for row in nodes)
     assert worst("leaked-gpus", site(nodes=completing)).severity is Severity.OK
     assert worst("leaked-gpus", site()).severity is Severity.UNKNOWN, "asked without -d"
-
-
-def _completing() -> list[object]:
-    from deeplink.scheduler.slurm.states import NodeFlag
-
-    return [NodeFlag.COMPLETING]
 
 
 def test_nodes_out_of_service_are_told_with_their_reasons() -> None:

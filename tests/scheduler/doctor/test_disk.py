@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.doctor.disk import measured_disk
@@ -46,6 +47,7 @@ def test_it_ends_when_the_time_is_up(tmp_path: Path) -> None:
 
 
 class _Hurried(ManualClock):
+    @override
     def monotonic(self) -> float:
         self.now += 0.6
         return self.now

@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from deeplink.clock import SystemClock
-from deeplink.scheduler.doctor.reach import RANK_PORTS, opened_ports, peers_of, tried_peers, tried_services
+from deeplink.scheduler.doctor.reach import connected, opened_ports, peers_of, tried_peers, tried_services
+from deeplink.scheduler.doctor.running_settings import RANK_PORTS
 
 CLOCK = SystemClock()
 
@@ -25,8 +26,6 @@ def test_opened_ports_are_reached_and_closed_ones_are_not() -> None:
 
 
 def test_one_that_swallows_connections_is_given_up_in_time() -> None:
-    from deeplink.scheduler.doctor.reach import connected
-
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

@@ -16,7 +16,7 @@ OF_SETTINGS = [check for check in CHECKS if check.group in {Group.RECOVERY, Grou
 
 
 def severity(check: str, **changed: str | None) -> str:
-    return worst(check, site(settings=settings(**changed))).severity.value
+    return worst(check, site(settings=settings("5-leaked-gpus", **changed))).severity.value
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from deeplink.scheduler.slurm.command import (
     CommandMissingError,
     CommandTimeoutError,
     Finished,
+    answer_of,
     end_unfinished,
     finish,
     run,
@@ -31,6 +32,15 @@ def test_a_failure_carries_the_code_and_what_was_said() -> None:
     with pytest.raises(CommandError) as caught:
         run(python("import sys; sys.exit('no such partition')"))
     assert (caught.value.code, caught.value.stderr.strip()) == (1, "no such partition")
+
+
+def test_a_silence_that_exits_0_is_no_empty_answer() -> None:
+    silent = Finished(("scontrol",), 0, "", "slurm_load_topo error: Socket timed out on send/recv operation\n")
+    with pytest.raises(CommandError, match="Socket timed out"):
+        answer_of(silent)
+    none = Finished(("scontrol",), 0, "", "scontrol: error: No topology information available\n")
+    assert answer_of(none) == ""
+    assert answer_of(Finished(("x",), 0, "rows\n", "slurm_load_jobs error: one of two\n")) == "rows\n"
 
 
 def test_a_missing_program_is_named() -> None:

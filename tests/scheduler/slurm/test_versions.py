@@ -99,7 +99,8 @@ def test_nodes_of_24_05() -> None:
     rows = parse_nodes(synthetic("24.05-scontrol-d-show-node-o"))
     assert [(row.gpus, row.gpus_used) for row in rows] == [(8, 0), (8, 4), (8, 0), (8, 0), (8, 0)]
     assert rows[0].flags == {NodeFlag.BLOCKED}
-    assert (rows[1].state, rows[1].flags, rows[1].port) == (NodeState.MIXED, {NodeFlag.PLANNED}, 17001)
+    assert (rows[1].state, rows[1].port) == (NodeState.MIXED, 17001)
+    assert rows[1].flags == {NodeFlag.PLANNED}
     assert rows[2].flags == {NodeFlag.CLOUD, NodeFlag.POWERED_DOWN}
     assert (rows[2].version, rows[2].boot_time) == ("", "")
     assert (rows[3].reason, rows[3].reason_by, rows[3].state) == ("ResumeTimeout reached", "slurm", NodeState.DOWN)
@@ -152,13 +153,13 @@ def test_slurm_says_that_it_knows_no_topology_in_words_or_not_at_all() -> None:
     ],
 )
 def test_marks_and_words_of_sinfo(word: str, state: NodeState, flag: NodeFlag) -> None:
-    assert parse_node_state(word) == (state, {flag})
+    assert parse_node_state(word) == (state, frozenset({flag}))
 
 
 def test_each_flag_of_scontrols_stands_behind_each_base() -> None:
     for base in NodeState:
         for flag in NodeFlag:
-            assert parse_node_state(f"{base.value}+{flag.value}") == (base, {flag})
+            assert parse_node_state(f"{base.value}+{flag.value}") == (base, frozenset({flag}))
 
 
 @pytest.mark.parametrize("word", ["IDLE+POWER", "REBOOT", "POWER_UP_SOON", "", "+", "*"])
