@@ -90,6 +90,12 @@ class Slurm:
             self.run(["squeue", "-h", "--states=all", "-o", "%x", "-j", str(job)]).strip().partition("\n")[0]
         )
 
+    def required_nodes(self, job: int) -> tuple[NodeName, ...]:
+        """Return the nodes the job must run on: by its user's `--nodelist`, or as was wished for it."""
+        return unfold(
+            self.run(["squeue", "-h", "--states=all", "-o", "%n", "-j", str(job)]).strip().partition("\n")[0]
+        )
+
     def nodes(self, names: Iterable[str] = ()) -> list[NodeRow]:
         """Return every node of the cluster, or the named ones."""
         wanted = list(names)

@@ -216,11 +216,12 @@ class Actor:
         wanted = users | known
         # Written first: killed in between, we take away at most what we never added.
         self.journal.set_excluded(job, known - users)
-        if wanted != now:
-            excluded = fold(sorted(wanted)) if wanted else ""
-            self.slurm.update_job(job, ExcNodeList=excluded, StartTime="now")
-        else:
-            self.slurm.update_job(job, StartTime="now")
+        changes = {} if wanted == now else {"ExcNodeList": fold(sorted(wanted)) if wanted else ""}
+        # Nodes wished for it when it was submitted bind it still. It starts nowhere if it must run on one that it
+        # must not run on.
+        if known and known.intersection(self.slurm.required_nodes(job)):
+            changes["ReqNodeList"] = ""
+        self.slurm.update_job(job, **changes, StartTime="now")
 
     def _end(self, action: ActionRecord, step: Step, why: str) -> None:
         done = step is Step.DONE

@@ -43,6 +43,7 @@ class Cluster:
     reason: str = "None"
     job_nodes: str = "n[0-1]"
     excluded: str = ""
+    required: str = ""
     node_states: dict[str, str] = field(default_factory=lambda: dict.fromkeys(("n0", "n1", "n2", "n3"), "IDLE"))
     answers: dict[str, Answer] = field(default_factory=dict)
     rights: bool = True
@@ -71,6 +72,8 @@ class Cluster:
     def _squeue(self, argv: Sequence[str]) -> str:
         if "%x" in argv:
             return self.excluded
+        if "%n" in argv:
+            return self.required
         (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
         if not self.job_state:  # forgotten: it ended more than MinJobAge ago
             return ""
@@ -202,6 +205,13 @@ def test_a_dead_node_costs_its_job_one_restart_and_the_users_exclusions_stay(ben
     assert (incident.action, incident.outcome) == ("drain-down", Outcome.OPEN), "open until it trains again"
     assert incident.acted_unix > 0
     assert bench.journal.excluded(17) == ("n1",)
+
+
+def test_nodes_that_were_wished_for_it_do_not_bind_a_job_to_a_dead_one(bench: Bench) -> None:
+    bench.cluster.required = "n[0-1]"
+    lose(bench, "n1")
+    bench.turn(12, silent="n1")
+    assert "scontrol update jobid=17 ExcNodeList=n[1,9] ReqNodeList= StartTime=now" in bench.cluster.asked
 
 
 def test_no_room_without_the_excluded_nodes_ends_in_the_users_own_exclusions(bench: Bench) -> None:

@@ -117,8 +117,8 @@ def test_a_partition_that_is_down_or_whose_jobs_share_cpus() -> None:
 
 
 def test_shared_nodes_by_gpus_cpus_and_memory() -> None:
-    half = {"state": "mixed", "gresused": "gpu:2", "cpus": "10/6/0/16", "allocmem": "60000"}
-    state = parse("".join(line(f"n{number}", **(half if number % 2 else {})) for number in range(8)))  # type: ignore[arg-type]
+    half: dict[str, str] = {"state": "mixed", "gresused": "gpu:2", "cpus": "10/6/0/16", "allocmem": "60000"}
+    state = parse("".join(line(f"n{number}", **(half if number % 2 else {})) for number in range(8)))
     assert rooms_of(Ask(nodes=2, gpus=2), state).free == 8
     assert rooms_of(Ask(nodes=2, gpus=3), state).free == 4
     assert rooms_of(Ask(nodes=2, cpus=7), state).free == 4
@@ -127,9 +127,9 @@ def test_shared_nodes_by_gpus_cpus_and_memory() -> None:
     assert decided(Ask(nodes=4, gpus=2), state).nodes == nodes("n1 n3 n5 n7")  # no idle node is opened
     whole = parse(
         "".join(
-            line(f"n{number}", oversubscribe="EXCLUSIVE", **(half if number % 2 else {})) for number in range(8)
+            line(f"n{number}", **(half if number % 2 else {}), oversubscribe="EXCLUSIVE") for number in range(8)
         )
-    )  # type: ignore[arg-type]
+    )
     assert rooms_of(Ask(nodes=2, gpus=2), whole).free == 4
 
 
