@@ -111,7 +111,8 @@ class Move:
     @property
     def fields(self) -> dict[str, str]:
         """What is to be changed about the job, in scontrol's words; empty for nothing."""
-        switches = {"Switches": "0"} if self.job.few_leaves else {}
+        # Not `Switches=0`: cleared so before Slurm has first looked, a job is never started (measured with 22.05).
+        switches = {"Switches": f"{self.job.ask.nodes}@00:00:00"} if self.job.few_leaves else {}
         if self.deed is Deed.PIN:
             return {"ReqNodeList": fold(self.decision.nodes), **switches}
         if self.deed is Deed.DROP:
