@@ -65,9 +65,10 @@ def command(*, job: str | None, everything: bool, watch_s: float | None, as_json
     if as_json:
         _print_json(viewer, job, watch_s, everything=everything)
     elif watch_s is None:
+        from deeplink.cli.status_live import patiently
         from deeplink.cli.status_screen import console
 
-        console().print(_screen(viewer, job, everything=everything)[0])
+        console().print(patiently(lambda: _screen(viewer, job, everything=everything))[0])
     else:
         from deeplink.cli.status_live import repaint
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
 
 Seen = TypeVar("Seen")
+PATIENCE_S = 2.0
+"""How long a command waits without a word; the question itself is bounded where it is asked."""
 
 
 class Glance(Generic[Seen]):
@@ -54,6 +56,21 @@ class Glance(Generic[Seen]):
         return Group(
             shown, Text(f"older: no answer of Slurm or of the storage for {seconds:.0f} s", style="yellow")
         )
+
+
+def patiently(look: Callable[[], Seen]) -> Seen:
+    """Return what `look` returns; say on standard error that it is waited for, if that takes long."""
+    glance = Glance(look)
+    try:
+        seen = glance.wait(PATIENCE_S)
+        if seen is None:
+            click.echo("waiting for an answer of Slurm ...", err=True)
+        while seen is None:
+            seen = glance.wait(PATIENCE_S)
+    except KeyboardInterrupt:
+        end_unfinished()
+        raise
+    return seen
 
 
 def repaint(look: Callable[[], tuple[RenderableType, bool]], every_s: float, clock: Clock) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.view.rates import Pace
 
 UNKNOWN = "unknown"
-_WIDE = 200  # into a pipe or a file nothing is cut off
+_WIDE = 4096  # into a pipe or a file nothing is cut off
 _STYLES = {
     "RUNNING": "green",
     "COMPLETED": "green",

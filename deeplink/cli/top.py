@@ -70,7 +70,9 @@ def command(*, everything: bool, sort: str, interval: float, once: bool, as_json
         return of_top(viewer.table(everything=now.everything), now, clock.unix())
 
     if once or not (out.is_terminal and sys.stdin.isatty()):
-        out.print(look(choice))
+        from deeplink.cli.status_live import patiently
+
+        out.print(patiently(lambda: look(choice)))
         return
     from deeplink.cli.top_keys import run
 

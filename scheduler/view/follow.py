@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.2
 ASK_S = 2.0
-QUIET_TICKS = 3
+QUIET_TICKS = 10
 """After the job's end, so many looks without anything new end the following: storage may be behind."""
 
 
