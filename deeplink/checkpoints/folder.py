@@ -254,6 +254,11 @@ class Checkpoints:
         self._raise_failures()
         self._states.adopt(Path(folder), save)
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a state is being written in the background."""
+        return self._states.is_busy
+
     def wait(self) -> None:
         """Return once everything saved is on stable storage, and on the shared one.
 

@@ -114,6 +114,11 @@ class StateSaver:
         save.stall_s = self.clock.monotonic() - save.began
         self._background.start(lambda: self._adopted(staged, save))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._background.is_busy
+
     def wait(self) -> None:
         """Return once nothing is under way; raises what failed."""
         self._background.wait()

@@ -1,6 +1,7 @@
 """All of checkpoints that needs torch: copies of states in memory, their files, shards, states of random numbers.
 
-Imported when the first state is saved or loaded; the rest of the package does without torch.
+Imported when the first state is saved or loaded; the rest of the package does without torch. What only sharded
+states need, torch.distributed.checkpoint, takes seconds to import, and is left to them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
 from deeplink.checkpoints.found import SHARDED
 from deeplink.checkpoints.parts import Group
@@ -26,6 +23,8 @@ from deeplink.checkpoints.parts import Group
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
     from deeplink.checkpoints.parts import Exchange
 
@@ -87,6 +86,8 @@ class HostCopy:
 
     def take_sharded(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return `state` with this rank's parts of its tensors, DTensors among them, copied to host memory."""
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager  # noqa: PLC0415
+
         if self._stager is None:
             self._stager = BlockingAsyncStager(cache_staged_state_dict=False)
         return dict(self._stager.stage(state))
@@ -199,6 +200,9 @@ def write_sharded(state: dict[str, Any], exchange: Exchange) -> list[Path]:
         PartsMissingError: a rank did not take part in time.
         ValueError: the ranks' states do not make a whole.
     """
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # noqa: PLC0415
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415
+
     draft = exchange.draft
     planner, writer = DefaultSavePlanner(), FileSystemWriter(draft, sync_files=False)
     first = exchange.group.rank == 0
@@ -226,6 +230,8 @@ def _unpickled(data: bytes) -> Any:
 
 def read_sharded(parts: Mapping[str, Any], folder: Path) -> None:
     """Load sharded parts from `folder`, at any number of ranks; every rank must call it."""
+    from torch.distributed.checkpoint.state_dict_loader import load as load_sharded  # noqa: PLC0415
+
     states = states_of(parts)
     load_sharded(states, checkpoint_id=folder)
     put_back(parts, states)

@@ -1,0 +1,116 @@
+"""Checkpoints for Lightning: `Trainer(callbacks=[lightning_callback(checkpoints, every=500)])`.
+
+Written for and tried with Lightning 2.6; imports it when called. Lightning's own loop state, callbacks and
+schedulers are saved, since it is Lightning that puts the checkpoint together: we take it where it would be written.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from deeplink.checkpoints.found import STATE
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from deeplink.checkpoints.folder import Checkpoints
+
+
+class NoFrameworkError(DeepLinkError):
+    """A framework that a callback is for is not installed."""
+
+    def __init__(self, framework: str) -> None:
+        super().__init__(f"{framework} is not installed", remedy="Install it beside DeepLink.")
+        self.framework = framework
+
+
+class StrategyError(DeepLinkError):
+    """A strategy of Lightning's writes checkpoints itself, in files of its own."""
+
+    def __init__(self, strategy: str) -> None:
+        super().__init__(
+            f"{strategy} does not hand its checkpoints to a CheckpointIO",
+            remedy='Save the model in a callback of your own with Checkpoints.save_state(..., spread="sharded").',
+        )
+        self.strategy = strategy
+
+
+def latest_path(checkpoints: Checkpoints) -> str | None:
+    """Return the path for `Trainer.fit(ckpt_path=...)`: the newest whole checkpoint's file, if there is one.
+
+    Raises:
+        DeepLinkError: as `Checkpoints.latest`.
+    """
+    found = checkpoints.latest()
+    return None if found is None else str(found.path / STATE)
+
+
+def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any = None) -> Any:
+    """Return a callback that saves each `every` optimizer steps, in the background.
+
+    Args:
+        checkpoints: where to; every rank makes its own of the same folder.
+        every: optimizer steps between two saves.
+        framework: `lightning.pytorch`, `pytorch_lightning` or what stands for it; None: what is installed.
+
+    Raises:
+        NoFrameworkError: it is not installed.
+    """
+    pl = framework or _installed()
+
+    class DeepLinkCheckpoints(pl.Callback):  # type: ignore[misc, name-defined] # its base is known when it is made
+        """Saves through DeepLink."""
+
+        saved = -1
+
+        def on_train_batch_end(self, trainer: Any, *_batch: Any) -> None:
+            """Save if it is time; several batches may make one step."""
+            step = int(trainer.global_step)
+            if step and step % every == 0 and step != self.saved:
+                self.saved = step
+                state = _taken(trainer)
+                if trainer.is_global_zero:
+                    checkpoints.save_state(state, step=step)
+
+        def on_train_end(self, _trainer: Any, _module: Any) -> None:
+            """Wait for what is under way, and raise what failed."""
+            checkpoints.wait()
+
+    return DeepLinkCheckpoints()
+
+
+def _installed() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    raise NoFrameworkError("Lightning")
+
+
+class _Catch:
+    """Stands where Lightning writes its checkpoints, and keeps the one it is handed."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *_where: Any, **_options: Any) -> None:
+        self.state = checkpoint
+
+
+def _taken(trainer: Any) -> dict[str, Any]:
+    """Return the checkpoint that Lightning would write; every rank must call it. Empty but on rank 0.
+
+    Raises:
+        StrategyError: it writes it another way.
+    """
+    strategy, catch = trainer.strategy, _Catch()
+    own = strategy.checkpoint_io
+    strategy.checkpoint_io = catch
+    try:
+        trainer.save_checkpoint("deeplink.ckpt")
+    finally:
+        strategy.checkpoint_io = own
+    if trainer.is_global_zero and not catch.state:
+        raise StrategyError(type(strategy).__name__)
+    return catch.state
