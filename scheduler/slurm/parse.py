@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.nodeset import NodeSetError, at_most, unfold
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState, parse_node_state
 from deeplink.types import JobId, NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class SlurmTextError(DeepLinkError):
@@ -235,13 +239,15 @@ def _gpus(gres: str) -> int:
     return sum(int(number) for number in re.findall(r"(?:^|,)gpu:(?:[^:,(]+:)?([0-9]{1,9})(?![0-9])", gres))
 
 
+_JOINED = "aggregatedblock="
 _NO_TOPOLOGY = "No topology information available"
 
 
 def parse_topology(text: str) -> list[SwitchRow]:
     """Read `scontrol show topology`; empty where Slurm knows no topology.
 
-    A block of topology/block (Slurm 23.11) is a switch of level 0, and blocks that are joined to one of level 1.
+    A block of topology/block (Slurm 23.11) is a switch of level 0, blocks that are joined to one are above it, and
+    those that are joined to more above these.
 
     >>> [row.switches for row in parse_topology("AggregatedBlock=b[0-1] BlockIndex=2 Nodes=n[0-3] BlockSize=4")]
     [('b0', 'b1')]
@@ -249,7 +255,26 @@ def parse_topology(text: str) -> list[SwitchRow]:
     Raises:
         SlurmTextError: a line is not a switch.
     """
-    return [parse_switch(line) for line in text.splitlines() if line.strip() and _NO_TOPOLOGY not in line]
+    lines = [line for line in text.splitlines() if line.strip() and _NO_TOPOLOGY not in line]
+    rows = [parse_switch(line) for line in lines]
+    joined = {row.name for row, line in zip(rows, lines, strict=True) if line.casefold().startswith(_JOINED)}
+    return _nested(rows, joined) if joined else rows
+
+
+def _nested(rows: list[SwitchRow], joined: Collection[str]) -> list[SwitchRow]:
+    """Put joined blocks below those that hold them whole: Slurm names the blocks below each, of any size."""
+    blocks = {row.name: frozenset(row.switches) for row in rows if row.name in joined}
+    found: dict[str, SwitchRow] = {}
+    for row in sorted((row for row in rows if row.name in joined), key=lambda row: len(row.switches)):
+        left, below = set(row.switches), []
+        for smaller in sorted(found, key=lambda name: -len(blocks[name])):
+            if blocks[smaller] <= left:
+                left -= blocks[smaller]
+                below.append(smaller)
+        level = 1 + max((found[name].level for name in below), default=0)
+        alone = (name for name in row.switches if name in left)
+        found[row.name] = replace(row, level=level, switches=(*sorted(below), *alone))
+    return [found.get(row.name, row) for row in rows]
 
 
 def parse_switch(line: str, *, level: int | None = None) -> SwitchRow:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.parse import SwitchRow, parse_switch
+from deeplink.scheduler.slurm.parse import SwitchRow, parse_switch, parse_topology
 from deeplink.scheduler.topology.finding import Kind
 from deeplink.scheduler.topology.graph import natural
 from deeplink.scheduler.topology.network import Cable, Node, Switch
@@ -23,6 +23,8 @@ _SETS = ("nodes", "switches")
 _KEYS = {"switchname", "blockname", "level", "linkspeed", *_SETS}
 _EQUALS = re.compile(r"(?<!\s)\s*=(?:\s+(?!\w+\s*=))?", re.ASCII)
 _QUOTED = re.compile(r'="([^"\s]*)"(?!\S)')
+_BLOCKS_TOLD = re.compile(r"^(?:Aggregated)?Block(?:Name)?=\S+ BlockIndex=", re.MULTILINE | re.IGNORECASE)
+_BLOCK_SETS = ("nodes=", "aggregatedblock=")
 Lines = dict[str, int]
 """Where each switch was named, for messages."""
 
@@ -33,6 +35,8 @@ def read_slurm(text: str, source: str) -> Reading:
     A block of topology/block (Slurm 23.11) counts as a leaf switch. What cannot be read is noted and passed over.
     """
     gathering = Gathering(source)
+    if _BLOCKS_TOLD.search(text):
+        return _read_blocks(text, gathering)
     rows: dict[str, SwitchRow] = {}
     lines: Lines = {}
     levels_told = False
@@ -46,6 +50,24 @@ def read_slurm(text: str, source: str) -> Reading:
         levels_told = levels_told or "level=" in line.casefold()
         rows[row.name], lines[row.name] = row, number
     _gather(rows.values(), gathering, lines, levels_told=levels_told)
+    return gathering.reading()
+
+
+def _read_blocks(text: str, gathering: Gathering) -> Reading:
+    """Read what scontrol says of topology/block, which has lines of its own for blocks that are joined."""
+    good: list[str] = []
+    for number, line in _logical_lines(text):
+        sets = [word.partition("=")[2] for word in line.split() if word.casefold().startswith(_BLOCK_SETS)]
+        if not all(gathering.affordable(value, number) for value in sets):
+            continue
+        try:
+            parse_switch(line)
+        except DeepLinkError as problem:
+            gathering.say(Kind.UNREADABLE, str(problem)[:200], number)
+        else:
+            good.append(line)
+    gathering.say(Kind.TAKEN, "blocks of topology/block are taken as leaf switches", 1)
+    _gather(parse_topology("\n".join(good)), gathering, {}, levels_told=True)
     return gathering.reading()
 
 

@@ -24,6 +24,8 @@ from deeplink.scheduler.slurm.partitions import parse_partitions
 from deeplink.scheduler.slurm.settings import SlurmSettings, parse_settings
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState, UnknownStateError, parse_node_state
 from deeplink.scheduler.topology.graph import fabric_from_switches
+from deeplink.scheduler.topology.sources.slurm import read_slurm, read_switches
+from deeplink.scheduler.topology.tree import fabric_of
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
 RECORDED = DATA / "22.05.8"
@@ -118,10 +120,26 @@ def test_nodes_of_25_05() -> None:
 def test_blocks_are_leaves_below_what_joins_them() -> None:
     rows = parse_topology(synthetic("23.11-scontrol-show-topology-block"))
     assert [row.name for row in rows if row.level == 0] == ["b0", "b1", "b2", "b3"]
+    joined = {row.name: (row.level, row.switches) for row in rows if row.level}
+    assert joined == {
+        "b[0-1]": (1, ("b0", "b1")),
+        "b[2-3]": (1, ("b2", "b3")),
+        "b[0-3]": (2, ("b[0-1]", "b[2-3]")),
+    }
+    graph = read_switches(rows, "scontrol show topology")
+    assert graph.findings == ()
+    assert fabric_of(graph.network).paths[unfold("n12")[0]] == ("b[0-3]", "b[2-3]", "b3")
     paths = fabric_from_switches(rows).paths
     assert paths[unfold("n0")[0]][-1] == "b0"
     assert paths[unfold("n0")[0]][-2] == paths[unfold("n5")[0]][-2]
     assert len(paths) == 16
+
+
+def test_a_saved_answer_with_blocks_is_read_like_a_live_one() -> None:
+    text = synthetic("23.11-scontrol-show-topology-block")
+    live, saved = read_switches(parse_topology(text), "live"), read_slurm(text, "saved")
+    assert fabric_of(saved.network).paths == fabric_of(live.network).paths
+    assert {finding.kind.value for finding in saved.findings} == {"taken as"}
 
 
 def test_a_tree_of_25_05() -> None:
