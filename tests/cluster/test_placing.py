@@ -1,0 +1,161 @@
+"""Where `deeplink sbatch` puts jobs on a real Slurm, beside stock sbatch, and what their record says of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.wish import record
+from deeplink.scheduler.wish.decision import Kind, Recorded, Why
+from tests.cluster.jobs import folder_of, submit, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+EVEN, ODD = {"n0", "n2", "n4", "n6"}, {"n1", "n3", "n5", "n7"}
+WITHOUT_PLANNER = {"DEEPLINK_PLAN": "off"}
+
+
+@pytest.fixture(autouse=True)
+def empty(sandbox: Sandbox) -> Iterator[None]:
+    """Begin on idle nodes, with no claims of the last test, and leave them idle."""
+    clear(sandbox)
+    yield
+    clear(sandbox)
+
+
+def clear(sandbox: Sandbox) -> None:
+    sandbox.run(CTL, ["scancel", "-u", sandbox.user.name])
+    sandbox.run(CTL, ["bash", "-c", "rm -rf .local/state/deeplink/wishes/wishes.json .local/share/deeplink"])
+    sandbox.await_idle(30)
+
+
+def wish(sandbox: Sandbox, *words: str, **env: str) -> tuple[int, Recorded]:
+    """Submit a job that sleeps; return its id and what is on its record."""
+    argv = ["deeplink", "sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 60"]
+    done = sandbox.run(CTL, argv, env=WITHOUT_PLANNER | env)
+    assert done.code == 0, done.stderr
+    job = int(done.stdout)
+    (recorded,) = record.read(record.job_folder(sandbox.home / ".local/state/deeplink", job))
+    return job, recorded
+
+
+def nodes_of(sandbox: Sandbox, job: int) -> set[str]:
+    """Return where a job runs, once it does."""
+
+    def said() -> str:
+        return sandbox.run(CTL, ["squeue", "-h", "-j", str(job), "-o", "%T %N"]).stdout.strip()
+
+    until(lambda: said().startswith("RUNNING"), 30, said)
+    return set(unfold(said().split()[1]))
+
+
+def hold(sandbox: Sandbox, nodes: set[str]) -> None:
+    """Note that these nodes hold a dataset."""
+    held = {node: {"bytes": 1, "unix": time.time()} for node in nodes}
+    said = json.dumps({"format": 1, "total": 4, "nodes": held})
+    write = "mkdir -p .local/share/deeplink/catalog/images && cd $_ && echo ab >latest && cat >ab.held"
+    assert sandbox.run(CTL, ["bash", "-c", write], stdin=said).code == 0
+
+
+def other_than_stock(sandbox: Sandbox) -> set[str]:
+    """Return the leaf that Slurm by itself would not choose."""
+    said = sandbox.run(CTL, ["sbatch", "--test-only", "-N4", "--exclusive", "--wrap", "true"]).stderr
+    return EVEN if "n[1,3,5,7]" in said else ODD
+
+
+def test_a_job_runs_where_its_record_expects_it_and_data_and_links_decide(sandbox: Sandbox) -> None:
+    job, recorded = wish(sandbox, "-N4", "--exclusive")
+    assert recorded.decision.why is Why.AS_GOOD
+    assert nodes_of(sandbox, job) == set(recorded.decision.expected) in (EVEN, ODD)
+    clear(sandbox)
+
+    better = other_than_stock(sandbox)
+    hold(sandbox, better)
+    job, recorded = wish(sandbox, "-N4", "--exclusive", "--deeplink-data=images")
+    assert (recorded.decision.kind, recorded.decision.candidates[0].percent_local) == (Kind.NODES, 100.0)
+    assert nodes_of(sandbox, job) == set(recorded.decision.nodes) == better
+    stock = sandbox.run(
+        CTL, ["sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 9"]
+    )
+    assert nodes_of(sandbox, int(stock.stdout)) == (EVEN | ODD) - better
+
+
+def test_a_slow_uplink_of_the_sites_topology_is_avoided(sandbox: Sandbox) -> None:
+    better = other_than_stock(sandbox)
+    leaves = {"leaf0": EVEN, "leaf1": ODD}
+    slow = next(node for leaf in leaves.values() if leaf != better for node in sorted(leaf))
+    switches: dict[str, Any] = {leaf: {"nodes": sorted(nodes), "gbps": 100} for leaf, nodes in leaves.items()}
+    switches["core"] = {"switches": list(leaves), "gbps": 100}
+    leaf = next(name for name, nodes in leaves.items() if slow in nodes)
+    links = [{"below": slow, "above": leaf, "gbps": 25, "usual_gbps": 100}]
+    path = folder_of(sandbox) / "fabric.json"
+    path.write_text(json.dumps({"switches": switches, "links": links}))
+    job, recorded = wish(sandbox, "-N4", "--exclusive", DEEPLINK_TOPOLOGY=str(path))
+    assert nodes_of(sandbox, job) == set(recorded.decision.nodes) == better
+
+
+def test_a_wish_that_slurm_would_make_wait_is_not_made(sandbox: Sandbox) -> None:
+    """A job before it in the queue is planned for the nodes that hold the data: sinfo may still call them idle."""
+    better = other_than_stock(sandbox)
+    hold(sandbox, better)
+    held = ",".join(sorted(better))
+    blocker = ["sbatch", "--parsable", "-w", held, "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
+    job = int(sandbox.run(CTL, blocker).stdout)
+    nodes_of(sandbox, job)
+    late, recorded = wish(sandbox, "-N4", "--exclusive", "--deeplink-data=images")
+    assert recorded.decision.kind is Kind.NOTHING
+    assert nodes_of(sandbox, late) == (EVEN | ODD) - better
+
+
+def test_two_jobs_at_once_and_a_lost_race(sandbox: Sandbox) -> None:
+    first, one = wish(sandbox, "-N4", "--exclusive")
+    second, other = wish(sandbox, "-N4", "--exclusive")
+    assert not set(one.decision.expected) & set(other.decision.expected)
+    assert nodes_of(sandbox, first) | nodes_of(sandbox, second) == EVEN | ODD
+
+
+def test_the_planner_mends_a_race_that_was_lost(sandbox: Sandbox) -> None:
+    """Between decision and submission another job takes the nodes: the wish is mended, and not waited for."""
+    better = other_than_stock(sandbox)
+    hold(sandbox, better)
+    thief = (
+        "real=$(PATH=${PATH#*:} command -v sbatch)\n"
+        f'case "$*" in *--test-only*) ;; *--nodelist*) "$real" -w {",".join(sorted(better))} -N4 --exclusive '
+        '-o /dev/null --wrap "sleep 60" >/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do '
+        '[ -n "$(squeue -h -t R)" ] && break; sleep 0.5; done;; esac\nexec "$real" "$@"\n'
+    )
+    folder = folder_of(sandbox)
+    (folder / "sbatch").write_text(f"#!/bin/bash\n{thief}")
+    (folder / "sbatch").chmod(0o755)
+    argv = (
+        f"PATH={folder}:$PATH exec deeplink sbatch --parsable -N4 --exclusive --deeplink-data=images -o /dev/null"
+    )
+    done = sandbox.run(CTL, ["bash", "-c", f"{argv} --wrap 'sleep 60'"], timeout_s=60, env=WITHOUT_PLANNER)
+    assert done.code == 0, done.stderr
+    job = int(done.stdout)
+    planned = sandbox.run(CTL, ["deeplink", "plan", "--job", str(job), "--interval", "1"], timeout_s=60)
+    assert planned.code == 0, planned.stderr
+    assert nodes_of(sandbox, job) == (EVEN | ODD) - better
+    lines = record.read(record.job_folder(sandbox.home / ".local/state/deeplink", job))
+    assert lines[0].decision.kind is Kind.NODES
+    assert set(lines[0].decision.nodes) == better
+    assert [line.by for line in lines][:2] == ["sbatch", "plan"]
+
+
+def test_the_ranks_of_a_placed_job_are_where_it_was_predicted(sandbox: Sandbox) -> None:
+    """On one leaf: no hop of the ring crosses."""
+    program = "env DEEPLINK_PLAN=off deeplink sbatch"
+    job = submit(sandbox, "-N4 --exclusive", "exec deeplink run -- {train} 4", program=program)
+    job.await_end()
+    (started,) = job.events("attempt-started")
+    (recorded,) = record.read(record.job_folder(sandbox.home / ".local/state/deeplink", job.id))
+    assert set(started["nodes"]) == set(recorded.decision.expected)
+    assert started["ring_crossings"] == recorded.decision.candidates[0].crossings == 0
+    assert len({leaf for _, leaf in job.placed(f"{job.id}.0.0")}) == 1
