@@ -69,12 +69,17 @@ class WarmResult:
         return self.residency.whole_shards == self.residency.shards
 
 
-class _Tally:
-    """Counts what came, over all threads."""
+class Tally:
+    """Counts what came, over all threads.
 
-    def __init__(self, index: Index, copies: int, listener: Callable[[WarmProgress], None]) -> None:
+    Args:
+        total: copies of shards, and bytes, that are to come.
+        listener: told after each.
+    """
+
+    def __init__(self, total: tuple[int, int], listener: Callable[[WarmProgress], None]) -> None:
         self._listener, self._lock = listener, threading.Lock()
-        self._total = len(index.shards) * copies, sum(entry.bytes for entry in index.shards) * copies
+        self._total = total
         self._done = self._bytes = 0
         self.brought: dict[str, int] = {}
         self.problems: list[str] = []
@@ -151,7 +156,7 @@ def warm(
     ]
     names, weights = [member.name for member in answering], ownership.weights(answering)
     copies = min(replicas, len(answering))
-    tally = _Tally(index, copies, progress)
+    tally = Tally(_total(index, copies), progress)
     order = [ownership.owners(entry.id, names, copies, weights) for entry in index.shards]
 
     def bring(member: Member, numbers: Sequence[int]) -> None:
@@ -180,6 +185,10 @@ def warm(
     )
 
 
+def _total(index: Index, copies: int) -> tuple[int, int]:
+    return len(index.shards) * copies, sum(entry.bytes for entry in index.shards) * copies
+
+
 def warm_here(
     index: Index,
     config: Config,
@@ -195,7 +204,7 @@ def warm_here(
     began, store = clock.monotonic(), Store(config.store)
     keep_to_budget(store, config, clock, staying={entry.id for entry in index.shards})
     fetcher = Fetcher(store, "", clock, cap=cap)
-    tally = _Tally(index, 1, progress)
+    tally = Tally(_total(index, 1), progress)
     for number in range(len(index.shards)):
         wanted = Wanted.of(index, number)
         found = fetcher.fetch(wanted)

@@ -72,7 +72,7 @@ def command(
             result = None
             found = _looked_at(index, to)
         else:
-            with _shown_progress() as progress:
+            with shown_progress() as progress:
                 result = _warmed(index, name, to, progress)
             found = result.residency
     note_residency(config.catalog, name, index, found)
@@ -170,7 +170,7 @@ def _say_brought(result: WarmResult, dataset: str, source: str) -> None:
 
 
 @contextmanager
-def _shown_progress() -> Iterator[Callable[[WarmProgress], None]]:
+def shown_progress() -> Iterator[Callable[[WarmProgress], None]]:
     """Give what shows progress on standard error: a bar on a terminal, a line every few seconds elsewhere."""
     import sys
 
