@@ -5,27 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm import command
+from deeplink.scheduler.wish.columns import ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-FIELDS = (
-    "NodeList",
-    "Partition",
-    "Available",
-    "Time",
-    "OverSubscribe",
-    "StateComplete",
-    "Features_act",
-    "Gres",
-    "GresUsed",
-    "CPUsState",
-    "Memory",
-    "AllocMem",
-)
-SEPARATOR = "|"
-ARGUMENTS = ("sinfo", "-h", "-a", "-N", "-O", ",".join(f"{name}:{SEPARATOR}" for name in FIELDS))
-"""What `parse` reads: a line for each node in each partition."""
 
 
 class Asked:

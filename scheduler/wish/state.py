@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState, parse_node_state
 from deeplink.scheduler.wish.amounts import AmountError, gpus_held, seconds_of
-from deeplink.scheduler.wish.question import FIELDS, SEPARATOR
+from deeplink.scheduler.wish.columns import FIELDS, SEPARATOR
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Now:
 
 
 def parse(text: str) -> Now:
-    """Read what the command of `question.ARGUMENTS` wrote.
+    """Read what the command of `columns.ARGUMENTS` wrote.
 
     Raises:
         SurveyTextError: a line is not what was asked for.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_unsynced
 from deeplink.scheduler.wish import state
-from deeplink.scheduler.wish.question import ARGUMENTS
+from deeplink.scheduler.wish.columns import ARGUMENTS
 from deeplink.scheduler.wish.site import CompiledError, Site, Ties
 
 if TYPE_CHECKING:

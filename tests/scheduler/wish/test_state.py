@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.slurm.states import UnknownStateError
-from deeplink.scheduler.wish.question import FIELDS, SEPARATOR
+from deeplink.scheduler.wish.columns import FIELDS, SEPARATOR
 from deeplink.scheduler.wish.state import Now, SurveyTextError, parse
 from deeplink.types import NodeName
 from tests.scheduler.wish.clusters import line
