@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import deeplink
+from deeplink import errors
 from deeplink.address import primary_address
 from deeplink.daemon import member_name
 from deeplink.errors import DeepLinkError
@@ -68,7 +68,7 @@ def _versions() -> dict[str, str]:
         slurm = ""
     driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)", _text(Path("/proc/driver/nvidia/version")))
     return {
-        "deeplink": deeplink.__version__,
+        "deeplink": _installed("deeplink"),
         "code": _code(),
         "python": platform.python_version(),
         "slurm": slurm,
@@ -87,7 +87,7 @@ def _installed(package: str) -> str:
 
 def _code() -> str:
     """Return a digest of the names and sizes of our own files: two installations of one version may differ."""
-    root = Path(deeplink.__file__).parent
+    root = Path(errors.__file__).parent
     digest = hashlib.sha256()
     # The links to cache/ and scheduler/ are followed, as imports do.
     for folder, folders, files in os.walk(root, followlinks=True):

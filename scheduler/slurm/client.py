@@ -20,6 +20,7 @@ from deeplink.scheduler.slurm.parse import (
     parse_topology,
 )
 from deeplink.scheduler.slurm.separator import fresh_separator
+from deeplink.scheduler.slurm.settings import parse_settings
 from deeplink.types import JobId, NodeName
 
 if TYPE_CHECKING:
@@ -114,11 +115,10 @@ class Slurm:
             SlurmTextError: the configuration names none.
         """
         said = self.run(["scontrol", "show", "config"])
-        for line in said.splitlines():
-            key, _, value = line.partition("=")
-            if key.strip() == "ClusterName" and value.strip():
-                return value.strip()
-        raise SlurmTextError("scontrol show config", said)
+        name = parse_settings(said).text("ClusterName")
+        if not name:
+            raise SlurmTextError("scontrol show config", said)
+        return name
 
     def submit(self, arguments: Sequence[str]) -> JobId:
         """Submit a batch job with sbatch's own arguments and return its id.
