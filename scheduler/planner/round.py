@@ -169,6 +169,12 @@ class _Round:
         return found
 
     def _move(self, job: Mine) -> Move:
+        move = self._wanted(job)
+        if move.fields and job.memory.refusals >= 2 * MOST_REFUSALS:
+            return _leave(job, Why.UNKNOWN, "Slurm refuses every change of it")
+        return move
+
+    def _wanted(self, job: Mine) -> Move:
         untouched = self._not_ours_to_move(job)
         if untouched:
             return untouched

@@ -1,0 +1,61 @@
+"""One planner per user and cluster, started behind a submission."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.planner.background import MOST_LOG, ensure_planner, log_path
+from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path, runs
+from deeplink.scheduler.slurm.command import CommandMissingError, detach
+
+
+def test_a_planner_is_alone_and_says_who_it_is(tmp_path: Path) -> None:
+    path = lock_path(tmp_path, {})
+    assert not runs(path)
+    with holding(path, 1.0):
+        assert runs(path)
+        with pytest.raises(PlannerRunsError, match=f"process {os.getpid()} on"), holding(path, 2.0):
+            pass
+        with holding(lock_path(tmp_path, {"SLURM_CONF": "/other"}), 2.0):
+            pass
+    assert not runs(path)
+    with holding(path, 3.0):
+        assert runs(path)
+
+
+def test_none_is_started_where_one_runs_or_none_is_wanted(tmp_path: Path) -> None:
+    assert ensure_planner(tmp_path, {"DEEPLINK_PLAN": "off"}) is None
+    with holding(lock_path(tmp_path, {}), 1.0):
+        assert ensure_planner(tmp_path, {}) is None
+
+
+def test_a_started_one_writes_to_its_log_and_lives_without_us(tmp_path: Path) -> None:
+    env = {"PATH": "/nowhere", "HOME": str(tmp_path), "DEEPLINK_STATE": str(tmp_path), "DEEPLINK_NO_SUCH": "1"}
+    log = log_path(tmp_path, env)
+    log.parent.mkdir()
+    log.write_bytes(b"x" * (MOST_LOG + 1))
+    number = ensure_planner(tmp_path, env)
+    assert number is not None
+    assert os.getsid(number) == number
+    os.kill(number, 9)
+    os.waitpid(number, 0)
+    assert log.stat().st_size < MOST_LOG
+
+
+def test_what_cannot_be_started_fails_no_submission(tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("a file where the folder should be")
+    assert ensure_planner(tmp_path, {}) is None
+
+
+def test_a_detached_command_has_its_log_and_no_input_of_ours(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    told = "import sys; print(repr(sys.stdin.read())); print('err', file=sys.stderr)"
+    number = detach([sys.executable, "-c", told], log)
+    os.waitpid(number, 0)
+    assert sorted(log.read_text().split()) == ["''", "err"]
+    with pytest.raises(CommandMissingError):
+        detach(["/no/such/program"], log)

@@ -1,0 +1,197 @@
+"""The loop beside a scripted Slurm: bounded questions, refusals, silence, and what is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from deeplink.clock import ManualClock
+from deeplink.scheduler.planner.ground import Survey
+from deeplink.scheduler.planner.loop import INTERVAL_S, LONGEST_AWAY_S, SLOW_S, SOON_S, Planner
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
+from deeplink.scheduler.wish import record
+from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.types import NodeName
+from tests.scheduler.planner.simulated import NODES, SITE, now_of
+
+ASK = Ask(nodes=2, exclusive=True, data=("digits",))
+FEW = Decision(kind=Kind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
+PIN = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[4]))
+
+
+def line(
+    number: int, *, state: str = "PENDING", reason: str = "Priority", user: str = "me", required: str = ""
+) -> str:
+    return f"{number}|{number}|{state}|{reason}|{user}|main|2|5|{required}||(null)|(null)||\n"
+
+
+@dataclass
+class Scripted:
+    """Slurm's commands: what squeue says, and what is refused."""
+
+    queue: str = ""
+    silent: bool = False
+    refuse: bool = False
+    asked: list[Sequence[str]] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 0.0) -> str:
+        self.asked.append(tuple(argv))
+        if self.silent:
+            raise CommandTimeoutError(argv, timeout_s)
+        if argv[0] == "squeue":
+            return self.queue.replace("|", argv[-1].removeprefix("%A").partition("%")[0])
+        if self.refuse:
+            raise CommandError(argv, 1, "Access/permission denied for job\n")
+        return ""
+
+    @property
+    def updates(self) -> list[Sequence[str]]:
+        return [argv for argv in self.asked if argv[0] == "scontrol"]
+
+
+@dataclass
+class Bench:
+    slurm: Scripted
+    planner: Planner
+    state: Path
+    said: list[str]
+    wished: list[tuple[int, tuple[str, ...], Sequence[NodeName]]]
+    busy: set[NodeName] = field(default_factory=set)
+
+    def note(self, number: int, decision: Decision) -> None:
+        made = Recorded(unix=self.planner.clock.unix(), by="sbatch", ask=ASK, decision=decision)
+        record.append(record.job_folder(self.state, number), made)
+
+    def decisions(self, number: int) -> list[Recorded]:
+        return record.read(record.job_folder(self.state, number))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    slurm, said, wished = Scripted(), [], []
+    planner = Planner(
+        slurm=Slurm(slurm),
+        user="me",
+        state=tmp_path,
+        ground=lambda _jobs: Survey(now_of(made.busy), SITE),
+        clock=ManualClock(),
+        say=said.append,
+        wished=lambda job, data, nodes: wished.append((job, data, nodes)),
+    )
+    made = Bench(slurm, planner, tmp_path, said, wished)
+    return made
+
+
+def test_nodes_are_wished_written_down_and_told_to_who_warms_them(bench: Bench) -> None:
+    bench.note(7, FEW)
+    bench.slurm.queue = line(7)
+    assert bench.planner.tick() == SOON_S
+    assert bench.slurm.updates == [("scontrol", "update", "jobid=7", "ReqNodeList=n[0,4]", "Switches=2@00:00:00")]
+    last = bench.decisions(7)[-1]
+    assert (last.by, last.decision.kind, last.done) == ("plan", Kind.NODES, bench.slurm.updates[0])
+    assert bench.wished == [(7, ("digits",), ("n0", "n4"))]
+
+
+def test_one_question_for_the_queue_however_many_jobs_wait_and_only_ours_are_touched(bench: Bench) -> None:
+    for number in range(7, 27):
+        bench.note(number, FEW)
+    bench.note(40, FEW)
+    bench.slurm.queue = "".join(line(number) for number in range(7, 27)) + line(40, user="other") + line(41)
+    bench.planner.look()
+    assert sum(argv[0] == "squeue" for argv in bench.slurm.asked) == 1
+    assert {argv[2] for argv in bench.slurm.updates} == {f"jobid={number}" for number in range(7, 27)}
+
+
+def test_what_stays_as_it_is_is_written_down_once(bench: Bench) -> None:
+    bench.busy = set(NODES)
+    bench.note(7, Decision(kind=Kind.NOTHING, why=Why.STARTS_LATER, words="it is held"))
+    bench.slurm.queue = line(7)
+    for _ in range(5):
+        assert bench.planner.tick() == INTERVAL_S
+    assert [made.decision.why for made in bench.decisions(7)] == [Why.STARTS_LATER, Why.BUSY]
+    assert not bench.slurm.updates
+
+
+def test_a_refused_change_is_told_once_and_not_asked_for_for_ever(bench: Bench) -> None:
+    bench.note(7, FEW)
+    bench.slurm.queue, bench.slurm.refuse = line(7), True
+    for _ in range(20):
+        bench.planner.tick()
+    assert 1 <= len(bench.slurm.updates) <= 6
+    assert sum("refused" in words for words in bench.said) == 1
+    assert "Access/permission denied" in bench.decisions(7)[-1].decision.words
+    assert bench.decisions(7)[-1].decision.kind is Kind.SWITCHES
+
+
+def test_a_silent_slurm_is_waited_for_with_pauses_that_grow_and_told_once(bench: Bench) -> None:
+    bench.slurm.silent = True
+    pauses = [bench.planner.tick() for _ in range(8)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_AWAY_S
+    assert len(bench.said) == 1
+    bench.slurm.silent = False
+    bench.planner.tick()
+    assert "answers again" in bench.said[-1]
+
+
+def test_an_unknown_state_changes_nothing_and_is_named(bench: Bench) -> None:
+    bench.note(7, FEW)
+    bench.slurm.queue = line(7) + line(8, state="DREAMING")
+    bench.planner.tick()
+    assert "DREAMING" in bench.said[0]
+    assert not bench.slurm.updates
+
+
+def test_without_jobs_it_is_slow_and_then_idle(bench: Bench) -> None:
+    assert bench.planner.tick() == SLOW_S
+    assert not bench.planner.idle
+    bench.planner.tick()
+    assert bench.planner.idle
+    assert bench.planner.over
+
+
+def test_a_running_job_that_its_wish_would_bind_is_looked_after_and_freed_when_it_is_queued_again(
+    bench: Bench,
+) -> None:
+    bench.note(7, PIN)
+    bench.slurm.queue = line(7, state="RUNNING", required="n[0,4]")
+    for _ in range(3):
+        assert bench.planner.tick() == SLOW_S
+    assert not bench.planner.idle
+    bench.slurm.queue = line(7, reason="BeginTime", required="n[0,4]")
+    bench.planner.tick()
+    assert bench.slurm.updates == [("scontrol", "update", "jobid=7", "ReqNodeList=")]
+
+
+def test_to_say_what_would_be_done_changes_nothing(bench: Bench) -> None:
+    bench.planner.act = False
+    bench.note(7, FEW)
+    bench.slurm.queue = line(7)
+    assert bench.planner.look().moves
+    assert not bench.slurm.updates
+    assert len(bench.decisions(7)) == 1
+    assert bench.said
+
+
+def test_one_job_alone(bench: Bench) -> None:
+    bench.planner.only = 7
+    for number in (7, 8):
+        bench.note(number, FEW)
+    bench.slurm.queue = line(7) + line(8)
+    bench.planner.tick()
+    assert [argv[2] for argv in bench.slurm.updates] == ["jobid=7"]
+    bench.slurm.queue = line(7, state="RUNNING") + line(8)
+    bench.planner.tick()
+    assert bench.planner.over
+
+
+def test_a_wish_that_somebody_took_back_is_none(bench: Bench) -> None:
+    bench.busy = set(NODES)
+    bench.note(7, PIN)
+    bench.slurm.queue = line(7)
+    (move,) = bench.planner.look().moves
+    assert move.decision.kind is Kind.NOTHING
