@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +38,6 @@ def test_what_several_count_is_added_up_for_as_long_as_they_live(own: vitals.Vit
     own.note(c=8.0)
     assert own.numbers() == {"a": 3.0, "b": 5.0, "c": 8.0}
     del other
-    gc.collect()
     assert own.numbers() == {"a": 1.0, "c": 8.0}
 
 

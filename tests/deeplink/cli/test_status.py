@@ -207,7 +207,10 @@ def test_lines_without_a_ranks_number_are_explained(call: Call, slurm: Programs,
     assert "--srun-option=--label" in call("logs", "7", "--rank", "0").stderr
 
 
-def test_following_ends_with_the_job(call: Call, slurm: Programs, tmp_path: Path) -> None:
+def test_following_ends_with_the_job(
+    call: Call, slurm: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deeplink.scheduler.view.follow.QUIET_TICKS", 1)
     (tmp_path / "o").write_text("a\nb")
     slurm.say(jobs=[job(7, "COMPLETED", STDOUT=f"{tmp_path}/o")])
     assert call("logs", "7", "-f").stdout == "a\nb"

@@ -307,6 +307,7 @@ def test_threads_that_ask_at_once_are_one_question(tmp_path: Path) -> None:
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_processes_that_ask_at_once_are_one_question(tmp_path: Path) -> None:
     squeue = tmp_path / "bin" / "squeue"
     squeue.parent.mkdir()
@@ -321,7 +322,7 @@ def test_processes_that_ask_at_once_are_one_question(tmp_path: Path) -> None:
         subprocess.Popen(
             [sys.executable, "-c", script, str(tmp_path / "answers")], env=env, stdout=subprocess.PIPE, text=True
         )
-        for _ in range(8)
+        for _ in range(6)
     ]
     assert {process.communicate(timeout=50)[0] for process in many} == {"job ü\n"}
     assert (tmp_path / "asked").read_text() == "asked\n"
