@@ -82,7 +82,9 @@ def test_a_node_that_never_comes_up_is_silent_and_the_other_one_counts(run: Run)
 
 
 def test_where_no_node_comes_up_what_was_said_last_is_the_reason(run: Run) -> None:
-    words = [sys.executable, "-c", "import sys; sys.exit('srun: error: Unable to allocate resources: busy')"]
+    # Written at once: of two writes those of two nodes would mix.
+    said = "import os, sys; os.write(2, b'srun: error: Unable to allocate resources: busy\\n'); sys.exit(1)"
+    words = [sys.executable, "-c", said]
     result = run(["n0", "n1"], "n[0-1]", words)
     assert not result.reports
     assert result.problem == "no node answered: srun: error: Unable to allocate resources: busy"
