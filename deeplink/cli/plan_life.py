@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.5
 """How often a planner that waits looks whether it is to end, or a job was submitted (a stat of a folder)."""
+SETTLED_S = 0.2
+"""A job's folder is there before its record is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,7 @@ class _Stop:
             if left <= 0:
                 return
             planner.clock.sleep(min(left, SLICE_S))
+        planner.clock.sleep(SETTLED_S)
 
 
 def _changed(folder: Path) -> int:

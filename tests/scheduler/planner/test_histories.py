@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -11,6 +12,8 @@ from deeplink.scheduler.planner.round import Move
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
 from deeplink.types import NodeName
 from tests.scheduler.planner.simulated import NODES, NOTHING, PATHS, Cluster, Job, Round
+
+pytestmark = pytest.mark.slow
 
 INTERVAL_S = 6
 SOON_S = 2

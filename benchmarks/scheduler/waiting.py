@@ -1,0 +1,160 @@
+"""How long jobs wait with stock sbatch, and with `deeplink sbatch` and its planner: one queue, side by side.
+
+    python -m benchmarks.scheduler.waiting [--rounds 1] [--json]
+
+A real Slurm of eight nodes on four leaves (a sandbox of its own; needs root). The same jobs come in the same order
+at the same times, once by sbatch and once by `deeplink sbatch`. Then a race is lost on purpose: a job is wished
+two nodes, somebody else takes one of them before Slurm looks, and the time is taken until the job runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import statistics
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INTERVAL_S = 10
+"""Of the planner, by default."""
+APART_S = 1.5
+"""A job is submitted at each multiple of it, however long submitting the one before took."""
+JOBS = ((6, 12), (2, 18), (4, 8), (2, 7), (3, 9), (2, 6), (4, 8), (1, 9), (8, 4), (2, 6))
+"""Nodes, and how long it runs, s."""
+
+
+@dataclass(frozen=True)
+class Waited:
+    """One job's wait in seconds, and where it ran."""
+
+    wait_s: float
+    nodes: str
+
+
+def told(cluster: Sandbox, argv: Sequence[str]) -> str:
+    """Return what a command on the login host wrote."""
+    done = cluster.run(CTL, list(argv), timeout_s=60)
+    if done.code:
+        raise SystemExit(f"{argv}: {done.stderr}")
+    return done.stdout.strip()
+
+
+def played(cluster: Sandbox, submit: Sequence[str]) -> list[Waited]:
+    """Submit the queue and return how long each job waited."""
+    numbers, began = [], time.monotonic()
+    for place, (nodes, runs_s) in enumerate(JOBS):
+        time.sleep(max(0.0, began + place * APART_S - time.monotonic()))
+        options = ["--parsable", "--exclusive", "-t", "1", "-o", "/dev/null", f"-N{nodes}"]
+        numbers.append(told(cluster, [*submit, *options, "--wrap", f"sleep {runs_s}"]))
+    while told(cluster, ["squeue", "-h"]):
+        time.sleep(0.5)
+    return [_waited(cluster, number) for number in numbers]
+
+
+def _waited(cluster: Sandbox, number: str) -> Waited:
+    said = told(cluster, ["scontrol", "show", "job", number, "--oneliner"])
+    facts = dict(word.partition("=")[::2] for word in said.split())
+    started, came = (datetime.fromisoformat(facts[key]) for key in ("StartTime", "SubmitTime"))
+    return Waited((started - came).total_seconds(), facts["NodeList"])
+
+
+_LOST = """
+import sys, time, os, pathlib
+from deeplink.scheduler.wish import record
+from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+state = pathlib.Path(os.path.expanduser("~/.local/state/deeplink"))
+decision = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="the race to be lost", nodes=("n0", "n4"))
+ask = Ask(nodes=2, exclusive=True)
+line = Recorded(unix=time.time(), by="sbatch", ask=ask, decision=decision)
+record.append(record.job_folder(state, sys.argv[1]), line)
+"""
+
+
+def race_lost(cluster: Sandbox) -> float:
+    """Return how long after a lost race the job ran elsewhere."""
+    python = told(cluster, ["bash", "-c", "head -1 $(command -v deeplink) | cut -c3-"])
+    plain = ["sbatch", "--parsable", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
+    job = told(cluster, [*plain, "-N2", "--hold", "-w", "n0,n4"])
+    other = told(cluster, [*plain, "-N1", "-w", "n4"])
+    while told(cluster, ["squeue", "-h", "-o", "%T", "-j", other]) != "RUNNING":
+        time.sleep(0.05)
+    told(cluster, [python, "-c", _LOST, job])
+    began = time.monotonic()
+    told(cluster, ["scontrol", "release", job])
+    while told(cluster, ["squeue", "-h", "-o", "%T", "-j", job]) != "RUNNING":
+        if time.monotonic() - began > 60:  # noqa: PLR2004 - six rounds
+            raise SystemExit(f"job {job} still waits")
+        time.sleep(0.05)
+    took = time.monotonic() - began
+    told(cluster, ["scancel", job, other])
+    while told(cluster, ["squeue", "-h"]):
+        time.sleep(0.2)
+    return took
+
+
+def measured(rounds: int) -> dict[str, object]:
+    """Measure on a sandbox of its own."""
+    name = f"w-{os.getpid()}-{secrets.token_hex(2)}"
+    cluster = Sandbox.up(name, Shape(spines=2, leaves=2, nodes_per_leaf=2, interleave=True))
+    try:
+        rows = []
+        for _ in range(rounds):
+            stock = played(cluster, ["env", "sbatch"])
+            ours = played(cluster, ["deeplink", "sbatch"])
+            rows += [
+                {"job": number, "nodes": JOBS[number][0], "stock_s": a.wait_s, "ours_s": b.wait_s, "on": b.nodes}
+                for number, (a, b) in enumerate(zip(stock, ours, strict=True))
+            ]
+        planner = cluster.spawn(CTL, ["deeplink", "plan", "--until-idle"])
+        try:
+            races = [race_lost(cluster) for _ in range(3)]
+        finally:
+            planner.kill()
+            planner.wait(10)
+    finally:
+        cluster.down()
+    return {"rows": rows, "races_s": races, "interval_s": INTERVAL_S}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    found = measured(given.rounds)
+    if given.json:
+        print(json.dumps(found))
+        return
+    rows = found["rows"]
+    if not isinstance(rows, list):
+        raise TypeError("rows")
+    print(f"{'job':>4} {'nodes':>6} {'stock s':>8} {'ours s':>8} {'later s':>8}  on")
+    for row in rows:
+        later = row["ours_s"] - row["stock_s"]
+        print(
+            f"{row['job']:>4} {row['nodes']:>6} {row['stock_s']:>8.0f} {row['ours_s']:>8.0f} "
+            f"{later:>+8.0f}  {row['on']}"
+        )
+    worst = max(row["ours_s"] - row["stock_s"] for row in rows)
+    mean = statistics.mean(row["ours_s"] - row["stock_s"] for row in rows)
+    bound = "reached" if worst <= INTERVAL_S else "short"
+    print(
+        f"later than stock: {mean:+.1f} s on average, {worst:+.0f} s at most "
+        f"(one interval: {INTERVAL_S} s): {bound}"
+    )
+    print(f"a lost race is mended after {', '.join(f'{one:.1f}' for one in found['races_s'])} s")  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The planner beside a real Slurm: what holds a job is taken back, a lost race is mended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.types import NodeName
+from tests.cluster.jobs import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+STATE = "plan-tests"
+"""A state folder of its own, below the home: submissions of other tests have started a planner of theirs."""
+
+
+def submitted(cluster: Sandbox, *options: str) -> int:
+    argv = ["sbatch", "--parsable", "--exclusive", "-o", "/dev/null", *options, "--wrap", "sleep 100"]
+    done = cluster.run(CTL, argv)
+    assert done.code == 0, done.stderr
+    return int(done.stdout)
+
+
+def noted(cluster: Sandbox, job: int, decision: Decision) -> None:
+    line = Recorded(unix=0.0, by="sbatch", ask=Ask(nodes=2, exclusive=True), decision=decision)
+    told = f"mkdir -p {folder(cluster, job)} && cat >> {folder(cluster, job)}/decisions.jsonl"
+    assert cluster.run(CTL, ["bash", "-c", told], stdin=f"{json.dumps(line.document())}\n").code == 0
+
+
+def folder(cluster: Sandbox, job: int) -> Path:
+    return cluster.home / STATE / "jobs" / str(job)
+
+
+def state(cluster: Sandbox, job: int) -> str:
+    return cluster.run(CTL, ["squeue", "-h", "-o", "%T %r", "-j", str(job)]).stdout.strip()
+
+
+def once(cluster: Sandbox, job: int) -> dict[str, object]:
+    env = {"DEEPLINK_STATE": str(cluster.home / STATE)}
+    done = cluster.run(CTL, ["deeplink", "plan", "--once", "--json", "--job", str(job)], env=env)
+    assert done.code == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.fixture
+def jobs(sandbox: Sandbox) -> list[int]:
+    """All nodes but n0 and n1, which hang on different leaves, are taken; the jobs to be ended."""
+    cleared(sandbox)
+    made = [submitted(sandbox, "-N6", "-w", "n[2-7]")]
+    until(lambda: state(sandbox, made[0]).startswith("RUNNING"), 20)
+    return made
+
+
+def cleared(cluster: Sandbox) -> None:
+    cluster.run(CTL, ["bash", "-c", "scancel -u $USER"])
+    until(lambda: not cluster.run(CTL, ["squeue", "-h"]).stdout, 20)
+
+
+def test_a_job_that_few_switches_hold_starts_in_the_round_that_sees_it(sandbox: Sandbox, jobs: list[int]) -> None:
+    job = submitted(sandbox, "-N2", "--switches=1@00:10:00")
+    # Seen before Slurm has first looked: taken back by a zero, the job would wait for ever.
+    noted(sandbox, job, Decision(kind=Kind.SWITCHES, why=Why.SCATTERED, words="", switches=1, patience_s=600))
+    try:
+        seen = once(sandbox, job)
+        assert (seen["deed"], seen["changes"]) == ("drop", {"Switches": "2@00:00:00"})
+        until(lambda: state(sandbox, job).startswith("RUNNING"), 15, lambda: state(sandbox, job))
+    finally:
+        cleared(sandbox)
+
+
+def test_a_lost_race_is_mended_in_one_round_and_on_the_record(sandbox: Sandbox, jobs: list[int]) -> None:
+    job = submitted(sandbox, "-N2", "-w", "n[0,2]")
+    wish = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NodeName("n0"), NodeName("n2")))
+    noted(sandbox, job, wish)
+    try:
+        until(lambda: "Resources" in state(sandbox, job), 20, lambda: state(sandbox, job))
+        seen = once(sandbox, job)
+        assert (seen["deed"], seen["changes"]) == ("drop", {"ReqNodeList": ""})
+        until(lambda: state(sandbox, job).startswith("RUNNING"), 15, lambda: state(sandbox, job))
+        lines = (folder(sandbox, job) / "decisions.jsonl").read_text().splitlines()
+        last = Recorded.parse(json.loads(lines[-1]))
+        assert (last.by, last.decision.kind) == ("plan", Kind.NOTHING)
+        assert "n2 is not free any more" in last.decision.words
+    finally:
+        cleared(sandbox)
