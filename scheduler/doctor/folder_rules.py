@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.doctor.evidence import Evidence
     from deeplink.scheduler.doctor.finding import Finding
-    from deeplink.scheduler.doctor.report import Disk, NodeReport
+    from deeplink.scheduler.doctor.report import Disk, Folder, NodeReport
 
 _LEAST_FREE = 10 << 30
 _SLOW_WRITE, _SLOW_READ = 100e6, 200e6  # bytes a second: what a single spinning disk does
@@ -148,7 +148,7 @@ def _shared(evidence: Evidence, key: str, judge: Callable[[str, str, str], Findi
         yield unknown(_alone(evidence))
         return
     remedy = f"config.toml: {key} = a folder that all nodes see"
-    broken = {node: one for node, report in measured.items() if (one := report.host.folders[key].problem)}
+    broken = {node: why for node, report in measured.items() if (why := _closed(report.host.folders[key], key))}
     if broken:
         yield error(f"{key}: {next(iter(broken.values()))}", remedy, together(broken))
         return
@@ -165,10 +165,17 @@ def _shared(evidence: Evidence, key: str, judge: Callable[[str, str, str], Findi
         said = f"{key} {path}: not the same folder on all nodes"
     if apart:
         yield judge(said, remedy, together(apart))
-    elif key == "state" and not marked:
-        yield error(f"state {path}: no node may write there", "config.toml: state = a folder of the user's own")
     else:
         yield ok(f"{key} {path} is one for all nodes", together(measured))
+
+
+def _closed(folder: Folder, key: str) -> str:
+    """Return why a folder cannot be used for what it is: catalogs are read, the state is written."""
+    if not folder.problem and not folder.readable:
+        return f"{folder.base} is not readable for this user"
+    if not folder.problem and key == "state" and not folder.writable:
+        return f"{folder.base} is not writable for this user"
+    return folder.problem
 
 
 def store_speed(evidence: Evidence) -> Iterator[Finding]:

@@ -168,6 +168,7 @@ def looked_at(path: Path) -> Folder:
         path=str(path),
         base=str(base),
         kind=file_system(base),
+        readable=os.access(base, os.R_OK | os.X_OK),
         writable=os.access(base, os.W_OK | os.X_OK),
         owner=found.st_uid,
         mode=found.st_mode & 0o7777,

@@ -34,6 +34,7 @@ class Folder:
         path: as the configuration names it there.
         base: the nearest folder above (or itself) that is there.
         kind: the type of its file system; empty where that cannot be told.
+        readable: whether this user may read there.
         writable: whether this user may write there.
         owner: user number.
         mode: of `base`, permission bits.
@@ -47,6 +48,7 @@ class Folder:
     path: str
     base: str = ""
     kind: str = ""
+    readable: bool = False
     writable: bool = False
     owner: int = -1
     mode: int = 0

@@ -192,7 +192,7 @@ class Step:
         end_process(process)
 
     def _result(self, code: int | None) -> StepResult:
-        silent = tuple(node for node in self._all_nodes() if node not in self._hosts)
+        silent = tuple(node for node in self._all_nodes() or sorted(self._ended) if node not in self._hosts)
         late = [node for node, host in self._hosts.items() if not host.problem and node not in self._measured]
         words = next((line for line in reversed(self._messages.strange) if line.strip()), "")
         problem = ""

@@ -41,6 +41,7 @@ def folder(path: str, kind: str = "ext4", **changed: Any) -> Folder:
             path=path,
             base=path,
             kind=kind,
+            readable=True,
             writable=True,
             mode=0o700,
             free=100 << 30,

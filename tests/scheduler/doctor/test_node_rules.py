@@ -85,6 +85,8 @@ def test_a_node_that_differs_is_named(check: str, changed: dict[str, Any], sever
         ("store-on-disk", "store", {"kind": ""}, "unknown"),
         ("store-private", "store", {"marked": False}, "unknown"),
         ("catalog-shared", "catalog", {"problem": "Permission denied"}, "error"),
+        ("catalog-shared", "catalog", {"readable": False}, "error"),
+        ("state-shared", "state", {"writable": False}, "error"),
     ],
 )
 def test_a_folder_that_is_not_as_it_should_be(

@@ -90,6 +90,18 @@ def test_where_no_node_comes_up_what_was_said_last_is_the_reason(run: Run) -> No
     assert result.problem == "no node answered: srun: error: Unable to allocate resources: busy"
 
 
+def test_nodes_on_which_srun_says_that_nothing_runs_are_silent_and_not_waited_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 50.0)
+    said = (
+        "import os, sys; os.write(2, b'srun: error: n[0-1]: tasks 0-1: Exited with exit code 127\\n'); sys.exit(1)"
+    )
+    result = run(["n0"], "n[0-1]", [sys.executable, "-c", said])
+    assert result.silent == ("n0", "n1")
+    assert "Exited with exit code 127" in result.problem
+
+
 def test_a_step_that_hangs_is_given_up_and_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START_S", 0.5)
     monkeypatch.setattr(module, "GRACE_S", 0.1)
