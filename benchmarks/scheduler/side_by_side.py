@@ -6,8 +6,8 @@ Exit code 0 whether figures are reached or not.
 
 The names of the nodes are dealt over the leaves, as with cloud names. The ranks pass an all-reduce around their
 ring, tell which hops of it cross from leaf to leaf, and time it; cables above the leaves are shaped by tbf to
-50 Mbit/s in each direction, so that crossing costs what it does on a fabric that is narrower above. Where the kernel
-has no tbf, that is said, and no step time is told. Jobs of both kinds take turns.
+50 Mbit/s in each direction, so that crossing costs what it does on a fabric that is narrower above. Where the
+kernel has no tbf, that is said, and no step time is told. Jobs of both kinds take turns.
 """
 
 from __future__ import annotations
