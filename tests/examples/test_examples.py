@@ -31,6 +31,7 @@ def run(folder: Path, *options: str) -> str:
         "DEEPLINK_STATE": str(folder / "own"),
         "DEEPLINK_STORE": str(folder / "store"),
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(sys.prefix) / "deepspeed"),  # apart from the others (Makefile)
     }
     done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
