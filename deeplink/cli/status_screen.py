@@ -67,7 +67,7 @@ def of_table(table: Table, now: float) -> RenderableType:
 def row(picture: Picture) -> list[Text]:
     """Return the cells of a job's line."""
     pace = picture.pace
-    state = picture.state or ("gone" if picture.gone else UNKNOWN)
+    state = picture.state or ("gone" if picture.gone else "local" if picture.local else UNKNOWN)
     phase = f" {picture.phase}" if picture.phase not in {"", "running"} else ""
     reads = pace.reads
     running = not picture.final
@@ -131,7 +131,10 @@ def _facts(one: One, now: float) -> list[tuple[str, RenderableType]]:
 
 
 def _state(picture: Picture) -> Text:
-    state = picture.state or ("Slurm does not know it any more" if picture.gone else UNKNOWN)
+    known = (
+        "Slurm does not know it any more" if picture.gone else "a run without Slurm" if picture.local else UNKNOWN
+    )
+    state = picture.state or known
     text = Text(state, style=_STYLES.get(state, ""))
     if picture.phase:
         text.append("; its launcher: ", style="dim").append(picture.phase, style=_STYLES.get(picture.phase, ""))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.parse import JobRow
 
 _FORM = re.compile(
-    r"(?P<job>[1-9][0-9]{0,9})"
+    r"(?P<job>[1-9][0-9]{0,18})"
     r"(?:_(?P<tasks>[0-9]{1,9}|\*|\[[0-9]{1,9}(?:[-,:0-9]{0,4000})(?:%[0-9]{1,9})?\])|\+(?P<part>[0-9]{1,9}))?"
     r"(?:\.(?P<step>[0-9]{1,9}|batch|extern|interactive))?",
     re.ASCII,

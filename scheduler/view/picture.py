@@ -73,6 +73,7 @@ class Picture:
         end: how it ended, in words, by its launcher.
         open_incident: the newest without an end.
         gone: Slurm does not know it any more.
+        local: it never was Slurm's (`deeplink run --local`).
         watched: whether it left anything that DeepLink can read.
     """
 
@@ -103,6 +104,7 @@ class Picture:
     end: str = ""
     heard_unix: float | None = None
     gone: bool = False
+    local: bool = False
     final: bool = False
     watched: bool = False
     problems: tuple[str, ...] = ()
@@ -124,7 +126,9 @@ def picture(
     word = _word(queued, left, now)
     newest, current = word.newest, word.current
     row = queued.job if queued else None
-    over = (row is not None and row.state.final) or (queued is None and asked)
+    local = queued is None and (left.last("job-started") or {}).get("backend") == "local"
+    gone = queued is None and asked and not local
+    over = (row is not None and row.state.final) or gone or (local and word.lost)
     known = left.record
     said = newest if newest and not word.lost else None
     measured = pace(left.points)
@@ -155,7 +159,8 @@ def picture(
         output=expanded(queued.output, queued.job) if queued else _output(left),
         end=_end(left) if not word.older else "",
         heard_unix=newest.beat_unix if newest else None,
-        gone=queued is None and asked,
+        gone=gone,
+        local=local,
         final=over or (newest is not None and newest.phase.ended and queued is None),
         watched=not left.empty,
         problems=left.problems,

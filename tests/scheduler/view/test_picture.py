@@ -131,3 +131,11 @@ def test_an_open_incident_is_told(tmp_path: Path) -> None:
     found = seen(launched(tmp_path, 7, NOW, phase=Phase.RECOVERING, steps=0, incidents=(incident,)), queued())
     assert found.open_incident is not None
     assert (found.open_incident.node, found.incidents) == ("n0", 1)
+
+
+def test_a_run_without_slurm_is_not_gone_and_ends_with_its_launcher(tmp_path: Path) -> None:
+    folder = launched(tmp_path, 7, NOW)
+    event(folder, "job-started", NOW, backend="local")
+    found = seen(folder, None)
+    assert (found.local, found.gone, found.final, found.phase) == (True, False, False, "running")
+    assert seen(folder, None, now=NOW + FRESH_S + 1).final
