@@ -170,8 +170,9 @@ class Planner:
         job, fields = move.job, move.fields
         what = f"job {job.row.label}: {_said(move)}"
         if not self.act:
-            self.say(what)
-            return ""
+            if _key(move.decision) != job.memory.told:
+                self.say(what)
+            return self._done(move)
         if not fields:
             self._note(move)
             return self._done(move)

@@ -1,0 +1,169 @@
+"""`deeplink plan` beside programs that stand for Slurm's, and how long it lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from deeplink.cli import cli
+from deeplink.cli.plan_life import Life, live, user_name
+from deeplink.clock import ManualClock
+from deeplink.scheduler.planner.ground import Survey
+from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path
+from deeplink.scheduler.planner.loop import Planner
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import CommandMissingError
+from deeplink.scheduler.wish import record
+from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from tests.scheduler.planner.simulated import SITE, now_of
+
+SQUEUE = f"""#!/usr/bin/env python3
+import sys
+separator = sys.argv[-1].removeprefix("%A").partition("%")[0]
+print("7|7|PENDING|Resources|{user_name()}|main|2|5|||(null)|(null)||".replace("|", separator))
+"""
+SCONTROL = """#!/bin/sh
+[ "$1" = update ] && echo "$@" >> "$DONE"
+[ -n "$REFUSED" ] && [ "$1" = update ] && { echo "Access denied" >&2; exit 1; }
+exit 0
+"""
+SINFO = """#!/bin/sh
+exit 0
+"""
+FEW = Decision(kind=Kind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL), ("sinfo", SINFO)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("DONE", str(tmp_path / "done"))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    made = Recorded(unix=1.0, by="sbatch", ask=Ask(nodes=2, partition="main"), decision=FEW)
+    record.append(record.job_folder(tmp_path / "state", 7), made)
+    return tmp_path / "state"
+
+
+def said(*words: str, code: int = 0) -> dict[str, Any]:
+    done = CliRunner().invoke(cli, ["plan", "--once", "--json", *words])
+    assert done.exit_code == code, (done.output, done.exception)
+    return dict(json.loads(done.stdout))
+
+
+def test_one_look_changes_what_is_to_be_changed_and_a_dry_run_nothing(state: Path, tmp_path: Path) -> None:
+    dry = said("--dry-run")
+    # sinfo names no node: the job can never run there, which is no reason to leave it a wish.
+    assert (dry["job"], dry["deed"], dry["changes"], dry["done"]) == (
+        "7",
+        "drop",
+        {"Switches": "2@00:00:00"},
+        False,
+    )
+    assert not (tmp_path / "done").exists()
+    assert said("--job", "7")["done"] is True
+    assert (tmp_path / "done").read_text() == "update jobid=7 Switches=2@00:00:00\n"
+    assert record.read(record.job_folder(state, 7))[-1].by == "plan"
+    text = CliRunner().invoke(cli, ["plan", "--once"])
+    assert text.exit_code == 0
+    assert "leave" in text.stdout
+
+
+def test_what_slurm_refuses_is_told_and_fails(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFUSED", "yes")
+    assert said(code=1)["problem"] == "Access denied"
+
+
+def test_another_planner_is_named(state: Path) -> None:
+    with holding(lock_path(state, {}), 1.0):
+        done = CliRunner().invoke(cli, ["plan", "--once"])
+        assert isinstance(done.exception, PlannerRunsError)
+        assert str(os.getpid()) in str(done.exception)
+        assert said("--dry-run")["job"] == "7"
+
+
+def test_a_job_that_does_not_wait_is_said_so(state: Path) -> None:
+    done = CliRunner().invoke(cli, ["plan", "--once", "--job", "8"])
+    assert done.exit_code == 1
+    assert "job 8 does not wait" in done.stderr
+
+
+def test_wrong_usage_and_no_slurm(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CliRunner().invoke(cli, ["plan", "--once", "--until-idle"]).exit_code == 2
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert isinstance(CliRunner().invoke(cli, ["plan", "--once"]).exception, CommandMissingError)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def planner(tmp_path: Path, rounds: list[str], said: list[str]) -> Planner:
+    """Return one whose squeue tells these states of job 7, the last one for ever."""
+    made = Recorded(unix=1.0, by="sbatch", ask=Ask(nodes=2, exclusive=True), decision=FEW)
+    record.append(record.job_folder(tmp_path, 7), made)
+
+    def run(argv: Sequence[str], /, *, timeout_s: float = 0.0) -> str:
+        if argv[0] != "squeue":
+            return ""
+        found = rounds.pop(0) if len(rounds) > 1 else rounds[0]
+        if found == "TERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if found in {"", "TERM"}:
+            return ""
+        row = f"7|7|{found}|Priority|me|main|2|5|||(null)|(null)||\n"
+        return row.replace("|", argv[-1].removeprefix("%A").partition("%")[0])
+
+    return Planner(
+        slurm=Slurm(run),
+        user="me",
+        state=tmp_path,
+        ground=lambda _jobs: Survey(now_of(set()), SITE),
+        clock=ManualClock(),
+        say=said.append,
+    )
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(
+    ("life", "rounds"),
+    [
+        (Life(job=7, until_idle=False, locked=True), ["PENDING", "PENDING", "RUNNING"]),
+        (Life(job=7, until_idle=False, locked=True), ["PENDING", ""]),  # cancelled, or forgotten
+        (Life(job=None, until_idle=True, locked=True), ["PENDING", "", "", ""]),
+        (
+            Life(job=None, until_idle=True, locked=True),
+            ["", "", "PENDING", "PENDING", "", "", ""],
+        ),  # one came late
+        (Life(job=None, until_idle=False, locked=False), ["PENDING", "TERM"]),
+    ],
+    ids=["started", "cancelled", "idle", "came as it was ending", "terminated"],
+)
+def test_it_ends_when_nobody_needs_it(tmp_path: Path, life: Life, rounds: list[str]) -> None:
+    left = list(rounds)
+    live(planner(tmp_path, left, []), life)
+    assert len(left) == 1
+
+
+@pytest.mark.usefixtures("signals")
+def test_one_that_is_not_needed_ends_without_a_word(tmp_path: Path) -> None:
+    with holding(lock_path(tmp_path, os.environ), 1.0):
+        live(planner(tmp_path, ["PENDING"], []), Life(job=None, until_idle=True, locked=True))
+        with pytest.raises(PlannerRunsError):
+            live(planner(tmp_path, ["PENDING"], []), Life(job=None, until_idle=False, locked=True))
