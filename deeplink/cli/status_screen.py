@@ -249,7 +249,9 @@ def slurm_note(problem: str, told_unix: float, now: float) -> list[Text]:
     if not problem:
         return []
     age = f"what it said {span(now - told_unix)} ago is shown" if told_unix else "nothing is known from it"
-    return [Text(f"Slurm does not answer, {age}: {printable(problem.strip())}", style="bold yellow")]
+    # Slurm's commands end with what was fatal; the lines before are their way there.
+    said = printable(problem.strip().splitlines()[-1])
+    return [Text(f"Slurm does not answer, {age}: {said}", style="bold yellow")]
 
 
 def _value(value: float | None) -> str:
