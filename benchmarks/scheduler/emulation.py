@@ -1,6 +1,6 @@
 """Slurm's choice of nodes beside our emulation of it, and stock, --switches and deeplink side by side.
 
-`python -m benchmarks.scheduler.emulation [--nodes 1024] [--states 50] [--names follow|dealt] [--record FILE]`
+`python -m benchmarks.scheduler.emulation [--nodes 1024] [--states 50] [--names dealt] [--record FILE]`
 as root. Starts a real slurmctld and a slurmd for each node in namespaces of their own (40 s and 3.8 GB for 1,024),
 makes random states of the cluster with real jobs, asks `sbatch --test-only` where jobs of several sizes would run,
 without and with the `--switches` that fewest leaves allow, and in each state runs one with `salloc --no-shell`.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.rows import make_row, table, write_rows
-from benchmarks.scheduler.manyslurmd import GPUS, Shape, in_namespaces, said, slurm_of, wait_idle
+from benchmarks.scheduler.manyslurmd import GPUS, Names, Shape, in_namespaces, said, slurm_of, wait_idle
 from deeplink.scheduler.placement.request import Cluster, Request, Room
 from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.simulate.floor import Floor
@@ -43,7 +43,13 @@ if TYPE_CHECKING:
 SIZES = (1, 2, 4, 8, 12, 16, 24, 48, 64, 130, 200)
 _PLANNED = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition")
 _LATER_S = 60.0
-_MOST_S = 1500.0
+_UNEVEN = 128
+_MOST_S = 900.0
+_TITLES = {
+    Names.DEALT: "names dealt over leaves",
+    Names.FOLLOW: "names follow leaves",
+    Names.UNEVEN: "uneven leaves and depths",
+}
 
 
 class Answer(NamedTuple):
@@ -54,7 +60,7 @@ class Answer(NamedTuple):
         gpus: GPUs on each; 0 for whole nodes.
         switches: what `--switches` said; 0 where it was not given.
         how: `test-only` was asked about, `salloc` ran.
-        later: whether it would have had to wait.
+        later: whether it would have had to wait, or never run.
         chosen: the nodes, folded.
     """
 
@@ -135,6 +141,10 @@ def ask(nodes: int, gpus: int, *, switches: int = 0) -> Answer:
     answer = said([*argv, *([f"--switches={switches}"] if switches else []), "--wrap", "true"])
     found = _PLANNED.search(answer)
     if found is None:
+        if (
+            switches and "node configuration is not available" in answer
+        ):  # seen with uneven leaves: refused for ever
+            return Answer(nodes, gpus, switches, "test-only", later=True, chosen="")
         raise RuntimeError(f"{argv}: {answer}")
     wait = datetime.fromisoformat(found[1]) - datetime.now()  # noqa: DTZ005 - sbatch prints local time
     return Answer(nodes, gpus, switches, "test-only", wait.total_seconds() > _LATER_S, found[2])
@@ -208,7 +218,8 @@ def read_record(path: Path) -> Record:
     """Read what `write_record` wrote."""
     found = json.loads(gzip.decompress(path.read_bytes()))
     states = (Asked(state["used"], tuple(Answer(*one) for one in state["answers"])) for state in found["states"])
-    return Record(found["slurm"], Shape(**found["shape"]), tuple(states))
+    shape = Shape(**found["shape"] | {"names": Names(found["shape"]["names"])})
+    return Record(found["slurm"], shape, tuple(states))
 
 
 def agreement_rows(record: Record) -> list[Row]:
@@ -287,7 +298,7 @@ def side_by_side(record: Record) -> list[Row]:
     for what, found in (("leaves of a job", sides.spread), ("ring crossings of a job", sides.crossings)):
         rows += [make_row(f"{what}: {who}", [statistics.fmean(values)], "") for who, values in found.items()]
     waiting = 100.0 * statistics.fmean(waits)
-    return [*rows, make_row("--switches=FEWEST: jobs that would have to wait", [waiting], "%")]
+    return [*rows, make_row("--switches=FEWEST: jobs that would have to wait, or are refused", [waiting], "%")]
 
 
 def _measured(shape: Shape, states: int) -> Record:
@@ -299,7 +310,7 @@ def _measured(shape: Shape, states: int) -> Record:
             "--states",
             str(states),
             "--names",
-            "dealt" if shape.dealt else "follow",
+            shape.names,
         ]
         argv = [sys.executable, "-m", "benchmarks.scheduler.emulation", *own, "--inside", folder]
         if code := in_namespaces(argv, _MOST_S):
@@ -309,8 +320,7 @@ def _measured(shape: Shape, states: int) -> Record:
 
 def rows_of(record: Record) -> list[Row]:
     """Return all figures of a record, each with what it is of."""
-    names = "names dealt over leaves" if record.shape.dealt else "names follow leaves"
-    of = f"{record.shape.nodes:,} slurmd, {len(record.states)} states, {names}"
+    of = f"{record.shape.nodes:,} slurmd, {len(record.states)} states, {_TITLES[record.shape.names]}"
     return [replace(row, row=f"{of}: {row.row}") for row in (*agreement_rows(record), *side_by_side(record))]
 
 
@@ -318,9 +328,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1024, help="how many slurmd (default: 1024)")
     parser.add_argument("--states", type=int, default=50, help="how many random states (default: 50)")
-    parser.add_argument(
-        "--names", choices=["follow", "dealt", "both"], default="both", help="of nodes (default: both)"
-    )
+    parser.add_argument("--names", choices=[*Names], help="one of the trees alone; uneven is of 128 nodes at most")
     parser.add_argument("--quick", action="store_true", help="128 slurmd and 10 states")
     parser.add_argument(
         "--record", type=Path, help="write all answers here, as JSON in gzip; of one kind of names"
@@ -329,7 +337,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    if asked.record and asked.names == "both" and not asked.earlier:
+    if asked.record and not asked.names and not asked.earlier:
         parser.error("--record: say which --names")
     if asked.quick:
         asked.nodes, asked.states = 128, min(asked.states, 10)
@@ -339,8 +347,11 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/emulation.json."""
     asked = _asked(arguments)
+    names = [Names(asked.names)] if asked.names else [*Names]
+    # Uneven leaves hold dozens of nodes with 128 already: more would make one leaf of most of them.
+    shapes = [Shape(min(asked.nodes, _UNEVEN) if one is Names.UNEVEN else asked.nodes, one) for one in names]
     if asked.inside:
-        shape = Shape(nodes=asked.nodes, dealt=asked.names == "dealt")
+        (shape,) = shapes
         write_record(recorded(shape, asked.states, asked.inside), asked.inside / "answers.json.gz")
         return 0
     signal.signal(signal.SIGTERM, _end)  # unwinds: the namespaces end
@@ -348,8 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record = read_record(asked.earlier)
         records = [replace(record, states=record.states[: asked.states])]
     else:
-        dealt = [name == "dealt" for name in ("dealt", "follow") if asked.names in {name, "both"}]
-        records = [_measured(Shape(nodes=asked.nodes, dealt=each), asked.states) for each in dealt]
+        records = [_measured(shape, asked.states) for shape in shapes]
     if asked.record:
         write_record(records[0], asked.record)
     rows = [row for record in records for row in rows_of(record)]

@@ -6,14 +6,18 @@ As root. Everything runs below `unshare --pid --kill-child`: however the caller 
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.topology.graph import natural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,38 +28,54 @@ _UNSHARE = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-c
 _START_S = 240.0
 
 
+class Names(StrEnum):
+    """How nodes hang on leaves."""
+
+    DEALT = "dealt"
+    """Names are dealt over the leaves of a spine, one each in turn."""
+    FOLLOW = "follow"
+    """Names follow the leaves."""
+    UNEVEN = "uneven"
+    """Leaves of one node to dozens, some below two switches and some right below the core; names anyhow."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Nodes `e0` and on, on leaves of `per_leaf`, `leaves` of these below a spine.
-
-    Attributes:
-        dealt: whether names are dealt over the leaves of a spine, one each in turn; else they follow the leaves.
-    """
+    """Nodes `e0` and on, on leaves of `per_leaf`, `leaves` of these below a spine; or uneven."""
 
     nodes: int = 1024
+    names: Names = Names.DEALT
     per_leaf: int = 16
     leaves: int = 8
-    dealt: bool = False
 
     def path(self, number: int) -> tuple[str, ...]:
         """Return the switches above a node, root first."""
+        if self.names is Names.UNEVEN:
+            leaf = min(int(random.Random(number).expovariate(0.25)), 13)  # noqa: S311 - a tree, no secret
+            above = ("core",) if leaf % 4 == 0 else ("core", f"pod{leaf % 2}", f"spine{leaf % 2}{leaf % 3}")
+            return (*above, f"leaf{leaf}")
         spine, place = divmod(number, self.per_leaf * self.leaves)
-        leaf = place % self.leaves if self.dealt else place // self.per_leaf
+        leaf = place % self.leaves if self.names is Names.DEALT else place // self.per_leaf
         return ("core", f"spine{spine}", f"leaf{spine * self.leaves + leaf}")
 
     def conf(self) -> str:
-        """Return the topology.conf."""
-        leaves: dict[str, list[str]] = {}
-        spines: dict[str, list[str]] = {}
+        """Return the topology.conf: each switch after those below it, by name."""
+        hanging: dict[str, list[str]] = {}
+        below: dict[str, dict[str, None]] = {}
+        deepest = 0
         for number in range(self.nodes):
-            _, spine, leaf = self.path(number)
-            if leaf not in leaves:
-                spines.setdefault(spine, []).append(leaf)
-            leaves.setdefault(leaf, []).append(f"e{number}")
-        order = sorted(leaves, key=lambda name: int(name.removeprefix("leaf")))
-        lines = [f"SwitchName={leaf} Nodes={fold(leaves[leaf])}" for leaf in order]
-        lines += [f"SwitchName={spine} Switches={fold(below)}" for spine, below in spines.items()]
-        lines.append(f"SwitchName=core Switches={fold(spines)}")
+            path = self.path(number)
+            deepest = max(deepest, len(path))
+            hanging.setdefault(path[-1], []).append(f"e{number}")
+            for upper, lower in pairwise(path):
+                below.setdefault(upper, {})[lower] = None
+        lines = [f"SwitchName={leaf} Nodes={fold(hanging[leaf])}" for leaf in sorted(hanging, key=natural)]
+        lines += [
+            f"SwitchName={upper} Switches={fold(below[upper])}"
+            for upper in sorted(
+                below, key=lambda name: (name == "core", not name.startswith("spine"), natural(name))
+            )
+        ]
         return "\n".join(lines) + "\n"
 
 

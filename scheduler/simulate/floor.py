@@ -41,7 +41,8 @@ class Floor:
     Attributes:
         nodes: their names, in the order of their bits.
         everyone: the set of all.
-        leaves: the leaf switches, in the order of the tree. Nodes that hang nowhere known are on one leaf.
+        leaves: the leaf switches, by name, as a topology.conf lists them (Slurm goes by the order in that file).
+            Nodes that hang nowhere known are on one leaf.
         switches: the leaves, and after them what is above.
         above: for each switch, by its number, that of the one above it; its own where there is none.
         leaf_of: the number of each node's leaf, by the node's bit.
@@ -59,13 +60,15 @@ class Floor:
             hanging[path] = hanging.get(path, 0) | 1 << bit
             for depth in range(len(path)):
                 below[path[:depth]] = below.get(path[:depth], 0) | 1 << bit
-        self.leaves = tuple(Switch(path, hanging[path]) for path in sorted(hanging, key=_by_name))
+        self.leaves = tuple(Switch(path, hanging[path]) for path in sorted(hanging, key=_by_own_name))
+        if below:
+            below[()] = self.everyone  # what joins several roots, and nodes that hang nowhere known
         # A switch that has nodes of its own and switches below it counts as both.
         upper = tuple(Switch(path, below[path]) for path in sorted(below, key=_by_name))
         self.switches = self.leaves + upper
         numbers = {switch.path: len(self.leaves) + number for number, switch in enumerate(upper)}
         self.above = tuple(
-            numbers.get(switch.path[:-1], number) if switch.path else number
+            numbers.get(switch.path[:-1], number) if switch.path or number < len(self.leaves) else number
             for number, switch in enumerate(self.switches)
         )
         leaf_numbers = {leaf.path: number for number, leaf in enumerate(self.leaves)}
@@ -131,3 +134,7 @@ def first(chosen: int, count: int) -> int:
 
 def _by_name(path: Path) -> tuple[object, ...]:
     return tuple(map(natural, path))
+
+
+def _by_own_name(path: Path) -> tuple[object, ...]:
+    return (*map(natural, path[-1:]), _by_name(path))

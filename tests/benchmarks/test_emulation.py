@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import rows
 from benchmarks.scheduler import emulation
-from benchmarks.scheduler.manyslurmd import Shape
+from benchmarks.scheduler.manyslurmd import Names, Shape
+from deeplink.scheduler.topology.sources.recognise import Format, read
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm" / "22.05.8" / "5-tree" / "choices.json.gz"
 
@@ -38,10 +39,24 @@ def test_the_table_of_recorded_answers(
     assert emulation.read_record(again).states == emulation.read_record(RECORDED).states[:6]
 
 
-@pytest.mark.parametrize("dealt", [True, False])
-def test_the_conf_says_where_the_paths_are(dealt: bool) -> None:
-    shape = Shape(nodes=16, per_leaf=4, leaves=2, dealt=dealt)
+@pytest.mark.parametrize(
+    ("names", "leaf", "path"),
+    [
+        (Names.DEALT, "e[0,2,4,6]", ("core", "spine1", "leaf3")),
+        (Names.FOLLOW, "e[0-3]", ("core", "spine1", "leaf2")),
+    ],
+)
+def test_the_conf_says_where_the_paths_are(names: Names, leaf: str, path: tuple[str, ...]) -> None:
+    shape = Shape(nodes=16, names=names, per_leaf=4, leaves=2)
     lines = shape.conf().splitlines()
-    assert lines[0] == ("SwitchName=leaf0 Nodes=e[0,2,4,6]" if dealt else "SwitchName=leaf0 Nodes=e[0-3]")
+    assert lines[0] == f"SwitchName=leaf0 Nodes={leaf}"
     assert lines[-2:] == ["SwitchName=spine1 Switches=leaf[2-3]", "SwitchName=core Switches=spine[0-1]"]
-    assert shape.path(9) == ("core", "spine1", "leaf3" if dealt else "leaf2")
+    assert shape.path(9) == path
+
+
+def test_an_uneven_conf_is_the_tree_of_its_paths() -> None:
+    shape = Shape(nodes=128, names=Names.UNEVEN)
+    conf = read(shape.conf(), "topology.conf", Format.SLURM)
+    assert conf.network.nodes.keys() == {f"e{number}" for number in range(128)}
+    assert not conf.findings
+    assert {len(shape.path(number)) for number in range(128)} == {2, 4}

@@ -15,19 +15,25 @@ from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
 
-RECORDED = Path(__file__).parents[2] / "data" / "slurm" / "22.05.8" / "5-tree" / "choices.json.gz"
+RECORDED = Path(__file__).parents[2] / "data" / "slurm" / "22.05.8" / "5-tree"
+ANSWERS = {"choices": 600, "uneven": 276}
+
+
+@pytest.fixture(scope="module", params=ANSWERS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def record() -> Record:
-    return read_record(RECORDED)
+def record(name: str) -> Record:
+    return read_record(RECORDED / f"{name}.json.gz")
 
 
-def test_all_recorded_choices_are_the_emulated_ones(record: Record) -> None:
+def test_all_recorded_choices_are_the_emulated_ones(record: Record, name: str) -> None:
     assert record.slurm == "22.05.8"
     floor = floor_of(record.shape)
     asked = [(used, answer) for used, answer in record.each() if not answer.switches]
-    assert len(asked) == 600
+    assert len(asked) == ANSWERS[name]
     for used, answer in asked:
         chosen = slurm_choice(floor, able_in(used, answer.gpus), answer.nodes)
         assert chosen == floor.chosen(unfold(answer.chosen)), answer
