@@ -252,7 +252,7 @@ def _count(nodes: int, nnodes: int | None, spares: int | None) -> int:
 
 
 def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: bool) -> None:
-    from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.environment import NodeFacts, Task
     from deeplink.scheduler.launch.ground import on_fabric
     from deeplink.scheduler.launch.order import lay_out
     from deeplink.types import Attempt
@@ -263,6 +263,8 @@ def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: b
     attempt = Attempt(backend.job, backend.restart, 0)
     layout = lay_out(order, attempt, facts, port=backend.port_for(attempt))
     argv = backend.rank_command(layout.launch, order.command)
+    recipe = layout.launch.recipe
+    settings = recipe.settings(layout.launch, Task(0, 0, layout.active[0]), os.environ)
     if as_json:
         plan = {
             "backend": backend.name,
@@ -281,6 +283,8 @@ def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: b
                 {"ranks": [one.first, one.first + one.size - 1], "nodes": one.nodes, "because": one.why}
                 for one in layout.cut
             ],
+            "recipe": {"name": recipe.name, "rank_0_finds": settings},
+            "container": order.container and {"runtime": order.container.runtime, "image": order.container.image},
             "argv": argv,
         }
         click.echo(json.dumps(plan))
@@ -293,6 +297,10 @@ def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: b
         click.echo(f"resting: {', '.join(layout.resting)}")
     for line in (layout.ring, *layout.together):
         click.echo(line)
+    for name, value in settings.items():
+        click.echo(f"rank 0 finds {name}={value}")
+    if order.container is not None:
+        click.echo(f"in a container of {order.container.image}, by {order.container.runtime}")
     import shlex
 
     click.echo(shlex.join(argv))

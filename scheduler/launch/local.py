@@ -196,6 +196,7 @@ class LocalRanks(RankStep):
     def __init__(self, launch: Launch, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._code = 0
         self._said = ""
+        self._has_mpi = launch.recipe.mpi
         self._ranks: dict[int, processes.Process[bytes]] = {}
         packed = {**env, LAUNCH_VARIABLE: launch.packed()}
         if launch.recipe.mpi:
@@ -214,7 +215,8 @@ class LocalRanks(RankStep):
         if failed and not self._code:
             rank, code = failed[0]
             self._code = 128 - code if code < 0 else code
-            self._said = f"rank {rank}: exit code {self._code}"
+            who = MPIEXEC if self._has_mpi else f"rank {rank}"
+            self._said = f"{who}: exit code {self._code}"
             _end_all(list(self._ranks.values()))
         return None if None in codes.values() and not self._code else self._code
 

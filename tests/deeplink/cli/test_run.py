@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 
 from deeplink.cli import cli
 from deeplink.errors import DeepLinkError
+from deeplink.files import FileTroubleError
 from deeplink.scheduler.launch.backend import NoAllocationError
+from deeplink.scheduler.launch.recipes import RECIPES
 from deeplink.scheduler.topology.groups import GroupSizeError
 from deeplink.scheduler.topology.order import TooFewNodesError
 
@@ -147,3 +149,38 @@ def test_wrong_usage(words: list[str]) -> None:
 
 def test_help_shows_examples() -> None:
     assert "--spares 1" in run("--help").stdout
+
+
+def test_every_recipe_is_listed_with_what_it_is_for() -> None:
+    said = run("--recipe", "list").stdout.splitlines()
+    assert [line.split()[0] for line in said] == list(RECIPES)
+
+
+def test_a_plan_says_what_rank_0_finds() -> None:
+    found = plan("--local", "2", "--recipe", "torchrun", "--nproc-per-node", "4", "--", "torchrun", "t.py")
+    assert found["world_size"] == 8
+    assert found["recipe"]["name"] == "torchrun"
+    assert found["recipe"]["rank_0_finds"]["PET_NPROC_PER_NODE"] == "4"
+    assert found["container"] is None
+    words = ("--local", "1", "--container", "i.sif", "--container-runtime", "apptainer", "--", "true")
+    assert plan(*words)["container"] == {"runtime": "apptainer", "image": "i.sif"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--recipe", "keras"], ["--container-mount", "/data"], ["--container-runtime", "no"]]
+)
+def test_options_that_mean_nothing_are_wrong_usage(words: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["run", "--local", "1", *words, "--", "true"])
+    assert done.exit_code == 2
+
+
+def test_the_sites_topology_says_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site.conf"
+    site.write_text("SwitchName=a Nodes=local[0,2]\nSwitchName=b Nodes=local[1,3]\nSwitchName=c Switches=a,b\n")
+    monkeypatch.setenv("DEEPLINK_TOPOLOGY", str(site))
+    found = plan("--local", "4", "--spares", "1", "--", "true")
+    assert (found["nodes"], found["spares"]) == (["local0", "local2", "local1"], ["local3"])
+    assert (found["ring_crossings"], found["ring_crossings_stock"]) == (2, 2)
+    monkeypatch.setenv("DEEPLINK_TOPOLOGY", str(tmp_path / "none"))
+    with pytest.raises(FileTroubleError):
+        plan("--local", "4", "--", "true")
