@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.planner.ground import Ground, wishes_nodes
-from deeplink.scheduler.planner.queue import Row, read_queue
+from deeplink.scheduler.planner.queue import Row, arguments, parse_queue
 from deeplink.scheduler.planner.round import Deed, Memory, Mine, Move, plan
 from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.separator import fresh_separator
 from deeplink.scheduler.wish import record
 from deeplink.scheduler.wish.decision import Decision, Kind, Recorded
 
@@ -211,6 +212,17 @@ class Planner:
             record.append(record.job_folder(self.state, job.row.record_id), line)
         except OSError as problem:
             log.warning("what was decided for job %s cannot be written down: %s", job.row.label, problem)
+
+
+def read_queue(run: command.Runner) -> list[Row]:
+    """Return all jobs that have not ended, of all users, in one question.
+
+    Raises:
+        SlurmTextError, UnknownStateError: it cannot be read.
+        CommandError, CommandMissingError, CommandTimeoutError: see `command.run`.
+    """
+    separator = fresh_separator()
+    return parse_queue(run(arguments(separator)), separator)
 
 
 def _key(decision: Decision) -> str:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 from deeplink.scheduler.slurm.parse import SlurmTextError
-from deeplink.scheduler.slurm.separator import fresh_separator
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.types import JobId, NodeName
-
-if TYPE_CHECKING:
-    from deeplink.scheduler.slurm.command import Runner
 
 _FORMAT = ("%A", "%i", "%T", "%r", "%u", "%P", "%D", "%Q", "%n", "%x", "%Y", "%v", "%N")
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a"})
@@ -64,20 +59,13 @@ class Row:
         return self.label.isdigit()
 
 
-def read_queue(run: Runner) -> list[Row]:
-    """Return all jobs that have not ended, of all users, in one question.
-
-    Raises:
-        SlurmTextError, UnknownStateError: it cannot be read.
-        CommandError, CommandMissingError, CommandTimeoutError: see `command.run`.
-    """
-    separator = fresh_separator()
-    layout = "".join(f"{field}{separator}" for field in _FORMAT)
-    return parse_queue(run(["squeue", "-h", "-a", "-o", layout]), separator)
+def arguments(separator: str) -> list[str]:
+    """Return the command whose text `parse_queue` reads: all jobs that have not ended, of all users."""
+    return ["squeue", "-h", "-a", "-o", "".join(f"{field}{separator}" for field in _FORMAT)]
 
 
 def parse_queue(text: str, separator: str) -> list[Row]:
-    """Read what `read_queue` asks for.
+    """Read what the command of `arguments` wrote.
 
     Raises:
         SlurmTextError: the text is something else.

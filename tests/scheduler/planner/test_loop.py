@@ -72,7 +72,9 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    slurm, said, wished = Scripted(), [], []
+    slurm = Scripted()
+    said: list[str] = []
+    wished: list[tuple[int, tuple[str, ...], Sequence[NodeName]]] = []
     planner = Planner(
         slurm=Slurm(slurm),
         user="me",
@@ -150,9 +152,9 @@ def test_an_unknown_state_changes_nothing_and_is_named(bench: Bench) -> None:
 
 def test_without_jobs_it_is_slow_and_then_idle(bench: Bench) -> None:
     assert bench.planner.tick() == SLOW_S
-    assert not bench.planner.idle
+    idle = [bench.planner.idle]
     bench.planner.tick()
-    assert bench.planner.idle
+    assert [*idle, bench.planner.idle] == [False, True]
     assert bench.planner.over
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.planner.queue import in_order, parse_queue, read_queue
+from deeplink.scheduler.planner.loop import read_queue
+from deeplink.scheduler.planner.queue import in_order, parse_queue
 from deeplink.scheduler.planner.reasons import refused_nodes, stopped
 from deeplink.scheduler.slurm.parse import SlurmTextError
 from deeplink.scheduler.slurm.states import UnknownStateError
