@@ -76,7 +76,7 @@ class Examination:
         """Return everything that could be had, and why the rest could not."""
         self.say("asking Slurm")
         evidence = asked_slurm(self.config, self.run, self.clock)
-        evidence = replace(evidence, watch_answer=watch_answer(self.config))
+        evidence = replace(evidence, watch_answer=_watch_answer(self.config))
         everyone = Plan(
             services=services_of(self.config.watch, self.config.members),
             scripts=scripts_of(evidence),
@@ -126,8 +126,8 @@ def _allocation(env: Mapping[str, str]) -> tuple[NodeName, ...]:
     return unfold(listed) if listed and env.get("SLURM_JOB_ID", "").isdigit() else ()
 
 
-def watch_answer(config: Config) -> str | None:
-    """Ask the watchdog whether it is well, with the token; return what is wrong, None where it cannot be asked."""
+def _watch_answer(config: Config) -> str | None:
+    """Return what the watchdog answers; None where it cannot be asked."""
     if not config.watch or config.watch_token_file is None:
         return None
     if is_loopback(config.watch.rpartition(":")[0].strip("[]")):
@@ -136,13 +136,18 @@ def watch_answer(config: Config) -> str | None:
         token = read_token(config.watch_token_file)
     except DeepLinkError:
         return None  # told by the check of token files
+    return asked_watchdog(config.watch, token)
+
+
+def asked_watchdog(address: str, token: str) -> str:
+    """Ask the watchdog whether it is well, and return what is wrong; empty where nothing is."""
     # Not above: gRPC costs 0.1 s, and is needed only where there is a watchdog.
     import grpc  # noqa: PLC0415
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
 
     from deeplink.wire import open_channel  # noqa: PLC0415
 
-    channel = open_channel(config.watch, token)
+    channel = open_channel(address, token)
     try:
         request = health_pb2.HealthCheckRequest()
         reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=WATCH_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink.scheduler.doctor.frames import Messages, to_lines
@@ -12,10 +12,11 @@ from deeplink.scheduler.doctor.frames import Messages, to_lines
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=30,
+    max_leaves=8,
 )
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_messages_arrive_whole_however_their_lines_are_mixed(data: st.DataObject) -> None:
     said = st.lists(st.dictionaries(st.text(), VALUES, max_size=4), min_size=1, max_size=3)

@@ -1,0 +1,108 @@
+"""An examination: what is asked of whom, and a watchdog that is really asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from deeplink.clock import ManualClock, SystemClock
+from deeplink.config import Config
+from deeplink.metrics import WatchMetrics
+from deeplink.scheduler.doctor.evidence import Evidence
+from deeplink.scheduler.doctor.examine import Examination, Wish, asked_watchdog
+from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from deeplink.tokens import new_token
+from tests.scheduler.doctor.sites import RECORDED, worst
+
+ANSWERS = {
+    "config": "6-unfit/scontrol-show-config.txt",
+    "node": "1-busy/scontrol-show-node-o.txt",
+    "partition": "6-unfit/scontrol-a-show-partition-o.txt",
+    "topology": "1-busy/scontrol-show-topology.txt",
+}
+
+
+def slurm(argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+    """Answer as a real slurmctld once did."""
+    return next((RECORDED / file).read_text() for word, file in ANSWERS.items() if word in argv)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(store=tmp_path / "store", state=tmp_path, catalog=tmp_path)
+
+
+def examined(config: Config, wish: Wish, env: dict[str, str] | None = None) -> Evidence:
+    told = Examination(config, wish, slurm, SystemClock(), lambda _: None, env or {}).evidence()
+    assert told.problems.keys() <= {"hosts"}
+    return told
+
+
+def test_a_quick_one_asks_slurm_and_no_node(config: Config) -> None:
+    told = examined(config, Wish(quick=True))
+    assert not told.reports
+    assert told.settings is not None
+    assert told.settings.version == "22.05.8"
+    assert [len(rows or ()) for rows in (told.nodes, told.partitions, told.switches)] == [8, 2, 7]
+    assert worst("versions-alike", told).said == "no node was looked at (--quick)"
+
+
+def test_of_this_host_the_scripts_of_the_site_are_looked_at_too(config: Config) -> None:
+    told = examined(config, Wish(here=True, disk_bytes=1 << 20))
+    (report,) = told.reports.values()
+    assert report.measured is not None
+    assert report.measured.unread == ("/etc/slurm/epilog.sh",)  # of the recorded settings
+    assert report.measured.disk is not None
+    assert report.offset is None
+    assert "deeplink doctor --nodes 2" in worst("store-private", told).said
+
+
+def test_an_allocation_that_is_too_small_is_told(config: Config) -> None:
+    inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]"}
+    told = examined(config, Wish(nodes=3), inside)
+    assert told.problems["hosts"] == "this allocation has 2 nodes, not 3"
+
+
+def test_one_question_that_is_refused_leaves_the_other_answers(config: Config) -> None:
+    def refusing(argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        if "node" in argv:
+            raise CommandError(argv, 1, "slurm_load_node error: Access/permission denied")
+        return slurm(argv, timeout_s=timeout_s)
+
+    told = Examination(config, Wish(quick=True), refusing, SystemClock(), lambda _: None, {}).evidence()
+    assert told.settings is not None
+    assert told.nodes is None
+    assert "permission denied" in worst("slurm-answers", told).said
+
+
+@pytest.mark.usefixtures("config")
+def test_a_watchdog_is_asked_with_the_token(tmp_path: Path) -> None:
+    clock, token = ManualClock(), new_token()
+    with Journal(tmp_path / "watch.sqlite") as journal:
+        servicer = WatchServicer(journal, BeatBook(), clock, WatchMetrics(CollectorRegistry()))
+        bound = watch_server("127.0.0.1:0", token, servicer)
+        bound.server.start()
+        try:
+            address = f"127.0.0.1:{bound.port}"
+            assert asked_watchdog(address, token) == ""
+            assert "refuses our token" in asked_watchdog(address, new_token())
+        finally:
+            bound.server.stop(0).wait(5)
+    assert asked_watchdog(address, token).startswith("unavailable: ")
+
+
+def test_a_watchdog_whose_token_cannot_be_read_is_not_asked(config: Config, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("x")
+    token.chmod(0o644)
+    told = examined(replace(config, watch="head:1", watch_token_file=token), Wish(quick=True))
+    assert told.watch_answer is None
+    assert os.access(token, os.R_OK)
