@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.doctor.finding import Severity, error, note, ok, untold, warning
+from deeplink.scheduler.doctor.finding import error, note, ok, untold, warning
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -287,8 +287,3 @@ def rate_limit(told: SlurmSettings, _config: Config) -> Finding:
     if told.item("SlurmctldParameters", "rl_enable") is None:
         return ok("no limit on questions")
     return note("rl_enable: users who ask often are slowed down")
-
-
-def has_topology(finding: Finding) -> bool:
-    """Tell whether `topology_plugin` found one that knows the fabric."""
-    return finding.severity is Severity.OK
