@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,7 +176,11 @@ def _script_text(name: str | None) -> str:
     """Return a script's text; empty where there is none to read, about which sbatch itself will have words."""
     if name is None:
         return ""
-    found = name if Path(name).is_file() else shutil.which(name)
+    found: str | None = name
+    if not Path(name).is_file():
+        import shutil
+
+        found = shutil.which(name)
     try:
         with Path(found or name).open("rb") as file:
             return file.read(MOST_SCRIPT).decode(errors="replace")

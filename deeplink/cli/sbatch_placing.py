@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ import click
 
 from deeplink.clock import SystemClock
 from deeplink.config import load_config
+from deeplink.errors import DeepLinkError
 from deeplink.scheduler.placement.request import Residency
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.passing import end_as, run_passing_on
@@ -167,7 +169,10 @@ def _accepted(found: Placed, job: str) -> None:
     if found.decision.kind is not Kind.NOTHING or found.decision.why in _MAY_IMPROVE:
         from deeplink.scheduler.planner.background import ensure_planner
 
-        ensure_planner(found.config.state)
+        with contextlib.suppress(
+            DeepLinkError, OSError
+        ):  # the job is submitted; without one its wish stays as it is
+            ensure_planner(found.config.state)
 
 
 def _say_problems(found: Placed) -> None:
