@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_LOG = 1 << 20
 """A longer log is begun anew; what was decided is on the jobs' own records."""
-OFF_VARIABLE = "DEEPLINK_PLAN"
+VARIABLE = "DEEPLINK_PLAN"
 
 
 def log_path(state: Path, env: Mapping[str, str]) -> Path:
@@ -32,18 +32,20 @@ def ensure_planner(state: Path, env: Mapping[str, str] | None = None) -> int | N
 
     Args:
         state: the user's state folder.
-        env: the environment to run it in; `DEEPLINK_PLAN=off` in it means no.
+        env: the environment to run it in; `DEEPLINK_PLAN=off` in it means no, `prefetch` that it also has the
+            wished nodes bring the jobs' data.
 
     Returns:
         Its process id; None where one runs already, or none can.
     """
     env = os.environ if env is None else env
-    if env.get(OFF_VARIABLE, "").lower() in {"off", "0", "no", "false"} or runs(lock_path(state, env)):
+    if env.get(VARIABLE, "").lower() in {"off", "0", "no", "false"} or runs(lock_path(state, env)):
         return None
     log = log_path(state, env)
     with contextlib.suppress(OSError):
         folder_of(state).mkdir(parents=True, exist_ok=True)
         if log.exists() and log.stat().st_size > MOST_LOG:
             os.truncate(log, 0)
-        return detach((sys.executable, "-m", "deeplink", "plan", "--until-idle"), log, env=env)
+        more = ("--prefetch",) if env.get(VARIABLE) == "prefetch" else ()
+        return detach((sys.executable, "-m", "deeplink", "plan", "--until-idle", *more), log, env=env)
     return None

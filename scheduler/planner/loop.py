@@ -176,6 +176,8 @@ class Planner:
             return self._done(move)
         if not fields:
             self._note(move)
+            if job.pinned and not job.memory.told:  # as it was submitted
+                self._tell_wished(move)
             return self._done(move)
         argv = ("scontrol", "update", f"jobid={job.row.id}", *(f"{key}={value}" for key, value in fields.items()))
         try:
@@ -191,9 +193,13 @@ class Planner:
             return problem
         self.say(what)
         self._append(move, move.decision, argv)
-        if move.deed is Deed.PIN and job.ask.data:
-            self.wished(int(job.row.id), job.ask.data, move.decision.nodes)
+        if move.deed is Deed.PIN:
+            self._tell_wished(move)
         return self._done(move)
+
+    def _tell_wished(self, move: Move) -> None:
+        if move.job.ask.data:
+            self.wished(int(move.job.row.id), move.job.ask.data, move.decision.nodes)
 
     def _done(self, move: Move) -> str:
         self._memories[move.job.row.label] = replace(move.memory, told=_key(move.decision))

@@ -98,6 +98,14 @@ def test_nodes_are_wished_written_down_and_told_to_who_warms_them(bench: Bench) 
     assert bench.wished == [(7, ("digits",), ("n0", "n4"))]
 
 
+def test_nodes_that_were_wished_at_submission_are_told_once(bench: Bench) -> None:
+    bench.note(7, PIN)
+    bench.slurm.queue = line(7, reason="", required="n[0,4]")
+    for _ in range(3):
+        bench.planner.tick()
+    assert bench.wished == [(7, ("digits",), ("n0", "n4"))]
+
+
 def test_one_question_for_the_queue_however_many_jobs_wait_and_only_ours_are_touched(bench: Bench) -> None:
     for number in range(7, 27):
         bench.note(number, FEW)
