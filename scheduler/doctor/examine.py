@@ -12,7 +12,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.doctor.asking import asked_slurm, nodes_to_look_at, step_command
 from deeplink.scheduler.doctor.folder_rules import scripts_of
 from deeplink.scheduler.doctor.network_rules import services_of
-from deeplink.scheduler.doctor.part import Part
+from deeplink.scheduler.doctor.part import Part, sweep
 from deeplink.scheduler.doctor.report import NodeReport, Plan
 from deeplink.scheduler.doctor.step import Step, plans_for
 from deeplink.scheduler.launch.environment import step_environment
@@ -102,7 +102,8 @@ class Examination:
             return _without(evidence, "no node is idle: run it in an allocation, or wait for nodes with --nodes N")
         if inside and count > len(inside):
             return _without(evidence, f"this allocation has {len(inside)} nodes, not {count}")
-        program = python_command("deeplink", "doctor", "--as-node", secrets.token_hex(4))
+        run = secrets.token_hex(4)
+        program = python_command("deeplink", "doctor", "--as-node", run)
         # Not a stand-in of ours, as `deeplink sbatch --deeplink-shim` puts it on PATH.
         srun = real_program("srun", self.env.get("PATH", "")) or "srun"
         argv = step_command(count, inside=bool(inside), options=self.wish.srun_options, program=program)
@@ -113,6 +114,8 @@ class Examination:
             result = step.run(partial(plans_for, everyone=everyone))
         except DeepLinkError as failed:
             return _without(evidence, str(failed))
+        finally:
+            sweep(self.config, run)
         problems = {**evidence.problems, **({"hosts": result.problem} if result.problem else {})}
         return replace(evidence, reports=result.reports, silent=result.silent, problems=problems)
 

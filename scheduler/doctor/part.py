@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.scheduler.doctor.disk import measured_disk
 from deeplink.scheduler.doctor.frames import to_lines
-from deeplink.scheduler.doctor.here import dangers, this_host
+from deeplink.scheduler.doctor.here import dangers, looked_at, this_host
 from deeplink.scheduler.doctor.reach import opened_ports, tried_peers, tried_services
 from deeplink.scheduler.doctor.report import FOLDERS, Host, Measured, Plan
 
@@ -95,6 +95,15 @@ class Part:
     def _disk(self, host: Host, size: int) -> Any:
         base = host.folders["store"].base
         return measured_disk(Path(base), size, self.clock) if size and base else None
+
+
+def sweep(config: Config, run: str) -> None:
+    """Remove what nodes that were killed have left of their markers, as far as it is seen from here."""
+    for key in FOLDERS:
+        base = looked_at(getattr(config, key)).base
+        with contextlib.suppress(OSError):
+            for marker in Path(base).glob(f".deeplink-doctor-{run}-*") if base else ():
+                marker.unlink(missing_ok=True)
 
 
 def _there(path: Path) -> bool:

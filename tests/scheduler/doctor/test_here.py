@@ -12,7 +12,7 @@ import pytest
 from deeplink.clock import SystemClock
 from deeplink.config import Config
 from deeplink.scheduler.doctor.here import dangers, looked_at, this_host
-from deeplink.scheduler.doctor.part import Part
+from deeplink.scheduler.doctor.part import Part, sweep
 from deeplink.scheduler.doctor.report import Host, Measured, Plan, ReportFormatError
 
 
@@ -68,6 +68,14 @@ def test_markers_of_two_nodes_tell_shared_from_private_and_are_gone_afterwards(t
     assert seen.disk.written == 1 << 20
     assert Measured.of(json.loads(json.dumps(seen.as_dict()))) == seen
     assert not list(tmp_path.rglob(".deeplink-doctor*"))
+
+
+def test_what_killed_nodes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    ours = config(tmp_path)
+    for name in (".deeplink-doctor-run-n1", ".deeplink-doctor-other-n1", "run"):
+        (ours.state / name).touch()
+    sweep(ours, "run")
+    assert sorted(path.name for path in ours.state.iterdir()) == [".deeplink-doctor-other-n1", "run"]
 
 
 def test_lines_of_scripts_that_wipe_or_kill(tmp_path: Path) -> None:
