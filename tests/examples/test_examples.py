@@ -33,7 +33,7 @@ def run(folder: Path, *options: str) -> str:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(sys.prefix) / "deepspeed"),  # apart from the others (Makefile)
     }
-    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=140, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -62,7 +62,7 @@ def test_an_example_says_how_it_is_started_and_reports_its_steps(name: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(170)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
@@ -80,7 +80,7 @@ def test_the_framework_takes_the_ranks_as_they_were_started(tmp_path: Path, name
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(170)
+@pytest.mark.timeout(300)
 def test_ddp_goes_on_where_it_was_below_a_torchrun_per_node(tmp_path: Path) -> None:
     said = run(tmp_path, *example("torch_ddp.py", "saved"))
     assert ranks(said) == [(0, 2, "local0", 0), (1, 2, "local1", 1)], said
@@ -93,7 +93,7 @@ def test_ddp_goes_on_where_it_was_below_a_torchrun_per_node(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(170)
+@pytest.mark.timeout(300)
 def test_lightning_takes_the_launch_for_torchelastic_and_goes_on_where_it_was(tmp_path: Path) -> None:
     for _ in range(2):
         said = run(tmp_path, "--recipe", "lightning", *example("lightning_trainer.py", "saved"))
