@@ -30,7 +30,18 @@ def empty(sandbox: Sandbox) -> Iterator[None]:
     clear(sandbox)
 
 
+# Another test's submission may have left a planner behind it, which would look after the jobs of these.
+END_PLANNERS = r"""
+for lock in .local/state/deeplink/plan/*.lock; do
+    pid=$(sed -n 's/.*"pid": \([0-9]*\).*/\1/p' "$lock" 2>/dev/null)
+    if [ -n "$pid" ]; then kill "$pid"; while kill -0 "$pid"; do sleep 0.05; done; fi
+done 2>/dev/null
+true
+"""
+
+
 def clear(sandbox: Sandbox) -> None:
+    sandbox.run(CTL, ["bash", "-c", END_PLANNERS])
     sandbox.run(CTL, ["scancel", "-u", sandbox.user.name])
     sandbox.run(CTL, ["bash", "-c", "rm -rf .local/state/deeplink/wishes/wishes.json .local/share/deeplink"])
     sandbox.await_idle(30)
