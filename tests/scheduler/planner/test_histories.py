@@ -129,12 +129,12 @@ class Machine(RuleBasedStateMachine):
 
 
 TestHistories = Machine.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 jobs = st.tuples(st.integers(0, 6), sizes, times, st.sampled_from(["none", "tried"]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     others=st.lists(st.tuples(st.integers(1, 5), times), min_size=2, max_size=6),
     ours=st.lists(jobs, min_size=3, max_size=12),
