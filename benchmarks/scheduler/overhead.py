@@ -7,6 +7,7 @@ whether figures are reached or not.
 Each round submits the same job by sbatch and by every way of ours, in turns that change, from the login host; what
 is told is the time of the command there, and for each of ours the difference to sbatch's in the same round. Jobs
 are cancelled at once and claims of the last seconds forgotten, so that every submission finds the cluster idle.
+A Python that does nothing is timed beside them: on a busy machine it tells what the others suffer from.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ WAYS = {
     "nodes wished by name": ["deeplink", "sbatch", "--deeplink-data", "images", *_JOB],
     "no wish": ["deeplink", "sbatch", "--deeplink-place=off", *_JOB],
 }
+CONTROL = "a Python that does nothing"
 
 # Runs on the login host: entering its namespaces is no part of what is measured.
 _DRIVER = """
@@ -41,7 +43,8 @@ import json, subprocess, sys, time
 from pathlib import Path
 ways, rounds = json.loads(sys.argv[1]), int(sys.argv[2])
 claims = Path.home() / ".local/state/deeplink/wishes/wishes.json"
-found = {name: [] for name in ways}
+control = sys.argv[3]
+found = {name: [] for name in (*ways, control)}
 for turn in range(rounds + 1):
     names = list(ways)
     for name in names[turn % len(names):] + names[:turn % len(names)]:
@@ -54,6 +57,10 @@ for turn in range(rounds + 1):
         subprocess.run(["scancel", done.stdout.strip()], check=True, timeout=60)
         if turn:  # the first fills what is kept on disk
             found[name].append(took)
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "pass"], check=True, timeout=60)
+    if turn:
+        found[control].append(1e3 * (time.perf_counter() - began))
 print(json.dumps(found))
 """
 
@@ -80,7 +87,7 @@ def measured(rounds: int) -> dict[str, list[float]]:
         wished = cluster.run(CTL, ["deeplink", "sbatch", "--dry-run", *WAYS["nodes wished by name"][2:]]).stdout
         if "--nodelist=" not in wished:
             raise SystemExit(f"no nodes were wished by name:\n{wished}")
-        argv = [sys.executable, "-c", _DRIVER, json.dumps(WAYS), str(rounds)]
+        argv = [sys.executable, "-c", _DRIVER, json.dumps(WAYS), str(rounds), CONTROL]
         done = cluster.run(CTL, argv, timeout_s=30 + 4 * rounds)
         if done.code:
             raise SystemExit(done.stderr)
@@ -92,10 +99,11 @@ def measured(rounds: int) -> dict[str, list[float]]:
 
 def rows_of(found: dict[str, list[float]]) -> list[Row]:
     """Return the rows: how long each way takes, and what ours take over sbatch."""
-    rows = [make_row(f"submit: {name}", times, "ms") for name, times in found.items()]
+    rows = [make_row(f"submit: {name}", times, "ms") for name, times in found.items() if name != CONTROL]
+    rows.append(make_row(CONTROL, found[CONTROL], "ms"))
     bare = found["sbatch"]
     for name, times in found.items():
-        if name != "sbatch":
+        if name not in {"sbatch", CONTROL}:
             over = [ours - theirs for ours, theirs in zip(times, bare, strict=True)]
             rows.append(make_row(f"wrapper overhead over sbatch: {name}", over, "ms", at_most=MOST_MS))
     return rows
