@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from contextlib import contextmanager
@@ -155,9 +154,14 @@ class _LazyGroup(click.Group):
 )
 @click.version_option(deeplink.__version__, prog_name="deeplink")
 @click.option("-v", "--verbose", count=True, help="Say more (-v: what is done, -vv: every detail).")
-def cli(verbose: int) -> None:
+@click.pass_context
+def cli(ctx: click.Context, verbose: int) -> None:
     """DeepLink makes a Slurm cluster good at deep learning."""
     _warn_of_misspelt()
+    if ctx.invoked_subcommand == "sbatch" and not verbose:
+        return  # it logs nothing, and would wait for what logs
+    import logging
+
     level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbose, 2)]
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
