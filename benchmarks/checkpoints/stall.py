@@ -5,8 +5,8 @@ build/bench/checkpoints.json. Exit code 0 whether figures are reached or not.
 
 Both sides take turns, in one process, on one folder, with the same state. The synchronous one is
 `Checkpoints.save` with torch.save within, the way the training guide does it; and torch.save alone with an fsync,
-for who would do without a manifest. Training steps (matrix products) run while a save goes on in the background: it
-is told, too, how much slower they are meanwhile.
+for who would do without a manifest. Training steps (matrix products) run while a save goes on beside them: it is
+told, too, how much slower they are meanwhile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints for Lightning: `Trainer(callbacks=[lightning_callback(checkpoints, every=500)])`.
 
 Written for and tried with Lightning 2.6; imports it when called. Lightning's own loop state, callbacks and
-schedulers are saved, since it is Lightning that puts the checkpoint together: we take it where it would be written.
+schedulers are saved, since Lightning puts the checkpoint together: we take it where it would be written.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class PartsMissingError(DeepLinkError):
     def __init__(self, draft: Path, kind: str, missing: list[int], patience_s: float) -> None:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")  # noqa: PLR2004
         super().__init__(
-            f"{draft.name}: no {kind} of rank {named} after {patience_s:g} s; not published",
+            f"{draft.name}: nothing from rank {named} within {patience_s:g} s ({kind}); not published",
             remedy="Every rank must save the same steps. A rank that died is restarted with all others.",
         )
         self.draft, self.kind, self.missing = draft, kind, missing

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.background import Background
 from deeplink.checkpoints.found import EACH, RANDOM, STATE, NotFiniteError
-from deeplink.checkpoints.parts import Exchange, Group, collect_parts, finish_part
+from deeplink.checkpoints.manifest import CheckpointWriteError
+from deeplink.checkpoints.parts import PATIENCE_S, Exchange, Group, collect_parts, finish_part
 from deeplink.checkpoints.saving import Saver
 from deeplink.publish import DRAFT_PREFIX
 
@@ -61,6 +62,7 @@ class StateSaver:
         published: called in the background with each save that succeeded on this rank.
         group: the ranks that save together; found when first needed.
         session: unique to their processes, and the same on all.
+        patience_s: how long ranks wait for each other's parts.
     """
 
     saver: Saver
@@ -70,6 +72,7 @@ class StateSaver:
     published: Callable[[Save], None]
     group: Group | None = None
     session: str = ""
+    patience_s: float = PATIENCE_S
     _copy: HostCopy | None = None
     _count: int = 0
     _background: Background = field(default_factory=lambda: Background("saving a checkpoint"))
@@ -98,11 +101,11 @@ class StateSaver:
         written = self._copied(parts, save, group, spread=spread, random=random)
         save.stall_s, save.world = self.clock.monotonic() - save.began, group.world
         if spread == "alone" or (group.world == 1 and not written.is_sharded):
-            self._background.start(lambda: self._alone(written, save, group))
+            self._start(lambda: self._alone(written, save, group))
         else:
             self._count += 1
             count = self._count
-            self._background.start(lambda: self._together(written, save, group, count))
+            self._start(lambda: self._together(written, save, group, count))
         return True
 
     def adopt(self, folder: Path, save: Save) -> None:
@@ -112,7 +115,7 @@ class StateSaver:
         shutil.rmtree(staged, ignore_errors=True)
         shutil.copytree(folder, staged, copy_function=_linked)
         save.stall_s = self.clock.monotonic() - save.began
-        self._background.start(lambda: self._adopted(staged, save))
+        self._start(lambda: self._adopted(staged, save))
 
     @property
     def is_busy(self) -> bool:
@@ -161,6 +164,15 @@ class StateSaver:
 
     # -- in the background
 
+    def _start(self, work: Callable[[], None]) -> None:
+        def told() -> None:
+            try:
+                work()
+            except OSError as problem:
+                raise CheckpointWriteError(self.saver.folder, problem) from problem
+
+        self._background.start(told)
+
     def _checked(self, written: Written, save: Save) -> dict[str, str]:
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
@@ -198,7 +210,7 @@ class StateSaver:
         shared.check()
         name = f"step-{save.step:010d}.a{shared.hold.claimed().number}"
         draft = shared.folder / f"{DRAFT_PREFIX}{name}-{self.session[:12]}{count:06x}"
-        exchange = Exchange(draft, group, self.clock, shared.check)
+        exchange = Exchange(draft, group, self.clock, shared.check, self.patience_s)
         with exchange:
             exchange.put("nonfinite", json.dumps(self._checked(written, save)).encode())
             files = self._files(written, draft, group)

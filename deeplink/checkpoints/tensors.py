@@ -7,8 +7,10 @@ states need, torch.distributed.checkpoint, takes seconds to import, and is left 
 from __future__ import annotations
 
 import copy
+import errno
 import logging
 import mmap
+import os
 import pickle
 import random
 import sys
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ALIGN = 64
+_WRITE_FAILED = ("inline_container", "PytorchStreamWriter")
+"""How torch.save's errors name their place when it is the storage that refuses: it has no class for them."""
 
 
 # -- states of parts
@@ -173,8 +177,22 @@ def _named(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def write_state(state: Any, path: Path) -> None:
-    """Write a state with torch.save."""
-    torch.save(state, path)
+    """Write a state with torch.save.
+
+    Raises:
+        OSError: the storage refused.
+    """
+    failed = ""
+    try:
+        torch.save(state, path)
+    except RuntimeError as problem:
+        failed = str(problem)
+        if not any(sign in failed for sign in _WRITE_FAILED):
+            raise
+    if failed:
+        # Raised here, not above: torch's error would keep the half written file open, and its room taken.
+        code = errno.ENOSPC if os.statvfs(path.parent).f_bavail == 0 else errno.EIO
+        raise OSError(code, os.strerror(code), str(path))
 
 
 def read_state(path: Path, map_location: Any = "cpu") -> Any:

@@ -30,7 +30,7 @@ Examples:
 Exit codes: 0 listed, 1 no such folder or its claim cannot be read, 2 wrong usage.
 """
 _VERIFY_EPILOG = """
-Every byte is read and compared with the manifest. What a fenced attempt published is named, and counts for nothing.
+Every byte is read and compared with the manifest. What a fenced attempt published is named, and does not count.
 
 \b
 Examples:
@@ -209,9 +209,7 @@ def _verified(folder: Path, names: tuple[str, ...]) -> Iterator[Found]:
 
 @command.command("prune", epilog=_PRUNE_EPILOG)
 @_FOLDER
-@click.option(
-    "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Newest whole ones that stay."
-)
+@click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Newest ones that stay.")
 @click.option("--every", type=click.IntRange(min=1), metavar="STEPS", help="Multiples of this step stay, too.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @_JSON

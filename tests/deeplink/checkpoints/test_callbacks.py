@@ -1,0 +1,109 @@
+"""The callbacks for Lightning and Hugging Face's Trainer, against what those call and hand over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from deeplink.checkpoints import Checkpoints, huggingface, lightning
+from deeplink.checkpoints.huggingface import trainer_callback
+from deeplink.checkpoints.lightning import NoFrameworkError, StrategyError, lightning_callback
+from deeplink.types import Attempt
+
+FIRST = Attempt(17, 0, 0)
+
+
+class Callback:
+    """The base of either framework's callbacks."""
+
+
+LIGHTNING, TRANSFORMERS = SimpleNamespace(Callback=Callback), SimpleNamespace(TrainerCallback=Callback)
+
+
+class CheckpointIO:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str, storage_options: Any = None) -> None:
+        raise AssertionError("Lightning's own must not write")
+
+
+class LightningTrainer:
+    """What of Lightning's Trainer is used (2.6): global_step, is_global_zero, strategy, save_checkpoint."""
+
+    def __init__(self, *, writes_itself: bool = False) -> None:
+        self.strategy = SimpleNamespace(checkpoint_io=CheckpointIO())
+        self.global_step, self.is_global_zero, self.writes_itself = 0, True, writes_itself
+        self.weight = torch.zeros(2)
+
+    def save_checkpoint(self, filepath: str, weights_only: bool = False, storage_options: Any = None) -> None:
+        state = {"global_step": self.global_step, "state_dict": {"w": self.weight}, "loops": {"fit": 1}}
+        if self.is_global_zero and not self.writes_itself:
+            self.strategy.checkpoint_io.save_checkpoint(state, filepath, storage_options=storage_options)
+
+
+def test_lightning_saves_each_so_many_steps_and_waits_at_the_end(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, attempt=FIRST, keep=9)
+    callback = lightning_callback(checkpoints, every=2, framework=LIGHTNING)
+    assert isinstance(callback, Callback)
+    assert lightning.latest_path(checkpoints) is None
+    trainer = LightningTrainer()
+    own = trainer.strategy.checkpoint_io
+    for step in (0, 1, 2, 2, 3, 4):  # two batches for step 2: gradients are accumulated
+        trainer.global_step = step
+        trainer.weight += 1
+        callback.on_train_batch_end(trainer, None, None, None, 0)
+    callback.on_train_end(trainer, None)
+    assert trainer.strategy.checkpoint_io is own
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0000000002.a1", "step-0000000004.a1"]
+    path = lightning.latest_path(checkpoints)
+    assert path is not None
+    state = torch.load(path, weights_only=True)
+    assert (state["global_step"], state["state_dict"]["w"].tolist()) == (4, [6.0, 6.0])
+
+
+def test_lightnings_other_ranks_take_part_and_write_nothing(tmp_path: Path) -> None:
+    trainer = LightningTrainer()
+    trainer.global_step, trainer.is_global_zero = 1, False
+    callback = lightning_callback(Checkpoints(tmp_path, attempt=FIRST), every=1, framework=LIGHTNING)
+    callback.on_train_batch_end(trainer, None, None, None, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_strategy_that_writes_itself_is_named(tmp_path: Path) -> None:
+    trainer = LightningTrainer(writes_itself=True)
+    trainer.global_step = 1
+    callback = lightning_callback(Checkpoints(tmp_path, attempt=FIRST), every=1, framework=LIGHTNING)
+    with pytest.raises(StrategyError, match="SimpleNamespace"):
+        callback.on_train_batch_end(trainer, None, None, None, 0)
+
+
+def test_what_hugging_faces_trainer_wrote_is_taken_in(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", attempt=FIRST)
+    callback = trainer_callback(checkpoints, framework=TRANSFORMERS)
+    assert isinstance(callback, Callback)
+    assert huggingface.latest_path(checkpoints) is None
+    args = SimpleNamespace(output_dir=str(tmp_path / "out"))
+    written = tmp_path / "out" / "checkpoint-4"
+    written.mkdir(parents=True)
+    (written / "trainer_state.json").write_text("{}")
+    other = SimpleNamespace(global_step=4, is_world_process_zero=False)
+    callback.on_save(args, other, None, model=None)
+    callback.on_save(args, SimpleNamespace(global_step=4, is_world_process_zero=True), None, model=None)
+    callback.on_train_end(args, other, None)
+    path = huggingface.latest_path(checkpoints)
+    assert path is not None
+    assert (Path(path) / "trainer_state.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("make", [lambda c: lightning_callback(c, every=1), trainer_callback])
+def test_a_framework_that_is_not_there_is_named(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr("importlib.import_module", absent)
+    with pytest.raises(NoFrameworkError, match="is not installed"):
+        make(Checkpoints(tmp_path))

@@ -1,0 +1,258 @@
+"""A rank that has no business any more ends itself: fenced, or cut off for a lease's length."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.checkpoints import Checkpoints
+from deeplink.checkpoints.guard import AgentsWitness, FolderWitness, Guard, witnesses_of
+from deeplink.checkpoints.lease import Lease, Standing, pause
+from deeplink.clock import ManualClock, SystemClock
+from deeplink.types import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
+
+
+# -- the lease: pure
+
+
+def test_silence_of_all_for_longer_than_the_lease_ends_it() -> None:
+    lease = Lease(60, renewed=1_000, witnesses=("folder", "agents"))
+    for now in range(1_000, 1_061, 5):
+        assert lease.standing(now) is Standing.HELD
+    assert lease.standing(1_061) is Standing.EXPIRED
+
+
+def test_an_answer_of_any_renews_it_and_an_older_one_does_not_shorten_it() -> None:
+    lease = Lease(60, renewed=1_000, witnesses=("folder", "agents"))
+    lease.renew("agents", 1_050)
+    lease.renew("folder", 1_020)
+    lease.looked = 1_100
+    assert lease.standing(1_110) is Standing.HELD
+    assert lease.standing(1_111) is Standing.EXPIRED
+    assert lease.answers == {"agents": 1, "folder": 1}
+
+
+def test_who_has_nobody_to_ask_is_not_ended() -> None:
+    assert Lease(60, renewed=0).standing(1e9) is Standing.HELD
+
+
+def test_being_fenced_is_final_and_needs_no_silence() -> None:
+    lease = Lease(60, renewed=1_000, witnesses=("folder",))
+    lease.fence("17.0.1")
+    lease.renew("folder", 1_001)
+    assert lease.standing(1_001) is Standing.FENCED
+
+
+def test_a_process_that_was_stopped_gets_the_time_back() -> None:
+    lease = Lease(60, renewed=1_000, witnesses=("folder",))
+    assert lease.standing(1_010) is Standing.HELD
+    assert lease.standing(90_000) is Standing.HELD  # suspended by Slurm for a day
+    assert lease.standing(90_015) is Standing.HELD
+    assert lease.standing(90_030) is Standing.HELD
+    assert lease.standing(90_045) is Standing.HELD
+    assert lease.standing(90_051) is Standing.EXPIRED
+
+
+@given(length=st.floats(0.1, 3_600), world=st.integers(1, 1_000_000))
+def test_a_lease_holds_at_least_three_questions(length: float, world: int) -> None:
+    assert 0 < pause(length, world) <= length / 3
+
+
+# -- the guard
+
+
+class Said:
+    name = "somebody"
+
+    def __init__(self, *answers: str | Exception) -> None:
+        self.answers = list(answers)
+
+    def ask(self) -> str:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def guard_of(witness: Said, clock: ManualClock, ended: list[str]) -> Guard:
+    lease = Lease(60, clock.monotonic(), (witness.name,))
+    return Guard([witness], lease, world=1, clock=clock, end=ended.append)
+
+
+def test_a_guard_ends_a_fenced_process_once_and_says_by_whom() -> None:
+    ended: list[str] = []
+    witness = Said("", OSError(5, "I/O"), "17.0.1")
+    guard = guard_of(witness, ManualClock(), ended)
+    for _ in range(3):
+        guard.ask(witness)
+        guard.judge()
+    assert not guard.judge()
+    assert ended == ["attempt 17.0.1 has taken over"]
+
+
+def test_a_guard_ends_a_process_that_nobody_answered_and_not_after_it_was_stopped() -> None:
+    ended: list[str] = []
+    clock, witness = ManualClock(), Said(*[TimeoutError()] * 9)
+    guard = guard_of(witness, clock, ended)
+    stopped = guard_of(witness, clock, ended)
+    stopped.stop()
+    for _ in range(7):
+        guard.ask(witness)
+        guard.judge()
+        stopped.judge()
+        clock.sleep(10)
+    assert not guard.judge()
+    assert ended == ["cut off: somebody did not answer for 60 s"]
+
+
+def test_the_folder_knows_who_holds_it(tmp_path: Path) -> None:
+    old = Checkpoints(tmp_path, attempt=FIRST)
+    old.latest()
+    assert old.guard is None  # `attempt=` was given: this is no rank of a job
+    claim = old._hold.claimed()
+    witness = FolderWitness(old._hold.claims, claim)
+    assert witness.ask() == ""
+    Checkpoints(tmp_path, attempt=SECOND).latest()
+    assert witness.ask() == "17.0.1"
+    assert str(tmp_path) in witness.name
+
+
+def test_a_rank_asks_the_folder_and_the_other_nodes(tmp_path: Path) -> None:
+    old = Checkpoints(tmp_path, attempt=FIRST)
+    claim = old._hold.claimed()
+    env = {"DEEPLINK_MEMBERS": "n0=h0:1,n1=h1:1", "DEEPLINK_NODE": "n0", "DEEPLINK_TOKEN_FILE": "t"}
+    both = witnesses_of(env, old._hold.claims, claim, SystemClock())
+    assert [type(one) for one in both] == [FolderWitness, AgentsWitness]
+    alone = witnesses_of({**env, "DEEPLINK_MEMBERS": "n0=h0:1"}, old._hold.claims, claim, SystemClock())
+    assert [type(one) for one in alone] == [FolderWitness]
+
+
+# -- real processes
+
+
+def rank(code: str, env: dict[str, str], *prefix: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+OLD_RANK = """
+import sys, threading
+from deeplink.checkpoints import Checkpoints
+checkpoints = Checkpoints(sys.argv[1] if len(sys.argv) > 1 else {folder!r}, lease_s=1.5)
+assert checkpoints.latest() is None
+assert checkpoints.guard is not None
+print("training", flush=True)
+threading.Event().wait(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_whose_job_was_restarted_elsewhere_ends_itself(tmp_path: Path) -> None:
+    zombie = rank(OLD_RANK.format(folder=str(tmp_path)), {"DEEPLINK_ATTEMPT": "17.0.0"})
+    assert zombie.stdout is not None
+    assert zombie.stdout.readline() == "training\n"
+    assert zombie.poll() is None
+    Checkpoints(tmp_path, attempt=SECOND).latest()
+    _, said = zombie.communicate(timeout=30)
+    assert zombie.returncode == 77
+    assert said == "deeplink: this rank ends: attempt 17.0.1 has taken over\n"
+
+
+AGENT = """
+import sys, threading
+from pathlib import Path
+from deeplink.agent import Agent, AgentSettings
+from deeplink.tokens import write_token
+from deeplink.types import NodeName
+folder = Path({folder!r})
+write_token(folder / "token", "secret")
+settings = AgentSettings(node=NodeName("n1"), bind="10.213.7.1:0", token="secret", store=folder / "store")
+print(Agent(settings).start(folder / "token").address, flush=True)
+threading.Event().wait(60)
+"""
+
+CUT_RANK = """
+import sys, threading
+from pathlib import Path
+from deeplink.checkpoints.guard import AgentsWitness, guarded
+from deeplink.clock import SystemClock
+from deeplink.types import parse_members
+members = parse_members("n1={address}")
+witness = AgentsWitness(members, Path({folder!r}) / "token", SystemClock())
+guard = guarded([witness], 3.0, world=1, clock=SystemClock())
+while guard.lease.answers.get(witness.name, 0) < 5:
+    threading.Event().wait(0.05)
+print("answered", flush=True)
+threading.Event().wait(60)
+"""
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[tuple[list[str], list[str]]]:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    names = [f"dlguard{os.getpid()}{side}" for side in "ab"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, timeout=10)
+
+    try:
+        for number, name in enumerate(names):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+            if number:
+                ip("-n", names[0], "link", "add", "veth0", "type", "veth", "peer", "name", "veth0", "netns", name)
+        for number, name in enumerate(names):
+            ip("-n", name, "addr", "add", f"10.213.7.{number + 1}/24", "dev", "veth0")
+            ip("-n", name, "link", "set", "veth0", "up")
+        inside = [["ip", "netns", "exec", name] for name in names]
+        yield inside[0], inside[1]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, timeout=10, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_cut_off_from_all_others_ends_itself_after_its_lease(
+    tmp_path: Path, two_nodes: tuple[list[str], list[str]]
+) -> None:
+    there, here = two_nodes
+    agent = rank(AGENT.format(folder=str(tmp_path)), {}, *there)
+    assert agent.stdout is not None
+    cut = None
+    try:
+        address = agent.stdout.readline().strip()
+        cut = rank(CUT_RANK.format(folder=str(tmp_path), address=address), {}, *here)
+        assert cut.stdout is not None
+        assert cut.stdout.readline() == "answered\n"
+        assert cut.poll() is None
+        subprocess.run([*here, "ip", "link", "set", "veth0", "down"], check=True, timeout=10)
+        began = time.monotonic()
+        _, said = cut.communicate(timeout=40)
+        assert time.monotonic() - began > 1  # not at the first silence
+        assert cut.returncode == 77
+        assert said == "deeplink: this rank ends: cut off: the other nodes' agents did not answer for 3 s\n"
+    finally:
+        for process in (agent, cut):
+            if process is not None:
+                process.kill()
+                process.communicate(timeout=10)

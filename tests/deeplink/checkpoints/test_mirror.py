@@ -1,0 +1,220 @@
+"""Saves that go to this node's disk first: copied to the shared folder under the fence, found after a restart."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError, mirror
+from deeplink.checkpoints.claims import NO_CLAIM, fresh_names
+from deeplink.checkpoints.hold import Hold
+from deeplink.checkpoints.meeting import Meeting
+from deeplink.clock import ManualClock
+from deeplink.types import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FIRST, SECOND, THIRD = Attempt(17, 0, 0), Attempt(17, 0, 1), Attempt(17, 0, 2)
+
+
+@pytest.fixture(autouse=True)
+def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DEEPLINK_ATTEMPT", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def save(checkpoints: Checkpoints, step: int) -> None:
+    with checkpoints.save(step=step) as draft:
+        (draft / "deep").mkdir()
+        (draft / "deep" / "state.bin").write_bytes(b"state" * step)
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:15]) for path in folder.glob("step-*"))
+
+
+def found_step(checkpoints: Checkpoints) -> tuple[int, Path] | None:
+    found = checkpoints.latest()
+    return None if found is None else (found.step, found.path.parent)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Holds copies to the shared folder up until it is set."""
+    opened = threading.Event()
+    copy = mirror.copy_entry
+
+    def slow(source: Path, final: Path, check: Callable[[], None] = lambda: None) -> None:
+        assert opened.wait(30)
+        copy(source, final, check)
+
+    monkeypatch.setattr(mirror, "copy_entry", slow)
+    yield opened
+    opened.set()
+
+
+def test_a_save_is_whole_here_at_once_and_there_soon(tmp_path: Path, held: threading.Event) -> None:
+    shared, local = tmp_path / "shared", tmp_path / "ssd"
+    checkpoints = Checkpoints(shared, attempt=FIRST, local=local)
+    save(checkpoints, 1)
+    assert (steps(local), steps(shared)) == ([1], [])
+    assert found_step(checkpoints) == (1, local)
+    held.set()
+    checkpoints.close()
+    assert (steps(local), steps(shared)) == ([1], [1])
+    assert found_step(Checkpoints(shared, readonly=True)) == (1, shared)
+
+
+def test_what_waits_to_be_copied_gives_way_to_what_is_newer(tmp_path: Path, held: threading.Event) -> None:
+    shared, local = tmp_path / "shared", tmp_path / "ssd"
+    checkpoints = Checkpoints(shared, attempt=FIRST, local=local, keep=5)
+    for step in (1, 2, 3, 4):
+        save(checkpoints, step)
+    held.set()
+    checkpoints.close()
+    assert steps(shared)[-1] == 4
+    assert len(steps(shared)) <= 3
+    assert steps(local) == [3, 4]  # the newest two
+
+
+def test_a_zombies_copy_is_refused_before_it_appears(tmp_path: Path, held: threading.Event) -> None:
+    shared = tmp_path / "shared"
+    old = Checkpoints(shared, attempt=FIRST, local=tmp_path / "ssd0")
+    save(old, 1)
+    newer = Checkpoints(shared, attempt=SECOND, local=tmp_path / "ssd1")
+    assert newer.latest() is None
+    held.set()
+    with pytest.raises(FencedError):
+        old.close()
+    assert steps(shared) == []
+    with pytest.raises(FencedError):
+        save(old, 2)
+    # The same disk again, under the next attempt: what the fenced one left there alone does not count.
+    third = Checkpoints(shared, attempt=THIRD, local=tmp_path / "ssd0")
+    assert third.latest() is None
+    save(third, 5)
+    third.close()
+    assert steps(tmp_path / "ssd0") == [5]
+
+
+def test_a_restart_brings_in_what_this_node_alone_holds(
+    tmp_path: Path, held: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared, local = tmp_path / "shared", tmp_path / "ssd"
+    first = Checkpoints(shared, attempt=FIRST, local=local)
+    save(first, 7)  # and then it is killed, before the copy
+    held.set()
+    first.close()
+    shutil.rmtree(shared / "step-0000000007.a1")
+    again = Checkpoints(shared, attempt=SECOND, local=local)
+    assert found_step(again) == (7, local)
+    assert steps(shared) == [7]
+    assert "was on this node alone" in caplog.text
+    elsewhere = Checkpoints(shared, attempt=SECOND, local=tmp_path / "other")
+    assert found_step(elsewhere) == (7, shared)
+
+
+def test_a_damaged_local_copy_is_passed_over(tmp_path: Path) -> None:
+    shared, local = tmp_path / "shared", tmp_path / "ssd"
+    with Checkpoints(shared, attempt=FIRST, local=local) as first:
+        save(first, 1)
+        save(first, 2)
+    (local / "step-0000000002.a1" / "deep" / "state.bin").write_bytes(b"statexxxxx")
+    assert found_step(Checkpoints(shared, attempt=SECOND, local=local)) == (2, shared)
+    shutil.rmtree(shared / "step-0000000002.a1")
+    again = Checkpoints(shared, attempt=THIRD, local=local)
+    with pytest.raises(Exception, match="is missing"):
+        Checkpoints(shared, attempt=SECOND, local=local).latest()
+    assert found_step(again) == (1, local)
+
+
+def test_shared_storage_that_refuses_is_told_and_the_next_copy_may_do_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, local = tmp_path / "shared", tmp_path / "ssd"
+    checkpoints = Checkpoints(shared, attempt=FIRST, local=local)
+
+    def full(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mirror, "copy_entry", full)
+        save(checkpoints, 1)
+        with pytest.raises(CheckpointWriteError, match="No space left"):
+            checkpoints.wait()
+    assert found_step(checkpoints) == (1, local)
+    save(checkpoints, 2)
+    checkpoints.close()
+    assert steps(shared) == [2]
+
+
+def test_a_local_save_goes_on_while_the_shared_folder_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: threading.Event
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "shared", attempt=FIRST, local=tmp_path / "ssd")
+    checkpoints.latest()
+
+    def silent() -> int:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints._hold.claims, "newest_number", silent)
+        save(checkpoints, 1)
+    assert steps(tmp_path / "ssd") == [1]
+    held.set()
+    checkpoints.close()
+    assert steps(tmp_path / "shared") == [1]
+
+
+# -- the nodes of an attempt
+
+
+def env(node: int, nodes: int, local_rank: int = 0) -> dict[str, str]:
+    return {"GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(nodes), "LOCAL_RANK": str(local_rank)}
+
+
+def test_who_claims_waits_until_each_node_has_brought_in_what_it_has(tmp_path: Path) -> None:
+    shared, clock = tmp_path / "shared", ManualClock()
+    with Checkpoints(shared, attempt=FIRST) as first:
+        save(first, 1)
+        save(first, 2)
+    shutil.move(shared / "step-0000000002.a1", tmp_path / "ssd1" / "step-0000000002.a1")
+    hold = Hold(shared, SECOND, clock)
+    newest = hold.newest()
+
+    class Late(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+            if self.now > 1_001:  # the other node comes
+                Meeting(hold, tmp_path / "ssd1", env(1, 2), clock).bring_together(newest)
+
+    clock.sleep(0)
+    Meeting(hold, tmp_path / "ssd0", env(0, 2), Late()).bring_together(newest)
+    assert steps(shared) == [1, 2]
+    assert hold.claimed().recognised[0] == "step-0000000002.a1"
+
+
+def test_a_node_that_never_comes_is_not_waited_for_longer_than_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    hold = Hold(tmp_path / "shared", FIRST, clock)
+    hold.folder.mkdir()
+    Meeting(hold, tmp_path / "ssd", env(0, 3), clock).bring_together(NO_CLAIM)
+    assert 60 <= clock.now - 1_000 < 62
+    assert "2 of 3 nodes did not say" in caplog.text
+    assert "offer-17.0.0-00000" in fresh_names(hold.claims.folder)
+
+
+def test_the_other_ranks_of_a_node_wait_for_its_first_or_for_the_claim(tmp_path: Path) -> None:
+    clock = ManualClock()
+    hold, other = Hold(tmp_path / "shared", FIRST, clock), Hold(tmp_path / "shared", FIRST, clock)
+    hold.folder.mkdir()
+    other.claimed()
+    Meeting(hold, tmp_path / "ssd", env(0, 1, local_rank=3), clock).bring_together(NO_CLAIM)
+    assert clock.now == 1_000
