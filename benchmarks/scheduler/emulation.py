@@ -11,20 +11,19 @@ Exit code 0 whether figures are reached or not.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import random
 import re
 import signal
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from benchmarks.rows import make_row, table, write_rows
+from benchmarks.scheduler.choices import Answer, Asked, Record, read_record, write_record
 from benchmarks.scheduler.manyslurmd import GPUS, Names, Shape, in_namespaces, said, slurm_of, wait_idle
 from deeplink.scheduler.placement.request import Cluster, Request, Room
 from deeplink.scheduler.placement.search import place
@@ -36,7 +35,7 @@ from deeplink.scheduler.topology.order import rank_order, ring_crossings, stock_
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.rows import Row
 
@@ -50,47 +49,6 @@ _TITLES = {
     Names.FOLLOW: "names follow leaves",
     Names.UNEVEN: "uneven leaves and depths",
 }
-
-
-class Answer(NamedTuple):
-    """Where Slurm would run a job, or did.
-
-    Attributes:
-        nodes: how many nodes were asked for.
-        gpus: GPUs on each; 0 for whole nodes.
-        switches: what `--switches` said; 0 where it was not given.
-        how: `test-only` was asked about, `salloc` ran.
-        later: whether it would have had to wait, or never run.
-        chosen: the nodes, folded.
-    """
-
-    nodes: int
-    gpus: int
-    switches: int
-    how: str
-    later: bool
-    chosen: str
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A state, GPUs in use on each node, a digit each, and what Slurm answered in it."""
-
-    used: str
-    answers: tuple[Answer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """All answers of one cluster."""
-
-    slurm: str
-    shape: Shape
-    states: tuple[Asked, ...]
-
-    def each(self) -> Iterator[tuple[str, Answer]]:
-        """Yield every answer with the state it was given in."""
-        return ((state.used, answer) for state in self.states for answer in state.answers)
 
 
 def floor_of(shape: Shape) -> Floor:
@@ -205,21 +163,6 @@ def recorded(shape: Shape, states: int, folder: Path) -> Record:
             found.append(asked_in(shape, used, floor, draw))
             print(f"state {number + 1} of {states}", file=sys.stderr, flush=True)
     return Record(version, shape, tuple(found))
-
-
-def write_record(record: Record, path: Path) -> None:
-    """Write all answers, packed; the same ones are the same bytes."""
-    states = [{"used": state.used, "answers": state.answers} for state in record.states]
-    text = json.dumps({"slurm": record.slurm, "shape": asdict(record.shape), "states": states})
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
-def read_record(path: Path) -> Record:
-    """Read what `write_record` wrote."""
-    found = json.loads(gzip.decompress(path.read_bytes()))
-    states = (Asked(state["used"], tuple(Answer(*one) for one in state["answers"])) for state in found["states"])
-    shape = Shape(**found["shape"] | {"names": Names(found["shape"]["names"])})
-    return Record(found["slurm"], shape, tuple(states))
 
 
 def agreement_rows(record: Record) -> list[Row]:

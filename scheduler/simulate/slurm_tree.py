@@ -7,8 +7,8 @@ first nodes by name. Which leaf is next:
 - Of two leaves the one below a tighter fit is better. To compare them, go up from both until one of the two
   switches has room for what is still wanted, or both hang below the same switch. If both have room, the one with
   less is better; if one has, that one; if none has, the one with more.
-- Of all leaves, in the order of topology.conf, one takes the place of the best so far if it is better and no farther
-  from the leaves taken already, or nearer and no worse. Farther means more hops, summed over them.
+- Of all leaves, in the order of topology.conf, one takes the place of the best so far if it is better and no
+  farther from the leaves taken already, or nearer and no worse. Farther means more hops, summed over them.
 
 Room above the leaves is counted once, before any leaf is taken.
 """

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import rows
 from benchmarks.scheduler import emulation
+from benchmarks.scheduler.choices import read_record
 from benchmarks.scheduler.manyslurmd import Names, Shape
 from deeplink.scheduler.topology.sources.recognise import Format, read
 
@@ -36,7 +37,7 @@ def test_the_table_of_recorded_answers(
         found["ring crossings of a job: stock's nodes, our rank order"] < found["ring crossings of a job: stock"]
     )
     assert found["leaves of a job: deeplink"] <= found["leaves of a job: stock"]
-    assert emulation.read_record(again).states == emulation.read_record(RECORDED).states[:6]
+    assert read_record(again).states == read_record(RECORDED).states[:6]
 
 
 @pytest.mark.parametrize(

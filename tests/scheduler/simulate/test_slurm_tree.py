@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.scheduler.emulation import Record, able_in, floor_of, read_record
+from benchmarks.scheduler.choices import Record, read_record
+from benchmarks.scheduler.emulation import able_in, floor_of
 from deeplink.scheduler.simulate.floor import Floor
 from deeplink.scheduler.simulate.slurm_tree import slurm_choice
 from deeplink.scheduler.slurm.nodeset import unfold
