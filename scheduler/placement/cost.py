@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
+
+UNUSED = inf
+"""Stands for the lowest share of full speed where there is no link whose speed matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +18,9 @@ class Traits:
         per_leaf: nodes on each leaf that is touched, the most first.
         switches: switches above the leaves that its nodes hang below, those above them all too.
         degraded: its nodes that are slow, and slow links between switches that its ring uses.
-        slowest: the lowest share of full speed among these; 1.0 where there are none. A ring goes as fast as its
-            slowest hop.
+        ports: the lowest share of full speed among its nodes' own links; 1.0 where all are sound.
+        leaf_links: the same among the links up from leaves that its ring uses; `UNUSED` where it uses none.
+        upper_links: the same among the links up from the switches above these.
         local: share of the job's data that its nodes hold, at most 1.0 (copies on two of them count twice);
             1.0 for a job without data.
         broken: leaves of which all nodes were idle, and of which it takes a part.
@@ -26,7 +31,9 @@ class Traits:
     per_leaf: tuple[int, ...]
     switches: int
     degraded: int
-    slowest: float
+    ports: float
+    leaf_links: float
+    upper_links: float
     local: float
     broken: int
     opened: int
@@ -41,6 +48,11 @@ class Traits:
     def leaves(self) -> int:
         """Leaf spread."""
         return len(self.per_leaf)
+
+    @property
+    def slowest(self) -> float:
+        """The lowest share of full speed among all of these: a ring goes as fast as its slowest hop."""
+        return min(self.ports, self.leaf_links, self.upper_links)
 
     @property
     def crossings(self) -> int:

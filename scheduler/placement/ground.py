@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from deeplink.scheduler.placement.cost import Traits
+from deeplink.scheduler.placement.cost import UNUSED, Traits
 from deeplink.scheduler.placement.request import eligible
 from deeplink.scheduler.topology.graph import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from deeplink.scheduler.placement.request import Cluster, Request
     from deeplink.scheduler.topology.graph import Path
@@ -111,7 +111,9 @@ class Ground:
         leaves: list[Leaf] = []
         # A set of switches is a number with a bit for each: they are united for each choice that is weighed.
         bits: dict[Path, int] = {}
+        self._own: list[int] = []
         self._above: list[int] = []
+        self._speeds: dict[int, float] = {}  # of the slow links, by the bit of the switch below
         self._places: dict[NodeName, int] = {}
         for path in paths:
             mine = sorted((node for node in below[path] if node in able), key=natural)
@@ -119,9 +121,11 @@ class Ground:
                 self._places.update(zip(mine, count(len(self._places)), strict=False))
                 leaf = _leaf(len(leaves), path, below[path], _spots(mine, cluster, request), cluster)
                 leaves.append(leaf)
+                self._own.append(bits.setdefault(path, 1 << len(bits)) if path else 0)
                 self._above.append(sum(bits.setdefault(switch, 1 << len(bits)) for switch in leaf.above))
+                self._speeds.update((bits[switch], share) for switch, share in leaf.slow_links)
         self.leaves: tuple[Leaf, ...] = tuple(leaves)
-        self._slow_links_matter = bool(cluster.speeds.links)
+        self._slow = sum(self._speeds)
 
     def in_order(self, nodes: Iterable[NodeName]) -> tuple[NodeName, ...]:
         """Return nodes that could be taken in the order of the tree, without reading their names once more."""
@@ -129,34 +133,44 @@ class Ground:
 
     def traits(self, chosen: Sequence[tuple[Leaf, Part]]) -> Traits:
         """Return what a choice is like: a part of each leaf that it touches, each leaf once."""
-        held = degraded = broken = opened = stranded = above = 0
-        slowest = 1.0
+        held = degraded = broken = opened = stranded = own = above = 0
+        common, ports = -1, 1.0
         for leaf, part in chosen:
             held += part.held
             degraded += part.degraded
-            if part.slowest < slowest:  # noqa: PLR1730 - min() takes longer, and this is the search's innermost loop
-                slowest = part.slowest
+            if part.slowest < ports:  # noqa: PLR1730 - min() takes longer, and this is the search's innermost loop
+                ports = part.slowest
             opened += part.opened
             broken += leaf.whole and part.nodes < leaf.size
             stranded += len(leaf.spots) - part.nodes
-            above |= self._above[leaf.number]
-        if self._slow_links_matter:
-            slow = self._slow_links(chosen)
-            degraded += len(slow)
-            slowest = min((slowest, *slow))
-        counts = sorted((part.nodes for _, part in chosen), reverse=True)
+            mine, over = self._own[leaf.number], self._above[leaf.number]
+            own |= mine
+            above |= over
+            common &= mine | over
+        # The ring goes over the link up from a switch if some of its nodes hang below that and some do not.
+        used = (own | above) & ~common
+        leaf_links = upper_links = UNUSED
+        if used:
+            leaf_links = 1.0 if used & own else UNUSED
+            upper_links = 1.0 if used & ~own else UNUSED
+            for switch, share in self._slow_among(used):
+                degraded += 1
+                if switch & own:
+                    leaf_links = min(leaf_links, share)
+                else:
+                    upper_links = min(upper_links, share)
+        counts = tuple(sorted((part.nodes for _, part in chosen), reverse=True))
         local = min(held / self.data, 1.0) if self.data else 1.0
-        return Traits(tuple(counts), above.bit_count(), degraded, slowest, local, broken, opened, stranded)
+        switches = above.bit_count()
+        speeds = (ports, leaf_links, upper_links)
+        return Traits(counts, switches, degraded, *speeds, local, broken, opened, stranded)
 
-    def _slow_links(self, chosen: Sequence[tuple[Leaf, Part]]) -> list[float]:
-        # The ring goes over a link if some of its nodes hang below it and some do not.
-        below: dict[Path, int] = {}
-        share: dict[Path, float] = {}
-        for leaf, part in chosen:
-            for switch, speed in leaf.slow_links:
-                below[switch] = below.get(switch, 0) + part.nodes
-                share[switch] = speed
-        return [share[switch] for switch, count in below.items() if count < self.wanted]
+    def _slow_among(self, switches: int) -> Iterator[tuple[int, float]]:
+        left = switches & self._slow
+        while left:
+            switch = left & -left
+            yield switch, self._speeds[switch]
+            left ^= switch
 
     def fewest_leaves(self) -> int:
         """Return how few leaves suffice."""

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink.scheduler.placement import search
-from deeplink.scheduler.placement.cost import DEFAULT_COST, Cost, Traits, Weights
+from deeplink.scheduler.placement.cost import DEFAULT_COST, UNUSED, Cost, Traits, Weights
 from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Request, Residency, Room, Speeds
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, Path
@@ -36,10 +36,13 @@ def traits_of(nodes: tuple[NodeName, ...], asked: Question, free: frozenset[Node
     everywhere = Counter(map(fabric.path, rooms))
     switches = {path[:depth] for path in leaves for depth in range(1, len(path))}
     slow = [cluster.speeds.nodes[node] for node in nodes if cluster.speeds.nodes.get(node, 1.0) < 1.0]
-    for link, share in cluster.speeds.links.items():
-        inside = sum(fabric.path(node)[: len(link)] == link for node in nodes)
-        if 0 < inside < len(nodes) and share < 1.0:
-            slow.append(share)
+    ports = min(slow, default=1.0)
+    links: dict[bool, list[float]] = {True: [], False: []}  # of leaves, and above
+    for link in {path[:depth] for path in leaves for depth in range(1, len(path) + 1)}:
+        if any(fabric.path(node)[: len(link)] != link for node in nodes):
+            share = cluster.speeds.links.get(link, 1.0)
+            links[link in leaves].append(share)
+            slow += [share] if share < 1.0 else []
     whole = [
         path
         for path, count in everywhere.items()
@@ -52,7 +55,9 @@ def traits_of(nodes: tuple[NodeName, ...], asked: Question, free: frozenset[Node
         per_leaf=tuple(sorted(leaves.values(), reverse=True)),
         switches=len(switches),
         degraded=len(slow),
-        slowest=min(slow, default=1.0),
+        ports=ports,
+        leaf_links=min(links[True], default=UNUSED),
+        upper_links=min(links[False], default=UNUSED),
         local=min(held / total, 1.0) if total else 1.0,
         broken=sum(0 < leaves[path] < everywhere[path] for path in whole),
         opened=0 if request.exclusive else len(opened),
