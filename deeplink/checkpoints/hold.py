@@ -117,7 +117,7 @@ class Hold:
 
     def _proposal(self, newest: Claim) -> Claim:
         """Return the claim to make after `newest`: what it recognises, what it skips and why."""
-        found = survey(self.folder, newest, self._check_once)
+        found = survey(self.folder, newest, self.check_once)
         return Claim(
             number=newest.number + 1,
             attempt=self.attempt,
@@ -127,8 +127,12 @@ class Hold:
             created_unix=self._clock.unix(),
         )
 
-    def _check_once(self, path: Path, *, contents: bool) -> None:
-        """Check a checkpoint; a full check is done once, however often the claim has to be proposed."""
+    def check_once(self, path: Path, *, contents: bool) -> None:
+        """Check a checkpoint; a full check is done once, however often the claim has to be proposed.
+
+        Raises:
+            CheckpointDamagedError: it is not whole.
+        """
         if path not in self._checked:
             manifests.check(path, contents=contents)
             if contents:

@@ -63,7 +63,7 @@ class Meeting:
 
     def _bring_in(self, newest: Claim) -> None:
         try:
-            name = rescue(self._local, self._hold.folder, newest)
+            name = rescue(self._local, self._hold, newest)
         except OSError as problem:
             log.warning("this node's checkpoints in %s are not brought in: %s", self._local, problem)
             return

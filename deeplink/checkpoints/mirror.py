@@ -16,8 +16,9 @@ import xxhash
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.background import Background
 from deeplink.checkpoints.entries import Retention, entries
+from deeplink.checkpoints.found import CheckpointExistsError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
-from deeplink.checkpoints.saving import tidy
+from deeplink.checkpoints.saving import remove, tidy
 from deeplink.publish import published_folder
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.checkpoints.claims import Claim
+    from deeplink.checkpoints.entries import Entry
     from deeplink.checkpoints.hold import Hold
 
 log = logging.getLogger(__name__)
@@ -34,15 +36,25 @@ _PIECE = 4 << 20
 
 
 def copy_entry(source: Path, final: Path, check: Callable[[], None] = lambda: None) -> None:
-    """Copy a whole checkpoint; nothing to do where it is already.
+    """Copy a whole checkpoint; nothing to do where it is already. A damaged one of its name is replaced.
 
     Raises:
         CheckpointDamagedError: the source is not what was saved.
+        CheckpointExistsError: another whole one has its name.
         OSError: the storage refuses.
     """
     manifest = manifests.read_manifest(source)
-    if final.exists() and manifests.read_manifest(final) == manifest:
-        return
+    if final.exists():
+        try:
+            there = manifests.check(final, contents=True)
+        except CheckpointDamagedError as damaged:
+            log.warning("%s; it is replaced by %s", damaged, source)
+            check()
+            remove(final)
+        else:
+            if there != manifest:
+                raise CheckpointExistsError(final)
+            return
     with published_folder(final, check=check) as draft:
         for entry in manifest.files:
             target = draft / entry.path
@@ -125,25 +137,30 @@ class Mirror:
         tidy(self._local, claim, Retention(keep=min(LOCAL_KEEP, self._retention.keep)))
 
 
-def rescue(local: Path, shared: Path, newest: Claim) -> str | None:
-    """Copy this node's newest whole checkpoint to the shared folder if all there are older; return its name.
+def rescue(local: Path, hold: Hold, newest: Claim) -> str | None:
+    """Copy this node's newest whole checkpoint to the shared folder if none there is as new; return its name.
 
-    For an attempt that is about to claim the folder: the copying may have ended with the attempt before.
+    For an attempt that is about to claim the folder: the copying may have ended with the attempt before, and what
+    was copied may have been damaged since.
 
     Args:
         local: the folder on this node's disk.
-        shared: the shared folder.
+        hold: of the shared folder.
         newest: its newest claim.
 
     Raises:
         OSError: the storage refuses.
     """
-    there = [entry for entry in entries(shared) if entry.counts(newest) and _is_whole(shared / entry.name)]
+    there = next(
+        (entry for entry in entries(hold.folder) if entry.counts(newest) and _is_whole(hold, entry)), None
+    )
     for entry in entries(local):
-        if not entry.counts(newest) or (there and entry <= there[0]):
+        if there is not None and entry <= there:
+            return None
+        if not entry.counts(newest):
             continue
         try:
-            copy_entry(local / entry.name, shared / entry.name)
+            copy_entry(local / entry.name, hold.folder / entry.name)
         except CheckpointDamagedError as damaged:
             log.warning("this node's %s", damaged)
             continue
@@ -151,9 +168,9 @@ def rescue(local: Path, shared: Path, newest: Claim) -> str | None:
     return None
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(hold: Hold, entry: Entry) -> bool:
     try:
-        manifests.check(path, contents=False)
+        hold.check_once(hold.folder / entry.name, contents=True)
     except CheckpointDamagedError:
         return False
     return True

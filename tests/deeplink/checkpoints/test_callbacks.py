@@ -46,7 +46,7 @@ class LightningTrainer:
 def test_lightning_saves_each_so_many_steps_and_waits_at_the_end(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, attempt=FIRST, keep=9)
     callback = lightning_callback(checkpoints, every=2, framework=LIGHTNING)
-    assert isinstance(callback, Callback)
+    assert Callback in type(callback).__mro__
     assert lightning.latest_path(checkpoints) is None
     trainer = LightningTrainer()
     own = trainer.strategy.checkpoint_io
@@ -82,7 +82,7 @@ def test_a_strategy_that_writes_itself_is_named(tmp_path: Path) -> None:
 def test_what_hugging_faces_trainer_wrote_is_taken_in(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", attempt=FIRST)
     callback = trainer_callback(checkpoints, framework=TRANSFORMERS)
-    assert isinstance(callback, Callback)
+    assert Callback in type(callback).__mro__
     assert huggingface.latest_path(checkpoints) is None
     args = SimpleNamespace(output_dir=str(tmp_path / "out"))
     written = tmp_path / "out" / "checkpoint-4"

@@ -87,6 +87,7 @@ def test_a_folder_advises_from_its_own_saves_and_restarts(tmp_path: Path) -> Non
     again = save(Attempt(3, 1, 0), 2)
     clock.sleep(3_600)
     advice = again.advice(restart_s=30)
-    assert (advice.stall_s, advice.save_s, advice.mtbf_s) == (2.0, 2.0, pytest.approx(7_200, abs=3))
+    assert (advice.stall_s, advice.save_s) == (2.0, 2.0)
+    assert advice.mtbf_s == pytest.approx(7_200, abs=3)
     assert advice.basis == "1 restart in 2.0 h"
     assert again.advice(mtbf_s=100).basis == "as given"

@@ -52,7 +52,7 @@ def train(folder: Path, attempt: Attempt, *, killed_at: int | None = None) -> tu
     if attempt.relaunch == 0:
         torch.manual_seed(1)
     with Checkpoints(folder, attempt=attempt) as checkpoints:
-        parts = {"model": model, "optimizer": optimizer, "sampler": sampler}
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "sampler": sampler}
         for number in checkpoints.over(sampler, every=3, **parts):
             seen.append(number)
             if number == killed_at:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError, mirror
 from deeplink.checkpoints.claims import NO_CLAIM, fresh_names
@@ -171,6 +172,32 @@ def test_a_local_save_goes_on_while_the_shared_folder_does_not_answer(
     assert steps(tmp_path / "shared") == [1]
 
 
+def test_a_damaged_shared_copy_is_mended_by_the_nodes_own(tmp_path: Path) -> None:
+    shared, local = tmp_path / "shared", tmp_path / "ssd"
+    with Checkpoints(shared, attempt=FIRST, local=local) as first:
+        save(first, 1)
+    (shared / "step-0000000001.a1" / "deep" / "state.bin").write_bytes(b"STATE")  # as many bytes
+    assert found_step(Checkpoints(shared, attempt=SECOND, local=local)) == (1, local)
+    assert found_step(Checkpoints(shared, readonly=True)) == (1, shared)
+
+
+def test_what_a_fenced_attempt_left_on_the_disk_is_not_brought_in(tmp_path: Path, held: threading.Event) -> None:
+    shared, local = tmp_path / "shared", tmp_path / "ssd"
+    old = Checkpoints(shared, attempt=FIRST, local=local)
+    old.latest()
+    other = Checkpoints(shared, attempt=SECOND, local=tmp_path / "other")
+    assert other.latest() is None
+    with pytest.MonkeyPatch.context() as blind:  # it cannot see that it is fenced
+        blind.setattr(old._saver, "check", lambda: None)
+        save(old, 3)
+    assert steps(local) == [3]
+    assert Checkpoints(shared, attempt=THIRD, local=local).latest() is None
+    held.set()
+    with pytest.raises(FencedError):
+        old.close()
+    assert steps(shared) == []
+
+
 # -- the nodes of an attempt
 
 
@@ -188,6 +215,7 @@ def test_who_claims_waits_until_each_node_has_brought_in_what_it_has(tmp_path: P
     newest = hold.newest()
 
     class Late(ManualClock):
+        @override
         def sleep(self, seconds: float) -> None:
             self.now += seconds
             if self.now > 1_001:  # the other node comes

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from typing_extensions import override
 
 from deeplink.checkpoints import (
     Checkpoints,
@@ -159,6 +160,7 @@ def test_an_attempt_that_is_fenced_while_it_waits_for_its_ranks_gives_up(tmp_pat
     checked = threading.Event()
 
     class Ticking(ManualClock):
+        @override
         def sleep(self, seconds: float) -> None:
             self.now += 10.0
 

@@ -117,13 +117,19 @@ def test_one_save_at_a_time_and_the_next_waits_or_is_skipped(tmp_path: Path, gat
         checkpoints.close()
         assert names(tmp_path) == ["step-0000000001.a1"]
         return
-    second = threading.Thread(target=lambda: checkpoints.save_state(state, step=2))
+    second = threading.Thread(target=lambda: checkpoints.save_state({"w": torch.full((2,), 2.0)}, step=2))
     second.start()
+    second.join(0.2)
     assert second.is_alive()
     gate.opened.set()
     second.join(30)
     checkpoints.close()
     assert names(tmp_path) == ["step-0000000001.a1", "step-0000000002.a1"]
+    # The second's copy did not go where the first's still was.
+    assert [tensors.read_state(path / "state.pt")["w"].tolist() for path in sorted(tmp_path.glob("step-*"))] == [
+        [1.0, 1.0],
+        [2.0, 2.0],
+    ]
 
 
 def test_a_failure_in_the_background_is_raised_by_the_next_call_once(
