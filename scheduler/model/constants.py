@@ -26,6 +26,29 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """How fast samples are read, in bytes a second; None where that was not timed.
+
+    Attributes:
+        local: what a node reads from its own store.
+        peer: what a node reads from other nodes' stores.
+        source: what one node alone reads from the source.
+        source_of_all: what all nodes together read from it at most; infinite where no such limit was seen.
+    """
+
+    local: float | None = None
+    peer: float | None = None
+    source: float | None = None
+    source_of_all: float = inf
+
+    def __post_init__(self) -> None:
+        for name in ("local", "peer", "source", "source_of_all"):
+            value = getattr(self, name)
+            if value is not None:
+                above_zero(f"the bandwidth of reading ({name})", value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
     """What holds for every job of a cluster.
 
@@ -55,6 +78,7 @@ class Constants:
             slowest. There 0.03 to 0.2; default 0.06.
         unhidden: the share of an all-reduce that no computing can hide: the last bucket of gradients is ready
             only when the backward pass ends (Li et al., PyTorch Distributed, VLDB 2020). Default 0.1.
+        reads: how fast samples are read. Default: not known, and reading is left out.
     """
 
     gpu: Link = Link(12e9, 5.7e-6)
@@ -67,6 +91,7 @@ class Constants:
     host_contention: float = 0.1
     straggling: float = 0.06
     unhidden: float = 0.1
+    reads: Reads = Reads()
 
     def __post_init__(self) -> None:
         above_zero("the number of a node's ports", self.nics)

@@ -21,7 +21,7 @@ the steps as NCCL counts them (src/graph/tuning.cc). Everything is in seconds an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,9 +84,15 @@ class StepTime:
     hidden_s: float
     latency_s: float
     levels: tuple[LevelTime, ...]
-    read_s: float
-    read_hidden_s: float
-    reads: tuple[ReadTime, ...]
+    read_s: float = 0.0
+    read_hidden_s: float = 0.0
+    reads: tuple[ReadTime, ...] = ()
+
+    def with_reading(self, reads: tuple[ReadTime, ...]) -> StepTime:
+        """Return this step, of which no reading is known yet, with what reading takes."""
+        read_s = sum(read.seconds for read in reads)
+        hidden = min(self.step_s, read_s)
+        return replace(self, step_s=max(self.step_s, read_s), read_s=read_s, read_hidden_s=hidden, reads=reads)
 
     def lines(self) -> list[str]:
         """Return the explanation, a line per part, in milliseconds."""
@@ -246,9 +252,15 @@ def predict(job: Job, placement: Placement, constants: Constants, reads: Sequenc
     Raises:
         ModelInputError: the shares of `reads` do not come to one.
     """
-    check_reads(reads)
     batch = job.local_batch(placement.ranks)
-    parts = estimate(job, constants, demands([placement], [batch]))
+    rest = predict_one(job, constants, demands([placement], [batch]))
+    rank_bytes = job.sample_bytes * batch
+    return rest.with_reading(reading(reads, rank_bytes, placement.ranks, placement.busiest))
+
+
+def predict_one(job: Job, constants: Constants, asked: Demands) -> StepTime:
+    """Return the predicted step of the one placement that `asked` is of, without reading, with its parts."""
+    parts = estimate(job, constants, asked)
     seconds = [float(part[0]) for part in parts.transfers]
     flat = job.schedule is Schedule.FLAT
     pace = max(seconds if flat else seconds[1:])
@@ -257,22 +269,30 @@ def predict(job: Job, placement: Placement, constants: Constants, reads: Sequenc
         LevelTime(level, took, slowest=took > 0 and (took == pace or (level == "gpu" and not flat)))
         for level, took in zip(LEVELS, seconds, strict=True)
     )
-    taken = tuple(ReadTime(read.name, _read_s(read, job.sample_bytes * batch, placement)) for read in reads)
-    rest = float(parts.step[0])
-    read_s = sum(read.seconds for read in taken)
     return StepTime(
-        step_s=max(rest, read_s),
+        step_s=float(parts.step[0]),
         compute_s=float(parts.compute[0]),
         communication_s=float(parts.communication[0]),
         hidden_s=float(parts.hidden[0]),
         latency_s=float(parts.latency[0]),
         levels=levels,
-        read_s=read_s,
-        read_hidden_s=min(rest, read_s),
-        reads=taken,
     )
 
 
-def _read_s(read: Read, rank_bytes: float, placement: Placement) -> float:
-    ranks = placement.ranks if read.shared else placement.busiest
-    return rank_bytes * ranks * read.share / read.bandwidth
+def reading(reads: Sequence[Read], rank_bytes: float, ranks: int, busiest: int) -> tuple[ReadTime, ...]:
+    """Return how long the busiest node reads from each place.
+
+    Args:
+        reads: the places.
+        rank_bytes: what a rank reads for a step.
+        ranks: how many ranks there are.
+        busiest: how many the busiest node has.
+
+    Raises:
+        ModelInputError: the shares of `reads` do not come to one.
+    """
+    check_reads(reads)
+    return tuple(
+        ReadTime(read.name, rank_bytes * (ranks if read.shared else busiest) * read.share / read.bandwidth)
+        for read in reads
+    )

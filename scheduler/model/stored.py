@@ -8,9 +8,10 @@ from math import inf, isinf
 from typing import Any
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.model.constants import Constants, Link
+from deeplink.scheduler.model.constants import Constants, Link, Reads
 
-_FORMAT = 1
+_FORMAT = 2
+_WITHOUT_READS = 1
 _LINKS = ("gpu", "nic", "leaf", "spine")
 
 
@@ -28,12 +29,17 @@ class ConstantsFormatError(DeepLinkError):
 
 
 def constants_text(constants: Constants) -> str:
-    """Return constants as JSON: bytes a second, seconds, shares; a bandwidth without limit is null."""
-    return json.dumps({"format": _FORMAT, **_finite(asdict(constants))}, indent=2) + "\n"
+    """Return constants as JSON: bytes a second, seconds, shares; a bandwidth without limit is null.
+
+    `reads` holds those places that were timed.
+    """
+    values = asdict(constants)
+    values["reads"] = {name: value for name, value in values["reads"].items() if value is not None}
+    return json.dumps({"format": _FORMAT, **_finite(values)}, indent=2) + "\n"
 
 
 def constants_from(text: str, where: str) -> Constants:
-    """Read what `constants_text` wrote.
+    """Read what `constants_text` wrote, also earlier, when nothing was known of reading (format 1).
 
     Args:
         text: the JSON.
@@ -47,16 +53,28 @@ def constants_from(text: str, where: str) -> Constants:
         found = json.loads(text)
     except ValueError as problem:
         raise ConstantsFormatError(where, f"not JSON ({problem})") from problem
-    if not isinstance(found, dict) or found.pop("format", None) != _FORMAT:
-        raise ConstantsFormatError(where, f"not an object of format {_FORMAT}")
+    stamp = found.pop("format", None) if isinstance(found, dict) else None
+    if stamp not in (_FORMAT, _WITHOUT_READS):
+        raise ConstantsFormatError(where, f"not an object of format {_WITHOUT_READS} or {_FORMAT}")
+    if stamp == _WITHOUT_READS:
+        found.setdefault("reads", {})
     _check_names(found, Constants, where)
     values: dict[str, Any] = {
         name: _link(value, where, name) if name in _LINKS else _number(value, where)
         for name, value in found.items()
+        if name != "reads"
     }
     if not isinstance(found["nics"], int):
         raise ConstantsFormatError(where, f"{found['nics']!r} is no number of ports")
-    return Constants(**values | {"nics": found["nics"]})
+    return Constants(**values | {"nics": found["nics"], "reads": _reads(found["reads"], where)})
+
+
+def _reads(found: object, where: str) -> Reads:
+    names = {field.name for field in fields(Reads)}
+    if not isinstance(found, dict) or not found.keys() <= names:
+        raise ConstantsFormatError(where, f"reads is no object of {', '.join(sorted(names))}")
+    values = {name: _number(value, where) for name, value in found.items()}
+    return Reads(**values)
 
 
 def _link(found: object, where: str, name: str) -> Link:

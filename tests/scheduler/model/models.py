@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import strategies as st
 
-from deeplink.scheduler.model.constants import Constants, Link
+from deeplink.scheduler.model.constants import Constants, Link, Reads
 from deeplink.scheduler.model.job import Algorithm, Job, Schedule
 from deeplink.scheduler.model.placement import NodeShare, Placement
 
@@ -42,6 +44,13 @@ constants = st.builds(
     host_contention=st.floats(0, 0.3),
     straggling=st.floats(0, 0.3),
     unhidden=shares,
+    reads=st.builds(
+        Reads,
+        local=st.none() | bandwidths,
+        peer=st.none() | bandwidths,
+        source=st.none() | bandwidths,
+        source_of_all=bandwidths | st.just(inf),
+    ),
 )
 jobs = st.builds(
     Job,

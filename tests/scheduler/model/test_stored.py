@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from deeplink.scheduler.model.constants import Constants
+from deeplink.scheduler.model.constants import Constants, Reads
 from deeplink.scheduler.model.errors import ModelInputError
 from deeplink.scheduler.model.stored import ConstantsFormatError, constants_from, constants_text
 from tests.scheduler.model.models import constants
@@ -23,7 +24,15 @@ def test_no_limit_is_null() -> None:
     stored = json.loads(constants_text(Constants()))
     assert stored["path_bandwidth"] is None
     assert stored["nic"] == {"bandwidth": 12e9, "latency_s": 14e-6}
+    assert stored["reads"] == {"source_of_all": None}
     assert constants_from(json.dumps(stored), "file") == Constants()
+
+
+@given(constants)
+def test_what_was_written_before_reading_was_timed_is_read(known: Constants) -> None:
+    older = json.loads(constants_text(replace(known, reads=Reads()))) | {"format": 1}
+    del older["reads"]
+    assert constants_from(json.dumps(older), "file") == replace(known, reads=Reads())
 
 
 def changed(**values: Any) -> str:
@@ -34,9 +43,12 @@ def changed(**values: Any) -> str:
     ("text", "problem"),
     [
         ("", "not JSON"),
-        ("[]", "format 1"),
-        ("{}", "format 1"),
-        (changed(format=2), "format 1"),
+        ("[]", "format 1 or 2"),
+        ("{}", "format 1 or 2"),
+        (changed(format=3), "format 1 or 2"),
+        (changed(reads=None), "reads is no object"),
+        (changed(reads={"local": 1, "moon": 1}), "reads is no object"),
+        (changed(reads={"local": "fast"}), "'fast' is no number"),
         (changed(colour="red"), "colour"),
         ('{"format": 1, "nics": 1}', "gpu"),
         (changed(nic=3), "nic is no object"),
@@ -54,7 +66,13 @@ def test_something_else_is_named(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"straggling": -1}, {"nic": {"bandwidth": 0, "latency_s": 0}}, {"straggling": None}]
+    "values",
+    [
+        {"straggling": -1},
+        {"nic": {"bandwidth": 0, "latency_s": 0}},
+        {"straggling": None},
+        {"reads": {"local": 0}},
+    ],
 )
 def test_values_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ModelInputError):
