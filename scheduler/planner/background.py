@@ -47,5 +47,5 @@ def ensure_planner(state: Path, env: Mapping[str, str] | None = None) -> int | N
         if log.exists() and log.stat().st_size > MOST_LOG:
             os.truncate(log, 0)
         more = ("--prefetch",) if env.get(VARIABLE) == "prefetch" else ()
-        return detach((sys.executable, "-m", "deeplink", "plan", "--until-idle", *more), log, env=env)
+        return detach((sys.executable, "-P", "-m", "deeplink", "plan", "--until-idle", *more), log, env=env)
     return None

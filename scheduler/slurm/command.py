@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn, Protocol
 
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 COMMAND_TIMEOUT_S = 20.0
 """Bound on one short command. Slurm's own clients give up on a dead controller after 9 s with default settings."""
@@ -230,6 +230,7 @@ def detach(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = No
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, os.fspath(log), adding, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
+        *((os.POSIX_SPAWN_CLOSE, number) for number in _handed_down()),
     ]
     variables = dict(os.environ if env is None else env)
     log.open("a", encoding="utf-8").close()  # a log that cannot be written is told apart from a missing program
@@ -237,6 +238,29 @@ def detach(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = No
         return os.posix_spawnp(argv[0], list(argv), variables, file_actions=actions, setsid=True)
     except FileNotFoundError as missing:
         raise CommandMissingError(argv[0]) from missing
+
+
+def has_ended(number: int) -> bool:
+    """Whether a command that this process started with `detach` has ended; then nothing is left of it."""
+    try:
+        return os.waitpid(number, os.WNOHANG)[0] == number
+    except ChildProcessError:
+        return True
+
+
+def _handed_down() -> list[int]:
+    """Return files that our caller opened and a program we start would hold, too: its locks and pipes."""
+    with contextlib.suppress(OSError):
+        numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+        return [number for number in numbers if number > 2 and _is_handed_down(number)]  # noqa: PLR2004
+    return []
+
+
+def _is_handed_down(number: int) -> bool:
+    try:
+        return os.get_inheritable(number)
+    except OSError:  # that of the listing itself
+        return False
 
 
 def become(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> NoReturn:

@@ -59,3 +59,26 @@ def test_a_detached_command_has_its_log_and_no_input_of_ours(tmp_path: Path) -> 
     assert sorted(log.read_text().split()) == ["''", "err"]
     with pytest.raises(CommandMissingError):
         detach(["/no/such/program"], log)
+
+
+def test_a_detached_command_holds_no_lock_or_pipe_of_our_caller(tmp_path: Path) -> None:
+    held = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    os.set_inheritable(held, True)
+    told = "import os; print([os.path.realpath(f'/proc/self/fd/{one}') for one in os.listdir('/proc/self/fd')])"
+    number = detach([sys.executable, "-c", told], tmp_path / "log")
+    os.waitpid(number, 0)
+    os.close(held)
+    assert str(tmp_path / "log") in (tmp_path / "log").read_text()
+    assert str(tmp_path / "lock") not in (tmp_path / "log").read_text()
+
+
+def test_modules_in_the_folder_of_a_submission_are_not_the_planners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "click.py").write_text("raise SystemExit('of the user')")
+    monkeypatch.chdir(tmp_path)
+    env = {"PATH": "/nowhere", "DEEPLINK_STATE": str(tmp_path), "DEEPLINK_CONFIG": str(tmp_path / "none")}
+    number = ensure_planner(tmp_path, env)
+    assert number is not None
+    os.waitpid(number, 0)  # the settings that it is given do not exist
+    assert "of the user" not in log_path(tmp_path, env).read_text()
