@@ -94,9 +94,9 @@ def _planner(
         interval_s=interval,
     )
     if prefetch:
-        from deeplink.cli.plan_surveying import prefetcher
+        from deeplink.cli.plan_surveying import Prefetcher
 
-        planner.wished = prefetcher(config, say)
+        planner.wished = Prefetcher(config, say)
     return planner
 
 

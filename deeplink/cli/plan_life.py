@@ -21,6 +21,8 @@ SLICE_S = 0.5
 """How often a planner that waits looks whether it is to end, or a job was submitted (a stat of a folder)."""
 SETTLED_S = 0.2
 """A job's folder is there before its record is."""
+LEAST_S = 1.0
+"""From one round to the next, however many jobs are submitted: each asks Slurm for its whole queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +84,14 @@ def live(planner: Planner, life: Life) -> None:
 
 def _rounds(planner: Planner, life: Life, stop: _Stop) -> None:
     while not stop.told:
+        seen, began = _changed(planner.state / "jobs"), planner.clock.monotonic()
         pause = planner.tick()
         if life.job is not None and planner.over:
             planner.say(f"job {life.job} waits no more")
             return
         if life.until_idle and planner.idle:
             return
-        stop.wait(pause, planner)
+        stop.wait(pause, planner, seen, began + LEAST_S)
 
 
 class _Stop:
@@ -102,16 +105,17 @@ class _Stop:
     def _tell(self, *_: object) -> None:
         self.told = True
 
-    def wait(self, seconds: float, planner: Planner) -> None:
-        """Wait so long; less where it is time to end, or a job was submitted meanwhile."""
-        jobs = planner.state / "jobs"
-        before, until = _changed(jobs), planner.clock.monotonic() + seconds
-        while not self.told and _changed(jobs) == before:
-            left = until - planner.clock.monotonic()
+    def wait(self, seconds: float, planner: Planner, seen: int, earliest: float) -> None:
+        """Wait so long; less where it is time to end, or a job was submitted since the jobs were `seen` so."""
+        jobs, clock = planner.state / "jobs", planner.clock
+        until = clock.monotonic() + seconds
+        while not self.told and _changed(jobs) == seen:
+            left = until - clock.monotonic()
             if left <= 0:
                 return
-            planner.clock.sleep(min(left, SLICE_S))
-        planner.clock.sleep(SETTLED_S)
+            clock.sleep(min(left, SLICE_S))
+        if not self.told:
+            clock.sleep(max(SETTLED_S, earliest - clock.monotonic()))
 
 
 def _changed(folder: Path) -> int:

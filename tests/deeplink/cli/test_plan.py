@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import stat
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,19 @@ import pytest
 from click.testing import CliRunner
 
 from deeplink.cli import cli
-from deeplink.cli.plan_life import Life, live, user_name
+from deeplink.cli.plan_life import LEAST_S, Life, live, user_name
+from deeplink.cli.plan_surveying import MOST_AT_ONCE, Prefetcher
 from deeplink.clock import ManualClock
-from deeplink.scheduler.planner.ground import Survey
+from deeplink.config import Config
+from deeplink.scheduler.planner.ground import Ground, Survey
 from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path
 from deeplink.scheduler.planner.loop import Planner
+from deeplink.scheduler.planner.round import Mine
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError
 from deeplink.scheduler.wish import record
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.types import NodeName
 from tests.scheduler.planner.simulated import SITE, now_of
 
 SQUEUE = f"""#!/usr/bin/env python3
@@ -167,3 +173,54 @@ def test_one_that_is_not_needed_ends_without_a_word(tmp_path: Path) -> None:
         live(planner(tmp_path, ["PENDING"], []), Life(job=None, until_idle=True, locked=True))
         with pytest.raises(PlannerRunsError):
             live(planner(tmp_path, ["PENDING"], []), Life(job=None, until_idle=False, locked=True))
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_job_that_is_submitted_during_a_round_is_looked_at_at_once_but_not_faster_than_slurm_may_be_asked(
+    tmp_path: Path,
+) -> None:
+    rounds = ["PENDING"] * 20 + ["TERM"]
+    looking = planner(tmp_path, rounds, [])
+    asked: list[float] = []
+    surveyed = looking.ground
+
+    def ground(jobs: Sequence[Mine]) -> Ground:
+        asked.append(looking.clock.monotonic())
+        (tmp_path / "jobs" / str(100 + len(asked))).mkdir()
+        return surveyed(jobs)
+
+    looking.ground = ground
+    live(looking, Life(job=None, until_idle=False, locked=False))
+    assert [later - before for before, later in pairwise(asked)] == [LEAST_S] * 19
+
+
+def test_nodes_bring_data_for_few_jobs_at_once_and_nothing_is_left_of_those_that_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho $* >>$DONE\nread word <$GATE\n")
+    program.chmod(stat.S_IRWXU)
+    os.mkfifo(tmp_path / "gate")
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("DONE", str(tmp_path / "done"))
+    monkeypatch.setenv("GATE", str(tmp_path / "gate"))
+    (tmp_path / "plan").mkdir()
+    said: list[str] = []
+    bring = Prefetcher(Config(state=tmp_path, members="n1:1"), said.append)
+    for job in range(MOST_AT_ONCE + 1):
+        bring(job, ("images",), [NodeName("n1")])
+    assert "not warmed" in said[-1]
+    assert len(said) == MOST_AT_ONCE + 1
+    running = [int(line.partition("process ")[2].partition(",")[0]) for line in said[:-1]]
+    with (tmp_path / "gate").open("w") as gate:
+        gate.write("go\n" * MOST_AT_ONCE)
+        gate.flush()
+        for number in running:
+            os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT)
+    bring(9, ("images",), [NodeName("n1")])
+    assert "process" in said[-1]
+    assert [Path(f"/proc/{number}").exists() for number in running] == [False] * MOST_AT_ONCE
+    (tmp_path / "gate").open("w").close()
+    last = int(said[-1].partition("process ")[2].partition(",")[0])
+    os.waitpid(last, 0)
+    assert "-P -m deeplink prefetch --nodes n1 -- images" in (tmp_path / "done").read_text()
