@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 PING_S = 10.0
 """How long slurmctld may take to answer: longer than Slurm's own clients take to turn to a backup controller."""
+_STDIN = frozenset({"/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
 MOST_SCRIPT = 16 << 20  # bytes; Slurm's own bound (max_script_size) is 4 MiB by default
 
 _EPILOG = """
@@ -66,11 +68,8 @@ class _PassThrough(click.Command):
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
 def command(words: tuple[str, ...]) -> None:
     """Submit a batch script: sbatch, watched and restartable."""
-    request = understood(words)
-    script = _script_text(request.script)
-    piped = request.from_stdin and not sys.stdin.isatty()
-    if piped:
-        script = _keep_stdin()
+    _open_closed_streams()
+    request, script, piped = _with_script(understood(words))
     ours = request.ours.over(in_script(script))
     folder = _shim_folder(dry_run=request.dry_run) if ours.shim else ""
     made = submission(request, ours, script, os.environ, folder)
@@ -117,7 +116,7 @@ def _ask(request: Request, ours: Ours, script: str) -> Ask:
         _unfold,
         data=ours.data,
         patience_s=None if ours.patience is None else seconds_of(ours.patience),
-        het=request.line.rest[:1] == (":",) or bool(scripted.rest),
+        het=len(request.lines) > 1 or bool(scripted.rest),
     )
     checked(ours, ask.nodes)
     return ask
@@ -142,7 +141,7 @@ def _asked_early(ask: Ask, ours: Ours) -> Runner:
 
 def _submits(request: Request) -> bool:
     """Tell whether there will be a job that we can learn the id of."""
-    return request.reaches_controller and not any(request.line.last(name) for name in ("test-only", "quiet"))
+    return request.reaches_controller and not request.says("test-only", "quiet")
 
 
 def _leave_to_sbatch(request: Request, made: Submission) -> None:
@@ -188,18 +187,44 @@ def _script_text(name: str | None) -> str:
         return ""
 
 
-def _keep_stdin() -> str:
-    """Read the script from standard input, and leave sbatch a standard input that holds it again."""
-    script = sys.stdin.buffer.read(MOST_SCRIPT + 1)
+def _open_closed_streams() -> None:
+    """Where our caller closed a standard stream, there is one all the same, in which nothing is."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: that of the stream
+            os.set_inheritable(opened, True)  # noqa: FBT003 - it has no name
+            setattr(sys, name, os.fdopen(opened, "r" if name == "stdin" else "w"))
+
+
+def _with_script(request: Request) -> tuple[Request, str, bool]:
+    """Return the request with a script that can be read again, its text, and whether standard input holds it."""
+    name = request.script
+    if request.from_stdin or name in _STDIN:
+        if sys.stdin.isatty():
+            return request, "", False
+        return request, _kept(0, 0), True
+    if name is None or not Path(name).is_fifo():  # as of `<(...)`
+        return request, _script_text(name), False
+    numbered = re.fullmatch(r"/(?:dev|proc/self)/fd/([0-9]{1,9})", name)
+    try:
+        reading = os.open(name, os.O_RDONLY)
+    except OSError:
+        return request, "", False
+    number = int(numbered[1]) if numbered else reading  # Slurm names the job after it
+    return request.with_script(f"/proc/{os.getpid()}/fd/{number}"), _kept(reading, number), False
+
+
+def _kept(reading: int, number: int) -> str:
+    """Read the script from what can be read once, and leave sbatch an open file that holds it again."""
+    with os.fdopen(os.dup(reading), "rb") as file:
+        script = file.read(MOST_SCRIPT + 1)
     if len(script) > MOST_SCRIPT:
-        raise SubmissionError(
-            f"the script on standard input has over {MOST_SCRIPT} bytes", "Is it a script at all?"
-        )
+        raise SubmissionError(f"the script has over {MOST_SCRIPT} bytes", "Is it a script at all?")
     kept = os.memfd_create("deeplink-script")
     with os.fdopen(os.dup(kept), "wb") as file:
         file.write(script)
     os.lseek(kept, 0, os.SEEK_SET)
-    os.dup2(kept, 0)
+    os.dup2(kept, number)
     return script.decode(errors="surrogateescape")
 
 

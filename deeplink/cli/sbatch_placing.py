@@ -165,6 +165,7 @@ def _accepted(found: Placed, job: str) -> None:
         where = problem.filename or found.config.state
         words = f"job {job} is submitted; why it was placed so could not be noted: {where}: {problem.strerror}"
         click.echo(f"deeplink: {words}", err=True)
+        _take_back(found.decision, job)
         return
     if found.decision.kind is not Kind.NOTHING or found.decision.why in _MAY_IMPROVE:
         from deeplink.scheduler.planner.background import ensure_planner
@@ -173,6 +174,14 @@ def _accepted(found: Placed, job: str) -> None:
             DeepLinkError, OSError
         ):  # the job is submitted; without one its wish stays as it is
             ensure_planner(found.config.state)
+
+
+def _take_back(decision: Decision, job: str) -> None:
+    """Without a record no planner looks after a job: its wish must not hold it, should its nodes be taken."""
+    if decision.kind is not Kind.NODES:
+        return  # few switches are for who gave the job time to wait
+    with contextlib.suppress(DeepLinkError):  # one that runs already is not changed, and need not be
+        command.run(("scontrol", "update", f"jobid={job}", "ReqNodeList="), timeout_s=TRIAL_S)
 
 
 def _say_problems(found: Placed) -> None:

@@ -123,7 +123,7 @@ def directives(script: str, mark: str = "#SBATCH") -> Iterator[str]:
     >>> list(directives("#!/bin/sh\n#SBATCH -N2 --comment='a b' # why\n\necho\n#SBATCH -N9\n"))
     ['-N2', '--comment=a b']
     """
-    for line in script.splitlines():
+    for line in script.split("\n"):
         if line.startswith(mark):
             words = line.removeprefix(mark)
             try:
@@ -149,8 +149,8 @@ core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-bo
 distribution error exclude export extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
 gpus-per-socket gpus-per-task gres gres-flags hint input job-name licenses mail-type mail-user
 mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist nodes ntasks
-ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power
-prefer priority profile qos reservation signal sockets-per-node switches thread-spec
+ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output partition power
+prefer priority profile qos reservation signal sockets-per-node switches tasks-per-node thread-spec
 threads-per-core time time-min tmp tres-per-task uid wckey
 """
 _FLAGS = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -97,21 +97,39 @@ class Request:
     as_json: bool
 
     @property
+    def lines(self) -> tuple[CommandLine, ...]:
+        """The options of each component of the job (`-N1 : -N2 job.sh`); what follows the last is the script."""
+        found = [self.line]
+        while found[-1].rest[:1] == (":",):
+            found.append(SBATCH.parse(found[-1].rest[1:]))
+        return tuple(found)
+
+    @property
     def script(self) -> str | None:
         """The script's name; None when it comes by --wrap or from standard input."""
-        return self.line.rest[0] if self.line.rest and self.line.last("wrap") is None else None
+        rest = self.lines[-1].rest
+        return rest[0] if rest and not self.says("wrap") else None
 
     @property
     def from_stdin(self) -> bool:
         """Whether sbatch will read the script from standard input."""
-        return not self.line.rest and not any(
-            self.line.last(name) for name in ("wrap", "help", "usage", "version")
-        )
+        return not self.lines[-1].rest and not self.says("wrap", "help", "usage", "version")
 
     @property
     def reaches_controller(self) -> bool:
         """Whether sbatch will talk to this cluster's controller, as far as the command line tells."""
-        return not any(self.line.last(name) for name in ("help", "usage", "version", "clusters"))
+        return not self.says("help", "usage", "version", "clusters")
+
+    def says(self, *names: str) -> bool:
+        """Whether one of these options is given, for any component."""
+        return any(line.last(name) for line in self.lines for name in names)
+
+    def with_script(self, path: str) -> Request:
+        """Return the same with another script."""
+        rest = self.lines[-1].rest
+        at = len(self.words) - len(rest)
+        words = (*self.words[:at], path, *rest[1:])
+        return replace(self, words=words, line=_GRAMMAR.parse(words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +259,8 @@ def submission(
     added = [
         option
         for option, names, variables in _ADDED
-        if not any(request.line.last(name) or scripted.last(name) for name in names)
+        if not request.says(*names)
+        and not any(scripted.last(name) for name in names)
         and not any(variable in env for variable in variables)
     ]
     changes: dict[str, str] = {}

@@ -295,12 +295,50 @@ def test_a_dry_run_tells_the_placement(cluster: dict[str, str], tmp_path: Path) 
     assert not Path(cluster["TOLD"]).exists()
 
 
-def test_an_unwritable_state_folder_costs_the_record_alone(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_without_a_record_nobody_looks_after_a_wish_so_it_is_taken_back(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    program(cluster, "scontrol", f"echo $* >>{tmp_path}/scontrol; cat {tmp_path}/switches")
     (tmp_path / "state").write_text("a file")
-    done = sbatch({**cluster, "DEEPLINK_STATE": str(tmp_path / "state")}, "-N4", "--exclusive", "job.sh")
+    held(cluster, dict.fromkeys(["n0", "n1", "n2", "n3"], 100), 400)
+    words = ["-N4", "--exclusive", "--deeplink-data", "images", "job.sh"]
+    done = sbatch({**cluster, "DEEPLINK_STATE": str(tmp_path / "state")}, *words)
     assert (done.returncode, done.stdout) == (3, "Submitted batch job 12\n")
     assert "job 12 is submitted" in done.stderr
     assert Path(f"{cluster['TOLD']}.calls").read_text() == "called\n"
+    assert "--nodelist=n0,n1,n2,n3" in told(cluster)["argv"]
+    assert (tmp_path / "scontrol").read_text().splitlines()[-1] == "update jobid=12 ReqNodeList="
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_our_caller_closed_cost_no_submission(cluster: dict[str, str], closed: str) -> None:
+    argv = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-m", "deeplink", "sbatch", "-N4", "job.sh"]
+    done = subprocess.run(argv, env=cluster, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (3, b"")
+    assert record(cluster)
+
+
+@pytest.mark.parametrize("given", ["<(cat script)", "/dev/stdin < <(cat script)", "/dev/stdin <script", "fifo"])
+def test_a_script_that_can_be_read_once_is_submitted_whole(
+    cluster: dict[str, str], tmp_path: Path, given: str
+) -> None:
+    (tmp_path / "script").write_text("#!/bin/sh\n#SBATCH --no-requeue\n#DEEPLINK --spares 1\n")
+    os.mkfifo(tmp_path / "fifo")
+    foreseen = f"sbatch: Job 5 to start at {SOON} using 8 processors on nodes n[4-7] in partition main"
+    trial = f'case "$*" in *--test-only*) echo "{foreseen}" >&2; exit 1; esac'
+    program(
+        cluster, "sbatch", f'echo "$*" >>"$TOLD"; for last; do :; done; cat "$last" >>"$TOLD"; {trial}; echo 12'
+    )
+    line = f'(cat script >fifo &) ; exec "$0" -m deeplink sbatch -N4 --exclusive {given}'
+    if given != "fifo":
+        line = line.partition("; ")[2]
+    argv = ["bash", "-c", line, sys.executable]
+    done = subprocess.run(argv, env=cluster, cwd=tmp_path, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"12\n", b"")
+    last = Path(cluster["TOLD"]).read_text().split("--no-kill")[-1]  # before it, the trials with Slurm
+    assert last.endswith((tmp_path / "script").read_text())
+    assert "--requeue" not in Path(cluster["TOLD"]).read_text()
+    assert len(Path(cluster["TOLD"]).read_text().split("#DEEPLINK")) > 2  # a trial had it, too
 
 
 def test_parsable_output_of_a_cluster_has_its_id_found(cluster: dict[str, str]) -> None:

@@ -149,3 +149,16 @@ def test_json_without_a_dry_run_is_refused() -> None:
     with pytest.raises(SubmissionError, match="dry-run"):
         understood(["--deeplink-json", "job.sh"])
     assert understood(["--deeplink-json", "--dry-run", "job.sh"]).as_json
+
+
+def test_a_job_of_several_components_has_its_script_behind_the_last() -> None:
+    request = understood(["-N1", ":", "-N2", "--no-requeue", ":", "-N3", "job.sh", ":", "x"])
+    assert (request.script, len(request.lines)) == ("job.sh", 3)
+    assert "--requeue" not in submission(request, request.ours, "", {}).argv
+    assert request.with_script("/other").words[-3:] == ("/other", ":", "x")
+    assert understood(["-N1", ":", "-N2"]).from_stdin
+    assert not understood(["-N1", ":", "-N2", "--version"]).from_stdin
+
+
+def test_other_names_of_an_option_do_not_hide_the_script() -> None:
+    assert understood(["--tasks-per-node", "2", "--ntasks-per-tres", "1", "job.sh"]).script == "job.sh"
