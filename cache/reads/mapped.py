@@ -22,7 +22,7 @@ from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from deeplink.cache.layout import Layout
@@ -174,10 +174,11 @@ class ShardFile:
                     raise ShardCorruptError(self.shard, "its file ended while it was read")
                 done += count
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # Not a `close`: another thread may be reading, and a closed number may be another file's a moment later.
+        # Bound beforehand: as the interpreter ends, modules lose their names before the last object is gone.
         if self._fd >= 0:
-            os.close(self._fd)
+            close(self._fd)
 
 
 def is_resident(address: int, length: int) -> bool:
