@@ -47,6 +47,8 @@ def found_network(
         shared = wanted_network(facts, wanted)
         if first_reached([shared], facts, all_reached) is None:
             log.warning("not every node answers over %s, which was asked for", shared)
+    elif len(facts) == 1:
+        shared = None  # nobody to be reached: a bridge for containers would do as well as the fabric
     else:
         shared = first_reached(shared_networks(facts), facts, all_reached)
     chronicle.event(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, replace
+from socket import inet_aton
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -17,7 +18,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.topology.graph import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from deeplink.links import Link, Route
     from deeplink.scheduler.launch.environment import NodeFacts
@@ -69,8 +70,9 @@ def shared_networks(facts: Mapping[NodeName, NodeFacts]) -> tuple[Shared, ...]:
     have (a bridge of containers, say) joins none of them.
     """
     found: dict[tuple[Link, ...], Shared] = {}
+    ways = {node: _Ways(one.routes) for node, one in facts.items()}
     for shared in (*_of_one_name(facts, "network"), *_of_one_name(facts, "interface")):
-        if _led_over(shared, facts):
+        if _led_over(shared, ways):
             found.setdefault(tuple(shared.links.values()), shared)
     return tuple(
         sorted(found.values(), key=lambda one: (-one.speed_mbps, not _slurms(one, facts), natural(one.name)))
@@ -134,32 +136,43 @@ def _shared(name: str, links: Mapping[NodeName, Link]) -> Shared:
     return Shared(name, links, min((link.speed_mbps for link in links.values()), default=0))
 
 
-def _led_over(shared: Shared, facts: Mapping[NodeName, NodeFacts]) -> bool:
+def _led_over(shared: Shared, ways: Mapping[NodeName, _Ways]) -> bool:
     # Peers in one network are reached by one route: two stand for all, one of which is not the node itself.
     peers: dict[str, list[int]] = {}
     for link in shared.links.values():
-        peers.setdefault(link.network, []).append(int(ipaddress.IPv4Address(link.ip)))
-    some = [ips[:2] for ips in peers.values()]
+        peers.setdefault(link.network, []).append(_as_number(link.ip))
+    some = [(ips[0], ips[1] if len(ips) > 1 else None) for ips in peers.values()]
     for node, link in shared.links.items():
-        own = int(ipaddress.IPv4Address(link.ip))
-        routes = [_as_numbers(route) for route in facts[node].routes]
-        for ips in some:
-            peer = next((ip for ip in ips if ip != own), None)
-            if peer is not None and _towards(peer, routes) != link.interface:
+        own, towards = _as_number(link.ip), ways[node].towards
+        for one, other in some:
+            peer = other if one == own else one
+            if peer is not None and towards(peer) != link.interface:
                 return False
     return True
 
 
-def _as_numbers(route: Route) -> tuple[int, int, str]:
-    network = ipaddress.IPv4Network(route.network)
-    return int(network.network_address), int(network.netmask), route.interface
+def _as_number(ip: str) -> int:
+    return int.from_bytes(inet_aton(ip), "big")
 
 
-def _towards(ip: int, routes: Sequence[tuple[int, int, str]]) -> str | None:
-    for base, mask, interface in routes:  # the narrowest first
-        if ip & mask == base:
-            return interface
-    return None
+class _Ways:
+    """A node's routes, to be asked very often: of a thousand nodes each may have a network of its own."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        by_mask: dict[int, dict[int, str]] = {}
+        for route in routes:  # the narrowest first, and of equals the one that counts
+            base, _, length = route.network.partition("/")
+            mask = 0xFFFFFFFF << (32 - int(length)) & 0xFFFFFFFF
+            by_mask.setdefault(mask, {}).setdefault(_as_number(base), route.interface)
+        self._by_mask = tuple(by_mask.items())
+
+    def towards(self, ip: int) -> str | None:
+        """Return the interface through which packets to an address leave."""
+        for mask, interfaces in self._by_mask:
+            interface = interfaces.get(ip & mask)
+            if interface is not None:
+                return interface
+        return None
 
 
 def _slurms(shared: Shared, facts: Mapping[NodeName, NodeFacts]) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from pathlib import Path
 
-from deeplink.address import local_addresses
+import pytest
+
+from deeplink.address import LocalAddress, local_addresses
 from deeplink.links import MOST_ROUTES, Route, links, parse_routes, routes
 
 TABLE = """\
@@ -46,6 +49,24 @@ def test_every_link_is_an_address_of_this_machine_in_its_network() -> None:
         assert ipaddress.IPv4Address(link.ip) in ipaddress.IPv4Network(link.network)
         assert not ipaddress.IPv4Address(link.ip).is_loopback
         assert link.speed_mbps >= 0
+
+
+def test_an_interface_that_goes_away_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = links()
+    gone = LocalAddress("10.9.8.7", "veth0gone")
+    monkeypatch.setattr("deeplink.links.local_addresses", lambda: (gone, *local_addresses()))
+    assert links() == before
+
+
+def test_a_table_of_routes_that_is_none_of_ours_to_know_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = tmp_path / "route"
+    table.write_bytes(TABLE.encode() + "lösch0\t0000010A".encode())
+    monkeypatch.setattr("deeplink.links.ROUTES", table)
+    assert routes() == ()
+    table.write_text(TABLE + "eth0\tno\n")
+    assert routes() == ()
 
 
 def test_every_route_leads_through_an_interface_that_is_there() -> None:

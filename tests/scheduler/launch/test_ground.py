@@ -50,16 +50,20 @@ def node(port: int, *networks: str) -> NodeFacts:
 
 
 def test_the_first_network_that_answers_is_taken_and_told(tmp_path: Path) -> None:
-    with socket.create_server(("127.2.7.1", 0)) as server:
-        port = server.getsockname()[1]
-        links = (
-            Link("eth0", "127.1.7.1", "127.1.0.0/16", 100_000),
-            Link("eth1", "127.2.7.1", "127.2.0.0/16", 1_000),
-        )
-        routes = tuple(Route(link.network, link.interface) for link in links)
-        facts = {N0: NodeFacts(node="n0", address=f"127.1.7.1:{port}", links=links, routes=routes)}
+    with socket.create_server(("127.2.7.1", 0)) as one, socket.create_server(("127.2.8.1", 0)) as other:
+        facts, ports = {}, {}
+        for name, server in ((N0, one), (N1, other)):
+            ip, ports[name] = server.getsockname()
+            links = (
+                Link("eth0", ip.replace("127.2", "127.1"), "127.1.0.0/16", 100_000),
+                Link("eth1", ip, "127.2.0.0/16", 1_000),
+            )
+            routes = tuple(Route(link.network, link.interface) for link in links)
+            address = f"{links[0].ip}:{ports[name]}"
+            facts[name] = NodeFacts(node=name, address=address, links=links, routes=routes)
         nodes, (event,) = found(tmp_path, facts)
-    assert (nodes[N0].address, nodes[N0].interface) == (f"127.2.7.1:{port}", "eth1")
+    assert (nodes[N0].address, nodes[N0].interface) == (f"127.2.7.1:{ports[N0]}", "eth1")
+    assert (nodes[N1].address, nodes[N1].interface) == (f"127.2.8.1:{ports[N1]}", "eth1")
     assert (event["event"], event["network"], event["interfaces"]) == ("network", "127.2.0.0/16", ["eth1"])
     assert event["speed_mbps"] == 1_000
 
@@ -78,6 +82,18 @@ def test_where_none_answers_it_is_slurms_own_and_what_was_asked_for_stands_with_
         assert "not every node answers over eth1" in caplog.text
         with pytest.raises(NoInterfaceError):
             found(tmp_path, facts, "ib0")
+
+
+def test_a_lone_node_has_nobody_to_reach_and_keeps_slurms_address(tmp_path: Path) -> None:
+    # Otherwise the bridge of its containers, which is as fast as its driver says.
+    bridge = Link("docker0", "127.0.0.1", "127.0.0.0/16", 10_000)
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        address = f"127.1.0.1:{server.getsockname()[1]}"
+        facts = {N0: NodeFacts(node="n0", address=address, interface="eth0", links=(bridge,))}
+        nodes, (event,) = found(tmp_path, facts)
+        assert (nodes[N0].address, nodes[N0].interface) == (address, "eth0")
+        assert (event["network"], event["interfaces"]) == (SLURMS, ["eth0"])
+        assert found(tmp_path, facts, "docker0")[0][N0].interface == "docker0"
 
 
 def test_agents_on_loopback_have_nothing_to_choose(tmp_path: Path) -> None:
