@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.container import RUNTIMES
 from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.container import Container
     from deeplink.scheduler.launch.order import Order
     from deeplink.scheduler.launch.site import Site
+
+log = logging.getLogger(__name__)
 
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
@@ -189,7 +193,7 @@ def command(  # noqa: PLR0913 - one for each option
         passed_on=passed_on(config),
         group_sizes=tuple(sorted(set(group_sizes))),
         recipe_name=recipe,
-        container=_container(image, runtime, mounts, container_options),
+        container=_container(image, runtime, mounts, container_options, is_local=local is not None),
     )
     order.groups.check(order.count)
     site = _site(config)
@@ -200,7 +204,7 @@ def command(  # noqa: PLR0913 - one for each option
 
 
 def _container(
-    image: str | None, runtime: str | None, mounts: tuple[str, ...], options: tuple[str, ...]
+    image: str | None, runtime: str | None, mounts: tuple[str, ...], options: tuple[str, ...], *, is_local: bool
 ) -> Container | None:
     if image is None:
         if runtime or mounts or options:
@@ -208,8 +212,11 @@ def _container(
         return None
     import shutil
 
-    from deeplink.scheduler.launch.container import Container, chosen_runtime
+    from deeplink.scheduler.launch.container import PYXIS, Container, chosen_runtime, mounted
 
+    if runtime == PYXIS and is_local:
+        raise click.UsageError("pyxis is part of srun, and --local starts none")
+    mounted(mounts)
     return Container(chosen_runtime(runtime, shutil.which), image, mounts, options)
 
 
@@ -219,7 +226,12 @@ def _site(config: Config) -> Site | None:
     from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.launch.site import Site
 
-    return Site.of(read_all([config.topology], None, (), ()).network, str(config.topology))
+    try:
+        return Site.of(read_all([config.topology], None, (), ()).network, str(config.topology))
+    except DeepLinkError as problem:
+        # Slurm's word is worse, not wrong: no reason for every job of the site not to run.
+        log.warning("the setting topology: %s", problem)
+        return None
 
 
 def _backend(config: Config, local: int | None, srun_options: tuple[str, ...]) -> Backend:

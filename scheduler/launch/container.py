@@ -104,7 +104,7 @@ def entering(
         ContainerError: a path cannot be written as a mount.
     """
     folders = tuple(folder for folder in _unique([*needed(env), here]) if exists(folder))
-    mounts = [_mount(one) for one in (*folders, *container.mounts)]
+    mounts = (*mounted(folders), *mounted(container.mounts))
     if container.runtime == "charliecloud":
         binds = [f"--bind={source}:{inside}" for source, inside in mounts]
         return ["ch-run", *container.options, *binds, f"--cd={here}", container.image, "--", *command]
@@ -112,19 +112,36 @@ def entering(
     return [container.runtime, "exec", *container.options, *binds, "--pwd", here, container.image, *command]
 
 
-def pyxis_options(container: Container, nodes: Iterable[NodeFacts], env: Mapping[str, str]) -> list[str]:
+def pyxis_options(
+    container: Container, nodes: Iterable[NodeFacts], env: Mapping[str, str], *, exists: Callable[[str], bool]
+) -> list[str]:
     """Return the srun options that start a step in the container.
 
     They are the same for all nodes, so what has a name of its own on each node is mounted by the folder above it.
+
+    Args:
+        container: which.
+        nodes: those the step is on.
+        env: the settings that are the same for all ranks, with paths that all nodes share.
+        exists: whether such a path is there: a catalog, say, that nobody has made yet would fail the step.
 
     Raises:
         ContainerError: a path cannot be written as a mount.
     """
     each = [facts for facts in nodes if facts.token_file]
     own = [str(Path(facts.token_file).parent.parent) for facts in each] + [facts.store for facts in each]
-    mounts = [_mount(one) for one in (*_unique([*own, *needed(env)]), *container.mounts)]
+    mounts = (*mounted(_unique([*own, *filter(exists, needed(env))])), *mounted(container.mounts))
     joined = ",".join(f"{source}:{inside}" for source, inside in mounts)
     return [f"--container-image={container.image}", f"--container-mounts={joined}", *container.options]
+
+
+def mounted(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return for each mount what is mounted, and where.
+
+    Raises:
+        ContainerError: one is none.
+    """
+    return tuple(map(_mount, texts))
 
 
 def _mount(text: str) -> tuple[str, str]:

@@ -62,12 +62,16 @@ def _deepspeed(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str,
 
 
 def _jax(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
-    # A rank that Slurm shows one GPU only (--gpus-per-task) calls it 0, whatever its number among the ranks.
-    alone = len(env.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1
-    return {
-        "JAX_COORDINATOR_ADDRESS": f"{launch.master_address}:{launch.master_port}",
-        "JAX_LOCAL_DEVICE_IDS": "0" if alone else str(task.local_rank),
-    }
+    visible = env.get("CUDA_VISIBLE_DEVICES", "")
+    count = len(visible.split(",")) if visible else 0
+    if launch.per_node == 1:
+        # All of the node are its own. Told nothing, JAX would take the first one only, inside a Slurm job.
+        devices = ",".join(map(str, range(count)))
+    else:
+        # A rank that Slurm shows one GPU only (--gpus-per-task) calls it 0, whatever its number among the ranks.
+        devices = "0" if count == 1 else str(task.local_rank)
+    coordinator = {"JAX_COORDINATOR_ADDRESS": f"{launch.master_address}:{launch.master_port}"}
+    return {**coordinator, "JAX_LOCAL_DEVICE_IDS": devices} if devices else coordinator
 
 
 def _tensorflow(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -128,9 +129,8 @@ class SlurmBackend(Backend):
             argv.append(f"--mpi={PMI}")
         starter = python_command("deeplink.scheduler.launch.rank", "--", *command)
         if launch.container is not None and launch.container.runtime == PYXIS:
-            argv += pyxis_options(
-                launch.container, launch.nodes, {**launch.passed_on, "DEEPLINK_HOSTFILE": launch.host_file}
-            )
+            shared = {**launch.passed_on, "DEEPLINK_HOSTFILE": launch.host_file}
+            argv += pyxis_options(launch.container, launch.nodes, shared, exists=os.path.exists)
             starter[0] = "python3"  # the image's own
         return [*argv, *self.srun_options, *starter]
 

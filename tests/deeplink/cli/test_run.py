@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from deeplink.cli import cli
 from deeplink.errors import DeepLinkError
-from deeplink.files import FileTroubleError
 from deeplink.scheduler.launch.backend import NoAllocationError
+from deeplink.scheduler.launch.container import ContainerError
 from deeplink.scheduler.launch.recipes import RECIPES
 from deeplink.scheduler.topology.groups import GroupSizeError
 from deeplink.scheduler.topology.order import TooFewNodesError
@@ -167,7 +168,13 @@ def test_a_plan_says_what_rank_0_finds() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--recipe", "keras"], ["--container-mount", "/data"], ["--container-runtime", "no"]]
+    "words",
+    [
+        ["--recipe", "keras"],
+        ["--container-mount", "/data"],
+        ["--container-runtime", "no"],
+        ["--container", "image", "--container-runtime", "pyxis"],
+    ],
 )
 def test_options_that_mean_nothing_are_wrong_usage(words: list[str]) -> None:
     done = CliRunner().invoke(cli, ["run", "--local", "1", *words, "--", "true"])
@@ -181,6 +188,17 @@ def test_the_sites_topology_says_the_order(tmp_path: Path, monkeypatch: pytest.M
     found = plan("--local", "4", "--spares", "1", "--", "true")
     assert (found["nodes"], found["spares"]) == (["local0", "local2", "local1"], ["local3"])
     assert (found["ring_crossings"], found["ring_crossings_stock"]) == (2, 2)
+
+
+def test_a_topology_that_cannot_be_read_is_a_warning_and_no_reason_not_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("DEEPLINK_TOPOLOGY", str(tmp_path / "none"))
-    with pytest.raises(FileTroubleError):
-        plan("--local", "4", "--", "true")
+    with caplog.at_level(logging.WARNING):
+        assert plan("--local", "4", "--", "true")["world_size"] == 4
+    assert f"cannot read {tmp_path / 'none'}" in caplog.text
+
+
+def test_a_mount_that_is_none_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ContainerError):
+        plan("--local", "1", "--container", "i", "--container-runtime", "apptainer", "--container-mount", "x", "y")

@@ -61,7 +61,10 @@ def test_pyxis_mounts_what_holds_the_folders_of_all_nodes() -> None:
     ]
     env = {name: ENV[name] for name in ("DEEPLINK_CATALOG", "DEEPLINK_HOSTFILE")}
     assert pyxis_options(
-        Container("pyxis", "nvcr.io#nvidia/pytorch", ("/data",), ("--no-container-mount-home",)), nodes, env
+        Container("pyxis", "nvcr.io#nvidia/pytorch", ("/data",), ("--no-container-mount-home",)),
+        nodes,
+        {**env, "DEEPLINK_WATCH_TOKEN_FILE": "/absent"},
+        exists=lambda path: path != "/absent",
     ) == [
         "--container-image=nvcr.io#nvidia/pytorch",
         "--container-mounts="

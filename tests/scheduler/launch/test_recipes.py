@@ -95,6 +95,16 @@ def test_jax_calls_the_only_device_it_sees_the_first(visible: str | None, device
     assert added("jax", 1, env)["JAX_LOCAL_DEVICE_IDS"] == device
 
 
+@pytest.mark.parametrize(
+    ("visible", "devices"), [("4,5,6", "0,1,2"), ("3", "0"), ("GPU-1,GPU-2", "0,1"), (None, None)]
+)
+def test_the_only_process_of_a_node_has_all_gpus_that_jax_sees(visible: str | None, devices: str | None) -> None:
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert (
+        rank_environment(launch("jax", per_node=1), Task(1, 0, "n1"), env).get("JAX_LOCAL_DEVICE_IDS") == devices
+    )
+
+
 def test_another_attempt_on_other_nodes_is_told_anew() -> None:
     old = rank_environment(launch("tensorflow", "10.0.0.1", "10.0.0.2"), Task(0, 0, "n0"), {})
     again = launch("tensorflow", "10.0.0.2", "10.0.0.3", relaunch=3)
