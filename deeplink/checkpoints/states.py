@@ -211,6 +211,8 @@ class StateSaver:
         name = f"step-{save.step:010d}.a{shared.hold.claimed().number}"
         draft = shared.folder / f"{DRAFT_PREFIX}{name}-{self.session[:12]}{count:06x}"
         exchange = Exchange(draft, group, self.clock, shared.check, self.patience_s)
+        if group.rank == 0:
+            self._clear_before(draft)
         with exchange:
             exchange.put("nonfinite", json.dumps(self._checked(written, save)).encode())
             files = self._files(written, draft, group)
@@ -222,6 +224,13 @@ class StateSaver:
                     save.nonfinite |= json.loads(found)
                 shared.together(save, exchange, lambda: collect_parts(exchange))
                 self.published(save)
+
+    def _clear_before(self, draft: Path) -> None:
+        """Remove what a rank left that began a save when rank 0 had given it up."""
+        session = self.session[:12]
+        for path in draft.parent.glob(f"{DRAFT_PREFIX}step-*-{session}*"):
+            if path.name.rpartition(session)[2] < draft.name.rpartition(session)[2]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _adopted(self, staged: Path, save: Save) -> None:
         try:

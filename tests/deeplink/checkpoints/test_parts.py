@@ -128,7 +128,21 @@ def test_a_rank_that_cannot_write_is_not_waited_for(tmp_path: Path) -> None:
     assert "rank 1 failed: step 1 is not saved: w (nan)" in str(first)
     assert isinstance(second, NotFiniteError)
     assert third is None or isinstance(third, SaveAbandonedError)
-    assert names(tmp_path) == []
+    assert list(tmp_path.glob("step-*")) == []
+    for checkpoints in group:  # a rank that began late may have left a draft: the next save clears it away
+        checkpoints.save_state({"w": torch.ones(1)}, step=2, spread="each")
+    assert outcomes(group) == [None] * 3
+    assert names(tmp_path) == ["step-0000000002.a1"]
+
+
+def test_a_late_ranks_leavings_are_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+    checkpoints = ranks(tmp_path, 1)[0]
+    late, ahead = (tmp_path / f".draft-step-0000000001.a1-{SESSION[:12]}{count:06x}" for count in (1, 3))
+    other = tmp_path / ".draft-step-0000000001.a1-00ff00ff00ff000001"
+    for path in (late, ahead, other):
+        path.mkdir()
+    checkpoints._states._clear_before(tmp_path / f".draft-step-0000000002.a1-{SESSION[:12]}000002")
+    assert names(tmp_path) == sorted([ahead.name, other.name])
 
 
 def test_what_is_not_finite_on_any_rank_is_in_the_manifest(tmp_path: Path) -> None:
