@@ -103,8 +103,8 @@ def entering(
     Raises:
         ContainerError: a path cannot be written as a mount.
     """
-    folders = tuple(folder for folder in _unique([*needed(env), here]) if exists(folder))
-    mounts = (*mounted(folders), *mounted(container.mounts))
+    folders = tuple(folder for folder in _unique([*needed(env), here]) if folder != "/" and exists(folder))
+    mounts = (*map(_as_it_is, folders), *mounted(container.mounts))
     if container.runtime == "charliecloud":
         binds = [f"--bind={source}:{inside}" for source, inside in mounts]
         return ["ch-run", *container.options, *binds, f"--cd={here}", container.image, "--", *command]
@@ -130,7 +130,8 @@ def pyxis_options(
     """
     each = [facts for facts in nodes if facts.token_file]
     own = [str(Path(facts.token_file).parent.parent) for facts in each] + [facts.store for facts in each]
-    mounts = (*mounted(_unique([*own, *filter(exists, needed(env))])), *mounted(container.mounts))
+    folders = _unique([*own, *filter(exists, needed(env))])
+    mounts = (*map(_as_it_is, folders), *mounted(container.mounts))
     joined = ",".join(f"{source}:{inside}" for source, inside in mounts)
     return [f"--container-image={container.image}", f"--container-mounts={joined}", *container.options]
 
@@ -148,11 +149,21 @@ def _mount(text: str) -> tuple[str, str]:
     source, _, inside = text.partition(":")
     inside = inside or source
     if not (source.startswith("/") and inside.startswith("/")) or "," in text or ":" in inside:
-        raise ContainerError(
-            f"{text!r} cannot be mounted",
-            "A mount is an absolute path, or two with a colon between; runtimes take no comma or colon in one.",
-        )
+        raise _not_a_mount(text)
     return source, inside
+
+
+def _as_it_is(folder: str) -> tuple[str, str]:
+    if ":" in folder:  # would be taken for two folders, and one mounted over the other
+        raise _not_a_mount(folder)
+    return _mount(folder)
+
+
+def _not_a_mount(text: str) -> ContainerError:
+    return ContainerError(
+        f"{text!r} cannot be mounted",
+        "A mount is an absolute path, or two with a colon between; runtimes take no comma or colon in one.",
+    )
 
 
 def _unique(folders: Iterable[str]) -> tuple[str, ...]:

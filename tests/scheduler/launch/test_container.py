@@ -81,6 +81,17 @@ def test_what_cannot_be_written_as_a_mount_is_refused(mount: str) -> None:
         entered(Container("apptainer", "image", (mount,)))
 
 
+@pytest.mark.parametrize("here", ["/a,b", "/a:/b"])
+def test_a_folder_that_reads_like_two_is_refused_and_not_mounted_over_another(here: str) -> None:
+    with pytest.raises(ContainerError):
+        entering(Container("apptainer", "image"), ["true"], {}, here=here, exists=lambda _: True)
+
+
+def test_a_rank_that_starts_in_the_root_does_not_hide_the_image() -> None:
+    words = entering(Container("apptainer", "image"), ["true"], {}, here="/", exists=lambda _: True)
+    assert words == ["apptainer", "exec", "--pwd", "/", "image", "true"]
+
+
 def test_the_runtime_is_the_one_asked_for_or_the_first_installed() -> None:
     assert chosen_runtime("pyxis", lambda _: None) == "pyxis"
     assert chosen_runtime(None, {"ch-run": "/usr/bin/ch-run"}.get) == "charliecloud"
