@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.rows import make_row, table, write_rows
 from deeplink.scheduler.placement import search
+from deeplink.scheduler.placement.cost import DEFAULT_COST
 from deeplink.scheduler.placement.fragmentation import fragmentation
 from deeplink.scheduler.placement.request import Cluster, Limit, NoPlacementError, Request, Residency, Room, Speeds
 from deeplink.scheduler.placement.search import Want, place
@@ -38,11 +39,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.rows import Row
+    from deeplink.scheduler.placement.cost import Cost
 
 NODES, LEAVES, SPINES, JOB = 4096, 256, 16, 512
 TIB = 1 << 40
 MOST_MS, MOST_MB = 200.0, 200.0
-STATES = ("idle", "30 % busy", "70 % busy", "after a day of jobs", "30 % busy, data and slow links", "shared GPUs")
+BY_STEP = ", by the predicted step"
+STATES = (
+    *("idle", "30 % busy", "70 % busy", "after a day of jobs", "30 % busy, data and slow links", "shared GPUs"),
+    *(f"30 % busy{BY_STEP}", f"30 % busy, data and slow links{BY_STEP}"),
+)
 
 
 def big_fabric() -> Fabric:
@@ -101,9 +107,10 @@ def _after_jobs(fabric: Fabric, draw: random.Random) -> set[NodeName]:
 
 def one(name: str, seed: int) -> dict[str, float]:
     """Place the job once and return what that took: for a process that does nothing else."""
-    cluster, request = big_state(name, random.Random(seed))  # noqa: S311 - a state, no secret
+    cluster, request = big_state(name.removesuffix(BY_STEP), random.Random(seed))  # noqa: S311 - a state, no secret
+    cost = _predicted(request) if name.endswith(BY_STEP) else DEFAULT_COST
     began, worked = time.perf_counter(), time.process_time()
-    best = place(cluster, request)[0]
+    best = place(cluster, request, cost)[0]
     took, worked = time.perf_counter() - began, time.process_time() - worked
     fewest = next((what.best for what in best.given_up if what.what is Want.LEAVES), best.leaves)
     return {
@@ -112,6 +119,16 @@ def one(name: str, seed: int) -> dict[str, float]:
         "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "leaves": best.leaves / fewest,
     }
+
+
+def _predicted(request: Request) -> Cost:
+    """Return the predicted step of a job that reads and talks, so that all parts of the model are needed."""
+    from deeplink.scheduler.model.constants import Constants, Reads  # noqa: PLC0415 - numpy comes with it, and most states need none
+    from deeplink.scheduler.model.job import Job  # noqa: PLC0415 - as above
+    from deeplink.scheduler.placement.predicted import Predicted  # noqa: PLC0415 - as above
+
+    job = Job(batch=32, sample_s=4.4e-3, gradient_bytes=680e6, sample_bytes=110e3)
+    return Predicted(job, Constants(reads=Reads(local=3e9, peer=1e9, source=2e8)), request.gpus_per_node)
 
 
 def _in_own_process(name: str, seed: int) -> dict[str, float]:
