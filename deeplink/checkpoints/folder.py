@@ -102,16 +102,10 @@ class Checkpoints:
         self._states = StateSaver(self._saver, self._clock, finite, waiting, self._published)
         self._mirror = Mirror(self._hold, self.local, self.retention) if self.local else None
         if self.local:
-            meeting = Meeting(self._hold, self.local, os.environ, self._clock)
-            self._hold.before_claiming = meeting.bring_together
+            self._hold.before_claiming = Meeting(self._hold, self.local, os.environ, self._clock).bring_together
         self._hold.after_claiming = self._watch_over
         self._loop = Loop(self)
         self._told: int | None = None
-
-    @property
-    def keep(self) -> int:
-        """Whole checkpoints kept."""
-        return self.retention.keep
 
     def __enter__(self) -> Self:
         return self

@@ -84,7 +84,7 @@ class Fencing(RuleBasedStateMachine):
         with self.newest.save(step=self.step) as draft:
             (draft / "state.bin").write_bytes(b"state")
         self.trajectory.append(self.step)
-        good = self.whole()[-self.newest.keep :]
+        good = self.whole()[-self.newest.retention.keep :]
         self.trajectory = [s for s in self.trajectory if s >= good[0]]
 
     @precondition(lambda self: len(self.attempts) > 1)
