@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # ClusterShell gives @ ! & ^ and blanks a meaning of its own; Slurm has none of them in a node list.
 _SLURM_CHARACTERS = re.compile(r"[\w.,\[\]-]*", re.ASCII)
+MOST_NODES = 1 << 17
+"""Twice as many as Slurm can hold: of a set that is unfolded every name takes memory."""
 
 
 class NodeSetError(DeepLinkError):
@@ -34,10 +36,12 @@ def unfold(text: str) -> tuple[NodeName, ...]:
     ()
 
     Raises:
-        NodeSetError: the text does not parse.
+        NodeSetError: the text does not parse, or stands for more nodes than there can be.
     """
     if not _SLURM_CHARACTERS.fullmatch(text):
         raise NodeSetError(text, "it holds characters that no node list holds")
+    if at_most(text) > MOST_NODES:
+        raise NodeSetError(text[:200], "no cluster has so many nodes")
     try:
         return tuple(NodeName(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as problem:

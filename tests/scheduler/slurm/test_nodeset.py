@@ -74,3 +74,9 @@ def test_an_endless_set_is_seen_without_unfolding_it() -> None:
     assert at_most(f"n[0-{'9' * 5000}]") > 10**9
     assert at_most("n[0-3],m,o[1,2]") == 7
     assert at_most("n" + "[0-9]" * 200_000) > 10**9  # and at once
+
+
+def test_an_endless_set_is_not_unfolded() -> None:
+    assert len(unfold("n[0-65532]")) == 65_533
+    with pytest.raises(NodeSetError, match="so many"):
+        unfold("n[1-99999999]")
