@@ -20,9 +20,17 @@ SHARED = frozenset(
         "orangefs",
         "glusterfs",
         "wekafs",
+        "panfs",
+        "pvfs2",
+        "gfs2",
+        "ocfs2",
     }
 )
 """File systems of many nodes: each read of theirs may be a round trip."""
+_SHARED_BY_FUSE = SHARED | {
+    *("ceph-fuse", "daos", "gcsfuse", "goofys", "juicefs", "JuiceFS", "moosefs"),
+    *("mountpoint-s3", "rclone", "s3fs", "seaweedfs", "sshfs"),
+}
 MEMORY = frozenset({"tmpfs", "ramfs"})
 _ESCAPES = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
@@ -65,6 +73,15 @@ def file_system(path: Path, mounts: list[tuple[str, str]] | None = None) -> str:
     return kind
 
 
+def is_shared(kind: str) -> bool:
+    """Return whether many nodes see the files of a type of file system, as /proc/self/mountinfo names it.
+
+    >>> is_shared("nfs4"), is_shared("fuse.glusterfs"), is_shared("fuse.sshfs"), is_shared("fuse.squashfuse")
+    (True, True, True, False)
+    """
+    return kind in SHARED or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in _SHARED_BY_FUSE)
+
+
 def slowness(store: Path, source: str, mounts: list[tuple[str, str]] | None = None) -> str:
     """Say why reading from `store` may be slower than reading the small files themselves; empty where it is not.
 
@@ -72,7 +89,7 @@ def slowness(store: Path, source: str, mounts: list[tuple[str, str]] | None = No
     '/home/a/store lies on nfs4, which other nodes share: each cold read may be a round trip'
     """
     kind = file_system(store, mounts)
-    if kind in SHARED:
+    if is_shared(kind):
         return f"{store} lies on {kind}, which other nodes share: each cold read may be a round trip"
     if source.startswith("/") and kind not in MEMORY and file_system(Path(source), mounts) in MEMORY:
         return f"the source {source} lies in memory, and {store} on {kind or 'a disk'}"

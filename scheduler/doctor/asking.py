@@ -1,4 +1,4 @@
-"""Asking Slurm for the evidence: four questions at once, each bounded; what is not answered is told as such."""
+"""Asking Slurm for the evidence: five questions at once, each bounded; what is not answered is told as such."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.doctor.evidence import Evidence
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S
+from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.parse import parse_nodes, parse_topology
 from deeplink.scheduler.slurm.partitions import parse_partitions
 from deeplink.scheduler.slurm.settings import parse_settings
-from deeplink.scheduler.slurm.states import NodeState
+from deeplink.scheduler.slurm.states import LASTING_FLAGS, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +20,24 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.config import Config
     from deeplink.scheduler.slurm.command import Runner
+    from deeplink.types import NodeName
 
 MOST_NODES = 4
 """How many nodes are looked at where nobody said."""
 IMMEDIATE_S = 30
 _STEP_MINUTES = 5
+
+
+def _nodes_of_lines(text: str) -> list[NodeName]:
+    return [node for line in text.splitlines() for node in unfold(line.strip())]
+
+
 _QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[str], Any]]] = {
     "settings": (("scontrol", "show", "config"), parse_settings),
     "nodes": (("scontrol", "--details", "show", "node", "--oneliner"), parse_nodes),
     "partitions": (("scontrol", "--all", "show", "partition", "--oneliner"), parse_partitions),
     "topology": (("scontrol", "show", "topology"), parse_topology),
+    "suspended jobs": (("squeue", "-h", "-a", "--states=SUSPENDED", "-o", "%N"), _nodes_of_lines),
 }
 # Beside a job's own steps, and taking nothing from them; one node's death must not end it on the others.
 _INSIDE = ("--overlap", "--gres=none", "--mem=0", "--cpus-per-task=1")
@@ -61,6 +70,7 @@ def asked_slurm(config: Config, run: Runner, clock: Clock) -> Evidence:
         nodes=_whole(answers.get("nodes")),
         partitions=_whole(answers.get("partitions")),
         switches=_whole(answers.get("topology")),
+        suspended=_whole(answers.get("suspended jobs")),
         asked=asked[0] if asked else (0.0, 0.0),
         problems=problems,
     )
@@ -72,11 +82,13 @@ def _whole(rows: list[Any] | None) -> tuple[Any, ...] | None:
 
 def nodes_to_look_at(evidence: Evidence) -> int:
     """Return how many nodes to look at where nobody said: as many as are idle, up to `MOST_NODES`."""
-    idle = [row for row in evidence.nodes or () if row.state is NodeState.IDLE and not row.flags]
+    idle = [row for row in evidence.nodes or () if row.state is NodeState.IDLE and row.flags <= LASTING_FLAGS]
     return min(len(idle), MOST_NODES)
 
 
-def step_command(count: int, *, inside: bool, options: Sequence[str], program: Sequence[str]) -> list[str]:
+def step_command(
+    count: int, *, inside: bool, options: Sequence[str], program: Sequence[str], name: str = "deeplink-doctor"
+) -> list[str]:
     """Return the srun that starts `program` once on each of so many nodes.
 
     Args:
@@ -84,13 +96,14 @@ def step_command(count: int, *, inside: bool, options: Sequence[str], program: S
         inside: whether we are in an allocation, of whose nodes these are.
         options: of the user's, last, so that they win.
         program: what to start.
+        name: of the job, by which it can be cancelled.
     """
     where = _INSIDE if inside else _OUTSIDE
     return [
         "srun",
         f"--nodes={count}",
         f"--ntasks={count}",
-        "--job-name=deeplink-doctor",
+        f"--job-name={name}",
         *_ALWAYS,
         *where,
         *options,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CLOCK_WARNING_S, CLOCK_ERROR_S = 2.0, 60.0
 _SHOWN = 4
+_RESUME = "scontrol update nodename=NODE state=resume, once it is mended"
+_SILENT = "see whether the node runs, and its slurmd: `systemctl status slurmd` there"
 
 
 def slurm_answers(evidence: Evidence) -> Iterator[Finding]:
@@ -35,8 +37,11 @@ def slurm_answers(evidence: Evidence) -> Iterator[Finding]:
         began, ended = evidence.asked
         yield ok(f"slurmctld answers (its settings within {ended - began:.2f} s)")
         return
-    for why, what in {_last_line(why): what for what, why in failed.items()}.items():
-        said = f"Slurm was asked for its {what}: {why}"
+    by_reason: dict[str, list[str]] = {}
+    for what, why in failed.items():
+        by_reason.setdefault(_last_line(why), []).append(what)
+    for why, unanswered in by_reason.items():
+        said = f"Slurm was asked for its {', '.join(sorted(unanswered))}: {why}"
         yield error(said, "see `scontrol ping`, SLURM_CONF, and whether this host is one of the cluster's")
 
 
@@ -81,6 +86,7 @@ def leaked_gpus(evidence: Evidence) -> Iterator[Finding]:
     After a requeue while a node of the job was dead, Slurm 22.05 kept the GPUs of idle nodes (3 of 3 tries); jobs
     that want them wait in Resources. `scontrol reconfigure` frees them; `scontrol show node` goes on to show the
     old number until the next job there. Neither draining nor setting the node down and back helps (measured).
+    A suspended job keeps its GPUs on nodes that are idle (measured): those are not counted here.
     """
     if evidence.nodes is None:
         yield unknown(evidence.why_not("nodes"))
@@ -91,8 +97,17 @@ def leaked_gpus(evidence: Evidence) -> Iterator[Finding]:
         yield unknown("`scontrol -d show node` does not tell GresUsed here")
         return
     leaked = [
-        row for row in evidence.nodes if row.gpus_used and row.state is NodeState.IDLE and not _busy(row.flags)
+        row
+        for row in evidence.nodes
+        if row.gpus_used
+        and row.state is NodeState.IDLE
+        and not _busy(row.flags)
+        and row.name not in (evidence.suspended or ())
     ]
+    if leaked and evidence.suspended is None:
+        said = "GPUs are counted as used on idle nodes; whether suspended jobs have them was not told"
+        yield unknown(said, where=together(row.name for row in leaked))
+        return
     if leaked:
         said = f"{counted(sum(row.gpus_used or 0 for row in leaked), 'GPU')} counted as used on idle nodes"
         yield error(said, "scontrol reconfigure", together(row.name for row in leaked))
@@ -110,7 +125,8 @@ def node_states(evidence: Evidence) -> Iterator[Finding]:
     """Tell which nodes take no jobs, and why.
 
     A node that registers with less than slurm.conf says (INVALID_REG) takes none until that is mended; one that is
-    drained or down waits for `scontrol update nodename=NODE state=resume`.
+    drained or down waits for `scontrol update nodename=NODE state=resume`. One that does not respond is down after
+    SlurmdTimeout.
     """
     if evidence.nodes is None:
         yield unknown(evidence.why_not("nodes"))
@@ -125,7 +141,9 @@ def node_states(evidence: Evidence) -> Iterator[Finding]:
             how = "down" if row.down else "drained" if row.drained else "not responding"
             out.setdefault(f"{how}: {row.reason or 'no reason given'}", []).append(row.name)
     for why, names in list(out.items())[:_SHOWN]:
-        yield note(why, "scontrol update nodename=NODE state=resume, once it is mended", together(names))
+        # Of a node that is neither down nor drained Slurm refuses `state=resume` ("Invalid node state specified").
+        remedy = _SILENT if why.startswith("not responding") else _RESUME
+        yield note(why, remedy, together(names))
     if len(out) > _SHOWN:
         yield note(f"{len(out) - _SHOWN} more reasons: see `sinfo -R`")
     if not wrong and not out:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.parse import NodeRow, SwitchRow
     from deeplink.scheduler.slurm.partitions import PartitionRow
     from deeplink.scheduler.slurm.settings import SlurmSettings
+    from deeplink.types import NodeName
 
 Value = TypeVar("Value")
 
@@ -26,12 +27,13 @@ class Evidence:
     Attributes:
         config: of this process.
         asked: this host's clock before and after slurmctld was asked for its settings, Unix time.
-        problems: by what was to be had (settings, nodes, partitions, topology, hosts), why there is none.
+        problems: by what was to be had (settings, nodes, partitions, topology, suspended jobs, hosts), why there
+            is none.
         reports: by node.
         silent: nodes of the step that said nothing.
+        suspended: nodes on which suspended jobs lie.
         watch_answer: what the watchdog answered this host with the token; empty where it took it, None where it
-        was
-            not asked.
+            was not asked.
     """
 
     config: Config
@@ -39,6 +41,7 @@ class Evidence:
     nodes: tuple[NodeRow, ...] | None = None
     partitions: tuple[PartitionRow, ...] | None = None
     switches: tuple[SwitchRow, ...] | None = None
+    suspended: tuple[NodeName, ...] | None = None
     asked: tuple[float, float] = (0.0, 0.0)
     problems: Mapping[str, str] = field(default_factory=dict)
     reports: Mapping[str, NodeReport] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from deeplink.daemon import is_loopback
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.doctor.asking import asked_slurm, nodes_to_look_at, step_command
+from deeplink.scheduler.doctor.bounded import within
 from deeplink.scheduler.doctor.folder_rules import scripts_of
 from deeplink.scheduler.doctor.network_rules import services_of
 from deeplink.scheduler.doctor.part import Part, sweep
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from deeplink.types import NodeName
 
 WATCH_S = 5.0
+HERE_S = 60.0
+SWEEP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,33 +95,57 @@ class Examination:
     def _this_host(self, evidence: Evidence, plan: Plan) -> Evidence:
         self.say("looking at this host")
         part = Part(self.config, secrets.token_hex(4), self.clock)
-        with part.host() as host:
-            report = NodeReport(host=host, measured=part.measure(host, plan))
-        return replace(evidence, reports={host.node: report})
+
+        def examined() -> NodeReport:
+            with part.host() as host:
+                return NodeReport(host=host, measured=part.measure(host, plan))
+
+        try:
+            report = within(examined, HERE_S)
+        except TimeoutError:
+            return _without(evidence, f"this host's folders did not answer within {HERE_S:g} s: is a mount dead?")
+        finally:
+            self._sweep(part.run)
+        return replace(evidence, reports={report.host.node: report})
+
+    def _sweep(self, run: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            within(partial(sweep, self.config, run), SWEEP_S)
 
     def _step(self, evidence: Evidence, everyone: Plan) -> Evidence:
         inside = _allocation(self.env)
         count = self.wish.nodes or len(inside) or nodes_to_look_at(evidence)
         if not count:
-            return _without(evidence, "no node is idle: run it in an allocation, or wait for nodes with --nodes N")
+            why = "no node is idle: run it in an allocation, or wait for nodes with --nodes N"
+            return _without(evidence, why if evidence.nodes is not None else evidence.why_not("nodes"))
         if inside and count > len(inside):
             return _without(evidence, f"this allocation has {len(inside)} nodes, not {count}")
         run = secrets.token_hex(4)
         program = python_command("deeplink", "doctor", "--as-node", run)
         # Not a stand-in of ours, as `deeplink sbatch --deeplink-shim` puts it on PATH.
         srun = real_program("srun", self.env.get("PATH", "")) or "srun"
-        argv = step_command(count, inside=bool(inside), options=self.wish.srun_options, program=program)
+        name = f"deeplink-doctor-{run}"
+        argv = step_command(count, inside=bool(inside), options=self.wish.srun_options, program=program, name=name)
         env = step_environment(self.env, resources=False) if inside else dict(self.env)
         expected = inside if count == len(inside) else ()
-        step = Step([srun, *argv[1:]], env, count, self.clock, self.say, expected)
+        cancel = partial(self._cancel, name) if not inside else _nothing
+        step = Step([srun, *argv[1:]], env, count, self.clock, self.say, expected, cancel)
         try:
             result = step.run(partial(plans_for, everyone=everyone))
         except DeepLinkError as failed:
             return _without(evidence, str(failed))
         finally:
-            sweep(self.config, run)
+            self._sweep(run)
         problems = {**evidence.problems, **({"hosts": result.problem} if result.problem else {})}
         return replace(evidence, reports=result.reports, silent=result.silent, problems=problems)
+
+    def _cancel(self, name: str) -> None:
+        with contextlib.suppress(DeepLinkError):  # the step's own time limit ends it then
+            self.run(["scancel", "--quiet", f"--name={name}"])
+
+
+def _nothing() -> None:
+    """Do nothing: in an allocation the step ends with its input, and the allocation is not ours to end."""
 
 
 def _without(evidence: Evidence, why: str) -> Evidence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from deeplink.mounts import MEMORY, SHARED
+from deeplink.mounts import MEMORY, is_shared
 from deeplink.scheduler.doctor.evidence import alike, together
 from deeplink.scheduler.doctor.finding import error, note, ok, unknown, warning
 from deeplink.scheduler.doctor.node_rules import usable
@@ -72,7 +72,7 @@ def store_on_disk(evidence: Evidence) -> Iterator[Finding]:
         yield unknown(evidence.why_not("hosts"))
         return
     for kind, nodes in alike(reports, lambda report: report.host.folders["store"].kind).items():
-        if kind in SHARED:
+        if is_shared(kind):
             yield error(f"the store lies on {kind}, storage that nodes share", _NAME_STORE, nodes)
         elif kind in MEMORY:
             yield warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import platform
@@ -31,6 +32,7 @@ _VERSION_S = 10.0
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
 _SCRIPT_BYTES = 64 << 10
 _MOST_LINES = 20
+_MOST_SCRIPTS = 64
 _WIPES = re.compile(
     r"\brm\s+(?:-\w+\s+)*-\w*[rR]|\s-delete\b|\b(?:pkill|killall)\b|\bmkfs|\bwipefs\b|\bfstrim\b|\bblkdiscard\b"
 )
@@ -180,11 +182,23 @@ def looked_at(path: Path) -> Folder:
 
 
 def dangers(scripts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the lines of prologs and epilogs that remove files or end processes, and the scripts not readable."""
+    """Return the lines of prologs and epilogs that remove files or end processes, and the scripts not readable.
+
+    Slurm takes patterns, too (`/etc/slurm/epilog.d/*`).
+    """
     found: list[str] = []
-    unread = tuple(script for script in scripts if not os.access(script, os.R_OK))
-    for script in scripts:
+    files = [file for script in scripts for file in _files_of(script)]
+    unread = tuple(file for file in files if not os.access(file, os.R_OK))
+    for script in files:
         for number, line in enumerate(_text(Path(script)).splitlines(), start=1):
             if _WIPES.search(line.partition("#")[0]) and len(found) < _MOST_LINES:
                 found.append(f"{script}:{number}: {line.strip()[:160]}")
     return tuple(found), unread
+
+
+def _files_of(script: str) -> list[str]:
+    """Return the files a pattern names, or itself; a pattern in a folder that may not be read stays as it is."""
+    folder, pattern = Path(script).parent, Path(script).name
+    if not glob.has_magic(pattern) or not os.access(folder, os.R_OK | os.X_OK):
+        return [script]
+    return sorted(str(file) for file in folder.glob(pattern) if file.is_file())[:_MOST_SCRIPTS]

@@ -50,16 +50,20 @@ class Part:
             host = this_host(self.config, listening)
             marked = {
                 key: replace(
-                    folder, marked=self._mark(stack, Path(folder.base), host.node) if folder.base else False
+                    folder,
+                    marked=self._mark(stack, Path(folder.base) / self._marker(key, host.node))
+                    if folder.base
+                    else False,
                 )
                 for key, folder in host.folders.items()
             }
             yield replace(host, folders=marked)
 
-    def _mark(self, stack: contextlib.ExitStack, folder: Path, node: str) -> bool:
-        marker = folder / self._marker(node)
+    @staticmethod
+    def _mark(stack: contextlib.ExitStack, marker: Path) -> bool:
         try:
-            descriptor = os.open(marker, os.O_CREAT | os.O_WRONLY, 0o600)
+            # Never what lies there already: the folder may be /tmp, and others see our name in `ps`.
+            descriptor = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except OSError:
             return False
         os.close(descriptor)
@@ -71,14 +75,16 @@ class Part:
         stack.callback(remove)
         return True
 
-    def _marker(self, node: str) -> str:
-        return f".deeplink-doctor-{self.run}-{node}"
+    def _marker(self, key: str, node: str) -> str:
+        return f".deeplink-doctor-{self.run}-{key}-{node}"  # two folders may be one
 
     def measure(self, host: Host, plan: Plan) -> Measured:
         """Try what there is to try, all of it bounded."""
         # Each name is looked up for the first time here: NFS remembers a name that was not there for a while.
         markers = {
-            key: tuple(node for node in plan.peers if _there(Path(host.folders[key].base) / self._marker(node)))
+            key: tuple(
+                node for node in plan.peers if _there(Path(host.folders[key].base) / self._marker(key, node))
+            )
             for key in FOLDERS
             if host.folders[key].base
         }

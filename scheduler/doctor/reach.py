@@ -6,10 +6,10 @@ import errno
 import os
 import select
 import socket
-import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.doctor.bounded import within
 from deeplink.scheduler.doctor.running_settings import RANK_PORTS
 
 if TYPE_CHECKING:
@@ -126,16 +126,11 @@ def tried_services(addresses: Sequence[str], clock: Clock) -> dict[str, str]:
 
 
 def _resolved(host: str) -> str | None:
-    answers: list[str] = []
+    def ask() -> str:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
-    def ask() -> None:
-        try:
-            answers.append(str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]))
-        except (OSError, UnicodeError):
-            return
-
-    # A name server that does not answer holds getaddrinfo up for longer than we wait.
-    asking = threading.Thread(target=ask, name="deeplink-resolve", daemon=True)
-    asking.start()
-    asking.join(RESOLVE_S)
-    return answers[0] if answers else None
+    try:
+        # A name server that does not answer holds getaddrinfo up for longer than we wait.
+        return within(ask, RESOLVE_S)
+    except (OSError, UnicodeError):  # TimeoutError is one
+        return None

@@ -106,15 +106,16 @@ def return_to_service(told: SlurmSettings, _config: Config) -> Finding:
 
     With 2 a node set down whose slurmd lives is idle again within 3 s, and a restarted job landed on it
     (measured); and a reboot that is quicker than SlurmdTimeout goes unnoticed: the job shows RUNNING for ever with
-    a rank missing. With 1, and slurmd started with -b, such a reboot requeues the job within 0.2 s of the node's
-    registration. The watchdog drains before it downs, so its own nodes stay out with any value.
+    a rank missing. With 1 such a reboot requeues the job within 0.2 s of the node's registration. The watchdog
+    drains before it downs, so its own nodes stay out with any value. Not to be used with slurmd's -b, which is for
+    tests: with it each restart of slurmd counts as a reboot, and costs the node and its jobs (measured).
     """
     value = told.number("ReturnToService")
     if value is None:
         return untold("ReturnToService")
     if value >= 2:  # noqa: PLR2004 - Slurm's own number
         said = f"ReturnToService={value}: a bad node comes back by itself, a fast reboot goes unnoticed"
-        return warning(said, "slurm.conf: ReturnToService=1, and start slurmd with -b")
+        return warning(said, "slurm.conf: ReturnToService=1")
     return ok(f"ReturnToService={value}")
 
 
@@ -161,7 +162,7 @@ def requeue_exit(told: SlurmSettings, _config: Config) -> Finding:
     """Tell which exit codes have a job requeued, or held (RequeueExit, RequeueExitHold).
 
     `deeplink run` ends with 75 when nodes were lost and nobody could help, and with 77 when a newer run has taken
-    its place. A job that is held for 75 waits for an administrator; one that is requeued for 77 fights its
+    its place. A job that is held for 75 waits for its user to release it; one that is requeued for 77 fights its
     successor; one that is requeued for 1 starts a script with a mistake in it for ever.
     """
     again, held = told.text("RequeueExit"), told.text("RequeueExitHold")
@@ -227,14 +228,15 @@ def unkillable_step_timeout(told: SlurmSettings, _config: Config) -> Finding:
 def inactive_limit(told: SlurmSettings, _config: Config) -> Finding:
     """Tell whether Slurm ends a job whose srun or salloc does not answer (InactiveLimit).
 
-    An srun that waits for a dead node does not answer; with a limit the whole job goes, and no spare helps.
+    A terminal that is stopped, or a login node that hangs, then costs the job that was started from it. Jobs of
+    sbatch are not touched.
     """
     value = told.number("InactiveLimit")
     if value is None:
         return untold("InactiveLimit")
     if value:
-        said = f"InactiveLimit={value}: a job whose srun hangs for {value} s is ended"
-        return warning(said, "slurm.conf: InactiveLimit=0")
+        said = f"InactiveLimit={value}: a job of salloc or srun that does not answer for {value} s is ended"
+        return note(said, "slurm.conf: InactiveLimit=0")
     return ok("InactiveLimit=0")
 
 

@@ -18,6 +18,10 @@ RANK_PORTS = range(20_000, 32_000)
 _DEFAULT_SWITCH_WAIT_S = 300
 _SWITCH_WAITS_S = (60, 3600)
 _LEAST_STEPS = 1000
+_ESCAPED = {
+    "proctrack/pgid": "that leave their group",
+    "proctrack/linuxproc": "whose parent has ended",
+}
 
 
 def client_patience(told: SlurmSettings, _config: Config) -> Finding:
@@ -140,14 +144,15 @@ def private_data(told: SlurmSettings, _config: Config) -> Finding:
 def process_tracking(told: SlurmSettings, _config: Config) -> Finding:
     """Tell whether every process of a step is known to Slurm (ProctrackType).
 
-    A process that leaves its group escapes proctrack/pgid: it outlives its step, holds GPUs and ports, and writes
-    beside its successor. Checkpoints are fenced against that; GPUs are not.
+    A process that leaves its group escapes proctrack/pgid, and one whose parent has ended escapes
+    proctrack/linuxproc (measured): it outlives its step, holds GPUs and ports, and writes beside its successor.
+    Checkpoints are fenced against that; GPUs are not.
     """
     value = told.text("ProctrackType")
     if value is None:
         return untold("ProctrackType")
-    if value == "proctrack/pgid":
-        said = "ProctrackType=proctrack/pgid: processes that leave their group outlive the step"
+    if value in _ESCAPED:
+        said = f"ProctrackType={value}: processes {_ESCAPED[value]} outlive the step"
         return warning(said, "slurm.conf: ProctrackType=proctrack/cgroup")
     return ok(f"ProctrackType={value}")
 
@@ -181,7 +186,10 @@ def propagated_limits(told: SlurmSettings, _config: Config) -> Finding:
     }
     if wanted:
         said = f"the login shell's limits hold on the nodes ({', '.join(sorted(wanted))})"
-        return note(said, "slurm.conf: PropagateResourceLimitsExcept=MEMLOCK,NOFILE")
+        # Slurm takes one of the two settings, not both.
+        if "ALL" in listed:
+            return note(said, f"slurm.conf: PropagateResourceLimitsExcept={','.join(sorted(excepted | wanted))}")
+        return note(said, f"slurm.conf: take {', '.join(sorted(wanted))} out of PropagateResourceLimits")
     return ok("nodes have their own limits")
 
 

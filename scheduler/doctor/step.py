@@ -57,6 +57,8 @@ class Step:
         count: how many nodes there will be.
         clock: time.
         say: told what is going on.
+        expected: the nodes there will be, where that is known.
+        cancel: ends the step in Slurm; asked where srun does not end by itself.
     """
 
     argv: Sequence[str]
@@ -65,6 +67,7 @@ class Step:
     clock: Clock
     say: Callable[[str], None]
     expected: tuple[str, ...] = ()
+    cancel: Callable[[], None] = lambda: None
     _lines: queue.Queue[str] = field(default_factory=lambda: queue.Queue(_MOST_LINES))
     _messages: Messages = field(default_factory=Messages)
     _hosts: dict[str, Host] = field(default_factory=dict)
@@ -189,6 +192,8 @@ class Step:
                 process.stdin.close()
         with contextlib.suppress(processes.TimeoutExpired):
             process.wait(END_S)
+        if process.poll() is None:
+            self.cancel()  # an srun that is killed leaves its allocation until the time limit (measured)
         end_process(process)
 
     def _result(self, code: int | None) -> StepResult:

@@ -132,6 +132,9 @@ class NodeFlag(Enum):
     UNDRAIN = "UNDRAIN"
 
 
+LASTING_FLAGS = frozenset({NodeFlag.CLOUD, NodeFlag.DYNAMIC_NORM, NodeFlag.EXTERNAL})
+"""What a node is all its life, and what keeps no job off it."""
+
 # The marks sinfo and older scontrols put behind the word instead of a flag (sinfo(1), NODE STATE CODES).
 _MARKS = {
     "*": NodeFlag.NOT_RESPONDING,

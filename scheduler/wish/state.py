@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.states import NodeFlag, NodeState, parse_node_state
+from deeplink.scheduler.slurm.states import LASTING_FLAGS, NodeFlag, NodeState, parse_node_state
 from deeplink.scheduler.wish.amounts import AmountError, gpus_held, seconds_of
 from deeplink.scheduler.wish.columns import FIELDS, SEPARATOR
 from deeplink.types import NodeName
@@ -27,7 +27,7 @@ _DEAD_FLAGS = frozenset(
     }
 )
 # With any other flag a node is not to be had at this moment: it boots, is reserved, or planned for another job.
-_HARMLESS_FLAGS = frozenset({NodeFlag.CLOUD, NodeFlag.DYNAMIC_NORM, NodeFlag.EXTERNAL})
+_HARMLESS_FLAGS = LASTING_FLAGS
 
 
 class SurveyTextError(DeepLinkError):

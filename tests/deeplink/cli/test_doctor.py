@@ -63,12 +63,12 @@ def test_without_slurm_that_is_told_and_this_host_looked_at(doctor: Said) -> Non
     assert "1 host answered" in said
 
 
-@pytest.mark.usefixtures("bin_folder")
-def test_without_an_idle_node_no_step_is_started(doctor: Said) -> None:
+def test_without_an_idle_node_no_step_is_started(bin_folder: Path, doctor: Said) -> None:
+    program(bin_folder, "scontrol", 'case "$*" in *node*) echo "No nodes in the system";; *) exit 1;; esac')
     facts = json.loads(doctor("--json")[1])
     told = {one["check"]: one["said"] for one in facts["findings"]}
     assert told["nodes-answer"].startswith("no node is idle")
-    assert facts["errors"] == 1
+    assert facts["errors"] == 2, "scontrol fails, and squeue is not there"
     assert {one["check"] for one in facts["findings"]} == {check.name for check in CHECKS}
 
 

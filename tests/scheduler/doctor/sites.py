@@ -105,6 +105,7 @@ def site(**changed: Any) -> Evidence:
                 parse_partitions((RECORDED / "6-unfit" / "scontrol-a-show-partition-o.txt").read_text())[:1]
             ),
             switches=tuple(parse_topology((RECORDED / "1-busy" / "scontrol-show-topology.txt").read_text())),
+            suspended=(),
             asked=(now, now + 0.1),
             reports=reports,
         ),

@@ -9,7 +9,8 @@ import pytest
 from deeplink.scheduler.doctor.finding import Severity
 from deeplink.scheduler.slurm.parse import parse_nodes
 from deeplink.scheduler.slurm.partitions import parse_partitions
-from deeplink.scheduler.slurm.states import NodeFlag
+from deeplink.scheduler.slurm.states import NodeFlag, NodeState
+from deeplink.types import NodeName
 from tests.scheduler.doctor.sites import DATA, RECORDED, found, settings, site, worst
 
 
@@ -44,6 +45,10 @@ def test_gpus_that_leaked_in_a_real_slurm_are_found_with_the_cure() -> None:
     completing = tuple(replace(row, flags=row.flags | {NodeFlag.COMPLETING}) for row in nodes)
     assert worst("leaked-gpus", site(nodes=completing)).severity is Severity.OK
     assert worst("leaked-gpus", site()).severity is Severity.UNKNOWN, "asked without -d"
+    suspended = site(nodes=nodes, suspended=(NodeName("n0"), NodeName("n1")))
+    assert worst("leaked-gpus", suspended).severity is Severity.OK, "a suspended job keeps its GPUs"
+    untold = worst("leaked-gpus", site(nodes=nodes, suspended=None))
+    assert (untold.severity, untold.where) == (Severity.UNKNOWN, "n[0-1]")
 
 
 def test_nodes_out_of_service_are_told_with_their_reasons() -> None:
@@ -54,6 +59,14 @@ def test_nodes_out_of_service_are_told_with_their_reasons() -> None:
     text = (DATA / "synthetic" / "24.05-scontrol-d-show-node-o.synthetic.txt").read_text().partition("\n")[2]
     finding = worst("node-states", site(nodes=tuple(parse_nodes(text))))
     assert (finding.severity, finding.where) == (Severity.ERROR, "c4")
+
+
+def test_a_silent_node_that_slurm_would_not_resume_is_not_to_be_resumed() -> None:
+    idle = next(row for row in site().nodes or () if row.state is NodeState.IDLE)
+    silent = replace(idle, flags=frozenset({NodeFlag.NOT_RESPONDING}))
+    assert "slurmd" in worst("node-states", site(nodes=(silent,))).remedy
+    down = replace(silent, state=NodeState.DOWN)
+    assert "state=resume" in worst("node-states", site(nodes=(down,))).remedy
 
 
 def test_slurmd_of_another_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,18 @@ from prometheus_client import CollectorRegistry
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.config import Config
 from deeplink.metrics import WatchMetrics
+from deeplink.scheduler.doctor import examine, here, part
+from deeplink.scheduler.doctor.asking import nodes_to_look_at
 from deeplink.scheduler.doctor.evidence import Evidence
 from deeplink.scheduler.doctor.examine import Examination, Wish, asked_watchdog
-from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.doctor.finding import Severity
+from deeplink.scheduler.slurm.command import CommandError, CommandMissingError
+from deeplink.scheduler.slurm.states import NodeFlag, NodeState
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.tokens import new_token
-from tests.scheduler.doctor.sites import RECORDED, worst
+from tests.scheduler.doctor.sites import RECORDED, found, site, worst
 
 ANSWERS = {
     "config": "6-unfit/scontrol-show-config.txt",
@@ -32,6 +37,8 @@ ANSWERS = {
 
 def slurm(argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
     """Answer as a real slurmctld once did."""
+    if argv[0] == "squeue":
+        return "n[1-2]\nn2\n"
     return next((RECORDED / file).read_text() for word, file in ANSWERS.items() if word in argv)
 
 
@@ -52,6 +59,7 @@ def test_a_quick_one_asks_slurm_and_no_node(config: Config) -> None:
     assert told.settings is not None
     assert told.settings.version == "22.05.8"
     assert [len(rows or ()) for rows in (told.nodes, told.partitions, told.switches)] == [8, 2, 7]
+    assert told.suspended == ("n1", "n2", "n2")
     assert worst("versions-alike", told).said == "no node was looked at (--quick)"
 
 
@@ -81,6 +89,38 @@ def test_one_question_that_is_refused_leaves_the_other_answers(config: Config) -
     assert told.settings is not None
     assert told.nodes is None
     assert "permission denied" in worst("slurm-answers", told).said
+
+
+def test_without_slurm_no_node_is_said_to_be_busy(config: Config) -> None:
+    def missing(argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        raise CommandMissingError(argv[0])
+
+    told = Examination(config, Wish(), missing, SystemClock(), lambda _: None, {}).evidence()
+    assert told.problems["hosts"] == "Slurm did not tell its nodes (see slurm-answers)"
+    (finding, squeue) = sorted(found("slurm-answers", told), key=lambda one: one.said)
+    assert finding.said.startswith("Slurm was asked for its nodes, partitions, settings, topology: scontrol ")
+    assert "squeue" in squeue.said
+
+
+def test_nodes_of_a_cloud_that_are_up_are_looked_at_too() -> None:
+    idle = (site().nodes or ())[0]
+    flags = [set(), {NodeFlag.CLOUD}, {NodeFlag.DYNAMIC_NORM}, {NodeFlag.CLOUD, NodeFlag.POWERED_DOWN}]
+    rows = tuple(replace(idle, state=NodeState.IDLE, flags=frozenset(each)) for each in flags)
+    assert nodes_to_look_at(site(nodes=rows)) == 3
+
+
+def test_a_mount_that_hangs_here_is_told_and_holds_nobody_up(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(part, "looked_at", lambda _path: never.wait(60))
+    monkeypatch.setattr(here, "looked_at", lambda _path: never.wait(60))
+    monkeypatch.setattr(examine, "HERE_S", 0.2)
+    monkeypatch.setattr(examine, "SWEEP_S", 0.2)
+    told = Examination(config, Wish(here=True), slurm, SystemClock(), lambda _: None, {}).evidence()
+    never.set()
+    assert "is a mount dead?" in told.problems["hosts"]
+    assert worst("store-usable", told).severity is Severity.UNKNOWN
 
 
 @pytest.mark.usefixtures("config")

@@ -70,12 +70,35 @@ def test_markers_of_two_nodes_tell_shared_from_private_and_are_gone_afterwards(t
     assert not list(tmp_path.rglob(".deeplink-doctor*"))
 
 
+def test_folders_that_are_one_are_each_marked(tmp_path: Path) -> None:
+    ours = Config(store=tmp_path / "a", state=tmp_path / "b", catalog=tmp_path / "c", node="me")
+    with Part(ours, "run", SystemClock()).host("127.0.0.1") as host:
+        assert all(folder.marked for folder in host.folders.values())
+
+
 def test_what_killed_nodes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     ours = config(tmp_path)
     for name in (".deeplink-doctor-run-n1", ".deeplink-doctor-other-n1", "run"):
         (ours.state / name).touch()
     sweep(ours, "run")
     assert sorted(path.name for path in ours.state.iterdir()) == [".deeplink-doctor-other-n1", "run"]
+
+
+def test_a_marker_is_never_put_through_what_lies_there_already(tmp_path: Path) -> None:
+    ours = config(tmp_path)
+    (ours.state / ".deeplink-doctor-run-state-me").symlink_to(tmp_path / "victim")
+    with Part(ours, "run", SystemClock()).host("127.0.0.1") as host:
+        assert not host.folders["state"].marked
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_pattern_stands_for_the_scripts_it_names(tmp_path: Path) -> None:
+    for name in ("10-clean", "20-log"):
+        (tmp_path / name).write_text("rm -rf /local/ssd\n")
+    lines, unread = dangers([str(tmp_path / "*"), str(tmp_path / "none*")])
+    assert [line.partition(":")[0] for line in lines] == [str(tmp_path / "10-clean"), str(tmp_path / "20-log")]
+    assert unread == ()
+    assert dangers(["/nowhere/*"])[1] == ("/nowhere/*",)
 
 
 def test_lines_of_scripts_that_wipe_or_kill(tmp_path: Path) -> None:

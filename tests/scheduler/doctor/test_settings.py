@@ -48,7 +48,7 @@ def severity(check: str, **changed: str | None) -> str:
         ("kill-wait", {"KillWait": "300 sec"}, "warning"),
         ("unkillable-step-timeout", {"UnkillableStepTimeout": "5 sec"}, "warning"),
         ("unkillable-step-timeout", {"UnkillableStepTimeout": "900 sec"}, "warning"),
-        ("inactive-limit", {"InactiveLimit": "60 sec"}, "warning"),
+        ("inactive-limit", {"InactiveLimit": "60 sec"}, "note"),
         ("wait-time", {"WaitTime": "30 sec"}, "warning"),
         ("prolog-failure", {"Prolog": "/etc/slurm/prolog"}, "warning"),
         (
@@ -67,6 +67,8 @@ def severity(check: str, **changed: str | None) -> str:
         ("private-data", {"PrivateData": "jobs,usage"}, "warning"),
         ("private-data", {"PrivateData": "usage,users"}, "ok"),
         ("process-tracking", {"ProctrackType": "proctrack/pgid"}, "warning"),
+        ("process-tracking", {"ProctrackType": "proctrack/linuxproc"}, "warning"),
+        ("process-tracking", {"ProctrackType": "proctrack/cgroup"}, "ok"),
         ("task-binding", {"TaskPlugin": "task/affinity,task/cgroup"}, "ok"),
         ("propagated-limits", {"PropagateResourceLimits": "NONE"}, "ok"),
         ("propagated-limits", {"PropagateResourceLimitsExcept": "MEMLOCK,NOFILE"}, "ok"),
@@ -96,6 +98,27 @@ def test_a_setting_that_slurm_does_not_tell_is_unknown_and_no_guess(check: objec
     assert "slurm-answers" in silent.said
 
 
+@pytest.mark.parametrize(
+    ("changed", "remedy"),
+    [
+        ({}, "slurm.conf: PropagateResourceLimitsExcept=MEMLOCK,NOFILE"),
+        (
+            {"PropagateResourceLimitsExcept": "CORE,NOFILE"},
+            "slurm.conf: PropagateResourceLimitsExcept=CORE,MEMLOCK,NOFILE",
+        ),
+        ({"PropagateResourceLimits": "NOFILE,CPU"}, "slurm.conf: take NOFILE out of PropagateResourceLimits"),
+    ],
+)
+def test_of_the_two_settings_for_limits_the_one_that_is_set_is_to_be_changed(
+    changed: dict[str, str | None], remedy: str
+) -> None:
+    assert worst("propagated-limits", site(settings=settings("5-leaked-gpus", **changed))).remedy == remedy
+
+
+def test_a_slurmd_that_calls_every_restart_a_reboot_is_not_advised() -> None:
+    assert worst("return-to-service", site(settings=settings(ReturnToService="2"))).remedy.endswith("Service=1")
+
+
 def test_without_a_watchdog_what_it_would_do_is_missed() -> None:
     alone = site(config=replace(CONFIG, watch=""))
     assert worst("credential-expiry", alone).severity is Severity.WARNING
@@ -118,7 +141,7 @@ def test_a_sandbox_in_which_much_is_wrong_is_found_out() -> None:
     assert errors == {"preempt-mode", "slurmd-timeout", "requeue-exit"}
     warnings = {name for name, severity in judged.items() if severity == "warning"}
     assert warnings == {
-        *("kill-on-bad-exit", "min-job-age", "return-to-service", "job-requeue", "kill-wait", "inactive-limit"),
+        *("kill-on-bad-exit", "min-job-age", "return-to-service", "job-requeue", "kill-wait", "process-tracking"),
         *("unkillable-step-timeout", "wait-time", "client-patience", "topology-plugin", "private-data"),
         *("srun-ports", "step-limit"),
     }

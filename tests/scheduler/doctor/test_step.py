@@ -46,14 +46,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(module, "GRACE_S", 2.0)
     (tmp_path / "home").mkdir()
 
-    def go(nodes: list[str], listed: str, program: list[str] | None = None) -> StepResult:
+    def go(
+        nodes: list[str],
+        listed: str,
+        program: list[str] | None = None,
+        cancel: Callable[[], None] = lambda: pytest.fail("it ended by itself"),
+    ) -> StepResult:
         srun = tmp_path / "srun.py"
         srun.write_text(SRUN.format(nodes=nodes, listed=listed))
         program = program or [sys.executable, "-P", "-m", "deeplink", "doctor", "--as-node", "run"]
         argv = step_command(2, inside=False, options=[], program=["--", *program])
         env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "DEEPLINK"))}
         env |= {"HOME": str(tmp_path / "home"), "DEEPLINK_CONFIG": os.devnull, "XDG_RUNTIME_DIR": ""}
-        step = Step([sys.executable, str(srun), *argv[1:]], env, 2, SystemClock(), lambda _: None)
+        step = Step([sys.executable, str(srun), *argv[1:]], env, 2, SystemClock(), lambda _: None, cancel=cancel)
         return step.run(lambda hosts: plans_for(hosts, Plan(disk_bytes=1 << 20)))
 
     return go
@@ -106,8 +111,11 @@ def test_a_step_that_hangs_is_given_up_and_ended(run: Run, monkeypatch: pytest.M
     monkeypatch.setattr(module, "START_S", 0.5)
     monkeypatch.setattr(module, "GRACE_S", 0.1)
     monkeypatch.setattr(module, "END_S", 0.1)
-    result = run(["n0"], "n0", [sys.executable, "-c", "import time; time.sleep(60)"])
+    cancelled: list[bool] = []
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    result = run(["n0"], "n0", words, cancel=lambda: cancelled.append(True))
     assert result.problem.startswith("no node answered")
+    assert cancelled, "an srun that is killed leaves its allocation"
 
 
 def test_inside_an_allocation_it_takes_nothing_from_the_jobs_own_steps() -> None:
