@@ -106,7 +106,15 @@ class Candidate:
 
     @override
     def __str__(self) -> str:
-        said = f"{counted(len(self.nodes), 'node')} on {self._leaves}: cost {self.cost:.2f}, "
+        return self.said(f"cost {self.cost:.2f}")
+
+    def said(self, price: str) -> str:
+        """Return it in words.
+
+        Args:
+            price: what it costs, in words.
+        """
+        said = f"{counted(len(self.nodes), 'node')} on {self._leaves}: {price}, "
         said += f"{self.percent_local:.0f} % of the data local"
         return "; ".join([said, *map(str, self.given_up)])
 

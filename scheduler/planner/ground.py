@@ -11,6 +11,7 @@ from deeplink.scheduler.placement.request import Residency
 from deeplink.scheduler.wish.decide import Surroundings, decide
 from deeplink.scheduler.wish.decision import Kind
 from deeplink.scheduler.wish.room import CannotRunError, Rooms, rooms_of
+from deeplink.scheduler.wish.scale import Machines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,11 +61,13 @@ class Survey(Ground):
         now: its nodes and partitions.
         site: where they hang.
         residency: where the data of a job lies, by the names of its datasets.
+        machines: how fast they are.
     """
 
     now: Now
     site: Site
     residency: Mapping[tuple[str, ...], Residency] = field(default_factory=dict)
+    machines: Machines = field(default_factory=Machines)
 
     @override
     def had(self, ask: Ask, excluded: frozenset[NodeName]) -> Had:
@@ -86,7 +89,11 @@ class Survey(Ground):
     @override
     def best(self, ask: Ask, kept: frozenset[NodeName]) -> Decision:
         around = Surroundings(
-            now=self.now, site=self.site, residency=self.residency.get(ask.data, Residency()), taken=kept
+            now=self.now,
+            site=self.site,
+            residency=self.residency.get(ask.data, Residency()),
+            taken=kept,
+            machines=self.machines,
         )
         return decide(ask, around).decision
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -124,6 +125,7 @@ def ask_of(
     data: tuple[str, ...] = (),
     patience_s: int | None = None,
     het: bool = False,
+    profile: str = "",
 ) -> Ask:
     """Return what a job asks.
 
@@ -135,11 +137,12 @@ def ask_of(
         data: datasets it will read.
         patience_s: how long it may wait for better nodes; None where not said.
         het: whether it is a job of several components.
+        profile: what is known of its steps.
     """
     settings, unknown = settings_of(line, scripted, env)
     try:
         _check(settings, unknown, het=het)
-        return _asked(settings, data, patience_s, unfold)
+        return replace(_asked(settings, data, patience_s, unfold), profile=profile)
     except _NotUnderstoodError as reason:
         return Ask(data=data, patience_s=patience_s, no_wish=str(reason))
     except AmountError as problem:

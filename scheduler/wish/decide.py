@@ -10,17 +10,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.placement.cost import DEFAULT_COST
 from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Residency
 from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.wish.decision import Decision, Kind, Option, Why
 from deeplink.scheduler.wish.room import CannotRunError, Rooms, partition_of, rooms_of
+from deeplink.scheduler.wish.scale import Machines, Scale, scale_of
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from deeplink.scheduler.placement.cost import Cost
     from deeplink.scheduler.placement.request import Request
     from deeplink.scheduler.placement.search import Candidate
     from deeplink.scheduler.topology.graph import Fabric
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 
 LEAST_GAIN = 0.2
 """Nodes are wished by name where they cost less than Slurm's own by as much: a wish by name binds the job."""
+LEAST_SHARE = 0.02
+"""The same where steps are predicted: so much shorter, as a share of the step with Slurm's own. It is what the
+model is wrong by at best (docs/decisions/0013), and twice what `placement.predicted` lets ties count."""
 SHOWN = 5
 
 
@@ -41,13 +43,13 @@ class Weighed:
     Attributes:
         decision: NODES means: to be tried with Slurm first (`settle`).
         cluster, request: what was weighed; None where nothing was.
-        cost: by which.
+        scale: by what.
     """
 
     decision: Decision
     cluster: Cluster | None = None
     request: Request | None = None
-    cost: Cost = DEFAULT_COST
+    scale: Scale = field(default_factory=Scale)
 
     def option(self, nodes: Collection[NodeName]) -> Option | None:
         """Return a choice of nodes as it is weighed here; None where it cannot be had by what is known here."""
@@ -55,10 +57,10 @@ class Weighed:
             return None
         wanted = frozenset(nodes)
         try:
-            found = place(self.cluster, replace(self.request, required=wanted), self.cost, most=1)
+            found = place(self.cluster, replace(self.request, required=wanted), self.scale.cost, most=1)
         except NoPlacementError:
             return None
-        return _option(found[0])
+        return _option(found[0], self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Surroundings:
         residency: where the job's data lies.
         taken: nodes that another job is about to get.
         notes: what was not known.
+        machines: how fast they are.
     """
 
     now: Now
@@ -78,6 +81,14 @@ class Surroundings:
     residency: Residency = field(default_factory=Residency)
     taken: frozenset[NodeName] = frozenset()
     notes: tuple[str, ...] = ()
+    machines: Machines = field(default_factory=Machines)
+
+
+def gains(ours: Option, theirs: Option) -> bool:
+    """Tell whether one choice of nodes is so much better than another that it is worth a wish by name."""
+    if ours.step_s is None or theirs.step_s is None:
+        return theirs.cost - ours.cost >= LEAST_GAIN
+    return theirs.step_s - ours.step_s >= LEAST_SHARE * theirs.step_s
 
 
 def unasked(why: Why, words: str, notes: Iterable[str] = ()) -> Decision:
@@ -85,7 +96,7 @@ def unasked(why: Why, words: str, notes: Iterable[str] = ()) -> Decision:
     return Decision(kind=Kind.NOTHING, why=why, words=words, notes=tuple(notes))
 
 
-def decide(ask: Ask, around: Surroundings, cost: Cost = DEFAULT_COST) -> Weighed:
+def decide(ask: Ask, around: Surroundings) -> Weighed:
     """Decide what to wish for a job."""
     notes = (*around.site.notes, *around.notes)
     if ask.no_wish:
@@ -106,29 +117,33 @@ def decide(ask: Ask, around: Surroundings, cost: Cost = DEFAULT_COST) -> Weighed
         words = "" if partition.up else f"partition {partition.name} is not up"
         plain = unasked(reason, words or ask.later or "its tasks start one by one", notes)
         return Weighed(_few_leaves(ask, around, rooms, plain))
-    return _now(ask, around, rooms, cost, notes)
+    return _now(ask, around, rooms, notes)
 
 
-def _now(ask: Ask, around: Surroundings, rooms: Rooms, cost: Cost, notes: tuple[str, ...]) -> Weighed:
+def _now(ask: Ask, around: Surroundings, rooms: Rooms, notes: tuple[str, ...]) -> Weighed:
     ties = around.site.ties
     lost = sum(not ties.fabric.path(node) for node in rooms.rooms)
     if lost and ties.fabric.paths:
         notes = (*notes, f"{counted(lost, 'node')} of {len(rooms.rooms):,} hang on no switch that is known")
+    scale = scale_of(ask, around.machines, data=bool(around.residency.total))
+    notes = (*notes, scale.note) if scale.note else notes
     cluster = Cluster(fabric=ties.fabric, rooms=rooms.rooms, speeds=ties.speeds, residency=around.residency)
     try:
-        found = place(cluster, rooms.request, cost, most=SHOWN)
+        found = place(cluster, rooms.request, scale.cost, most=SHOWN)
     except NoPlacementError:
         why = f"{counted(ask.nodes, 'node')} wanted, {rooms.free:,} of {rooms.able:,} have the room now"
         return Weighed(_few_leaves(ask, around, rooms, unasked(Why.BUSY, why, notes)))
-    candidates = tuple(map(_option, found))
+    candidates = tuple(_option(one, scale) for one in found)
     best = candidates[0]
+    predicted = () if scale.step is None else tuple(scale.step(found[0].traits).lines())
     fewest = fewest_leaves(ties.fabric, rooms.rooms, ask.nodes)
     if best.leaves > fewest:
         why = f"the best free nodes lie on {best.leaves} leaves, where {fewest} would do"
         waited = _few_leaves(ask, around, rooms, unasked(Why.SCATTERED, why, notes))
         if waited.kind is Kind.SWITCHES:
-            return Weighed(replace(waited, candidates=candidates), cluster, rooms.request, cost)
-    words = f"the best nodes are free: {found[0]}"
+            waited = replace(waited, candidates=candidates, cost=scale.basis.value, predicted=predicted)
+            return Weighed(waited, cluster, rooms.request, scale)
+    words = f"the best nodes are free: {found[0].said(best.price)}"
     decision = Decision(
         kind=Kind.NODES,
         why=Why.FREE_NOW,
@@ -137,8 +152,10 @@ def _now(ask: Ask, around: Surroundings, rooms: Rooms, cost: Cost, notes: tuple[
         candidates=candidates,
         expected=best.nodes,
         notes=notes,
+        cost=scale.basis.value,
+        predicted=predicted,
     )
-    return Weighed(decision, cluster, rooms.request, cost)
+    return Weighed(decision, cluster, rooms.request, scale)
 
 
 def _few_leaves(ask: Ask, around: Surroundings, rooms: Rooms, plain: Decision) -> Decision:
@@ -176,7 +193,7 @@ def fewest_leaves(fabric: Fabric, nodes: Iterable[NodeName], wanted: int) -> int
     return used
 
 
-def _option(candidate: Candidate) -> Option:
+def _option(candidate: Candidate, scale: Scale) -> Option:
     return Option(
         nodes=candidate.nodes,
         cost=round(candidate.cost, 6),
@@ -184,4 +201,5 @@ def _option(candidate: Candidate) -> Option:
         leaves=candidate.leaves,
         percent_local=round(candidate.percent_local, 3),
         given_up=tuple(map(str, candidate.given_up)),
+        step_s=None if scale.step is None else scale.step(candidate.traits).step_s,
     )

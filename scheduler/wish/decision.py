@@ -47,6 +47,7 @@ class Ask:
         data: names of packed datasets that it will read.
         patience_s: how long it may be made to wait for better nodes; None where nobody said: not at all.
         no_wish: why no wish may be made for it, whatever the cluster is like; empty where one may.
+        profile: what is known of its steps, as `model.profile` writes it; empty where nothing was said.
     """
 
     nodes: int = 0
@@ -64,6 +65,7 @@ class Ask:
     data: tuple[str, ...] = ()
     patience_s: int | None = None
     no_wish: str = ""
+    profile: str = ""
 
 
 class Kind(StrEnum):
@@ -103,6 +105,7 @@ class Option:
         leaves: how many they lie on.
         percent_local: of the job's data, held by them; 100 for a job without.
         given_up: what could have been had better, in words.
+        step_s: the predicted step, in seconds; None where none was predicted.
     """
 
     nodes: tuple[NodeName, ...]
@@ -111,6 +114,12 @@ class Option:
     leaves: int
     percent_local: float
     given_up: tuple[str, ...] = ()
+    step_s: float | None = None
+
+    @property
+    def price(self) -> str:
+        """What it costs, in words."""
+        return f"cost {self.cost:.2f}" if self.step_s is None else f"predicted step {1e3 * self.step_s:.1f} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +136,10 @@ class Decision:
         candidates: the choices that were weighed, the best first.
         expected: where the job will probably run; empty where nobody can tell.
         notes: what was not known, or passed over.
+        cost: what the candidates' costs are, `weights` (crossings) or `predicted step` (seconds); empty where
+            nothing was weighed.
+        own: Slurm's own choice of nodes, weighed as the candidates are; None where it was not asked.
+        predicted: the predicted step of the first candidate, part by part, a line each.
     """
 
     kind: Kind
@@ -138,6 +151,9 @@ class Decision:
     candidates: tuple[Option, ...] = ()
     expected: tuple[NodeName, ...] = ()
     notes: tuple[str, ...] = ()
+    cost: str = ""
+    own: Option | None = None
+    predicted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +189,8 @@ class Recorded:
             ask = dict(document["ask"])
             said = dict(document["decision"])
             said["candidates"] = tuple(Option(**_tuples(option)) for option in said["candidates"])
+            if said.get("own"):
+                said["own"] = Option(**_tuples(said["own"]))
             said |= {"kind": Kind(said["kind"]), "why": Why(said["why"])}
             return cls(
                 unix=float(document["unix"]),

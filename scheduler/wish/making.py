@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -13,7 +13,9 @@ from deeplink.scheduler.wish.amounts import time_text
 from deeplink.scheduler.wish.claims import Claims, locked
 from deeplink.scheduler.wish.decide import Surroundings, decide, unasked
 from deeplink.scheduler.wish.decision import Decision, Kind, Why
+from deeplink.scheduler.wish.scale import Machines
 from deeplink.scheduler.wish.settle import settle, without_wish
+from deeplink.scheduler.wish.shapes import other_shapes
 from deeplink.scheduler.wish.survey import Sources, survey
 
 if TYPE_CHECKING:
@@ -33,12 +35,14 @@ class Means:
         trial: asks Slurm what it would do with the job, given these further options of sbatch.
         residency: where the job's data lies.
         notes: what is not known of it.
+        machines: how fast they are.
     """
 
     sources: Sources
     trial: Callable[[tuple[str, ...]], Trial]
     residency: Residency = field(default_factory=Residency)
     notes: tuple[str, ...] = ()
+    machines: Machines = field(default_factory=Machines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ def make(ask: Ask, means: Means, *, claim: bool = True) -> Made:
     Args:
         ask: what it asks.
         means: what to decide with.
-        claim: whether the nodes it will probably get count as taken for the next seconds.
+        claim: whether the nodes it will probably get count as taken for the next seconds. Where not, it is also
+            told on how many other nodes the same GPUs would be faster.
     """
     if ask.no_wish:
         return Made(unasked(Why.NOT_UNDERSTOOD, ask.no_wish, means.notes))
@@ -87,11 +92,14 @@ def make(ask: Ask, means: Means, *, claim: bool = True) -> Made:
         silent = isinstance(problem, CommandTimeoutError)
         return Made(unasked(Why.UNKNOWN, words, means.notes), unreachable=silent)
     with _claims(means.sources, claim=claim) as claims:
-        around = Surroundings(now, site, means.residency, claims.taken(), means.notes)
-        decision = _tried(decide(ask, around), means)
+        around = Surroundings(now, site, means.residency, claims.taken(), means.notes, means.machines)
+        weighed = decide(ask, around)
+        decision = _tried(weighed, means)
         if claim and decision.expected:
             claims.add(decision.expected)
             return Made(decision, claims)
+    if not claim:
+        decision = replace(decision, notes=(*decision.notes, *other_shapes(ask, weighed, around)))
     return Made(decision)
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.wish.decide import LEAST_GAIN, unasked
+from deeplink.scheduler.wish.decide import gains, unasked
 from deeplink.scheduler.wish.decision import Kind, Why
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def without_wish(weighed: Weighed, plain: Trial) -> Decision | None:
     if not plain.start:
         return unasked(Why.IMPOSSIBLE, f"Slurm would not take it: {plain.refused}", decision.notes)
     theirs = weighed.option(plain.nodes)
-    if theirs is None or theirs.cost - decision.candidates[0].cost >= LEAST_GAIN:
+    if theirs is None or gains(decision.candidates[0], theirs):
         return None
     return replace(
         decision,
@@ -68,15 +68,16 @@ def without_wish(weighed: Weighed, plain: Trial) -> Decision | None:
         words=f"Slurm's own choice is as good: {_briefly(plain.nodes)}",
         nodes=(),
         expected=plain.nodes,
+        own=theirs,
     )
 
 
 def settle(weighed: Weighed, plain: Trial, wished: Trial) -> Decision:
     """Return the decision, once Slurm has told when the job would start with the wish, and when without."""
-    decision = weighed.decision
+    theirs = weighed.option(plain.nodes)
+    decision = replace(weighed.decision, own=theirs)
     if wished.start and wished.start_s - plain.start_s <= LATER_S:
-        theirs = weighed.option(plain.nodes)
-        beside = f"; Slurm's own choice, {_briefly(plain.nodes)}, costs {theirs.cost:.2f}" if theirs else ""
+        beside = f"; Slurm's own choice, {_briefly(plain.nodes)}: {theirs.price}" if theirs else ""
         return replace(decision, words=decision.words + beside)
     when = f"{wished.start}, not {plain.start}" if wished.start else wished.refused
     return replace(

@@ -24,6 +24,16 @@ asks = st.builds(
     excluded=names,
     data=st.lists(words).map(tuple),
     patience_s=st.none() | st.integers(0, 99),
+    profile=words,
+)
+options = st.builds(
+    Option,
+    nodes=names,
+    cost=st.floats(0, 9),
+    crossings=st.integers(0, 9),
+    leaves=st.integers(1, 9),
+    percent_local=st.floats(0, 100),
+    step_s=st.none() | st.floats(0, 9),
 )
 decisions = st.builds(
     Decision,
@@ -31,19 +41,12 @@ decisions = st.builds(
     why=st.sampled_from(Why),
     words=words,
     nodes=names,
-    candidates=st.lists(
-        st.builds(
-            Option,
-            nodes=names,
-            cost=st.floats(0, 9),
-            crossings=st.integers(0, 9),
-            leaves=st.integers(1, 9),
-            percent_local=st.floats(0, 100),
-        ),
-        max_size=3,
-    ).map(tuple),
+    candidates=st.lists(options, max_size=3).map(tuple),
     expected=names,
     notes=st.lists(words).map(tuple),
+    cost=words,
+    own=st.none() | options,
+    predicted=st.lists(words).map(tuple),
 )
 records = st.builds(
     Recorded,

@@ -84,7 +84,7 @@ def test_slurm_would_not_take_the_job_at_all() -> None:
 def test_a_wish_that_costs_no_time_stays() -> None:
     found = settle(weighed(data=True), trial(NOW, "n[0,2,4,6]"), trial("2026-11-21T22:24:25", "n[1,3,5,7]"))
     assert (found.kind, found.nodes) == (Kind.NODES, nodes("n1 n3 n5 n7"))
-    assert "Slurm's own choice, n0, n2, n4, n6, costs 4.25" in found.words
+    assert "Slurm's own choice, n0, n2, n4, n6: cost 4.25" in found.words
 
 
 @pytest.mark.parametrize("wished", [trial(LATER, "n[1,3,5,7]"), Trial(refused="busy")])

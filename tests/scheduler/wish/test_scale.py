@@ -1,0 +1,146 @@
+"""By what choices are compared: the predicted step where the job's profile and the machines are known."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from deeplink.scheduler.model.constants import Constants, Link, Reads
+from deeplink.scheduler.model.job import Job
+from deeplink.scheduler.model.profile import Profile, profile_text
+from deeplink.scheduler.placement.request import Residency
+from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.wish.decide import LEAST_SHARE, Surroundings, Weighed, decide, gains
+from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Option, Why
+from deeplink.scheduler.wish.scale import Basis, Machines
+from deeplink.scheduler.wish.settle import settle, trial_of, without_wish
+from deeplink.scheduler.wish.shapes import other_shapes
+from tests.scheduler.wish.clusters import nodes, now, site
+
+TALKATIVE = Job(batch=4, sample_s=1e-3, gradient_bytes=1e9, overlap=0.2)
+SILENT = Job(batch=64, sample_s=10e-3, gradient_bytes=1e5)
+NARROW = Constants(path_bandwidth=0.5e9, nic=Link(1e9, 14e-6), leaf=Link(0.2e9, 14e-6))
+READS = Reads(local=3e9, peer=1e9, source=0.1e9)
+SAID = "sbatch: Job 13 to start at 2026-11-21T22:24:24 using 16 processors on nodes {} in partition main\n"
+
+
+def ask(job: Job, **more: object) -> Ask:
+    return replace(Ask(nodes=4, gpus=2, exclusive=True, profile=profile_text(Profile(job))), **more)  # type: ignore[arg-type]
+
+
+def weighed(wanted: Ask, known: Constants | None, residency: Residency | None = None, busy: str = "") -> Weighed:
+    machines = Machines() if known is None else Machines(known)
+    return decide(wanted, Surroundings(now(busy=busy), site(), residency or Residency(), machines=machines))
+
+
+def test_with_a_profile_and_constants_costs_are_seconds() -> None:
+    found = weighed(ask(TALKATIVE), NARROW).decision
+    assert found.cost == Basis.PREDICTED == "predicted step"
+    best = found.candidates[0]
+    assert best.step_s == pytest.approx(best.cost, rel=0.01)
+    assert found.predicted[0].split() == ["step", f"{1e3 * best.step_s:.3f}", "ms"]
+    assert f"predicted step {1e3 * best.step_s:.1f} ms" in found.words
+    # Across the leaf's narrow uplink it takes longer.
+    assert [option.leaves for option in found.candidates] == [1, 1, 2, 2, 2]
+    assert found.candidates[2].step_s > 4 * best.step_s  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known", "residency", "note"),
+    [
+        (replace(ask(TALKATIVE), profile=""), NARROW, None, ""),
+        (ask(TALKATIVE), None, None, "deeplink calibrate"),
+        (ask(TALKATIVE), NARROW, Residency({}, 10), "no sample_bytes"),
+        (ask(replace(TALKATIVE, sample_bytes=1.0)), NARROW, Residency({}, 10), "calibrate --data"),
+        (replace(ask(TALKATIVE), profile="{}"), NARROW, None, "no profile of a job"),
+    ],
+)
+def test_else_weights_count_and_why_is_said(
+    wanted: Ask, known: Constants | None, residency: Residency | None, note: str
+) -> None:
+    found = weighed(wanted, known, residency).decision
+    plain = weighed(replace(wanted, profile=""), None, residency).decision
+    assert found.cost == Basis.WEIGHTS
+    assert (found.candidates, found.predicted) == (plain.candidates, ())
+    assert any(note in said for said in found.notes) if note else not found.notes
+
+
+def test_data_counts_in_seconds_where_reading_was_timed() -> None:
+    held = Residency(dict.fromkeys(nodes("n1 n3 n5 n7"), 10), 40)
+    known = replace(NARROW, reads=READS)
+    found = weighed(ask(replace(SILENT, sample_bytes=4e6)), known, held).decision
+    assert (found.cost, found.nodes) == (Basis.PREDICTED, nodes("n1 n3 n5 n7"))
+    local, other = found.candidates[0].step_s, found.candidates[-1].step_s
+    assert local is not None
+    assert other is not None
+    assert other > 2 * local
+    assert any(line.split()[0] == "reading" for line in found.predicted)
+
+
+def option(cost: float, step_s: float | None) -> Option:
+    return Option(nodes=(), cost=cost, crossings=0, leaves=1, percent_local=100.0, step_s=step_s)
+
+
+def test_what_is_worth_a_wish() -> None:
+    assert gains(option(0.0, None), option(0.2, None))
+    assert not gains(option(0.0, None), option(0.19, None))
+    assert gains(option(9.0, 0.98), option(1.0, 1.0))
+    assert not gains(option(0.0, 0.9801), option(9.0, 1.0))
+    assert LEAST_SHARE == 0.02
+
+
+def settled(wanted: Ask, theirs: str) -> Decision:
+    found = weighed(wanted, NARROW)
+    plain = trial_of(SAID.format(theirs), unfold)
+    return without_wish(found, plain) or settle(found, plain, plain)
+
+
+def test_slurms_own_choice_is_weighed_by_the_step_too() -> None:
+    worse = settled(ask(TALKATIVE), "n[0-3]")
+    assert (worse.kind, worse.own is not None) == (Kind.NODES, True)
+    assert worse.own is not None
+    assert worse.own.nodes == nodes("n0 n2 n1 n3")
+    assert worse.own.step_s > 4 * worse.candidates[0].step_s  # type: ignore[operator]
+    assert f"n0, n1, n2, n3: predicted step {1e3 * worse.own.step_s:.1f} ms" in worse.words  # type: ignore[operator]
+    # By weights the same nodes are a leaf too many; to this job it hardly matters where it runs.
+    same = settled(ask(SILENT), "n[0-3]")
+    assert (same.kind, same.why) == (Kind.NOTHING, Why.AS_GOOD)
+    assert same.own is not None
+    assert same.own.step_s < 1.02 * same.candidates[0].step_s  # type: ignore[operator]
+    assert settled(replace(ask(SILENT), profile=""), "n[0-3]").kind is Kind.NODES
+
+
+def test_other_shapes_of_the_same_gpus_are_told_where_they_are_faster() -> None:
+    two = ask(TALKATIVE, nodes=2, gpus=2, exclusive=False)
+    known = replace(NARROW, leaf=Link(1e9, 14e-6))
+    around = Surroundings(now(), site(), machines=Machines(known))
+    (one, four) = other_shapes(two, decide(two, around), around)
+    assert one.startswith("the same GPUs as 1 node with 4 each: predicted step ")
+    assert four.startswith("the same GPUs as 4 nodes with 1 each: predicted step ")
+    assert four.endswith(f"not {1e3 * decide(two, around).decision.candidates[0].step_s:.1f} ms")  # type: ignore[operator]
+    best = replace(two, nodes=1, gpus=4)
+    assert other_shapes(best, decide(best, around), around) == ()
+    plain = replace(two, profile="")
+    assert other_shapes(plain, decide(plain, around), around) == ()
+
+
+def test_numpy_is_loaded_for_jobs_with_a_profile_alone() -> None:
+    program = """
+import sys
+import deeplink.scheduler.wish.making
+from deeplink.scheduler.wish.decision import Ask
+from deeplink.scheduler.wish.scale import Machines, scale_of
+from deeplink.scheduler.model.constants import Constants
+scale_of(Ask(), Machines(Constants()), data=False)
+scale_of(Ask(profile="{}"), Machines(), data=False)
+scale_of(Ask(profile="{}"), Machines(Constants()), data=False)
+print("numpy" in sys.modules)
+profile = '{"format": 1, "batch": 1, "sample_s": 1, "gradient_bytes": 1}'
+scale_of(Ask(profile=profile), Machines(Constants()), data=False)
+print("numpy" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "True"]
