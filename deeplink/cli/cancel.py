@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from deeplink.scheduler.view.look import Viewer
     from deeplink.scheduler.view.queue import Queued
 
 CANCEL_S = 30.0
@@ -44,6 +46,7 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
     from deeplink.scheduler.slurm import command as processes
+    from deeplink.scheduler.slurm.states import JobState
     from deeplink.scheduler.view.identity import JobName
     from deeplink.scheduler.view.look import Viewer, me, shared
 
@@ -54,9 +57,9 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
     argv = ["scancel", *words, *dict.fromkeys(jobs)]
     config, clock = load_config(), SystemClock()
     meant: dict[str, list[Queued]] = {}
+    viewer = Viewer(asked=shared(config.state, clock, 2.0), state=config.state, clock=clock, user=me())
     with contextlib.suppress(processes.CommandError, processes.CommandTimeoutError):
         # Where Slurm does not answer, scancel has words for it.
-        viewer = Viewer(asked=shared(config.state, clock, 2.0), state=config.state, clock=clock, user=me())
         meant = viewer.every(jobs)
     rows = {int(one.job.id): one.job for found in meant.values() for one in found if not one.job.state.final}
     if dry_run:
@@ -65,11 +68,17 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
         )
         return
     done = processes.finish(argv, timeout_s=CANCEL_S)
-    if not done.code and signal.upper() in _ENDING and not batch:
-        whole = [
-            one.job for word, found in meant.items() if not names[word].step for one in found if one.job.id in rows
-        ]
-        _note(config.state, [int(row.id) for row in whole], clock.unix(), me())
+    if signal.upper() in _ENDING and not batch:
+        whole = {
+            int(one.job.id)
+            for word, found in meant.items()
+            if not names[word].step
+            for one in found
+            if one.job.id in rows
+        }
+        if done.code:  # it may have ended some of several
+            whole &= _ending(viewer, jobs) - {job for job, row in rows.items() if row.state is JobState.COMPLETING}
+        _note(config.state, sorted(whole), clock.unix(), me())
     if as_json:
         _show(argv, [row.label for row in rows.values()], (done.code, done.stderr.strip()), as_json=True)
     else:
@@ -77,6 +86,19 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
         click.echo(done.stderr, nl=False, err=True)
     if done.code:
         raise click.exceptions.Exit(done.code)
+
+
+def _ending(viewer: Viewer, jobs: Sequence[str]) -> set[int]:
+    """Return those that are cancelled now, or about to be; none where it does not answer."""
+    from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
+    from deeplink.scheduler.slurm.states import JobState
+
+    try:
+        found = viewer.every(jobs)
+    except (CommandError, CommandTimeoutError):
+        return set()
+    ended = {JobState.CANCELLED, JobState.COMPLETING}
+    return {int(one.job.id) for several in found.values() for one in several if one.job.state in ended}
 
 
 def _show(argv: list[str], labels: list[str], ended: tuple[int, str] | None, *, as_json: bool) -> None:

@@ -28,7 +28,7 @@ Examples:
   deeplink logs 12 -f                 and what comes, until the job has ended
   deeplink logs 12 --rank 3 -n 500
   deeplink logs 12 --attempt 12.0.1   from where the second attempt began to where the third did
-  deeplink logs 12 --events           what DeepLink did, in words
+  deeplink logs 12 --events           what DeepLink and you did, in words
 """
 
 
@@ -41,7 +41,7 @@ Examples:
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank.")
 @click.option("--node", metavar="NAME", help="Only lines of the ranks on this node (of the newest attempt).")
 @click.option("--attempt", metavar="A", help="Only what this attempt wrote: 12.0.1, or 0.1 for short.")
-@click.option("--events", is_flag=True, help="DeepLink's own events of the job in place of its output.")
+@click.option("--events", is_flag=True, help="What DeepLink and you did to the job, in place of its output.")
 def command(
     *, job: str, follow: bool, lines: int, rank: int | None, node: str | None, attempt: str | None, events: bool
 ) -> None:
@@ -73,7 +73,7 @@ def command(
         _check_labels(tail, found=bool(shown) or lines == 0)
         _write(shown)
     if follow:
-        follower.follow(tail, _write)
+        follower.follow([tail], _write)
 
 
 def _say(sentence: str) -> None:
@@ -121,16 +121,15 @@ def _check_labels(tail: Tail, *, found: bool) -> None:
 
 def _events(follower: Follower, lines: int, *, follow: bool) -> None:
     from deeplink.scheduler.view.events import in_words
-    from deeplink.scheduler.view.folder import parsed
+    from deeplink.scheduler.view.folder import in_order
 
-    def write(pieces: Iterable[bytes]) -> None:
-        for piece in pieces:
-            event = parsed(piece)
-            if event is not None:
-                when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["unix"]))
-                click.echo(f"{when}  {in_words(event)}")
+    def write(pieces: Iterable[bytes], most: int | None = None) -> None:
+        found = in_order(pieces)
+        for event in found if most is None else found[max(0, len(found) - most) :]:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["unix"]))
+            click.echo(f"{when}  {in_words(event)}")
 
-    tail = follower.events()
-    write(tail.last(lines))
+    tails = follower.events(wait=follow)
+    write([line for tail in tails for line in tail.last(lines)], lines)
     if follow:
-        follower.follow(tail, write)
+        follower.follow(tails, write)

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli.ranges import FiniteRange
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.view.requeue import Requeued
+    from deeplink.types import NodeName
+
+MOST_NODES = 65_533
+"""Slurm itself holds no more."""
 
 _EPILOG = """
 The same job id starts again, from its last checkpoint if its script resumes. Slurm's hold after a requeue (2
@@ -33,7 +40,7 @@ Examples:
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
@@ -46,15 +53,13 @@ def command(*, job: str, exclude: str, wait_s: float, dry_run: bool, as_json: bo
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.slurm.nodeset import unfold
     from deeplink.scheduler.view.identity import the_one
     from deeplink.scheduler.view.look import JobUnknownError, me
-    from deeplink.scheduler.view.notes import note
-    from deeplink.scheduler.view.requeue import Requeuer
+    from deeplink.scheduler.view.requeue import Requeuer, RequeueUnfinishedError
     from deeplink.scheduler.watch.probe import TcpProber
 
     config, clock, slurm = load_config(), SystemClock(), Slurm()
-    nodes = unfold(exclude)
+    nodes = _nodes(exclude)
     row = the_one(job, slurm.jobs())
     if row is None:
         raise JobUnknownError(job, config.state, asked=True)
@@ -70,16 +75,44 @@ def command(*, job: str, exclude: str, wait_s: float, dry_run: bool, as_json: bo
             for argv in commands:
                 click.echo(shlex.join(argv))
         return
+    asked_unix = clock.unix()
+
+    def noted() -> None:
+        _note(config.state / "jobs" / str(row.id), asked_unix, me(), nodes)
+
     try:
         done = requeuer.requeue(row, nodes)
     except KeyboardInterrupt:
         click.echo(f"deeplink: interrupted; what may be left to do: {shlex.join(commands[-1])}", err=True)
         raise
+    except RequeueUnfinishedError:
+        noted()
+        raise
+    noted()
+    _tell(row, done, as_json=as_json)
+
+
+def _nodes(text: str) -> tuple[NodeName, ...]:
+    """Return the nodes to exclude.
+
+    Raises:
+        UsageError: they are more than any cluster has.
+        NodeSetError: they are none.
+    """
+    from deeplink.scheduler.slurm.nodeset import at_most, unfold
+
+    if at_most(text) > MOST_NODES:
+        raise click.UsageError(f"--exclude {text}: no cluster has so many nodes")
+    return unfold(text)
+
+
+def _note(folder: Path, unix: float, by: str, nodes: Sequence[NodeName]) -> None:
+    from deeplink.scheduler.view.notes import note
+
     try:
-        note(config.state / "jobs" / str(row.id), "requeued", clock.unix(), by=me(), exclude=list(nodes))
+        note(folder, "requeued", unix, by=by, exclude=list(nodes))
     except OSError as problem:
         click.echo(f"deeplink: that cannot be noted: {problem}", err=True)
-    _tell(row, done, as_json=as_json)
 
 
 def _speaker(*, as_json: bool) -> Callable[[str], None]:

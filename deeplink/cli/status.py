@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 from typing_extensions import override
 
+from deeplink.cli.ranges import FiniteRange
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -46,7 +48,7 @@ class _OptionalSeconds(click.Command):
 @click.option(
     "--watch",
     "watch_s",
-    type=click.FloatRange(0.5, 3600),
+    type=FiniteRange(0.5, 3600),
     metavar="[=SECONDS]",
     help=f"Look again and again until Ctrl-C, or until the job has ended. [every {DEFAULT_S:g} s]",
 )

@@ -99,7 +99,7 @@ def of_job(one: One, now: float) -> RenderableType:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in _facts(one, now):
-        grid.add_row(name, value)
+        grid.add_row(Text(name), value)
     title = Text("job ", style="bold").append(picture.label)
     if picture.name:
         title.append(f"  {printable(picture.name)}", style="not bold")
@@ -119,7 +119,7 @@ def _facts(one: One, now: float) -> list[tuple[str, RenderableType]]:
         ("nodes", drawn(picture.seats, one.fabric) if picture.seats else Text("none now")),
         ("ring", Text(_ring(picture, one))),
         ("step", Text(_step(pace, now, running=not picture.final))),
-        (pace.metric, Text(_value(pace.value) or UNKNOWN)),
+        (printable(pace.metric), Text(_value(pace.value) or UNKNOWN)),
         ("samples/s", Text(figure(pace.samples_per_s) or UNKNOWN)),
         ("reads", Text(_reads(pace))),
         ("checkpoint", Text(_checkpoint(pace, now, running=not picture.final))),
@@ -158,7 +158,7 @@ def _attempt(picture: Picture) -> str:
 
 def _time(picture: Picture, now: float) -> str:
     limit = "no limit" if picture.limit_s == math.inf else span(picture.limit_s) if picture.limit_s else UNKNOWN
-    if picture.used_s:
+    if picture.used_s is not None and picture.state != "PENDING":
         told = f"runs for {span(picture.used_s)}" if not picture.final else f"ran for {span(picture.used_s)}"
         return f"{told}, limit {limit}" + (f", partition {picture.partition}" if picture.partition else "")
     if picture.state == "PENDING":

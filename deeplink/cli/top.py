@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli.ranges import FiniteRange
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -35,7 +37,7 @@ Examples:
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(0.5, 3600),
+    type=FiniteRange(0.5, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

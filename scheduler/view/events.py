@@ -53,8 +53,15 @@ def _ended(event: Mapping[str, Any]) -> str:
     return f"ended with exit code {event.get('code')}{_because(event)}"
 
 
+def _network(event: Mapping[str, Any]) -> str:
+    interfaces = event.get("interfaces")
+    listed = ", ".join(map(str, interfaces)) if isinstance(interfaces, list) else ""
+    return f"ranks speak over {event.get('network')}" + (f" ({listed})" if listed else "")
+
+
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "job-started": lambda event: f"`deeplink run` started on {_nodes(event)} (restart {event.get('restart', 0)})",
+    "network": _network,
     "agents-ready": lambda event: f"{counted(len(event.get('agents') or ()), 'agent')} ready",
     "attempt-started": _attempt_started,
     "first-step": _first_step,

@@ -12,7 +12,7 @@ from deeplink.scheduler.watch.journal import Journal, JournalMissingError
 from deeplink.scheduler.wish import record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from deeplink.scheduler.watch.records import Incident, JobRecord, NodeRecord, ProgressPoint
@@ -25,6 +25,7 @@ TAIL_BYTES = 512 << 10
 RECENT_S = 120.0
 MOST_POINTS = 20_000
 MOST_INCIDENTS = 20
+_MOST_UNIX = 253_402_300_800  # the end of the year 9999
 
 Event = dict[str, Any]
 
@@ -125,10 +126,13 @@ def read_events(folder: Path) -> tuple[Event, ...]:
     Raises:
         OSError: there are events, and they cannot be read.
     """
-    lines = [*_end_of(folder / EVENTS), *_end_of(folder / NOTES)]
-    return tuple(
-        sorted((event for line in lines if (event := parsed(line)) is not None), key=lambda event: event["unix"])
-    )
+    return tuple(in_order([*_end_of(folder / EVENTS), *_end_of(folder / NOTES)]))
+
+
+def in_order(lines: Iterable[bytes]) -> list[Event]:
+    """Return the events of lines from several files, the oldest first."""
+    found = (parsed(line) for line in lines)
+    return sorted((event for event in found if event is not None), key=lambda event: float(event["unix"]))
 
 
 def _end_of(path: Path) -> list[bytes]:
@@ -151,6 +155,7 @@ def parsed(line: bytes) -> Event | None:
         isinstance(event, dict)
         and isinstance(event.get("event"), str)
         and isinstance(event.get("unix"), int | float)
+        and 0 <= event["unix"] < _MOST_UNIX
     ):
         return event
     return None

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.view.folder import EVENTS, folders, read_events
 from deeplink.scheduler.view.identity import JobName
 from deeplink.scheduler.view.look import JobUnknownError
+from deeplink.scheduler.view.notes import NOTES
 from deeplink.scheduler.view.output import OutputMissingError, Tail, expanded, of_rank
 from deeplink.scheduler.view.reasons import in_words
 from deeplink.types import Attempt, AttemptFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from deeplink.clock import Clock
     from deeplink.scheduler.view.look import Viewer
@@ -84,10 +86,11 @@ class Follower:
             state = found.job.state.value if found else "gone"
             why = f" ({in_words(found.job.reason)})" if found and found.job.reason else ""
             if not wait or found is None or found.job.state.final:
+                begun = found is None or found.job.state is not JobState.PENDING
                 raise OutputMissingError(
                     path,
                     f"there is no such file; the job is {state}{why}",
-                    "Is it on a disk of the job's own node?",
+                    "Is it on a disk of the job's own node?" if begun else "It has not begun; -f waits for it.",
                 )
             self._say_once(f"job {self.word} is {state}{why}; waiting for {path}")
             self.clock.sleep(ASK_S)
@@ -110,18 +113,22 @@ class Follower:
             "`sacct -j` may tell its WorkDir; sbatch's default is slurm-JOB.out there.",
         )
 
-    def events(self) -> Tail:
-        """Return the job's events, as lines.
+    def events(self, *, wait: bool) -> list[Tail]:
+        """Return what holds the job's events, its user's notes among them, as lines.
+
+        Args:
+            wait: also where there are none yet.
 
         Raises:
             OutputMissingError: it has none.
         """
         folder = self.folder()
-        if folder is None or not (folder / EVENTS).exists():
+        tails = [Tail(folder / name, lambda _line: True) for name in (EVENTS, NOTES)] if folder else []
+        if not tails or not (wait or any(tail.path.exists() for tail in tails)):
             raise OutputMissingError(
                 None, f"job {self.word} left no events", "Jobs do that start their ranks with `deeplink run`."
             )
-        return Tail(folder / EVENTS, lambda _line: True)
+        return tails
 
     def attempt(self, text: str) -> str:
         """Return the whole name of an attempt.
@@ -159,20 +166,21 @@ class Follower:
         each = int(started[-1].get("world_size") or 0) // len(nodes)
         return nodes.index(node) * each, (nodes.index(node) + 1) * each - 1
 
-    def follow(self, tail: Tail, write: Callable[[Iterable[bytes]], None]) -> None:
+    def follow(self, tails: Sequence[Tail], write: Callable[[Iterable[bytes]], None]) -> None:
         """Write what is appended, until the job has ended and nothing comes any more."""
         quiet = 0
         while quiet < QUIET_TICKS:
-            pieces = tail.more()
-            if tail.begun_anew:
-                self.say(f"{tail.path} was begun anew")
+            pieces = [piece for tail in tails for piece in tail.more()]
+            for tail in tails:
+                if tail.begun_anew:
+                    self.say(f"{tail.path} was begun anew")
             if pieces:
                 write(pieces)
                 quiet = 0
                 continue
             quiet = quiet + 1 if self._ended() else 0
             self.clock.sleep(TICK_S)
-        write(tail.rest())
+        write([half for tail in tails for half in tail.rest()])
 
     def _ended(self) -> bool:
         now = self.clock.monotonic()

@@ -43,6 +43,9 @@ def expanded(pattern: str, row: JobRow) -> str:
     if "\\" in pattern:  # sbatch: then no pattern is replaced
         return pattern.replace("\\", "")
     array, underscore, task = row.label.partition("_")
+    if underscore and pattern.endswith(f"/slurm-{row.id}.out"):
+        # So squeue 22.05 tells sbatch's default (measured); of a task of an array the file is called otherwise.
+        return f"{pattern.rpartition('/')[0]}/slurm-{array}_{task}.out"
     host = (row.batch_host or "").partition(".")[0]
     values = {
         "%": "%",
@@ -142,8 +145,10 @@ class Tail:
             end: nor those from there on; the file's end when None.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: the file cannot be read; one that is not there has nothing.
         """
+        if not self.path.exists():
+            return []
         with self.path.open("rb") as file:
             found = os.fstat(file.fileno())
             stop = found.st_size if end is None else end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,15 @@ from click.testing import CliRunner, Result
 from typing_extensions import override
 
 from deeplink.cli import cli, status_live
-from deeplink.cli.status_screen import console, figure
+from deeplink.cli.status_screen import console, figure, of_job
 from deeplink.cli.top_screen import Choice, ordered
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm import command as processes
+from deeplink.scheduler.slurm.command import Finished
+from deeplink.scheduler.topology.graph import Fabric
+from deeplink.scheduler.view.look import One
+from deeplink.scheduler.view.notes import note
 from deeplink.scheduler.view.picture import Picture
 from deeplink.scheduler.view.rates import Pace
 from tests.scheduler.view.left import event, launched
@@ -149,6 +154,10 @@ def test_many_looks_are_one_question_of_each_kind(
         (["cancel", "seven"], 2, "is no job id"),
         (["cancel", "7", "--signal=a b"], 2, "--signal"),
         (["requeue", "99"], 1, "knows no such job"),
+        (["status", "7", "--watch=nan"], 2, "no finite number"),
+        (["top", "--interval", "nan"], 2, "no finite number"),
+        (["requeue", "7", "--wait", "inf"], 2, "no finite number"),
+        (["requeue", "7", "--exclude", "n[1-99999999]"], 2, "no cluster has so many nodes"),
         (["requeue", "7", "--exclude", "n[0"], 1, "no set of nodes"),
         (["requeue", "7", "--exclude", "n77"], 2, "no node of this cluster: n77"),
     ],
@@ -245,6 +254,70 @@ def test_cancel_ends_as_scancel_does(call: Call, slurm: Programs, state: Path) -
     assert done.exit_code == 1
     assert "Access/permission denied" in done.stderr
     assert not (folder / "notes.jsonl").exists()
+
+
+def test_of_several_jobs_those_that_were_cancelled_are_noted_though_one_was_refused(
+    call: Call, slurm: Programs, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [launched(state, number, SystemClock().unix()) for number in (7, 8, 9)]
+    slurm.say(jobs=[job(7), job(8), job(9, "COMPLETING")])
+
+    really = processes.finish
+
+    def finish(argv: Sequence[str], *, timeout_s: float) -> Finished:
+        if argv[0] != "scancel":
+            return really(argv, timeout_s=timeout_s)
+        slurm.say(jobs=[job(7, "CANCELLED"), job(8), job(9, "COMPLETING")])
+        return Finished(
+            argv=tuple(argv), code=1, stdout="", stderr=f"{argv[0]}: error: job 8: denied within {timeout_s}"
+        )
+
+    monkeypatch.setattr("deeplink.scheduler.slurm.command.finish", finish)
+    assert call("cancel", "7", "8", "9").exit_code == 1
+    assert [(folder / "notes.jsonl").exists() for folder in folders] == [True, False, False]
+
+
+def test_events_are_told_with_what_the_user_did(
+    call: Call, slurm: Programs, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = SystemClock().unix()
+    folder = launched(state, 7, now)
+    note(folder, "requeued", now - 8.5, by="eve", exclude=["n3"])
+    note(folder, "cancelled", now, by="eve")
+    told = [line.split("  ", 1)[1] for line in call("logs", "7", "--events").stdout.splitlines()]
+    assert told[0].startswith("`deeplink run` started")
+    assert told[1] == "requeued by eve, not to run on n3"
+    assert told[2].startswith("attempt 7.0.0 started")
+    assert told[3] == "cancelled by eve"
+    assert call("logs", "7", "--events", "-n", "1").stdout.endswith("cancelled by eve\n")
+    assert not call("logs", "7", "--events", "-n", "0").stdout
+    monkeypatch.setattr("deeplink.scheduler.view.follow.QUIET_TICKS", 1)
+    slurm.say(jobs=[job(7, "CANCELLED")])
+    assert len(call("logs", "7", "--events", "-f").stdout.splitlines()) == 4
+
+
+def test_a_job_that_never_began_tells_who_cancelled_it(call: Call, state: Path) -> None:
+    folder = state / "jobs" / "8"
+    folder.mkdir(parents=True)
+    note(folder, "cancelled", SystemClock().unix(), by="eve")
+    assert call("logs", "8", "--events").stdout.endswith("cancelled by eve\n")
+
+
+def test_an_event_of_no_time_that_is_one_keeps_none_of_the_others_back(call: Call, state: Path) -> None:
+    now = SystemClock().unix()
+    folder = launched(state, 7, now)
+    for unix in (float("nan"), 1e300, -1.0):
+        event(folder, "back", unix)
+    assert len(call("logs", "7", "--events").stdout.splitlines()) == 2
+
+
+def test_a_metric_may_be_called_anything() -> None:
+    shown = Picture(id=7, label="7", state="RUNNING", used_s=0.0, pace=Pace(metric="[/x]\x1b[31m", value=1.0))
+    out = console()
+    with out.capture() as said:
+        out.print(of_job(One(picture=shown, fabric=Fabric({}), problem="", told_unix=1.0), 1.0))
+    assert "[/x]\\x1b[31m" in said.get()
+    assert "runs for 0 s" in said.get()
 
 
 def test_a_dry_run_of_cancel_does_nothing(call: Call, slurm: Programs) -> None:

@@ -92,7 +92,7 @@ def test_from_the_queue_over_a_requeue_to_the_end(
     def write(pieces: Iterable[bytes]) -> None:
         seen.extend(pieces)
 
-    follower.follow(tail, write)
+    follower.follow([tail], write)
     assert b"".join(seen) == b"one\ntwo\nlast"
     assert said[before:] == ["Slurm does not answer; following on"]
     assert clock.now - begin < 60
@@ -110,7 +110,7 @@ def test_a_file_begun_anew_is_said(
         (clock.now + 3, partial(setattr, slurm, "jobs", [job(7, "FAILED")])),
     ]
     seen: list[bytes] = []
-    follower.follow(tail, seen.extend)
+    follower.follow([tail], seen.extend)
     assert (b"".join(seen), said) == (b"new\n", [f"{out} was begun anew"])
 
 

@@ -26,6 +26,7 @@ def array_task() -> JobRow:
     ("pattern", "name"),
     [
         ("/o/slurm-%j.out", "/o/slurm-15.out"),
+        ("/a/slurm-15.out", "/a/slurm-12_3.out"),
         ("/o/%A_%a-%x-%u-%N.log", "/o/12_3-tr ü-eve-n7.log"),
         ("/o/%6j%%%q", "/o/000015%%q"),
         ("/o/\\%j", "/o/%j"),
