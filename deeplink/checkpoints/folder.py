@@ -91,7 +91,7 @@ class Checkpoints:
         named = os.environ.get("DEEPLINK_ATTEMPT", "")
         self.folder, self.readonly = Path(folder), readonly
         self.local = Path(local) if local else None
-        self.retention = Retention(keep, keep_every)
+        self.retention, self.keep = Retention(keep, keep_every), keep
         self.attempt = attempt or (Attempt.parse(named) if named else None)
         self.skipped: tuple[Skipped, ...] = ()
         self.guard: Guard | None = None
