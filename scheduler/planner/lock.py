@@ -28,6 +28,16 @@ class PlannerRunsError(DeepLinkError):
         self.path, self.who = path, who
 
 
+class PlannerLockError(DeepLinkError):
+    """Whether a planner of this user runs cannot be found out."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"{path}: {problem}", remedy="The state folder (DEEPLINK_STATE) must be one that you can write."
+        )
+        self.path, self.problem = path, problem
+
+
 def folder_of(state: Path) -> Path:
     """Return where planners keep their lock and log."""
     return state / "plan"
@@ -53,10 +63,14 @@ def holding(path: Path, since_unix: float) -> Iterator[None]:
 
     Raises:
         PlannerRunsError: another one is.
-        OSError: the lock cannot be made.
+        PlannerLockError: the lock cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as lock:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a+", encoding="utf-8")
+    except OSError as problem:
+        raise PlannerLockError(path, problem.strerror or str(problem)) from problem
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

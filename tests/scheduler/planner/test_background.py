@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.planner.background import MOST_LOG, ensure_planner, log_path
-from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path, runs
+from deeplink.scheduler.planner.lock import PlannerLockError, PlannerRunsError, holding, lock_path, runs
 from deeplink.scheduler.slurm.command import CommandMissingError, detach
 
 
@@ -25,6 +25,12 @@ def test_a_planner_is_alone_and_says_who_it_is(tmp_path: Path) -> None:
     assert not runs(path)
     with holding(path, 3.0):
         assert runs(path)
+
+
+def test_a_lock_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("a file where the folder should be")
+    with pytest.raises(PlannerLockError, match="plan"), holding(lock_path(tmp_path, {}), 1.0):
+        pass
 
 
 def test_none_is_started_where_one_runs_or_none_is_wanted(tmp_path: Path) -> None:
