@@ -58,6 +58,17 @@ def test_checkpoints_tell_their_step_and_their_stride(own: vitals.Vitals, tmp_pa
     assert own.numbers() == told
 
 
+def test_checkpoints_saved_in_the_background_are_told_once_they_are_whole(
+    own: vitals.Vitals, tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (10, 35):
+        checkpoints.save_state({"counts": {"seen": step}}, step=step)
+        checkpoints.wait()
+    checkpoints.close()
+    assert (own.numbers()[vitals.CHECKPOINT_STEP], own.numbers()[vitals.CHECKPOINT_EVERY]) == (35.0, 25.0)
+
+
 def reported(metrics: dict[str, float]) -> dict[str, float]:
     reporter = Reporter(Destination(agent="a:1", token_file=Path("t"), attempt=Attempt(1, 0, 0), rank=0))
     message = reporter._message(_Said(5, 1.0, metrics))
