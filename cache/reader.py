@@ -18,7 +18,7 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import IndexFormatError, IndexMendedError, RowError, SampleUnavailableError
 from deeplink.cache.holding.fetching import Wanted
 from deeplink.cache.holding.healing import Healer
-from deeplink.cache.membership import members_token, other_members
+from deeplink.cache.membership import configured_members, members_token, node_name
 from deeplink.cache.reads.arenas import Arenas
 from deeplink.cache.reads.fallback import Fallback
 from deeplink.cache.reads.local import LocalReader
@@ -289,23 +289,23 @@ class Reader:
             return own
 
     def _opened(self) -> _Process:
-        members = other_members(self._config)
-        token = members_token(self._config, members)
+        everyone, node = configured_members(self._config), node_name(self._config)
+        others = [member for member in everyone if member.name != node]
+        token = members_token(self._config, others)
         # A store that cannot be made must not end a training that others can serve.
         store = Store(self._config.store, make=False)
         fleet = None
-        if members:
+        if others:
             deadline_s = self._config.read_deadline_ms / 1000
-            fleet = Fleet(
-                self.index, members, PlainTransport(token, self._clock), self._clock, deadline_s=deadline_s
-            )
+            transport = PlainTransport(token, self._clock)
+            fleet = Fleet(self.index, everyone, transport, self._clock, deadline_s=deadline_s, node=node)
         local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
         local.shards.follow(self._leader)
         if problem := slowness(self._config.store, self.index.source):
             log.warning("dataset %s may be read slower than its files: %s", self.name, problem)
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
         cap = SourceCap(TokenBucket(*(_HASTE * rate for rate in rates)), self._clock)
-        healer = Healer(store, members, token, self._clock)
+        healer = Healer(store, everyone, token, self._clock, node=node)
         return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap), Tally(), Arenas())
 
     def stats(self) -> ReadStats:

@@ -54,7 +54,7 @@ class Holdings:
     def owners(self, shard: ShardId, replicas: int) -> tuple[NodeName, ...]:
         """Return the nodes that a shard belongs on, the first one first; this node where there are no members."""
         names = [member.name for member in self.members] or [self.here]
-        return ownership.owners(shard, names, replicas, ownership.weights(self.members))
+        return ownership.owners(shard, names, replicas, ownership.standing(self.members))
 
     def verified(self) -> dict[NodeName, Mapping[ShardId, bool] | None]:
         """Return per node the shards it holds and whether it has verified them, as `residency` takes it."""

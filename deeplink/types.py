@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NewType, Self
+from urllib.parse import quote, unquote
 
 from typing_extensions import override
 
@@ -92,28 +94,39 @@ class Member:
         name: its name.
         address: the `host:port` of its agent.
         weight: how large a share of the shards it is to hold, against the others: see `cache.ownership`.
+        domain: what fails together with it, a leaf switch or a rack; empty where nobody knows.
     """
 
     name: NodeName
     address: str
     weight: int = 1
+    domain: str = ""
+
+
+_PLAIN = "-._~/:+#;|()"
+_DOMAIN = re.compile(rf"(?:[A-Za-z0-9{re.escape(_PLAIN)}]|%[0-9A-Fa-f]{{2}})+")
+"""Switches are called all sorts of things (`MF0;sw1:SX6036/U1`, with spaces and commas): the rest is %XX."""
 
 
 def parse_members(text: str) -> tuple[Member, ...]:
     """Read `n0=10.77.0.10:4000*1024,n1=10.77.0.11:4000*2048`, the value of DEEPLINK_MEMBERS.
 
-    The weights are part of the list, so that all who have the list agree on who holds what.
+    The weights are part of the list, so that all who have the list agree on who holds what. So are the failure
+    domains, `n0=10.77.0.10:4000*1024@leaf0`. They stand behind a weight only: who does not know of them yet
+    refuses such a weight, instead of taking them for a part of the address.
 
     >>> parse_members("n0=10.77.0.10:4000")
-    (Member(name='n0', address='10.77.0.10:4000', weight=1),)
+    (Member(name='n0', address='10.77.0.10:4000', weight=1, domain=''),)
     >>> parse_members("n0=10.77.0.10:4000*512")[0].weight
     512
+    >>> parse_members("n0=10.77.0.10:4000*512@rack%207")[0].domain
+    'rack 7'
     >>> parse_members("")
     ()
 
     Raises:
         ValueError: an item lacks its name or its address, a weight is no whole number above 0, only some members
-            have one, or a name occurs twice.
+            have one, a domain is none or stands behind no weight, or a name occurs twice.
     """
     members: list[Member] = []
     weighted: set[bool] = set()
@@ -122,9 +135,13 @@ def parse_members(text: str) -> tuple[Member, ...]:
         if not (name and equals and address):
             raise ValueError(f"{item!r} is not NAME=HOST:PORT")
         address, star, weight = address.partition("*")
+        if "@" in address:
+            raise ValueError(f"{item!r}: a domain stands behind a weight, NAME=HOST:PORT*WEIGHT@DOMAIN")
+        weight, at, written = weight.partition("@")
+        domain = _domain(item, written) if at else ""
         if star and not (weight.isascii() and weight.isdigit() and 0 < int(weight) <= _MOST_WEIGHT):
             raise ValueError(f"{item!r}: the weight is not a whole number from 1 to {_MOST_WEIGHT}")
-        members.append(Member(NodeName(name), address, int(weight) if star else 1))
+        members.append(Member(NodeName(name), address, int(weight) if star else 1, domain))
         weighted.add(bool(star))
     if len(weighted) > 1:
         raise ValueError(f"give every member a weight, or none: {text!r}")
@@ -133,9 +150,23 @@ def parse_members(text: str) -> tuple[Member, ...]:
     return tuple(members)
 
 
+def _domain(item: str, written: str) -> str:
+    if not _DOMAIN.fullmatch(written):
+        raise ValueError(f"{item!r}: {written!r} is no domain: letters, digits and {_PLAIN}, the rest as %XX")
+    try:
+        return unquote(written, errors="surrogatepass")
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"{item!r}: {written!r} is no domain: its %XX are not UTF-8") from problem
+
+
 def format_members(members: tuple[Member, ...]) -> str:
-    """Write what `parse_members` reads; weights only where they differ."""
-    differ = len({member.weight for member in members}) > 1
-    return ",".join(
-        f"{member.name}={member.address}" + (f"*{member.weight}" if differ else "") for member in members
-    )
+    """Write what `parse_members` reads; weights and domains only where they differ."""
+    is_parted = len({member.domain for member in members}) > 1
+    is_weighted = is_parted or len({member.weight for member in members}) > 1
+
+    def written(member: Member) -> str:
+        weight = f"*{member.weight}" if is_weighted else ""
+        domain = f"@{quote(member.domain, _PLAIN, errors='surrogatepass')}" if is_parted and member.domain else ""
+        return f"{member.name}={member.address}{weight}{domain}"
+
+    return ",".join(map(written, members))

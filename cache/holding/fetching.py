@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from deeplink.cache.sources.bucket import SourceCap
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
-    from deeplink.types import Member, ShardId
+    from deeplink.types import Member, NodeName, ShardId
 
 _METHOD = "/deeplink.v1.Cache/Get"
 _START_S = 5.0
@@ -114,6 +114,7 @@ class Fetcher:
         store: where they belong.
         token: what calls to members carry.
         clock: where time comes from.
+        node: this member's name, which is asked for nothing; None where it is no member.
         cap: bounds what is read from sources; None: sources are left alone.
         open_home: opens a packed home by its URL.
     """
@@ -124,22 +125,24 @@ class Fetcher:
         token: str,
         clock: Clock,
         *,
+        node: NodeName | None = None,
         cap: SourceCap | None = None,
         open_home: Callable[[str], Home] | None = None,
     ) -> None:
         self._store, self._token, self._clock, self._cap = store, token, clock, cap
+        self._node = node
         self._open_home = open_home
         self._breaker = Breaker()
         self._building = threading.Lock()
         self.members: tuple[Member, ...] = ()
-        """Who may have copies; this node is not among them."""
+        """All members: the order in which they are asked follows from all of them, this node among them."""
 
     def fetch(self, wanted: Wanted, members: Sequence[Member] = ()) -> Fetched:
         """Bring a shard here now, or verify the one that is here.
 
         Args:
             wanted: which.
-            members: whom to ask; `self.members` when empty.
+            members: all members, as above; `self.members` when empty.
         """
         if self._store.is_verified(wanted.id):  # also on a disk that takes no lock file
             return Fetched(Outcome.HELD, bytes=wanted.bytes)
@@ -193,8 +196,8 @@ class Fetcher:
     def _ways(self, wanted: Wanted, members: Sequence[Member]) -> Iterator[tuple[str, Callable[[], object]]]:
         by_name = {member.name: member for member in members}
         skipped = self._breaker.skipped(self._clock.monotonic())
-        for name in ownership.ranked(wanted.id, by_name, ownership.weights(members)):
-            if name not in skipped:
+        for name in ownership.ranked(wanted.id, by_name, ownership.standing(members)):
+            if name != self._node and name not in skipped:
                 yield name, partial(self._from_member, by_name[name], wanted)
         index = wanted.index
         if index is None:

@@ -73,7 +73,7 @@ class Filler:
 
         Args:
             wanted: which.
-            members: whom to ask; whom the fetcher knows when empty.
+            members: all of them, as `Fetcher` takes them; those the fetcher knows when empty.
             urgent: whether somebody waits for it.
             done: told what became of it, from another thread.
 

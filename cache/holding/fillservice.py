@@ -175,21 +175,20 @@ class FillServicer:
         names = [member.name for member in everyone]
         if self._node not in names:
             names.append(self._node)
-        weights = ownership.weights(everyone)
+        known = ownership.standing(everyone)
         copies = replicas or self._replicas
         return [
             number
             for number, entry in enumerate(index.shards)
-            if self._node in ownership.owners(entry.id, names, copies, weights)
+            if self._node in ownership.owners(entry.id, names, copies, known)
         ]
 
     def _brought(
         self, wanted: Sequence[Wanted], members: Sequence[Member], context: grpc.ServicerContext
     ) -> Iterator[cache_pb2.FillReply]:
-        others = [member for member in members if member.name != self._node]
         came: queue.SimpleQueue[tuple[Wanted, Fetched]] = queue.SimpleQueue()  # as many as were asked for, at most
         for one in wanted:
-            if not self._filler.want(one, members=others, done=partial(_put, came, one)):
+            if not self._filler.want(one, members=members, done=partial(_put, came, one)):
                 came.put((one, Fetched(Outcome.FAILED, problem="too many shards are waiting already")))
         left = len(wanted)
         while left and context.is_active():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deeplink.cache.holding.fetching import Wanted
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
-    from deeplink.types import Member, ShardId
+    from deeplink.types import Member, NodeName, ShardId
 
 _MOST_WAITING = 4096
 _SOURCE_BYTES_PER_S, _SOURCE_REQUESTS_PER_S = 50e6, 500.0
@@ -34,15 +34,19 @@ class Healer:
 
     Args:
         store: where they belong.
-        members: who may hold copies; this node is not among them. Where there are none, a shard is made anew from
-            its source here; elsewhere that is the agents' work.
+        members: all of them, who may hold copies. Where there are no others, a shard is made anew from its source
+            here; elsewhere that is the agents' work.
         token: what calls carry.
         clock: where time comes from.
+        node: this node's name, which may be a member's.
     """
 
-    def __init__(self, store: Store, members: Sequence[Member], token: str, clock: Clock) -> None:
-        cap = None if members else SourceCap(TokenBucket(_SOURCE_BYTES_PER_S, _SOURCE_REQUESTS_PER_S), clock)
-        self._fetcher = Fetcher(store, token, clock, cap=cap)
+    def __init__(
+        self, store: Store, members: Sequence[Member], token: str, clock: Clock, *, node: NodeName | None = None
+    ) -> None:
+        has_others = any(member.name != node for member in members)
+        cap = None if has_others else SourceCap(TokenBucket(_SOURCE_BYTES_PER_S, _SOURCE_REQUESTS_PER_S), clock)
+        self._fetcher = Fetcher(store, token, clock, node=node, cap=cap)
         self._fetcher.members = tuple(members)
         self._lock = threading.Lock()
         self._busy: set[ShardId] = set()

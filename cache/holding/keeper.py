@@ -94,7 +94,7 @@ class Keeper:
         recovery = Recovery(self._node, token, known, cap, self._clock)
         room = Room(self._store, settings.store_bytes, recovery, self._clock)
         self._store.reserve = room.reserve
-        fetcher = Fetcher(self._store, token, self._clock, cap=cap, open_home=open_home)
+        fetcher = Fetcher(self._store, token, self._clock, node=self._node, cap=cap, open_home=open_home)
         filler = Filler(fetcher, self._clock, bytes_per_s=settings.fill_bytes_per_s, ending=self._ending)
         filling = FillServicer(
             self._node, self._store, catalog, filler, recovery, clock=self._clock, replicas=settings.replicas
@@ -166,7 +166,7 @@ class Keeper:
             if members == parts.upkeep.everyone:
                 return
             others = tuple(member for member in members if member.name != self._node)
-            parts.fetcher.members = others
+            parts.fetcher.members = members
             parts.recovery.members = others
             parts.recovery.forget()
             parts.filling.all_members = parts.upkeep.everyone = members

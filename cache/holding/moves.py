@@ -63,12 +63,12 @@ def for_job(
         held: what they hold.
         replicas: copies of each shard.
     """
-    weights = {node: weight for node, weight in ownership.weights(members).items() if node in nodes}
+    known = ownership.standing(member for member in members if member.name in nodes)
     missing: dict[NodeName, list[int]] = {}
     silent: set[NodeName] = set()
     copies = 0
     for number, entry in enumerate(index.shards):
-        for owner in ownership.owners(entry.id, sorted(nodes), replicas, weights):
+        for owner in ownership.owners(entry.id, sorted(nodes), replicas, known):
             there = held.get(owner)
             copies += 1
             if there is None:
@@ -96,7 +96,7 @@ def off_node(
     """
     own = held.get(node) or {}
     others = {one: there for one, there in held.items() if one != node and there is not None}
-    weights = ownership.weights(members)
+    known = ownership.standing(members)
     missing: dict[NodeName, list[int]] = {}
     alone = [
         number
@@ -105,7 +105,7 @@ def off_node(
     ]
     if others:
         for number in alone:
-            owner = ownership.owners(index.shards[number].id, sorted(others), 1, weights)[0]
+            owner = ownership.owners(index.shards[number].id, sorted(others), 1, known)[0]
             missing.setdefault(owner, []).append(number)
     return Moves(index, name, _tupled(missing), len(alone))
 

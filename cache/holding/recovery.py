@@ -1,8 +1,8 @@
 """Whether a shard could be had again if this node dropped it: proved by asking, never assumed.
 
 Two members that hold the last two copies must not each rely on the other. So a member counts on another's copy
-only if that one comes before it in the order of ownership (without weights, so that all agree): the first holder
-in that order never drops a shard because others have it.
+only if that one comes before it in the order of ownership (by names alone, without weights and domains, so that
+all agree whatever list they have): the first holder in that order never drops a shard because others have it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def residency(
     stats: Mapping[NodeName, Mapping[ShardId, bool] | None],
     *,
     replicas: int,
-    weights: Mapping[NodeName, int] | None = None,
+    known: ownership.Standing | None = None,
 ) -> Residency:
     """Return how much of a version is where.
 
@@ -78,7 +78,7 @@ def residency(
         index: the version.
         stats: per member, the shards it holds and whether it has verified them; None for who did not answer.
         replicas: copies there are to be of each shard.
-        weights: the members' weights.
+        known: the members' weights and domains.
     """
     entries = list(index.shards)
     size = {entry.id: entry.bytes for entry in entries}
@@ -90,7 +90,7 @@ def residency(
     count = {shard: sum(shard in held for held in verified.values()) for shard in size}
     owned: dict[NodeName, set[ShardId]] = {node: set() for node in stats}
     for shard in size:
-        for node in ownership.owners(shard, stats, copies, weights):
+        for node in ownership.owners(shard, stats, copies, known or ownership.Standing()):
             owned[node].add(shard)
     nodes = []
     for node in sorted(stats):

@@ -242,8 +242,8 @@ class Upkeep:
 
     def _owns(self, shard: ShardId, copies: int) -> bool:
         names = [member.name for member in self.everyone]
-        weights = ownership.weights(self.everyone)
-        return self._node in ownership.owners(shard, names or [self._node], copies, weights)
+        known = ownership.standing(self.everyone)
+        return self._node in ownership.owners(shard, names or [self._node], copies, known)
 
     def _take_share(self) -> None:
         """Have shards brought that are in use, and that this member is to hold.

@@ -154,10 +154,10 @@ def warm(
         for member, held in zip(members, held_by(members, token, clock).values(), strict=True)
         if held is not None
     ]
-    names, weights = [member.name for member in answering], ownership.weights(answering)
+    names, known = [member.name for member in answering], ownership.standing(answering)
     copies = min(replicas, len(answering))
     tally = Tally(_total(index, copies), progress)
-    order = [ownership.owners(entry.id, names, copies, weights) for entry in index.shards]
+    order = [ownership.owners(entry.id, names, copies, known) for entry in index.shards]
 
     def bring(member: Member, numbers: Sequence[int]) -> None:
         try:
@@ -176,7 +176,7 @@ def warm(
             }
             list(pool.map(bring, *zip(*((m, share) for m, share in shares.items() if share), strict=True)))
     stats = held_by(members, token, clock)
-    found = residency(index, stats, replicas=replicas, weights=ownership.weights(members))
+    found = residency(index, stats, replicas=replicas, known=ownership.standing(members))
     return WarmResult(
         residency=found,
         brought=tally.brought,

@@ -42,7 +42,7 @@ class Placer:
     ) -> None:
         self._store, self._node = store, node
         self._names = [member.name for member in members] or [node]
-        self._weights = ownership.weights(members)
+        self._known = ownership.standing(members)
         self.wanted = min(replicas, len(self._names))
         self.needed: set[ShardId] = set()
         self._clients = {member.name: MemberClient(member, token) for member in members if member.name != node}
@@ -86,7 +86,7 @@ class Placer:
             shard: which.
             size: bytes of its file; who has a file of another size does not hold it.
         """
-        ranked = ownership.ranked(shard, self._names, self._weights)
+        ranked = ownership.ranked(shard, self._names, self._known)
         return tuple(name for name in ranked if self._has(name, shard, size))
 
     def answers(self, name: NodeName) -> bool:
@@ -106,7 +106,8 @@ class Placer:
     def place(self, shard: ShardId, draft: Path) -> tuple[NodeName, ...]:
         """Bring a shard, whose sealed file is `draft`, to its owners and return its holders; `draft` is used up.
 
-        An owner that cannot take it is replaced by the next member in order. Fewer copies than wanted are logged.
+        An owner that cannot take it is replaced by the next member in order, and if all holders would then fail
+        together, by one that does not. Fewer copies than wanted are logged.
 
         Raises:
             PlacementError: nobody took it.
@@ -115,11 +116,12 @@ class Placer:
         self.needed.add(shard)
         held, problems = list(self.holders(shard, draft.stat().st_size)), []
         path = draft
-        for name in ownership.ranked(shard, self._names, self._weights):
-            if len(held) >= self.wanted:
+        left = list(ownership.ranked(shard, self._names, self._known))
+        while len(held) < self.wanted:
+            name = ownership.next_holder(left, held, self.wanted, self._known)
+            if name is None:
                 break
-            if name in held:
-                continue
+            left.remove(name)
             if name in self._problems:
                 problems.append(self._problems[name])
                 continue

@@ -96,18 +96,26 @@ class Fleet:
 
     Args:
         index: the dataset's version.
-        members: the others; this node is not among them.
+        members: all of them: the order in which the others are asked follows from all.
         transport: how batches come.
         clock: where time comes from.
         deadline_s: how long a member may take to begin its answer.
+        node: this node's name, which may be a member's and is asked for nothing.
     """
 
     def __init__(
-        self, index: Index, members: Sequence[Member], transport: Transport, clock: Clock, *, deadline_s: float
+        self,
+        index: Index,
+        members: Sequence[Member],
+        transport: Transport,
+        clock: Clock,
+        *,
+        deadline_s: float,
+        node: NodeName | None = None,
     ) -> None:
         self._index, self._transport, self._clock, self._deadline_s = index, transport, clock, deadline_s
         self._members = {member.name: member for member in members}
-        self._weights = ownership.weights(members)
+        self._known, self._node = ownership.standing(members), node
         self._breaker, self._pace, self._busy = Breaker(), Pace(deadline_s / 4), _Busy()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -147,9 +155,8 @@ class Fleet:
         """Return the members to be asked for a shard, in order: who is busy comes last."""
         ranked = self._ranked.get(shard)
         if ranked is None:
-            ranked = self._ranked[shard] = ownership.ranked(
-                self._index.shards[shard].id, self._members, self._weights
-            )
+            everyone = ownership.ranked(self._index.shards[shard].id, self._members, self._known)
+            ranked = self._ranked[shard] = tuple(name for name in everyone if name != self._node)
         if last_resort:
             return ranked
         if not (skipped or self._not_held or self._busy.until):

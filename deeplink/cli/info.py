@@ -62,13 +62,13 @@ def _holdings(config: Config) -> Holdings:
 
 def _dataset(library: Library, found: Found) -> dict[str, Any]:
     from deeplink.cache.holding.residency import residency
-    from deeplink.cache.ownership import weights
+    from deeplink.cache.ownership import standing
 
     config, index, name = library.config, found.reader.index, found.place.name
     held = _holdings(config)
     record = library.catalog.record(name, index.version)
     replicas = min(config.replicas, max(len(held.members), 1))
-    where = residency(index, held.verified(), replicas=replicas, weights=weights(held.members))
+    where = residency(index, held.verified(), replicas=replicas, known=standing(held.members))
     return {
         "name": name,
         "version": index.version,

@@ -67,12 +67,12 @@ def command(*, name: str, quick: bool, in_place: bool, as_json: bool) -> int:
 
 def _note(found: Found, config: Config, held: Holdings) -> None:
     from deeplink.cache.holding.residency import residency
-    from deeplink.cache.ownership import weights
+    from deeplink.cache.ownership import standing
     from deeplink.noting import note_residency
 
     index = found.reader.index
     replicas = min(config.replicas, max(len(held.members), 1))
-    where = residency(index, held.verified(), replicas=replicas, weights=weights(held.members))
+    where = residency(index, held.verified(), replicas=replicas, known=standing(held.members))
     note_residency(config.catalog, found.place.name, index, where)
 
 

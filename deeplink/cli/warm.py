@@ -103,7 +103,7 @@ def _looked_at(index: Index, to: Target) -> Residency:
 
     if to.members:
         stats = held_by(to.members, to.token, SystemClock())
-        return residency(index, stats, replicas=to.config.replicas, weights=ownership.weights(to.members))
+        return residency(index, stats, replicas=to.config.replicas, known=ownership.standing(to.members))
     store = Store(to.config.store, make=False)
     held = {shard: store.is_verified(shard) for shard in store.ids()}
     return residency(index, {node_name(to.config): held}, replicas=1)

@@ -139,8 +139,8 @@ class Residency:
             members: all of them.
             replicas: copies of each shard.
         """
-        weight = ownership.weights(members)
-        holders = [ownership.owners(ShardId(name), weight, replicas, weight) for name in shards]
+        known = ownership.standing(members)
+        holders = [ownership.owners(ShardId(name), known.weight, replicas, known) for name in shards]
         return cls(nodes, holders, shard)
 
     def near(self, rows: NDArray[np.int64]) -> float:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.ownership import owners, ranked, weight_of, weights
+from deeplink.cache.ownership import Standing, next_holder, owners, ranked, standing, weight_of
 from deeplink.types import Member, NodeName, ShardId, format_members, parse_members
 
 SHARD = st.text("0123456789abcdef", min_size=40, max_size=40).map(ShardId)
@@ -57,8 +61,8 @@ def test_with_weights_too_a_member_that_leaves_moves_only_what_it_owned(
 ) -> None:
     gone = data.draw(st.sampled_from(sorted(weight)))
     left = {member: value for member, value in weight.items() if member != gone}
-    before = ranked(shard, weight, weight)
-    assert ranked(shard, left, left) == tuple(member for member in before if member != gone)
+    before = ranked(shard, weight, Standing(weight))
+    assert ranked(shard, left, Standing(left)) == tuple(member for member in before if member != gone)
 
 
 @given(SHARD, WEIGHTED, st.data())
@@ -66,14 +70,15 @@ def test_a_member_that_becomes_larger_only_gains(
     shard: ShardId, weight: dict[NodeName, int], data: st.DataObject
 ) -> None:
     grown = data.draw(st.sampled_from(sorted(weight)))
-    before, after = ranked(shard, weight, weight), ranked(shard, weight, {**weight, grown: 2 * weight[grown]})
+    before = ranked(shard, weight, Standing(weight))
+    after = ranked(shard, weight, Standing({**weight, grown: 2 * weight[grown]}))
     assert after.index(grown) <= before.index(grown)
     assert [m for m in after if m != grown] == [m for m in before if m != grown]
 
 
 @given(SHARD, MEMBERS, st.integers(1, 1 << 20))
 def test_equal_weights_are_no_weights(shard: ShardId, members: set[NodeName], weight: int) -> None:
-    assert ranked(shard, members, dict.fromkeys(members, weight)) == ranked(shard, members)
+    assert ranked(shard, members, Standing(dict.fromkeys(members, weight))) == ranked(shard, members)
 
 
 @pytest.mark.parametrize("weight", [(1, 1, 2, 4), (1, 8), (16, 16, 16, 1)])
@@ -82,7 +87,7 @@ def test_shards_are_spread_by_weight(weight: tuple[int, ...]) -> None:
     shards = [ShardId(f"{i:040x}") for i in range(4000)]
     counts = dict.fromkeys(members, 0)
     for shard in shards:
-        counts[ranked(shard, members, members)[0]] += 1
+        counts[ranked(shard, members, Standing(members))[0]] += 1
     for member, value in members.items():
         share = len(shards) * value / sum(weight)
         assert (
@@ -93,11 +98,11 @@ def test_shards_are_spread_by_weight(weight: tuple[int, ...]) -> None:
 def test_a_lost_members_share_goes_to_all_the_others_by_weight() -> None:
     members = {NodeName(f"n{i}"): value for i, value in enumerate((4, 1, 1, 2))}
     shards = [ShardId(f"{i:040x}") for i in range(4000)]
-    lost = [shard for shard in shards if ranked(shard, members, members)[0] == "n0"]
+    lost = [shard for shard in shards if ranked(shard, members, Standing(members))[0] == "n0"]
     left = {member: value for member, value in members.items() if member != "n0"}
     counts = dict.fromkeys(left, 0)
     for shard in lost:
-        counts[ranked(shard, left, left)[0]] += 1
+        counts[ranked(shard, left, Standing(left))[0]] += 1
     for member, value in left.items():
         share = len(lost) * value / sum(left.values())
         assert abs(counts[member] - share) < 5 * share**0.5
@@ -112,7 +117,7 @@ def test_weights_travel_in_the_list_of_members() -> None:
     members = (Member(NodeName("n0"), "10.0.0.1:7", 512), Member(NodeName("n1"), "[::1]:7", 1))
     assert format_members(members) == "n0=10.0.0.1:7*512,n1=[::1]:7*1"
     assert parse_members(format_members(members)) == members
-    assert weights(members) == {"n0": 512, "n1": 1}
+    assert standing(members) == Standing({NodeName("n0"): 512, NodeName("n1"): 1})
     alike = tuple(Member(member.name, member.address, 64) for member in members)
     assert format_members(alike) == "n0=10.0.0.1:7,n1=[::1]:7"
 
@@ -123,3 +128,141 @@ def test_weights_travel_in_the_list_of_members() -> None:
 def test_a_list_with_odd_weights_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="weight"):
         parse_members(text)
+
+
+TWELVE = tuple(NodeName(f"n{i}") for i in range(12))
+GROWING = Standing({name: 1 << (i % 4) for i, name in enumerate(TWELVE)})
+RECORDED = (
+    ("n6 n11 n0 n8", "n6 n11 n3 n0"),
+    ("n11 n0 n8 n2", "n11 n2 n7 n3"),
+    ("n4 n10 n5 n11", "n10 n11 n7 n3"),
+    ("n0 n1 n3 n4", "n0 n3 n1 n11"),
+)
+"""The first four members of shards 0 to 3, alike and with the weights of GROWING, as before there were domains."""
+
+
+def test_without_domains_shards_stay_where_they_were_before_there_were_any() -> None:
+    for number, (alike, weighted) in enumerate(RECORDED):
+        shard = ShardId(f"{number:040x}")
+        assert " ".join(ranked(shard, TWELVE)[:4]) == alike
+        assert " ".join(ranked(shard, TWELVE, GROWING)[:4]) == weighted
+    said = "\n".join(
+        " ".join(ranked(ShardId(f"{number:040x}"), TWELVE[:count], known))
+        for number in range(500)
+        for count in (1, 2, 5, 12)
+        for known in (Standing(), GROWING)
+    )
+    recorded = "698b011f299e77a2864737a268bf2ee21607f5a2ebbc4118411a5979132e3603"
+    assert hashlib.sha256(said.encode()).hexdigest() == recorded
+
+
+@st.composite
+def sites(draw: st.DrawFn) -> tuple[Member, ...]:
+    """Return members in a few domains; some in none that is known."""
+    names = draw(st.sets(st.integers(0, 99), min_size=1, max_size=12))
+    domain, weight = st.sampled_from(("", "leaf0", "leaf1", "leaf2")), st.sampled_from((1, 1, 2, 16))
+    return tuple(Member(NodeName(f"n{i}"), f"h:{i + 1}", draw(weight), draw(domain)) for i in sorted(names))
+
+
+def held(shard: ShardId, members: tuple[Member, ...], replicas: int) -> set[Member]:
+    by_name = {member.name: member for member in members}
+    return {by_name[name] for name in owners(shard, by_name, replicas, standing(members))}
+
+
+@given(SHARD, sites(), st.integers(2, 5))
+def test_no_domain_has_all_copies_where_there_is_another(
+    shard: ShardId, members: tuple[Member, ...], replicas: int
+) -> None:
+    found = held(shard, members, replicas)
+    assert len(found) == min(replicas, len(members))
+    if len({member.domain for member in members}) > 1:
+        assert len({member.domain for member in found}) > 1
+
+
+@given(SHARD, sites(), st.integers(1, 5))
+def test_owners_that_fail_apart_already_are_as_without_domains(
+    shard: ShardId, members: tuple[Member, ...], replicas: int
+) -> None:
+    plain = {member.name: member for member in members}
+    order = [plain[name] for name in ranked(shard, plain, Standing(standing(members).weight))]
+    found, alone = held(shard, members, replicas), order[:replicas]
+    apart = next((member for member in order if member.domain != order[0].domain), None)
+    if replicas == 1 or apart is None or len({member.domain for member in alone}) > 1:
+        assert found == set(alone)
+    else:
+        assert found == {*alone[:-1], apart}
+
+
+@given(SHARD, sites(), st.integers(1, 5), st.data())
+def test_with_domains_too_a_member_that_leaves_moves_only_what_it_held(
+    shard: ShardId, members: tuple[Member, ...], replicas: int, data: st.DataObject
+) -> None:
+    # Read from right to left: one that joins takes what it is to hold, and nothing else moves.
+    gone = data.draw(st.sampled_from(members))
+    left = tuple(member for member in members if member != gone)
+    before, after = held(shard, members, replicas), held(shard, left, replicas)
+    assert before - {gone} <= after
+    assert len(after - before) <= (gone in before)
+
+
+@given(SHARD, sites(), st.randoms(use_true_random=False))
+def test_with_domains_too_the_order_does_not_depend_on_how_members_are_listed(
+    shard: ShardId, members: tuple[Member, ...], random: Random
+) -> None:
+    other = list(members)
+    random.shuffle(other)
+    names = [member.name for member in members]
+    assert ranked(shard, names, standing(members)) == ranked(shard, reversed(names), standing(other))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "moved"),
+    [
+        ((4, 4, 4, 4), 1.15, 0.12),
+        ((8, 8), 1.2, 0.25),
+        ((9, 7), 1.3, 0.25),
+        ((12, 4), 2.4, 0.31),
+        ((15, 1), 10.0, 0.46),
+    ],
+)
+@pytest.mark.parametrize("weight", [(1,), (1, 1, 2, 4)])
+def test_members_hold_about_their_share_though_domains_part_them(
+    sizes: tuple[int, ...], most: float, moved: float, weight: tuple[int, ...]
+) -> None:
+    places = [leaf for leaf, size in enumerate(sizes) for _ in range(size)]
+    members = tuple(
+        Member(NodeName(f"n{i}-{leaf}"), "h:1", weight[i % len(weight)], f"leaf{leaf}")
+        for i, leaf in enumerate(places)
+    )
+    weighted = Standing(standing(members).weight)
+    shards = [ShardId(f"{i:040x}") for i in range(2000)]
+    counts, without = Counter[NodeName](), Counter[NodeName]()
+    elsewhere = 0
+    for shard in shards:
+        found = owners(shard, weighted.weight, 2, standing(members))
+        alone = owners(shard, weighted.weight, 2, weighted)
+        counts.update(found)
+        without.update(alone)
+        elsewhere += len({*found} - {*alone})
+    assert all(0.4 < counts[name] / without[name] < most for name in weighted.weight), (counts, without)
+    assert elsewhere / (2 * len(shards)) < moved
+
+
+@given(SHARD, sites(), st.integers(1, 4), st.data())
+def test_copies_that_replace_others_fail_apart_too(
+    shard: ShardId, members: tuple[Member, ...], replicas: int, data: st.DataObject
+) -> None:
+    by_name, known = {member.name: member for member in members}, standing(members)
+    failing = data.draw(st.sets(st.sampled_from(members)))
+    left = list(ranked(shard, by_name, known))
+    holders: list[NodeName] = []
+    while len(holders) < replicas and (name := next_holder(left, holders, replicas, known)) is not None:
+        left.remove(name)
+        if by_name[name] not in failing:
+            holders.append(name)
+    able = [member for member in members if member not in failing]
+    assert len(holders) == min(replicas, len(able))
+    if min(replicas, len(able)) == replicas > 1 and len({member.domain for member in able}) > 1:
+        assert len({by_name[name].domain for name in holders}) > 1
+    if not failing:
+        assert holders == list(owners(shard, by_name, replicas, known))

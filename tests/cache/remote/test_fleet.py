@@ -34,7 +34,7 @@ SIZE = 10
 
 
 def ranked(shard: str) -> Sequence[NodeName]:
-    return ownership.ranked(ShardId(shard), NAMES, {})
+    return ownership.ranked(ShardId(shard), NAMES)
 
 
 def two_shards() -> tuple[str, str]:
