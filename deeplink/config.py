@@ -64,6 +64,7 @@ class Config:
         console_bind: `host:port` the operator console listens on.
         topology: the site's fabric, a file of anything `deeplink topology` reads; Slurm's word
             where None.
+        model: how fast the machines are, the file that `deeplink calibrate --out` writes; unknown where None.
         interface: what the agents and ranks of a job talk over: an interface's name, or a network (`10.1.0.0/16`);
             chosen when empty.
         store_bytes: most bytes of shards in the store; 0: nine tenths of its file system.
@@ -90,6 +91,7 @@ class Config:
     watch_token_file: Path | None = None
     console_bind: str = "127.0.0.1:8642"
     topology: Path | None = None
+    model: Path | None = None
     interface: str = ""
     store_bytes: int = 0
     fill_bytes_per_s: int = 200_000_000

@@ -6,13 +6,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from deeplink.cli.sbatch_placing import residency_of, sources_of
+from deeplink.cli.sbatch_placing import machines_of, residency_of, sources_of
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.planner.background import MOST_LOG
 from deeplink.scheduler.planner.ground import Survey
 from deeplink.scheduler.planner.lock import folder_of
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.wish.scale import Machines
 from deeplink.scheduler.wish.survey import survey
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def surveyed(config: Config, jobs: Sequence[Mine]) -> Survey:
     """
     now, site = survey(sources_of(config, command.run))
     data = {job.ask.data for job in jobs if job.ask.data}
-    return Survey(now, site, {names: residency_of(names, config)[0] for names in data})
+    machines = machines_of(config) if any(job.ask.profile for job in jobs) else Machines()
+    return Survey(now, site, {names: residency_of(names, config)[0] for names in data}, machines)
 
 
 class Prefetcher:

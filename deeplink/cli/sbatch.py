@@ -37,6 +37,8 @@ Options of ours, before the script, or in it as `#DEEPLINK --spares 1`, without 
   --deeplink-shim           srun and torchrun of the script become `deeplink run`; the script stays as it is
   --deeplink-data NAME,...  packed datasets it reads: nodes that hold them are better
   --deeplink-patience TIME  how long it may be made to wait for fewer leaves, as of --time [default: 0, not at all]
+  --deeplink-profile FILE   what its steps compute, send and read (docs/cost-model.md): nodes are compared by the
+                            predicted step
   --deeplink-place on|off   whether nodes are wished for at all
 
 \b
@@ -103,6 +105,7 @@ def _ask(request: Request, ours: Ours, script: str) -> Ask:
     Raises:
         SubmissionError: options contradict each other.
         AmountError: the patience is no time.
+        ProfileError, ModelInputError: the profile is none.
     """
     from deeplink.scheduler.slurm.options import SBATCH, directives
     from deeplink.scheduler.wish.amounts import seconds_of
@@ -116,10 +119,28 @@ def _ask(request: Request, ours: Ours, script: str) -> Ask:
         _unfold,
         data=ours.data,
         patience_s=None if ours.patience is None else seconds_of(ours.patience),
+        profile="" if ours.profile is None else _profile(Path(ours.profile)),
         het=len(request.lines) > 1 or bool(scripted.rest),
     )
     checked(ours, ask.nodes)
     return ask
+
+
+def _profile(path: Path) -> str:
+    """Return what the file says, as the job's record keeps it.
+
+    Raises:
+        SubmissionError: it cannot be read.
+        ProfileError, ModelInputError: it holds something else.
+    """
+    from deeplink.scheduler.model.profile import profile_from, profile_text
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise SubmissionError(f"--deeplink-profile {path}: {why}", "Name a file that can be read.") from problem
+    return profile_text(profile_from(text, str(path)))
 
 
 def _unfold(text: str) -> tuple[NodeName, ...]:

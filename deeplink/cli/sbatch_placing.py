@@ -21,6 +21,7 @@ from deeplink.scheduler.wish.decide import unasked
 from deeplink.scheduler.wish.decision import Decision, Kind, Recorded, Why
 from deeplink.scheduler.wish.making import Made, Means, make, options_of
 from deeplink.scheduler.wish.record import append, job_folder
+from deeplink.scheduler.wish.scale import Machines
 from deeplink.scheduler.wish.settle import Trial, trial_of
 from deeplink.scheduler.wish.survey import Sources
 
@@ -195,7 +196,25 @@ def _say_problems(found: Placed) -> None:
 
 def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple[str, ...]], Trial]) -> Means:
     residency, notes = residency_of(ask.data, config)
-    return Means(sources=sources_of(config, run), trial=trial, residency=residency, notes=notes)
+    machines = machines_of(config) if ask.profile else Machines()
+    if ask.profile and machines.constants is not None:
+        # It takes a tenth of a second: while Slurm's answer is awaited, and not when it is there.
+        import deeplink.scheduler.placement.predicted  # noqa: F401
+    return Means(sources=sources_of(config, run), trial=trial, residency=residency, notes=notes, machines=machines)
+
+
+def machines_of(config: Config) -> Machines:
+    """Return how fast the site's machines are; for who looks after waiting jobs, too."""
+    if config.model is None:
+        return Machines()
+    from deeplink.scheduler.model.stored import constants_from
+
+    try:
+        return Machines(constants_from(config.model.read_text(encoding="utf-8"), str(config.model)))
+    except (OSError, UnicodeDecodeError) as problem:
+        return Machines(problem=f"{config.model}: {getattr(problem, 'strerror', None) or problem}")
+    except DeepLinkError as problem:
+        return Machines(problem=str(problem))
 
 
 def sources_of(config: Config, run: command.Runner) -> Sources:

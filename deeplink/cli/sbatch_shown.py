@@ -14,7 +14,7 @@ from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from deeplink.cli.sbatch_placing import Placed
-    from deeplink.scheduler.wish.decision import Decision
+    from deeplink.scheduler.wish.decision import Decision, Option
 
 _MOST_NODES = 8
 
@@ -48,12 +48,19 @@ def _placement(decision: Decision) -> list[str]:
     said = [f"placement: {wished}", f"  because: {decision.words}"]
     said += [f"  note: {note}" for note in decision.notes]
     if decision.candidates:
-        said.append(f"  {'cost':>7} {'leaves':>6} {'crossings':>9} {'local':>6}  nodes")
-    for option in decision.candidates:
-        nodes = ",".join(option.nodes[:_MOST_NODES]) + (",..." if len(option.nodes) > _MOST_NODES else "")
-        given_up = f"  ({'; '.join(option.given_up)})" if option.given_up else ""
-        said.append(
-            f"  {option.cost:>7.2f} {option.leaves:>6} {option.crossings:>9} {option.percent_local:>5.0f}%  "
-            f"{nodes}{given_up}"
-        )
+        said.append(f"  cost: {decision.cost}")
+        unit = "step" if decision.predicted else "cost"
+        said.append(f"  {unit:>12} {'leaves':>6} {'crossings':>9} {'local':>6}  nodes")
+    said += [_row(option) for option in decision.candidates]
+    if decision.own:
+        said.append(f"{_row(decision.own)}  <- Slurm's own choice")
+    if decision.predicted:
+        said += ["  the first one's step:", *(f"    {line}" for line in decision.predicted)]
     return said
+
+
+def _row(option: Option) -> str:
+    price = f"{option.cost:>12.2f}" if option.step_s is None else f"{1e3 * option.step_s:>9.1f} ms"
+    nodes = ",".join(option.nodes[:_MOST_NODES]) + (",..." if len(option.nodes) > _MOST_NODES else "")
+    given_up = f"  ({'; '.join(option.given_up)})" if option.given_up else ""
+    return f"  {price} {option.leaves:>6} {option.crossings:>9} {option.percent_local:>5.0f}%  {nodes}{given_up}"

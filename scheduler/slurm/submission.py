@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _PREFIX = "deeplink-"
-_VALUED = frozenset({"spares", "data", "patience", "place"})
+_VALUED = frozenset({"spares", "data", "patience", "place", "profile"})
 _SCRIPTED = _VALUED | {"shim"}
 _FLAGS = frozenset({"shim", "dry-run", "json"})
 _OURS = frozenset(_PREFIX + name for name in _VALUED | _FLAGS) | {"dry-run"}
@@ -58,6 +58,7 @@ class Ours:
         shim: whether srun and torchrun of the script are to be ours.
         data: datasets that the job will read.
         patience: how long it may wait for better nodes, in Slurm's words; None when not said.
+        profile: file that tells how long its steps take, and what they send and read; None when not said.
         place: whether a wish for nodes may be made; None when not said.
     """
 
@@ -65,6 +66,7 @@ class Ours:
     shim: bool = False
     data: tuple[str, ...] = ()
     patience: str | None = None
+    profile: str | None = None
     place: bool | None = None
 
     def over(self, other: Ours) -> Ours:
@@ -74,6 +76,7 @@ class Ours:
             shim=self.shim or other.shim,
             data=self.data or other.data,
             patience=other.patience if self.patience is None else self.patience,
+            profile=other.profile if self.profile is None else self.profile,
             place=other.place if self.place is None else self.place,
         )
 
@@ -197,9 +200,10 @@ def checked(ours: Ours, nodes: int) -> None:
     Raises:
         SubmissionError: some do.
     """
-    if ours.place is False and (ours.data or ours.patience is not None):
+    if ours.place is False and (ours.data or ours.patience is not None or ours.profile is not None):
         raise SubmissionError(
-            "--deeplink-place=off wishes for no nodes, and --deeplink-data and --deeplink-patience say for which",
+            "--deeplink-place=off wishes for no nodes, and --deeplink-data, --deeplink-patience and "
+            "--deeplink-profile say for which",
             "Leave out one or the other.",
         )
     if nodes and ours.spares is not None and ours.spares >= nodes:
@@ -229,6 +233,7 @@ def _ours(line: CommandLine, prefix: str) -> Ours:
         shim=_flag(line, f"{prefix}shim"),
         data=tuple(filter(None, (value("data", "the name of a packed dataset") or "").split(","))),
         patience=value("patience", "a time as of --time, or 0"),
+        profile=value("profile", "the file with the job's profile (docs/cost-model.md)"),
         place=None if place is None else place == "on",
     )
 

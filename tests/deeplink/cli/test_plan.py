@@ -17,12 +17,15 @@ from click.testing import CliRunner
 
 from deeplink.cli import cli
 from deeplink.cli.plan_life import LEAST_S, Life, live, user_name
-from deeplink.cli.plan_surveying import MOST_AT_ONCE, Prefetcher
+from deeplink.cli.plan_surveying import MOST_AT_ONCE, Prefetcher, surveyed
 from deeplink.clock import ManualClock
 from deeplink.config import Config
+from deeplink.scheduler.model.constants import Constants
+from deeplink.scheduler.model.stored import constants_text
 from deeplink.scheduler.planner.ground import Ground, Survey
 from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path
 from deeplink.scheduler.planner.loop import Planner
+from deeplink.scheduler.planner.queue import parse_queue
 from deeplink.scheduler.planner.round import Mine
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError
@@ -224,3 +227,21 @@ def test_nodes_bring_data_for_few_jobs_at_once_and_nothing_is_left_of_those_that
     last = int(said[-1].partition("process ")[2].partition(",")[0])
     os.waitpid(last, 0)
     assert "-P -m deeplink prefetch --nodes n1 -- images" in (tmp_path / "done").read_text()
+
+
+def test_the_planner_compares_by_the_step_too(state: Path, tmp_path: Path) -> None:
+    (tmp_path / "constants.json").write_text(constants_text(Constants()))
+    (tmp_path / "bin" / "sinfo").write_text(
+        '#!/bin/sh\nfor n in 0 1 2; do echo "n$n|main*|up|infinite|NO|idle|fast||gpu:0|0/4/0/4|4000|0|"; done\n'
+    )
+    config = Config(state=state, model=tmp_path / "constants.json")
+    profile = '{"format": 1, "batch": 1, "sample_s": 1, "gradient_bytes": 1}'
+    asks = [Ask(nodes=2, exclusive=True, profile=text) for text in (profile, "")]
+    seen = surveyed(config, [mine_asking(ask) for ask in asks])
+    assert [seen.best(ask, frozenset()).cost for ask in asks] == ["predicted step", "weights"]
+    assert surveyed(config, [mine_asking(asks[1])]).machines.constants is None
+
+
+def mine_asking(ask: Ask) -> Mine:
+    row = parse_queue("7|7|PENDING|Resources|me|main|2|5|||(null)|(null)||\n", "|")[0]
+    return Mine(row=row, ask=ask, wish=FEW, wished_at=1.0)

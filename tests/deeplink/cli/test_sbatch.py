@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from deeplink.scheduler.model.constants import Constants, Link
+from deeplink.scheduler.model.stored import constants_text
 from deeplink.scheduler.sandbox.processes import ProcessId
 
 # With --test-only it says when and where: on the nodes of `plain`, or with nodes named when `wished` says so.
@@ -160,6 +162,8 @@ def test_a_dry_run_prints_the_command_and_does_nothing(env: dict[str, str], tmp_
         ["--deeplink-spares=many"],
         ["-N2", "--deeplink-spares=2"],
         ["--deeplink-place=off", "--deeplink-data=x"],
+        ["--deeplink-place=off", "--deeplink-profile=x"],
+        ["--deeplink-profile="],
         ["--deeplink-patience=soon"],
         ["--deeplink-json"],
     ],
@@ -448,3 +452,64 @@ def test_nothing_heavy_is_imported(cluster: dict[str, str]) -> None:
     for _ in range(2):
         done = subprocess.run(argv, env=cluster, capture_output=True, text=True, timeout=30, check=True)
         assert done.stdout.splitlines()[-1] == "['ClusterShell']"
+
+
+@pytest.fixture
+def profiled(cluster: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """The machines are known, with uplinks as slow as a tenth of a port; `bert.json` waits for its gradients."""
+    constants = Constants(leaf=Link(1.2e9, 14e-6))
+    (tmp_path / "constants.json").write_text(constants_text(constants))
+    profile = {"format": 1, "batch": 4, "sample_s": 0.001, "gradient_bytes": 1e9, "ranks_per_node": 2}
+    (tmp_path / "bert.json").write_text(json.dumps(profile))
+    foresees(cluster, plain=(SOON, "n[2-5]"))
+    return {**cluster, "DEEPLINK_MODEL": str(tmp_path / "constants.json")}
+
+
+def test_with_a_profile_nodes_are_compared_by_the_step(profiled: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n#SBATCH -N4 --exclusive\n#DEEPLINK --profile {tmp_path}/bert.json\n")
+    done = sbatch(profiled, "--dry-run", str(script))
+    lines = done.stdout.splitlines()
+    assert "  cost: predicted step" in lines
+    rows = [line for line in lines if " ms " in line and "%" in line]
+    assert rows[0].split()[:2] == ["170.4", "ms"]
+    assert rows[0].endswith("n0,n1,n2,n3")
+    assert rows[-1].split()[:2] == ["1460.5", "ms"]
+    assert rows[-1].endswith("<- Slurm's own choice")
+    parts = lines[lines.index("  the first one's step:") + 1 :]
+    assert parts[0].split()[::2] == ["step", "ms"]
+    assert sbatch(profiled, str(script)).returncode == 3
+    (found,) = record(profiled)
+    decision = found["decision"]
+    assert (decision["cost"], decision["nodes"]) == ("predicted step", ["n0", "n1", "n2", "n3"])
+    assert decision["candidates"][0]["step_s"] == pytest.approx(0.1704, rel=1e-3)
+    assert decision["own"]["step_s"] == pytest.approx(1.4605, rel=1e-3)
+    assert decision["predicted"][0].startswith("step ")
+    assert json.loads(found["ask"]["profile"])["gradient_bytes"] == 1e9
+
+
+def test_without_constants_weights_count_and_that_is_said(profiled: dict[str, str], tmp_path: Path) -> None:
+    words = ("-N4", "--exclusive", f"--deeplink-profile={tmp_path}/bert.json", "--dry-run", "job.sh")
+    lost = {**profiled, "DEEPLINK_MODEL": str(tmp_path / "lost.json")}
+    for env, why in ((lost, "lost.json: No such file"), ({**lost, "DEEPLINK_MODEL": ""}, "deeplink calibrate")):
+        said = sbatch(env, *words).stdout
+        assert "  cost: weights\n" in said
+        assert f"its step is not predicted: {why}" in said or why in said
+        assert "ms" not in said.split("cost: weights")[1]
+
+
+@pytest.mark.parametrize("text", [None, "{}", '{"format": 1, "batch": 0, "sample_s": 1, "gradient_bytes": 1}'])
+def test_a_profile_that_is_none_submits_nothing(
+    profiled: dict[str, str], tmp_path: Path, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "odd.json").write_text(text)
+    done = sbatch(profiled, "-N4", f"--deeplink-profile={tmp_path}/odd.json", "job.sh")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not Path(profiled["TOLD"]).exists()
+
+
+def test_numpy_is_loaded_where_there_is_a_profile(profiled: dict[str, str], tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", LOADED, f"--deeplink-profile={tmp_path}/bert.json", "--exclusive"]
+    done = subprocess.run(argv, env=profiled, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines()[-1] == "['ClusterShell', 'numpy']"
