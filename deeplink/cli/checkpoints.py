@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from deeplink.ranges import FiniteRange
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -62,13 +64,11 @@ def command() -> None:
 
 @command.command("ls", epilog=_LS_EPILOG)
 @_FOLDER
-@click.option(
-    "--mtbf", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", help="One failure per so long."
-)
+@click.option("--mtbf", type=FiniteRange(min=0, min_open=True), metavar="HOURS", help="One failure per so long.")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of the job, at the published rate.")
 @click.option(
     "--restart",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.ranges import FiniteRange
+
 if TYPE_CHECKING:
     from deeplink.console.collect import Collector
 
@@ -33,7 +35,7 @@ Examples:
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(0.2, 3600),
+    type=FiniteRange(0.2, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.ranges import FiniteRange
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -37,7 +39,7 @@ Exit codes: 0 done; 1 Slurm does not answer, or another planner runs; 2 wrong us
 @click.option("--job", type=click.IntRange(1), metavar="ID", help="This job alone; ends when it waits no more.")
 @click.option(
     "--interval",
-    type=click.FloatRange(1.0, 3600.0),
+    type=FiniteRange(1.0, 3600.0),
     default=10.0,
     show_default=True,
     metavar="S",

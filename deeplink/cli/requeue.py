@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.cli.ranges import FiniteRange
+from deeplink.ranges import FiniteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.errors import DeepLinkError
+from deeplink.ranges import FiniteRange
 from deeplink.scheduler.launch.container import RUNTIMES
 from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.container import Container
     from deeplink.scheduler.launch.order import Order
     from deeplink.scheduler.launch.site import Site
-
-log = logging.getLogger(__name__)
 
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
@@ -98,14 +95,14 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
 )
 @click.option(
     "--step-timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     metavar="SECONDS",
     help="Start the ranks again when no newer step was reported for so long (after the first); 0: never.",
 )
 @click.option(
     "--strand-timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=900.0,
     show_default=True,
     metavar="SECONDS",
@@ -196,7 +193,7 @@ def command(  # noqa: PLR0913 - one for each option
         container=_container(image, runtime, mounts, container_options, is_local=local is not None),
     )
     order.groups.check(order.count)
-    site = _site(config)
+    site = site_of(config)
     if dry_run:
         _print_plan(backend, order, site, as_json=as_json)
         return 0
@@ -218,20 +215,6 @@ def _container(
         raise click.UsageError("pyxis is part of srun, and --local starts none")
     mounted(mounts)
     return Container(chosen_runtime(runtime, shutil.which), image, mounts, options)
-
-
-def _site(config: Config) -> Site | None:
-    if config.topology is None:
-        return None
-    from deeplink.cli.topology_reading import read_all
-    from deeplink.scheduler.launch.site import Site
-
-    try:
-        return Site.of(read_all([config.topology], None, (), ()).network, str(config.topology))
-    except DeepLinkError as problem:
-        # Slurm's word is worse, not wrong: no reason for every job of the site not to run.
-        log.warning("the setting topology: %s", problem)
-        return None
 
 
 def _backend(config: Config, local: int | None, srun_options: tuple[str, ...]) -> Backend:

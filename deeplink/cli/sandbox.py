@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.ranges import FiniteRange
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -96,7 +98,13 @@ def command() -> None:
     "--return-to-service", type=click.IntRange(0, 2), default=2, show_default=True, help="ReturnToService."
 )
 @click.option("--extra", multiple=True, metavar="LINE", help="One more line of slurm.conf. Repeatable.")
-@click.option("--wait", default=30.0, show_default=True, help="Seconds to wait until all nodes are idle.")
+@click.option(
+    "--wait",
+    type=FiniteRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait until all nodes are idle.",
+)
 @click.option("--loopback", is_flag=True, help="No namespaces, also as root: slurmds on this host's loopback.")
 @click.option("--unpacked", is_flag=True, help="On loopback: download Slurm's packages, also if installed.")
 @click.option("--json", "as_json", is_flag=True, help="Print what is up as JSON.")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from deeplink.ranges import FiniteRange
+
 if TYPE_CHECKING:
     from deeplink.scheduler.simulate.site import Site
     from deeplink.scheduler.simulate.study import Run, Settings, Study
@@ -64,7 +66,7 @@ _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each policy.")
 @click.option(
     "--jitter",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
@@ -77,13 +79,13 @@ _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 )
 @click.option(
     "--load",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="SHARE",
     help="Move submissions until the jobs would keep this share of the GPUs busy. [default: as in the trace]",
 )
 @click.option(
     "--overestimate",
-    type=click.FloatRange(1),
+    type=FiniteRange(1),
     default=2.0,
     show_default=True,
     metavar="TIMES",
@@ -94,7 +96,7 @@ _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 )
 @click.option(
     "--oversubscribed",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=1.0,
     show_default=True,
     metavar="TIMES",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from typing_extensions import override
 
-from deeplink.cli.ranges import FiniteRange
+from deeplink.ranges import FiniteRange
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.ranges import FiniteRange
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -55,7 +57,7 @@ Examples:
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(0.2, 60.0),
+    type=FiniteRange(0.2, 60.0),
     default=1.0,
     show_default=True,
     metavar="S",

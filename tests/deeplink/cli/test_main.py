@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import deeplink.cli
 from deeplink.cli import VERBS, cli
 from deeplink.errors import DeepLinkError
+from deeplink.ranges import FiniteRange
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -42,6 +43,17 @@ def test_a_verb_has_help_with_examples_of_itself(words: tuple[str, ...]) -> None
     assert "Usage:" in done.output
     _, _, examples = done.output.partition("Example")
     assert f"deeplink {words[0]}" in examples
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_no_number_of_a_verb_may_be_nan_or_infinite(words: tuple[str, ...]) -> None:
+    found: click.Command = cli
+    for word in words:
+        assert isinstance(found, click.Group)
+        found = found.get_command(click.Context(found), word) or pytest.fail(word)
+    for param in found.params:
+        assert param.type is not click.FLOAT, param
+        assert isinstance(param.type, FiniteRange) or not isinstance(param.type, click.FloatRange), param
 
 
 def test_every_module_is_a_verb_or_the_part_of_one() -> None:
