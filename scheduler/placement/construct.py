@@ -43,7 +43,7 @@ class Sketches:
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-        self._forced = {leaf.number: leaf.forced for leaf in ground.leaves if leaf.forced}
+        self._forced = {number: leaf.forced for number, leaf in enumerate(ground.leaves) if leaf.forced}
 
     def plans(self) -> Iterator[Plan]:
         """Yield choices; each meets the request."""
@@ -74,10 +74,10 @@ class Sketches:
     def _stock(self, lens: Lens, caps: list[int]) -> _Stock:
         below: dict[Path, list[int]] = {}
         sums: dict[Path, int] = {}
-        for leaf in self._ground.leaves:
+        for number, leaf in enumerate(self._ground.leaves):
             for switch in dict.fromkeys(((), *leaf.above, leaf.path)):
-                below.setdefault(switch, []).append(leaf.number)
-                sums[switch] = sums.get(switch, 0) + caps[leaf.number]
+                below.setdefault(switch, []).append(number)
+                sums[switch] = sums.get(switch, 0) + caps[number]
         return _Stock(lens, caps, below, sums)
 
     def _tops(self, stock: _Stock) -> list[Path]:

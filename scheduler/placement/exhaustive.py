@@ -1,4 +1,4 @@
-"""Every choice of nodes there is, for clusters small enough to look at each; pure.
+"""Every choice of nodes there is, for clusters small enough to look at each, and for jobs of one node; pure.
 
 Nodes of one leaf that differ in nothing but their name are alike: no cost can tell them apart, so choices are
 numbers of nodes of each kind. That leaves few enough even where there are many nodes.
@@ -6,15 +6,18 @@ numbers of nodes of each kind. That leaves few enough even where there are many 
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from deeplink.scheduler.placement.ground import total
+from deeplink.scheduler.placement.leaf import total
+from deeplink.scheduler.placement.terrain import One
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deeplink.scheduler.placement.ground import Ground, Leaf, Part, Spot
+    from deeplink.scheduler.placement.cost import Cost
+    from deeplink.scheduler.placement.ground import Ground
+    from deeplink.scheduler.placement.leaf import Leaf, Part, Spot
+    from deeplink.scheduler.placement.terrain import View
     from deeplink.types import NodeName
 
 MOST_KINDS = 64
@@ -22,7 +25,7 @@ MOST_KINDS = 64
 
 
 class _Kind(NamedTuple):
-    leaf: Leaf
+    leaf: int  # its place among the ground's
     spots: tuple[Spot, ...]
     least: int  # all of those that must be taken
 
@@ -41,11 +44,9 @@ class Choices:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
         self._kinds: list[_Kind] = []
-        for leaf in ground.leaves:
-            alike = sorted(leaf.spots, key=lambda spot: spot.kind)  # stable: by name among those alike
-            for _, spots in groupby(alike, key=lambda spot: spot.kind):
-                mine = tuple(spots)
-                self._kinds.append(_Kind(leaf, mine, len(mine) if mine[0].forced else 0))
+        for number, leaf in enumerate(ground.leaves):
+            for spots in leaf.kinds():
+                self._kinds.append(_Kind(number, spots, len(spots) if spots[0].forced else 0))
         room = [0]
         for one in reversed(self._kinds):
             room.append(room[-1] + len(one.spots))
@@ -76,7 +77,7 @@ class Choices:
             parts: dict[int, list[Part]] = {}
             for kind, count in zip(self._kinds, counts, strict=True):
                 if count:
-                    parts.setdefault(kind.leaf.number, []).append(kind.spots[0].times(count))
+                    parts.setdefault(kind.leaf, []).append(kind.spots[0].times(count))
             yield counts, [(self._ground.leaves[number], total(found)) for number, found in parts.items()]
 
     def nodes(self, counts: Counts) -> tuple[NodeName, ...]:
@@ -93,3 +94,23 @@ class Choices:
         for count in range(min(len(kind.spots), left), least - 1, -1):
             for rest in self._counts(at + 1, left - count):
                 yield (count, *rest)
+
+
+def single_nodes(ground: Ground, cost: Cost) -> list[One]:
+    """Return every choice for a request of one node, in the order of `Choices.every`.
+
+    A node's traits depend on its own leaf alone: what was weighed by this very cost is not weighed again, unless
+    something changed on its leaf.
+    """
+    views = [view for view in ground.views if view.leaf.forced] or ground.views
+    for view in views:
+        if view.cost is not cost:
+            view.ones, view.cost = tuple(_ones(ground, view, cost)), cost
+    return [one for view in views for one in view.ones]
+
+
+def _ones(ground: Ground, view: View, cost: Cost) -> Iterator[One]:
+    for first, *_ in view.leaf.kinds():
+        if first.forced or not view.leaf.forced:
+            traits = ground.traits([(view.leaf, first.times(1))])
+            yield One(cost(traits), traits.stranded, traits, first.node)

@@ -3,90 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from deeplink.scheduler.placement.cost import UNUSED, Traits
-from deeplink.scheduler.placement.request import eligible
-from deeplink.scheduler.topology.graph import natural
+from deeplink.scheduler.placement.leaf import NOTHING, total
+from deeplink.scheduler.placement.request import refuse
+from deeplink.scheduler.placement.terrain import Terrain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from deeplink.scheduler.placement.leaf import Leaf, Part, Spot
     from deeplink.scheduler.placement.request import Cluster, Request
-    from deeplink.scheduler.topology.graph import Path
     from deeplink.types import NodeName
-
-
-class Part(NamedTuple):
-    """Some nodes of one leaf, summed up: their number, bytes held, slow ones, lowest share, idle ones opened."""
-
-    nodes: int
-    held: int
-    degraded: int
-    slowest: float
-    opened: int
-
-
-class Spot(NamedTuple):
-    """One node that could be taken: nodes of one leaf that differ in nothing but their name are alike."""
-
-    speed: float
-    held: int
-    opened: bool
-    forced: bool
-    node: NodeName
-
-    @property
-    def kind(self) -> tuple[float, int, bool, bool]:
-        """What it shares with those that are alike."""
-        return self[:4]
-
-    def times(self, count: int) -> Part:
-        """Return so many that are alike as a part of their leaf."""
-        return Part(count, self.held * count, (self.speed < 1.0) * count, self.speed, self.opened * count)
-
-
-NOTHING = Part(0, 0, 0, 1.0, 0)
-
-
-def total(parts: Iterable[Part]) -> Part:
-    """Return parts of one leaf as one."""
-    nodes = held = degraded = opened = 0
-    slowest = 1.0
-    for part in parts:
-        nodes += part.nodes
-        held += part.held
-        degraded += part.degraded
-        slowest = min(slowest, part.slowest)
-        opened += part.opened
-    return Part(nodes, held, degraded, slowest, opened)
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One leaf switch, or all the nodes of which nobody knows where they hang.
-
-    Attributes:
-        number: its place in the order of the tree.
-        path: the switches, root first.
-        above: the switches above the leaf itself, by path, the nearest first.
-        slow_links: those of `path` whose link upwards is slow, with its share of full speed.
-        size: all its nodes, busy ones too.
-        whole: whether all of them, and more than one, are idle.
-        spots: the nodes that could be taken: those that must first, then in order of their names.
-        forced: how many must.
-    """
-
-    number: int
-    path: Path
-    above: tuple[Path, ...]
-    slow_links: tuple[tuple[Path, float], ...]
-    size: int
-    whole: bool
-    spots: tuple[Spot, ...]
-    forced: int
 
 
 class Ground:
@@ -95,36 +24,35 @@ class Ground:
     Args:
         cluster: the state of things.
         request: what is asked for.
+        terrain: of this cluster, for who asks often; a new one when None.
+
+    Attributes:
+        views: the leaves, each with what is remembered of it.
+        leaves: the same.
 
     Raises:
         NoPlacementError: no placement can meet the request.
+        PlacementValueError: the terrain is another cluster's.
     """
 
-    def __init__(self, cluster: Cluster, request: Request) -> None:
+    def __init__(self, cluster: Cluster, request: Request, terrain: Terrain | None = None) -> None:
         self.wanted = request.nodes
         self.data = cluster.residency.total
-        able = eligible(cluster, request)
-        below: dict[Path, list[NodeName]] = {}
-        for node in cluster.rooms:
-            below.setdefault(cluster.fabric.leaf(node), []).append(node)
-        paths = sorted(below, key=lambda path: tuple(map(natural, path)))
-        leaves: list[Leaf] = []
-        # A set of switches is a number with a bit for each: they are united for each choice that is weighed.
-        bits: dict[Path, int] = {}
-        self._own: list[int] = []
-        self._above: list[int] = []
-        self._speeds: dict[int, float] = {}  # of the slow links, by the bit of the switch below
-        self._places: dict[NodeName, int] = {}
-        for path in paths:
-            mine = sorted((node for node in below[path] if node in able), key=natural)
-            if mine:
-                self._places.update(zip(mine, count(len(self._places)), strict=False))
-                leaf = _leaf(len(leaves), path, below[path], _spots(mine, cluster, request), cluster)
-                leaves.append(leaf)
-                self._own.append(bits.setdefault(path, 1 << len(bits)) if path else 0)
-                self._above.append(sum(bits.setdefault(switch, 1 << len(bits)) for switch in leaf.above))
-                self._speeds.update((bits[switch], share) for switch, share in leaf.slow_links)
-        self.leaves: tuple[Leaf, ...] = tuple(leaves)
+        if terrain is None:
+            terrain = Terrain(cluster.fabric, cluster.rooms)
+        self.views = terrain.views(cluster, request)
+        self.leaves = tuple(view.leaf for view in self.views)
+        able = sum(len(leaf.spots) for leaf in self.leaves)
+        forced = sum(leaf.forced for leaf in self.leaves)
+        if able < self.wanted or forced < len(request.required) or len(request.required) > self.wanted:
+            refuse(cluster, request)
+        self._places = terrain.places
+        # Of the slow links, by the bit of the switch below.
+        self._speeds = {
+            terrain.bits[path]: share
+            for path, share in cluster.speeds.links.items()
+            if share < 1.0 and path in terrain.bits
+        }
         self._slow = sum(self._speeds)
 
     def in_order(self, nodes: Iterable[NodeName]) -> tuple[NodeName, ...]:
@@ -143,10 +71,9 @@ class Ground:
             opened += part.opened
             broken += leaf.whole and part.nodes < leaf.size
             stranded += len(leaf.spots) - part.nodes
-            mine, over = self._own[leaf.number], self._above[leaf.number]
-            own |= mine
-            above |= over
-            common &= mine | over
+            own |= leaf.own
+            above |= leaf.over
+            common &= leaf.own | leaf.over
         # The ring goes over the link up from a switch if some of its nodes hang below that and some do not.
         used = (own | above) & ~common
         leaf_links = upper_links = UNUSED
@@ -193,31 +120,6 @@ class Ground:
         forced = [spot.held for spot in spots if spot.forced]
         others = sorted((spot.held for spot in spots if not spot.forced), reverse=True)
         return min((sum(forced) + sum(others[: self.wanted - len(forced)])) / self.data, 1.0)
-
-
-def _spots(nodes: list[NodeName], cluster: Cluster, request: Request) -> tuple[Spot, ...]:
-    rooms, held, speeds = cluster.rooms, cluster.residency.held, cluster.speeds.nodes
-    spots = []
-    for node in nodes:
-        room = rooms[node]
-        opened = not request.exclusive and room.idle and room.gpus > request.gpus_per_node
-        spots.append(Spot(speeds.get(node, 1.0), held.get(node, 0), opened, node in request.required, node))
-    return tuple(sorted(spots, key=lambda spot: not spot.forced))  # stable: by name among those
-
-
-def _leaf(number: int, path: Path, below: list[NodeName], spots: tuple[Spot, ...], cluster: Cluster) -> Leaf:
-    links = cluster.speeds.links
-    ups = [path[:depth] for depth in range(len(path), 0, -1)]
-    return Leaf(
-        number=number,
-        path=path,
-        above=tuple(ups[1:]),
-        slow_links=tuple((up, links[up]) for up in ups if links.get(up, 1.0) < 1.0),
-        size=len(below),
-        whole=bool(path) and len(below) > 1 and all(cluster.rooms[node].idle for node in below),
-        spots=spots,
-        forced=sum(spot.forced for spot in spots),
-    )
 
 
 class Lens:

@@ -10,7 +10,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from deeplink.scheduler.topology.graph import Fabric, Path
     from deeplink.types import NodeName
@@ -153,12 +153,24 @@ class NoPlacementError(DeepLinkError):
         self.limit, self.wanted, self.there, self.later = limit, wanted, there, later
 
 
-def eligible(cluster: Cluster, request: Request) -> frozenset[NodeName]:
-    """Return the nodes that the job could have now.
+def eligible(rooms: Iterable[tuple[NodeName, Room]], request: Request) -> list[NodeName]:
+    """Return those of some nodes that the job could have now."""
+    excluded, candidates, gpus = request.excluded, request.candidates, request.gpus_per_node
+    return [
+        node
+        for node, room in rooms
+        if (room.idle if request.exclusive else room.free_gpus >= gpus)
+        and room.gpus >= gpus
+        and node not in excluded
+        and (candidates is None or node in candidates)
+    ]
+
+
+def refuse(cluster: Cluster, request: Request) -> None:
+    """Say why a request cannot be met: too few nodes could be had, or a required one could not.
 
     Raises:
-        NoPlacementError: they are too few, or a required one is not among them; it names the first limit that no
-            choice of nodes can meet.
+        NoPlacementError: it names the first limit that no choice of nodes can meet.
     """
     left = frozenset(cluster.rooms)
     _check(request, left, limit=Limit.NODES, why="the cluster has")
@@ -170,14 +182,9 @@ def eligible(cluster: Cluster, request: Request) -> frozenset[NodeName]:
     left = frozenset(node for node in left if cluster.rooms[node].gpus >= request.gpus_per_node)
     why = f"with {counted(request.gpus_per_node, 'GPU')} each there are"
     _check(request, left, limit=Limit.GPUS, why=why)
-    left = frozenset(node for node in left if _free(cluster.rooms[node], request))
+    left = frozenset(eligible(cluster.rooms.items(), request))
     why = "of those that would do, idle are now" if request.exclusive else "of those that would do, free are now"
     _check(request, left, limit=Limit.BUSY, why=why)
-    return left
-
-
-def _free(room: Room, request: Request) -> bool:
-    return room.idle if request.exclusive else room.free_gpus >= request.gpus_per_node
 
 
 def _check(request: Request, left: frozenset[NodeName], *, limit: Limit, why: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Request
 from deeplink.scheduler.placement.search import place
+from deeplink.scheduler.placement.terrain import Terrain
 from deeplink.scheduler.simulate.floor import bits, first
 from deeplink.scheduler.simulate.slurm_tree import slurm_choice
 from deeplink.scheduler.topology.order import rank_order, stock_order
@@ -95,16 +96,24 @@ class AnyNodes(_ByName):
 class DeepLink:
     """What `deeplink sbatch` would wish for, and `deeplink run` makes of it."""
 
+    def __init__(self) -> None:
+        self._terrain: Terrain | None = None
+        self._shut: tuple[int, frozenset[NodeName]] = (0, frozenset())
+
     def choose(self, state: State, shape: Shape, shut: int) -> int | None:
         """As the protocol says."""
         floor = state.floor
         if (state.able(shape) & ~shut).bit_count() < shape.nodes:
             return None
         cluster = Cluster(fabric=floor.fabric, rooms=state.rooms)
-        excluded = frozenset(floor.names(shut))
+        if self._terrain is None:
+            self._terrain = Terrain(floor.fabric, floor.nodes)
+        if shut != self._shut[0]:
+            self._shut = (shut, frozenset(floor.names(shut)))
+        excluded = self._shut[1]
         request = Request(nodes=shape.nodes, gpus_per_node=shape.gpus, exclusive=shape.whole, excluded=excluded)
         try:
-            return floor.chosen(place(cluster, request, most=1)[0].nodes)
+            return floor.chosen(place(cluster, request, most=1, terrain=self._terrain)[0].nodes)
         except NoPlacementError:
             return None
 

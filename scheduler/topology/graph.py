@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Path = tuple[str, ...]
 """Switch names from the root of the fabric to a leaf; empty where nobody knows."""
+_PARTS = re.compile(r"[0-9]{1,18}|[^0-9]+")
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -23,7 +24,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     ['n1', 'n9', 'n10']
     """
     # Numbers in pieces: Python makes no number of more than 4,300 digits, and a port may be called anything.
-    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
+    parts = _PARTS.findall(name)
     return tuple((0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
 
 

@@ -13,6 +13,7 @@ from deeplink.scheduler.placement.request import (
     Room,
     Speeds,
     eligible,
+    refuse,
 )
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
@@ -41,7 +42,7 @@ CLUSTER = Cluster(
     ],
 )
 def test_who_could_be_had(request_: Request, found: set[int]) -> None:
-    assert eligible(CLUSTER, request_) == {N[number] for number in found}
+    assert set(eligible(CLUSTER.rooms.items(), request_)) == {N[number] for number in found}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_the_first_limit_that_is_not_met_is_named(
     request_: Request, limit: str, there: int, *, later: bool, said: str
 ) -> None:
     with pytest.raises(NoPlacementError) as caught:
-        eligible(CLUSTER, request_)
+        refuse(CLUSTER, request_)
     error = caught.value
     assert (error.limit, error.there, error.later) == (limit, there, later)
     assert said in str(error)
