@@ -13,14 +13,17 @@ from deeplink.cache.membership import configured_members, members_token, node_na
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.fleet import Fleet
+from deeplink.scheduler.launch.ground import fabric_below
 from deeplink.scheduler.launch.local import LocalBackend
+from deeplink.scheduler.launch.site import with_domains
 from deeplink.scheduler.launch.slurm import SlurmBackend
 from deeplink.tokens import new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from deeplink.config import Config
+    from deeplink.scheduler.launch.site import Site
     from deeplink.types import Member
 
 
@@ -79,7 +82,14 @@ def member_count(
 
 
 @contextmanager
-def target(config: Config, *, local: int = 0, here: bool = False, clock: Clock | None = None) -> Iterator[Target]:
+def target(
+    config: Config,
+    *,
+    local: int = 0,
+    here: bool = False,
+    clock: Clock | None = None,
+    site_of: Callable[[Config], Site | None] = lambda _: None,
+) -> Iterator[Target]:
     """Give where to pack to: standing agents if any are configured, else the allocation's nodes, else this node.
 
     Agents that are started for it run until the end of the `with`.
@@ -89,6 +99,7 @@ def target(config: Config, *, local: int = 0, here: bool = False, clock: Clock |
         local: start so many agents on this machine instead, as `deeplink run --local` does.
         here: this node's store alone, whatever there is.
         clock: for every wait.
+        site_of: reads the site's description of the fabric, for copies to lie apart; asked in an allocation alone.
 
     Raises:
         AgentsFailedError: the agent of a node did not come up.
@@ -99,13 +110,15 @@ def target(config: Config, *, local: int = 0, here: bool = False, clock: Clock |
     if here:
         yield Target(config, (), "")
     elif local or (not config.members and in_allocation()):
-        yield from _gathered(config, local, clock or SystemClock())
+        yield from _gathered(config, local, clock or SystemClock(), site_of)
     else:
         standing = configured_members(config)
         yield Target(config, standing, members_token(config, standing))
 
 
-def _gathered(config: Config, local: int, clock: Clock) -> Iterator[Target]:
+def _gathered(
+    config: Config, local: int, clock: Clock, site_of: Callable[[Config], Site | None]
+) -> Iterator[Target]:
     backend: LocalBackend | SlurmBackend
     if local:
         backend = LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
@@ -117,7 +130,9 @@ def _gathered(config: Config, local: int, clock: Clock) -> Iterator[Target]:
     try:
         logs = str(backend.folder / "agents.log")
         fleet.gather(backend.nodes, len(backend.nodes), logs=logs, told_to_end=lambda: False)
-        members = tuple(facts.member for facts in fleet.facts.values())
+        told = {node: one.topology_address for node, one in fleet.facts.items()}
+        fabric = fabric_below(told, None if local else site_of(config), backend.fabric)
+        members = tuple(facts.member for facts in with_domains(fleet.facts, fabric).values())
         among = not local and node_name(config) in {member.name for member in members}
         yield Target(config if among else replace(config, store=_staging_folder()), members, token)
     finally:

@@ -52,6 +52,7 @@ def for_job(
     held: Mapping[NodeName, Mapping[ShardId, bool] | None],
     *,
     replicas: int,
+    domains: Mapping[NodeName, str] | None = None,
 ) -> Moves:
     """Return what a job's nodes do not have yet of what they will own: the job's members are its nodes.
 
@@ -62,8 +63,10 @@ def for_job(
         members: the standing agents, for their weights.
         held: what they hold.
         replicas: copies of each shard.
+        domains: what each of the nodes fails together with, as the job's own list of members will have it.
     """
-    known = ownership.standing(member for member in members if member.name in nodes)
+    weight = {member.name: member.weight for member in members if member.name in nodes}
+    known = ownership.Standing(weight, domains or {})
     missing: dict[NodeName, list[int]] = {}
     silent: set[NodeName] = set()
     copies = 0

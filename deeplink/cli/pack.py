@@ -110,6 +110,7 @@ def command(  # noqa: PLR0913 - one for each option
 
     from deeplink.cache.catalog import checked_name
     from deeplink.cache.packer import check_pack, pack, plan_pack
+    from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
     from deeplink.spread import member_count, target
 
@@ -126,7 +127,7 @@ def command(  # noqa: PLR0913 - one for each option
         _say_plan(planned, source, name, as_json=as_json)
         return
     check_pack(source, name, config=config, append=append, home=home)
-    with target(config, local=local or 0, here=here) as to:
+    with target(config, local=local or 0, here=here, site_of=site_of) as to:
         with _shown_progress() as progress:
             options: dict[str, Any] = {"members": to.members, "token": to.token, "append": append, "home": home}
             result = pack(source, name, config=to.config, progress=progress, **options)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deeplink.config import Config
+    from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Member, ShardId
 
 
@@ -121,13 +122,30 @@ def moves_to(
     nodes: Sequence[NodeName], datasets: Sequence[str], fleet: Fleet, config: Config, *, replicas: int
 ) -> list[Moves]:
     """Return what nodes are to bring of datasets."""
-    catalog = Catalog(config.catalog)
+    catalog, domains = Catalog(config.catalog), _domains(nodes, fleet, config)
     found = []
     for dataset in datasets:
         place = DatasetPath.parse(dataset)
         index = catalog.open(place.name, resolved_version(catalog, place.name, place.version))
-        found.append(for_job(place.name, index, nodes, fleet.members, fleet.held, replicas=replicas))
+        moves = for_job(place.name, index, nodes, fleet.members, fleet.held, replicas=replicas, domains=domains)
+        found.append(moves)
     return found
+
+
+def _domains(nodes: Sequence[NodeName], fleet: Fleet, config: Config) -> dict[NodeName, str]:
+    """Return what each node fails together with, as `deeplink run` finds it when it stands on them."""
+    from deeplink.cli.topology_site import site_of
+    from deeplink.scheduler.launch.ground import fabric_below
+    from deeplink.scheduler.slurm.client import Slurm
+    from deeplink.scheduler.topology.domains import failure_domains
+    from deeplink.scheduler.topology.graph import fabric_from_switches
+
+    def asked() -> Fabric:
+        return fabric_from_switches(Slurm().topology())
+
+    weight = {member.name: member.weight for member in fleet.members}
+    fabric = fabric_below(dict.fromkeys(nodes, ""), site_of(config), asked)
+    return failure_domains(fabric, {node: weight.get(node, 1) for node in nodes})
 
 
 def moves_off(node: str, datasets: Sequence[str], fleet: Fleet, config: Config) -> list[Moves]:

@@ -173,7 +173,7 @@ def command(  # noqa: PLR0913 - one for each option
     """
     from dataclasses import replace
 
-    from deeplink.cli.topology_reading import site_of
+    from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
     from deeplink.scheduler.launch.job import passed_on, run_job
     from deeplink.scheduler.launch.order import Order

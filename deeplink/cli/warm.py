@@ -58,6 +58,7 @@ def command(
     """
     import dataclasses
 
+    from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
     from deeplink.noting import note_residency
     from deeplink.spread import target
@@ -67,7 +68,7 @@ def command(
         load_config(), **{key: value for key, value in given.items() if value is not None}
     )
     name, index = _opened(dataset, config)
-    with target(config, local=local or 0, here=here) as to:
+    with target(config, local=local or 0, here=here, site_of=site_of) as to:
         if dry_run:
             result = None
             found = _looked_at(index, to)

@@ -51,6 +51,7 @@ class NodeFacts:
         links: the node's interfaces, until it is settled which are used.
         routes: where its routes lead, until then.
         hcas: the InfiniBand cards that NCCL is to use, as NCCL_IB_HCA has it; empty where nobody knows.
+        domain: what the node fails together with; empty where nobody knows.
     """
 
     node: str
@@ -65,6 +66,7 @@ class NodeFacts:
     links: tuple[Link, ...] = ()
     routes: tuple[Route, ...] = ()
     hcas: str = ""
+    domain: str = ""
 
     @classmethod
     def announced(cls, line: bytes | str) -> Self:
@@ -92,7 +94,7 @@ class NodeFacts:
     @property
     def member(self) -> Member:
         """The node as a member of the cache."""
-        return Member(self.name, self.address, self.weight)
+        return Member(self.name, self.address, self.weight, self.domain)
 
     @property
     def name(self) -> NodeName:

@@ -14,7 +14,7 @@ from deeplink.scheduler.topology.graph import Fabric
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
@@ -69,18 +69,23 @@ def on_fabric(order: Order, backend: Backend, site: Site | None, nodes: Mapping[
         site: the site's description of the fabric, if there is one.
         nodes: those of the job, each with its SLURM_TOPOLOGY_ADDR, which may be empty.
     """
-    known = known_fabric(nodes, site, lambda: _asked(backend))
+    return replace(order, fabric=fabric_below(nodes, site, backend.fabric))
+
+
+def fabric_below(nodes: Mapping[NodeName, str], site: Site | None, ask_slurm: Callable[[], Fabric]) -> Fabric:
+    """Return the fabric that is known, as `known_fabric` does; where nobody can tell, an empty one."""
+    known = known_fabric(nodes, site, lambda: _asked(ask_slurm))
     if site is not None and known.source != site.source:
         log.warning("%s has none of the job's nodes: the fabric is what Slurm says", site.source)
     elif known.missing and len(known.missing) < len(nodes):
         lacking = counted(len(known.missing), "node")
         log.warning("%s lacks %s of the job (%s)", known.source, lacking, _few(known.missing))
-    return replace(order, fabric=known.fabric)
+    return known.fabric
 
 
-def _asked(backend: Backend) -> Fabric:
+def _asked(ask_slurm: Callable[[], Fabric]) -> Fabric:
     try:
-        return backend.fabric()
+        return ask_slurm()
     except DeepLinkError as problem:
         # An order by name is worse, not wrong: no reason not to run.
         log.warning("the fabric is not known: %s", problem)

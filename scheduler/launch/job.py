@@ -14,7 +14,7 @@ from deeplink.files import standard_output_file
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.ground import found_network, on_fabric
-from deeplink.scheduler.launch.site import with_hcas
+from deeplink.scheduler.launch.site import with_domains, with_hcas
 from deeplink.scheduler.launch.supervise import ENDING, FORWARDED, Supervisor
 from deeplink.tokens import new_token
 
@@ -90,8 +90,9 @@ def run_job(
             code = 128 + next(number for number in signals if number in ENDING)
             chronicle.event("ended", "told to end before the ranks were started", code=code)
             return code
-        fleet.readdress(with_hcas(found_network(fleet.facts, config.interface, chronicle), site))
-        order = on_fabric(order, backend, site, {node: one.topology_address for node, one in fleet.facts.items()})
+        facts = with_hcas(found_network(fleet.facts, config.interface, chronicle), site)
+        order = on_fabric(order, backend, site, {node: one.topology_address for node, one in facts.items()})
+        fleet.readdress(with_domains(facts, order.fabric) if order.fabric else facts)
         order = replace(order, folder=backend.folder)
         supervisor = Supervisor(backend, fleet, order, chronicle, signals=signals, clock=clock, policy=policy)
         stack.callback(supervisor.close)

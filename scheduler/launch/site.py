@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.topology.domains import failure_domains
 from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses
 from deeplink.scheduler.topology.tree import fabric_of
 
@@ -86,3 +87,9 @@ def with_hcas(facts: Mapping[NodeName, NodeFacts], site: Site | None) -> dict[No
     """Return the nodes with what the site says of their cards."""
     hcas = site.hcas if site is not None else {}
     return {node: replace(one, hcas=hcas.get(node, "")) for node, one in facts.items()}
+
+
+def with_domains(facts: Mapping[NodeName, NodeFacts], fabric: Fabric) -> dict[NodeName, NodeFacts]:
+    """Return the nodes with what each fails together with, for the copies of shards to lie apart."""
+    domains = failure_domains(fabric, {node: one.weight for node, one in facts.items()})
+    return {node: replace(one, domain=domains.get(node, "")) for node, one in facts.items()}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.site import Site, known_fabric, near_hcas, with_hcas
+from deeplink.scheduler.launch.site import Site, known_fabric, near_hcas, with_domains, with_hcas
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
 from deeplink.scheduler.topology.sources.slurm import read_slurm
-from deeplink.types import NodeName
+from deeplink.types import NodeName, format_members
 
 N0, N1 = NodeName("n0"), NodeName("n1")
 TOLD = {N0: "core.leaf0.n0", N1: "core.leaf1.n1"}
@@ -65,3 +65,11 @@ def test_only_nodes_the_site_knows_from_inside_have_cards() -> None:
     known = Site("site", Fabric({}), {N0: "=mlx5_0"})
     assert [one.hcas for one in with_hcas(facts, known).values()] == ["=mlx5_0", ""]
     assert with_hcas(facts, None) == facts
+
+
+def test_nodes_on_several_leaves_say_so_as_members_and_those_on_one_say_nothing() -> None:
+    facts = {node: NodeFacts(node=node, address=f"{node}:1", weight=4) for node in (N0, N1)}
+    apart = with_domains(facts, Fabric({N0: ("core", "leaf0"), N1: ("core", "leaf1")}))
+    members = tuple(one.member for one in apart.values())
+    assert format_members(members) == "n0=n0:1*4@leaf0,n1=n1:1*4@leaf1"
+    assert with_domains(facts, Fabric({})) == facts
