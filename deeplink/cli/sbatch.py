@@ -28,8 +28,9 @@ MOST_SCRIPT = 16 << 20  # bytes; Slurm's own bound (max_script_size) is 4 MiB by
 
 _EPILOG = """
 Everything is sbatch's own: options, #SBATCH lines, the line it prints, its exit code. Added, unless you say
-otherwise (on the command line, in the environment or in the script): --requeue --no-kill --open-mode=append; and
-a wish for good nodes (docs/placing.md), unless you choose nodes or switches yourself.
+otherwise (on the command line, in the environment or in the script): --requeue --open-mode=append, --no-kill for a
+job with spares, the stand-ins or `deeplink run` in its script, and a wish for good nodes (docs/placing.md), unless
+you choose nodes or switches yourself.
 
 \b
 Options of ours, before the script, or in it as `#DEEPLINK --spares 1`, without the prefix:

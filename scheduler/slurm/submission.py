@@ -28,6 +28,7 @@ _IN_SCRIPT = Grammar(
 )
 DIRECTIVE = "#DEEPLINK"
 
+_RUNS_RANKS = re.compile(r"\bdeeplink\s+run\b")
 # What is added, unless any of these is given: on the command line, in the environment, or in the script.
 _ADDED = (
     ("--requeue", ("requeue", "no-requeue"), ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE")),
@@ -264,7 +265,8 @@ def submission(
     added = [
         option
         for option, names, variables in _ADDED
-        if not request.says(*names)
+        if (option != "--no-kill" or _is_supervised(request, ours, script_text))
+        and not request.says(*names)
         and not any(scripted.last(name) for name in names)
         and not any(variable in env for variable in variables)
     ]
@@ -291,6 +293,16 @@ def submission(
         }
     kept = [word for place, word in enumerate(request.words) if place not in dropped]
     return Submission(("sbatch", *added, *kept), changes)
+
+
+def _is_supervised(request: Request, ours: Ours, script_text: str) -> bool:
+    """Whether somebody in the job starts its ranks again when a node is lost, as far as can be seen.
+
+    With --no-kill Slurm leaves a job RUNNING whose batch host died (measured): without such a one, for ever.
+    """
+    wrapped = request.line.last("wrap")
+    said = script_text if wrapped is None else wrapped.value or ""
+    return ours.shim or ours.spares is not None or _RUNS_RANKS.search(said) is not None
 
 
 def _places(at: int, words: Sequence[str]) -> range:

@@ -33,7 +33,7 @@ open(here, "w").write(json.dumps(facts))
 print(os.environ.get("SAYS", "Submitted batch job 12"))
 sys.exit(3)
 """
-ADDED = ["--requeue", "--no-kill", "--open-mode=append"]
+ADDED = ["--requeue", "--open-mode=append"]
 SOON, LATER = "2030-01-01T00:00:00", "2030-01-01T02:00:00"
 
 
@@ -132,7 +132,7 @@ def test_a_script_on_standard_input_arrives_whole(cluster: dict[str, str]) -> No
     script = "#!/bin/bash\n#SBATCH --open-mode=truncate\necho ünï $HOME\n" + "# much\n" * 20_000
     sbatch(cluster, "-N4", stdin=script)
     assert told(cluster)["stdin"] == script
-    assert told(cluster)["argv"] == ["--requeue", "--no-kill", "-N4"]
+    assert told(cluster)["argv"] == ["--requeue", "-N4"]
 
 
 def test_the_stand_ins_are_made_and_put_in_front(env: dict[str, str], tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_script_that_can_be_read_once_is_submitted_whole(
     argv = ["bash", "-c", line, sys.executable]
     done = subprocess.run(argv, env=cluster, cwd=tmp_path, capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"12\n", b"")
-    last = Path(cluster["TOLD"]).read_text().split("--no-kill")[-1]  # before it, the trials with Slurm
+    last = Path(cluster["TOLD"]).read_text().split("--open-mode=append")[-1]  # before it, the trials with Slurm
     assert last.endswith((tmp_path / "script").read_text())
     assert "--requeue" not in Path(cluster["TOLD"]).read_text()
     assert len(Path(cluster["TOLD"]).read_text().split("#DEEPLINK")) > 2  # a trial had it, too

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from deeplink.scheduler.slurm.submission import Ours, SubmissionError, checked, in_script, submission, understood
 
 ADDED = ["sbatch", "--requeue", "--no-kill", "--open-mode=append"]
+PLAIN = ["sbatch", "--requeue", "--open-mode=append"]
+RUNS = "#!/bin/sh\nexec deeplink run -- python train.py\n"
 
 
 def argv(*words: str, script: str = "", env: dict[str, str] | None = None) -> list[str]:
@@ -17,12 +19,31 @@ def argv(*words: str, script: str = "", env: dict[str, str] | None = None) -> li
 
 
 def test_three_options_are_added_in_front() -> None:
-    assert argv("-N4", "job.sh", "--x") == [*ADDED, "-N4", "job.sh", "--x"]
+    assert argv("-N4", "job.sh", "--x", script=RUNS) == [*ADDED, "-N4", "job.sh", "--x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "outlives"),
+    [
+        (["job.sh"], "#!/bin/sh\nsrun python train.py\n", False),
+        (["job.sh"], "#!/bin/sh\npython -m deeplink \\\n  run\n", False),
+        (["job.sh"], "#!/bin/sh\npython -m deeplink  run -- x\n", True),
+        (["job.sh"], "#!/bin/sh\ndeeplink runs\n", False),
+        (["--wrap", "deeplink run -- x"], "", True),
+        (["--wrap=srun x"], RUNS, False),
+        (["--deeplink-spares=1", "job.sh"], "", True),
+        (["--deeplink-shim", "job.sh"], "", True),
+    ],
+)
+def test_only_a_job_whose_ranks_are_supervised_outlives_a_node(
+    words: list[str], script: str, outlives: bool
+) -> None:
+    assert ("--no-kill" in argv(*words, script=script)) is outlives
 
 
 @pytest.mark.parametrize("word", ["--no-requeue", "--requeue", "--no-r"])
 def test_the_command_line_wins(word: str) -> None:
-    assert argv(word, "job.sh") == ["sbatch", "--no-kill", "--open-mode=append", word, "job.sh"]
+    assert argv(word, "job.sh") == ["sbatch", "--open-mode=append", word, "job.sh"]
 
 
 def test_the_script_wins() -> None:
@@ -32,7 +53,7 @@ def test_the_script_wins() -> None:
 
 def test_the_environment_wins() -> None:
     env = {"SBATCH_NO_REQUEUE": "1", "SBATCH_OPEN_MODE": "t"}
-    assert argv("job.sh", env=env) == ["sbatch", "--no-kill", "job.sh"]
+    assert argv("job.sh", env=env) == ["sbatch", "job.sh"]
 
 
 def test_options_of_ours_are_taken_out_before_the_script_only() -> None:
@@ -76,7 +97,7 @@ def test_a_closed_environment_is_refused_clearly(words: list[str]) -> None:
 
 
 def test_a_closed_environment_is_no_matter_without_options_of_ours() -> None:
-    assert argv("--export=NONE", "job.sh") == [*ADDED, "--export=NONE", "job.sh"]
+    assert argv("--export=NONE", "job.sh") == [*PLAIN, "--export=NONE", "job.sh"]
 
 
 @pytest.mark.parametrize(
