@@ -128,6 +128,7 @@ class Node:
     port: int
     token_file: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    domain: str = ""
     popen: subprocess.Popen[bytes] | None = None
     said: dict[str, Any] = field(default_factory=dict)
 
@@ -144,7 +145,7 @@ class Node:
     @property
     def member(self) -> Member:
         """How others know it."""
-        return Member(NodeName(self.name), f"127.0.0.1:{self.port}")
+        return Member(NodeName(self.name), f"127.0.0.1:{self.port}", domain=self.domain)
 
     @property
     def log(self) -> Path:
@@ -200,18 +201,22 @@ class Nodes:
     token: str
 
     @classmethod
-    def make(cls, root: Path, files: Mapping[str, bytes], count: int) -> Nodes:
-        """Return members whose processes do not run yet."""
+    def make(cls, root: Path, files: Mapping[str, bytes], count: int, domains: Sequence[str] = ()) -> Nodes:
+        """Return members whose processes do not run yet; `domains` says what each fails together with."""
         token = tokens.new_token()
         tokens.write_token(root / "token", token)
         ports = free_ports(count)
-        members = [Member(NodeName(f"n{i}"), f"127.0.0.1:{port}") for i, port in enumerate(ports)]
-        env = {
-            "DEEPLINK_MEMBERS": format_members(tuple(members)),
+        env: dict[str, str] = {}
+        domains = domains or [""] * count
+        made = [
+            Node(f"n{i}", root, port, root / "token", env, domain)
+            for i, (port, domain) in enumerate(zip(ports, domains, strict=True))
+        ]
+        env |= {
+            "DEEPLINK_MEMBERS": format_members(tuple(node.member for node in made)),
             "DEEPLINK_CATALOG": str(root / "head" / "catalog"),
             "DEEPLINK_STATE": str(root / "state"),
         }
-        made = [Node(f"n{i}", root, port, root / "token", env) for i, port in enumerate(ports)]
         return cls(root, files, tuple(made), token)
 
     def __getitem__(self, number: int) -> Node:
