@@ -20,7 +20,7 @@ from deeplink.cache.packer import pack
 from deeplink.cache.packing.rebuilding import rows_of
 from deeplink.cache.reader import Reader
 from deeplink.clock import SystemClock
-from deeplink.types import ShardId, format_members
+from deeplink.types import NodeName, ShardId, format_members
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from deeplink.wire import open_channel
 from tests.cache.keepers import QUICK, Keepers, until
@@ -92,6 +92,36 @@ def token_file(keepers: Keepers) -> Path:
     path.write_text(keepers.token)
     path.chmod(0o600)
     return path
+
+
+def test_members_in_domains_bring_and_count_what_the_domains_say(keepers: Keepers, index: Index) -> None:
+    domains = {"n0": "leaf0", "n1": "leaf0", "n2": "leaf0", "n3": "leaf1"}
+    for name in domains:
+        keepers.start(name)
+    members = tuple(dataclasses.replace(member, domain=domains[member.name]) for member in keepers.members)
+    known = ownership.standing(members)
+    result = warm(index, "digits", members, keepers.token, replicas=2, clock=SystemClock())
+    assert result.is_whole, result.problems
+    (apart,) = (node for node in result.residency.nodes if node.node == "n3")
+    assert apart.owned == apart.owned_verified == len(index.shards)
+    for entry in index.shards:
+        holders = {name for name, kept in keepers.running.items() if kept.store.is_verified(entry.id)}
+        assert holders == set(ownership.owners(entry.id, known.weight, 2, known))
+
+
+def test_a_lost_copy_comes_from_the_other_owner_before_others(keepers: Keepers, index: Index) -> None:
+    names = [NodeName(name) for name in ("n0", "n1", "n2")]
+    # By score the second fails together with the first: the third is the other owner.
+    first, second, third = ownership.ranked(index.shards[0].id, names)
+    for name in names:
+        keepers.start(name)
+    members = tuple(
+        dataclasses.replace(member, domain="b" if member.name == third else "a") for member in keepers.members
+    )
+    for name in (second, third):
+        list(fill(keepers.running[name].member, keepers.token, "digits", index, [0], members=()))
+    (reply,) = fill(keepers.running[first].member, keepers.token, "digits", index, [0], members=members)
+    assert reply.origin == third
 
 
 def test_a_changed_source_is_refused_and_said(keepers: Keepers, index: Index, source: Path) -> None:

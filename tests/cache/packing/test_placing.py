@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from deeplink.cache import ownership
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.packer import pack
 from deeplink.cache.sources.home import open_home
 from deeplink.cache.store import Store
+from deeplink.types import Member, NodeName
 from tests.cache.packing.test_verifying import flip
 
 if TYPE_CHECKING:
@@ -55,3 +58,22 @@ def test_a_damaged_shard_is_not_copied_and_gives_way(source: Path, config: Confi
     assert again.read_files == index.shards[number].samples
     assert path.read_bytes() == good
     assert b"".join(open_home(str(home)).fetch(shard, len(good))) == good
+
+
+def test_an_owner_that_is_gone_is_replaced_by_one_that_fails_apart_from_the_other(
+    source: Path, agents: Agents
+) -> None:
+    agents.start("n3")
+    members = tuple(
+        dataclasses.replace(member, domain=domain) for member, domain in zip(agents.members, "aaab", strict=True)
+    )
+    agents.stop("n3")
+    agents.members = (*members[:3], Member(NodeName("n4"), agents.start("n4").address, domain="b"), members[3])
+    known = ownership.standing(agents.members)
+    result = pack(str(source), "digits", config=agents.config(), members=agents.members, token=agents.token)
+    assert result.short == 0
+    owned = {shard: ownership.owners(shard, known.weight, 2, known) for shard in result.placed}
+    assert any("n3" in names for names in owned.values())
+    for holders in result.placed.values():
+        assert "n4" in holders  # of its domain nobody else is left
+        assert len(holders) == 2

@@ -177,3 +177,17 @@ def test_a_late_answer_that_ends_badly_does_not_undo_what_another_copy_brought(
     assert [bytes(view) for view in batch.views()] == [b"A" * SIZE, b"B" * SIZE]
     # The one that had come was not asked for again.
     assert [shards for _, shards in transport.asked].count([one]) == 1
+
+
+def test_a_member_asks_the_other_owner_first_though_one_nearer_in_the_order_fails_with_itself() -> None:
+    # By score a, b, c; but a and b fail together, so c is the second owner. That a asks must not change it.
+    shard = next(shard for shard in (f"{n:040x}" for n in range(50)) if ranked(shard) == tuple(NAMES))
+    members = [
+        Member(name, f"127.0.0.1:{port}", 1, domain)
+        for port, (name, domain) in enumerate(zip(NAMES, "xxy", strict=True))
+    ]
+    clock = ManualClock()
+    transport = Racing(clock, [], lambda call: call.bring(call.samples), {shard: b"A" * SIZE}, has_waited=True)
+    fleet = Fleet(index_of(transport.samples), members, transport, clock, deadline_s=1.5, node=NAMES[0])
+    assert not fleet.fill(np.array([0]), np.array([0]), Batch.empty(np.full(1, SIZE))).missing.tolist()
+    assert transport.asked == [("c", [shard])]
