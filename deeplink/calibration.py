@@ -1,4 +1,4 @@
-"""One rank of `deeplink calibrate`: all-reduces of many sizes between ranks at each distance, timed.
+"""One rank of `deeplink calibrate`: all-reduces of many sizes between ranks at each distance, and reading, timed.
 
 Every rank calls it. Groups are timed one after another while the other ranks wait, so that none disturbs another.
 """
@@ -13,7 +13,8 @@ import torch
 from torch import distributed as dist
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.model.sweep import Seat, Sweep, Timing, to_time
+from deeplink.scheduler.model.read_sweep import Place, ReadSweep, Told
+from deeplink.scheduler.model.sweep import NoPairError, Seat, Sweep, Timing, to_time
 from deeplink.scheduler.topology.graph import fabric_from_addresses
 from deeplink.types import NodeName
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deeplink.clock import Clock
+    from deeplink.readtimes import ReadTimer
     from deeplink.scheduler.model.sweep import Reach
 
 _WARM_UP = 3  # connections are made at the first, and windows grow
@@ -61,8 +63,16 @@ def backend_here(env: Mapping[str, str]) -> str:
     return "nccl" if torch.cuda.device_count() >= int(env.get("LOCAL_WORLD_SIZE", "1")) else "gloo"
 
 
-def sweeps_between(seat: Seat, sizes: Sequence[int], repeats: int, clock: Clock, *, backend: str) -> list[Sweep]:
-    """Time all-reduces at each distance there is, and return the same times on every rank.
+def timed_between(
+    seat: Seat,
+    sizes: Sequence[int],
+    repeats: int,
+    clock: Clock,
+    *,
+    backend: str,
+    reads: ReadTimer | None = None,
+) -> tuple[list[Sweep], list[ReadSweep]]:
+    """Time all-reduces at each distance there is, then reading, and return the same times on every rank.
 
     Blocks until all ranks have called it. Makes the process group, and takes it down again.
 
@@ -72,9 +82,10 @@ def sweeps_between(seat: Seat, sizes: Sequence[int], repeats: int, clock: Clock,
         repeats: how many of each size, at least; the median counts, of the slowest rank.
         clock: what tells the time.
         backend: `gloo`, or `nccl` with a GPU for each rank.
+        reads: reads samples on this rank; None where reading is not to be timed.
 
     Raises:
-        NoPairError: there is one rank.
+        NoPairError: there is one rank, and nothing to read.
     """
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
@@ -84,7 +95,14 @@ def sweeps_between(seat: Seat, sizes: Sequence[int], repeats: int, clock: Clock,
         seats: list[Seat] = [seat] * dist.get_world_size()
         dist.all_gather_object(seats, seat)
         timer = _Timer(device, repeats, clock)
-        return [_sweep(reach, ranks, sizes, timer) for reach, ranks in to_time(seats).items()]
+        try:
+            pairs = to_time(seats)
+        except NoPairError:
+            if reads is None:
+                raise
+            pairs = {}
+        sweeps = [_sweep(reach, ranks, sizes, timer) for reach, ranks in pairs.items()]
+        return sweeps, [] if reads is None else _read_sweeps(seats, seat, reads)
     finally:
         dist.destroy_process_group()
 
@@ -126,3 +144,17 @@ def _sweep(reach: Reach, ranks: tuple[int, ...], sizes: Sequence[int], timer: _T
     told = [seconds]
     dist.broadcast_object_list(told, src=ranks[0])  # and the others wait for it
     return Sweep(reach, len(ranks), tuple(Timing(size, taken) for size, taken in zip(sizes, told[0], strict=True)))
+
+
+def _read_sweeps(seats: Sequence[Seat], mine: Seat, reads: ReadTimer) -> list[ReadSweep]:
+    nodes = {seat.node for seat in seats}
+    readers = {Place.LOCAL: nodes, Place.PEER: nodes, Place.SOURCE: {min(nodes)}, Place.TOGETHER: nodes}
+    if len(nodes) == 1:
+        del readers[Place.PEER], readers[Place.TOGETHER]
+    sweeps = []
+    for place, who in readers.items():
+        told: list[Told | None] = [None] * len(seats)
+        dist.barrier()  # all begin at once, and nobody before the others have ended
+        dist.all_gather_object(told, reads.read(place) if mine.node in who else None)
+        sweeps.append(ReadSweep(place, tuple(one for one in told if one is not None)))
+    return sweeps

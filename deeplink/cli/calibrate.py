@@ -1,9 +1,10 @@
-"""`deeplink calibrate`: time all-reduces between a job's nodes, and tell the cost model's constants from them."""
+"""`deeplink calibrate`: time all-reduces and reading on a job's nodes, and tell the cost model's constants."""
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,12 @@ import click
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from deeplink.readtimes import Bounds, ReadTimer
     from deeplink.scheduler.model.constants import Constants
-    from deeplink.scheduler.model.sweep import Sweep
+    from deeplink.scheduler.model.read_sweep import ReadSweep
+    from deeplink.scheduler.model.sweep import Seat, Sweep
 
 _EPILOG = """
 It is a rank's program: start it on all nodes of a job, better on three or more, with two ranks on a node or more.
@@ -24,10 +27,15 @@ buffers of growing size; nothing else should use the nodes meanwhile. What there
 drawn through, keeps its default.
 The constants are bytes a second and seconds; they hold for the backend that they were timed with.
 
+With --data samples of a packed dataset are read as well: by each node from its own store, by each from those of
+the others, by one node alone from the source (or its packed home), and by all at once. Warm it before; take one that
+is greater than the nodes' memory where the disks are to be timed and not their caches.
+
 \b
 Examples:
   deeplink run --nproc-per-node 2 -- deeplink calibrate --out constants.json        in a batch script
   deeplink run --local 3 --nproc-per-node 2 -- deeplink calibrate                   on this machine, over loopback
+  deeplink run -- deeplink calibrate --data imagenet --out constants.json           after deeplink warm imagenet
   deeplink run -- deeplink calibrate --largest 16777216 --repeats 21 --json
 
 \b
@@ -77,33 +85,69 @@ class TorchMissingError(DeepLinkError):
     show_default=True,
     help="auto: nccl where each rank has a GPU, else gloo. nccl has not been tried yet.",
 )
+@click.option("--data", metavar="NAME[@VERSION]", help="Time reading this packed dataset, too.")
+@click.option(
+    "--data-bytes",
+    type=click.IntRange(min=1),
+    default=256 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="Each rank reads so much from each place, at most.",
+)
+@click.option(
+    "--data-seconds",
+    type=click.FloatRange(min=0.1, max=600.0),
+    default=5.0,
+    show_default=True,
+    metavar="S",
+    help="And for so long.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the times, and the constants.")
-def command(*, out: Path | None, smallest: int, largest: int, repeats: int, backend: str, as_json: bool) -> None:
-    """Time all-reduces between the nodes of a job, and tell the cost model's constants from them."""
+def command(
+    *,
+    out: Path | None,
+    smallest: int,
+    largest: int,
+    repeats: int,
+    backend: str,
+    data: str | None,
+    data_bytes: int,
+    data_seconds: float,
+    as_json: bool,
+) -> None:
+    """Time all-reduces and reading on the nodes of a job, and tell the cost model's constants from them."""
     sizes = _sizes(smallest, largest)
     try:
-        from deeplink.calibration import backend_here, seat_here, sweeps_between
+        from deeplink.calibration import backend_here, seat_here, timed_between
     except ModuleNotFoundError as missing:
         if missing.name != "torch":
             raise
         raise TorchMissingError from missing
+    from dataclasses import replace
+
     from deeplink.clock import SystemClock
     from deeplink.files import write_output
+    from deeplink.readtimes import Bounds
     from deeplink.scheduler.model.constants import Constants
+    from deeplink.scheduler.model.read_sweep import reads_from
     from deeplink.scheduler.model.stored import constants_text
     from deeplink.scheduler.model.sweep import calibrated, usable
 
     seat = seat_here(os.environ)
     chosen = backend_here(os.environ) if backend == "auto" else backend
-    sweeps = sweeps_between(seat, sizes, repeats, SystemClock(), backend=chosen)
+    with _timer(data, seat, Bounds(bytes=data_bytes, seconds=data_seconds)) as timer:
+        sweeps, reads = timed_between(seat, sizes, repeats, SystemClock(), backend=chosen, reads=timer)
     if seat.rank != 0:
         return
     good, wrong = usable(sweeps)
     for problem in wrong:
         click.echo(f"deeplink: left out: {problem}\n  {problem.remedy}", err=True)
-    known = calibrated(good, Constants())
+    for sweep in reads:
+        if sweep.problem:
+            click.echo(f"deeplink: reading was not timed: {sweep.place.value}: {sweep.problem}", err=True)
+    known = replace(calibrated(good, Constants()), reads=reads_from(reads))
     # First of all told: a file that cannot be written does not cost the measurement.
-    click.echo(_as_json(chosen, sweeps, known) if as_json else _as_text(chosen, good, known))
+    click.echo(_as_json(chosen, sweeps, reads, known) if as_json else _as_text(chosen, good, reads, known))
     if out is not None:
         write_output(out, constants_text(known))
         if not as_json:
@@ -126,7 +170,21 @@ def _sizes(smallest: int, largest: int) -> list[int]:
     return sizes
 
 
-def _as_json(backend: str, sweeps: Sequence[Sweep], known: Constants) -> str:
+@contextmanager
+def _timer(data: str | None, seat: Seat, bounds: Bounds) -> Iterator[ReadTimer | None]:
+    if data is None:
+        yield None
+        return
+    from deeplink.clock import SystemClock
+    from deeplink.config import load_config
+    from deeplink.readtimes import Part, ReadTimer
+
+    part = Part(rank=seat.rank, ranks=int(os.environ["WORLD_SIZE"]), node=seat.node)
+    with ReadTimer(data, load_config(), part, bounds, SystemClock()) as timer:
+        yield timer
+
+
+def _as_json(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], known: Constants) -> str:
     from deeplink.scheduler.model.stored import constants_text
 
     timed = [
@@ -137,26 +195,47 @@ def _as_json(backend: str, sweeps: Sequence[Sweep], known: Constants) -> str:
         }
         for sweep in sweeps
     ]
-    return json.dumps({"backend": backend, "sweeps": timed, "constants": json.loads(constants_text(known))})
+    read = [
+        {
+            "place": sweep.place.value,
+            "ranks": [{"node": one.node, "bytes": one.bytes, "seconds": one.seconds} for one in sweep.told],
+            "problem": sweep.problem,
+        }
+        for sweep in reads
+    ]
+    constants = json.loads(constants_text(known))
+    return json.dumps({"backend": backend, "sweeps": timed, "reads": read, "constants": constants})
 
 
-def _as_text(backend: str, sweeps: Sequence[Sweep], known: Constants) -> str:
+def _as_text(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], known: Constants) -> str:
     from deeplink.scheduler.model.sweep import line
     from deeplink.wording import sized
 
-    lines = [
-        f"{backend}, all-reduces of {sized(sweeps[0].timings[0].size)} to {sized(sweeps[0].timings[-1].size)}:"
-    ]
+    lines = []
+    if sweeps:
+        first, *_, last = (sized(timing.size) for timing in sweeps[0].timings)
+        lines.append(f"{backend}, all-reduces of {first} to {last}:")
     for sweep in sweeps:
         found = line(sweep)
         lines.append(
             f"  {sweep.reach.value:<28} {sweep.ranks:>4} ranks  {sized(found.bandwidth):>12}/s  "
             f"{found.latency_s * 1e6:9.1f} us a step"
         )
+    if reads:
+        lines.append("samples read, by each node:")
+    for read in reads:
+        speeds = ", ".join(f"{sized(rate)}/s" for rate in read.per_node().values()) or "not timed"
+        lines.append(f"  {read.place.value:<28} {sized(sum(one.bytes for one in read.told)):>10}  {speeds}")
     lines.append("constants of the cost model:")
     for name in ("gpu", "nic", "leaf", "spine"):
         link = getattr(known, name)
         lines.append(f"  {name:<28}             {sized(link.bandwidth):>12}/s  {link.latency_s * 1e6:9.1f} us")
     if known.path_bandwidth < float("inf"):
         lines.append(f"  {'path between two nodes':<28}             {sized(known.path_bandwidth):>12}/s")
+    for name in ("local", "peer", "source"):
+        speed = getattr(known.reads, name)
+        if speed is not None:
+            lines.append(f"  {f'a node reads, {name}':<28}             {sized(speed):>12}/s")
+    if known.reads.source_of_all < float("inf"):
+        lines.append(f"  {'all nodes read, source':<28}             {sized(known.reads.source_of_all):>12}/s")
     return "\n".join(lines)

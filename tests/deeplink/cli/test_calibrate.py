@@ -15,6 +15,7 @@ from deeplink import calibration
 from deeplink.calibration import NoRankError
 from deeplink.cli import cli
 from deeplink.files import FileTroubleError
+from deeplink.scheduler.model.read_sweep import ReadSweep
 from deeplink.scheduler.model.stored import constants_from
 from deeplink.scheduler.model.sweep import Reach, Seat, Sweep, Timing
 
@@ -33,13 +34,23 @@ def test_outside_of_a_launch_the_way_to_start_it_is_told(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "words", [["--largest", "8192"], ["--smallest", "2"], ["--backend", "mpi"], ["--repeats", "0"]]
+    "words",
+    [
+        ["--largest", "8192"],
+        ["--smallest", "2"],
+        ["--backend", "mpi"],
+        ["--repeats", "0"],
+        ["--data-bytes", "0"],
+        ["--data-seconds", "0"],
+    ],
 )
 def test_wrong_usage(words: list[str]) -> None:
     assert CliRunner().invoke(cli, ["calibrate", *words]).exit_code == 2
 
 
-def launched(folder: Path, nodes: int, per_node: int, *words: str) -> subprocess.CompletedProcess[str]:
+def launched(
+    folder: Path, nodes: int, per_node: int, *words: str, **more: str
+) -> subprocess.CompletedProcess[str]:
     own = {"DEEPLINK_STATE": str(folder / "own"), "DEEPLINK_STORE": str(folder / "store"), "HOME": str(folder)}
     outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return subprocess.run(
@@ -47,7 +58,7 @@ def launched(folder: Path, nodes: int, per_node: int, *words: str) -> subprocess
             *(sys.executable, "-m", "deeplink", "run", "--local", str(nodes), "--nproc-per-node", str(per_node)),
             *("--", sys.executable, "-m", "deeplink", "calibrate", *words),
         ],
-        env={**outside, **own, "OMP_NUM_THREADS": "1"},
+        env={**outside, **own, "OMP_NUM_THREADS": "1", **more},
         capture_output=True,
         text=True,
         timeout=100,
@@ -79,12 +90,12 @@ def test_ranks_over_loopback_become_constants(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_does_not_cost_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def timed(*_: object, **__: object) -> list[Sweep]:
+    def timed(*_: object, **__: object) -> tuple[list[Sweep], list[ReadSweep]]:
         timings = [Timing(size, 2e-4 + size / 1e9) for size in (1 << 10, 1 << 15, 1 << 20)]
-        return [Sweep(Reach.NIC, 2, tuple(timings))]
+        return [Sweep(Reach.NIC, 2, tuple(timings))], []
 
     monkeypatch.setattr(calibration, "seat_here", lambda _env: Seat(0, 0))
-    monkeypatch.setattr(calibration, "sweeps_between", timed)
+    monkeypatch.setattr(calibration, "timed_between", timed)
     (tmp_path / "file").touch()
     refused = calibrate("--backend", "gloo", "--out", str(tmp_path / "file" / "constants.json"))
     assert isinstance(refused.exception, FileTroubleError)
@@ -98,3 +109,47 @@ def test_one_rank_alone_is_told_so(tmp_path: Path) -> None:
     done = launched(tmp_path, 1, 1)
     assert done.returncode == 2
     assert "one rank alone sends nothing" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_reading_is_timed_from_each_place(tmp_path: Path) -> None:
+    files = {f"{number % 3}/{number}": bytes([number % 251]) * 5_000 for number in range(600)}
+    for name, data in files.items():
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    # One copy of each shard, several on each node: there is something to read from either.
+    own = {"DEEPLINK_STORE": str(tmp_path / "store"), "DEEPLINK_CATALOG": str(tmp_path / "catalog")}
+    env = {**os.environ, **own, "DEEPLINK_STATE": str(tmp_path / "own"), "HOME": str(tmp_path)}
+    words = [*("pack", str(tmp_path / "source"), "images", "--local", "2"), *("--replicas", "1")]
+    pack = subprocess.run(
+        [sys.executable, "-m", "deeplink", *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert pack.returncode == 0, pack.stderr
+    out = tmp_path / "constants.json"
+    few = ("--largest", "1048576", "--repeats", "3", "--data", "images", "--data-seconds", "20")
+    done = launched(tmp_path, 2, 1, *few, "--out", str(out), "--json", DEEPLINK_CATALOG=str(tmp_path / "catalog"))
+    assert done.returncode == 0, done.stderr
+    (told,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(read["place"], read["problem"]) for read in told["reads"]] == [
+        ("local", ""),
+        ("peer", ""),
+        ("source", ""),
+        ("source, all nodes", ""),
+    ]
+    local, peer, source, together = told["reads"]
+    # A rank reads an eighth of the samples from each place, one node alone from the source; each at most once.
+    for read, ranks in ((local, 2), (peer, 2), (source, 1), (together, 2)):
+        assert len(read["ranks"]) == ranks
+        assert all(0 < rank["bytes"] <= 600 // 8 * 5_000 for rank in read["ranks"])
+        assert all(rank["seconds"] > 0 for rank in read["ranks"])
+    known = constants_from(out.read_text(), str(out))
+    assert known.reads.local == pytest.approx(min(rank["bytes"] / rank["seconds"] for rank in local["ranks"]))
+    assert known.reads.peer
+    assert known.reads.source
