@@ -28,8 +28,8 @@ drawn through, keeps its default.
 The constants are bytes a second and seconds; they hold for the backend that they were timed with.
 
 With --data samples of a packed dataset are read as well: by each node from its own store, by each from those of
-the others, by one node alone from the source (or its packed home), and by all at once. Warm it before; take one that
-is greater than the nodes' memory where the disks are to be timed and not their caches.
+the others, by one node alone from the source (or its packed home), and by all at once. Warm it before; where disks
+are to be timed and not their caches, take one that is greater than the nodes' memory.
 
 \b
 Examples:
