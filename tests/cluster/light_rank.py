@@ -3,7 +3,8 @@
     light_rank.py FOLDER STEPS [PAUSE_S]
 
 Rank 0 saves every 5 steps; whatever runs next goes on from there. Each rank leaves FOLDER/<attempt>.rank<N> with
-its node, leaf and rank. Signals are noted in FOLDER/signals. FOLDER/fail holds `RANK STEP CODE` if one is to fail.
+its node, leaf and rank, and rank 0 FOLDER/<attempt>.members with the list it finds. Signals are noted in
+FOLDER/signals. FOLDER/fail holds `RANK STEP CODE` if one is to fail.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ for number in (signal.SIGTERM, signal.SIGUSR1):
 attempt = os.environ["DEEPLINK_ATTEMPT"]
 leaf = os.environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")[-2:-1]
 (folder / f"{attempt}.rank{rank}").write_text(f"{os.environ['DEEPLINK_NODE']} {leaf[0] if leaf else '-'} {rank}\n")
+if rank == 0:
+    (folder / f"{attempt}.members").write_text(os.environ["DEEPLINK_MEMBERS"])
 state = folder / "state"
 step = int(state.read_text()) if state.exists() else 0
 failing = [int(word) for word in (folder / "fail").read_text().split()] if (folder / "fail").exists() else []

@@ -13,7 +13,7 @@ from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.order import ring_crossings
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Incident, Outcome
-from deeplink.types import NodeName
+from deeplink.types import NodeName, parse_members
 from tests.cluster.jobs import Job, folder_of, submit, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -40,6 +40,8 @@ def test_ranks_follow_the_fabric_where_slurms_own_do_not(sandbox: Sandbox) -> No
     begun = ours.events("attempt-started")[0]
     assert (begun["ring_crossings"], begun["ring_crossings_stock"]) == (2, 8)
     assert [node for node, _ in placed] == begun["nodes"]
+    members = parse_members((ours.folder / f"{ours.id}.0.0.members").read_text())
+    assert [(member.name, member.domain) for member in members] == placed, "copies of shards are to lie apart"
     assert ours.events("ended")[0]["code"] == 0
 
 
