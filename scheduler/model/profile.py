@@ -14,6 +14,7 @@ _FORMAT = 1
 _ENUMS = {"scaling": Scaling, "algorithm": Algorithm, "schedule": Schedule}
 _WHOLE = ("batch", "ranks_per_node")
 _NEEDED = ("batch", "sample_s", "gradient_bytes")
+_MEASURED = "step_s"
 
 
 class ProfileError(DeepLinkError):
@@ -63,6 +64,9 @@ def profile_text(profile: Profile) -> str:
 def profile_from(text: str, where: str) -> Profile:
     """Read a profile: what `profile_text` wrote, or somebody by hand; all but three values have defaults.
 
+    Instead of `sample_s` there may be `step_s`, a measured step of one rank alone, where nothing is summed; of it
+    `fixed_s` does not depend on the batch.
+
     Args:
         text: the JSON.
         where: what to call it in an error: the file's name.
@@ -77,6 +81,8 @@ def profile_from(text: str, where: str) -> Profile:
         raise ProfileError(where, f"not JSON ({problem})") from problem
     if not isinstance(found, dict) or found.pop("format", None) != _FORMAT:
         raise ProfileError(where, f"not an object of format {_FORMAT}")
+    if _MEASURED in found and "sample_s" not in found:
+        found["sample_s"] = _of_one_sample(found, where)
     strange = found.keys() - {field.name for field in fields(Job)} - {"ranks_per_node"}
     lacking = [name for name in _NEEDED if name not in found]
     if strange or lacking:
@@ -84,6 +90,16 @@ def profile_from(text: str, where: str) -> Profile:
     values = {name: _value(name, value, where) for name, value in found.items()}
     ranks = values.pop("ranks_per_node", None)
     return Profile(Job(**values), ranks)
+
+
+def _of_one_sample(found: dict[str, Any], where: str) -> float:
+    """Return the seconds of a sample, from a measured step; takes that out of what was found."""
+    step_s = _value(_MEASURED, found.pop(_MEASURED), where)
+    fixed_s = _value("fixed_s", found.get("fixed_s", 0.0), where)
+    batch = _value("batch", found.get("batch", 1), where)
+    above_zero("the measured step", step_s - fixed_s)
+    above_zero("the batch", batch)
+    return float((step_s - fixed_s) / batch)
 
 
 def _value(name: str, value: object, where: str) -> Any:

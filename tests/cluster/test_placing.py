@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from deeplink.scheduler.model.constants import Constants
+from deeplink.scheduler.model.stored import constants_text
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.nodeset import unfold
@@ -98,8 +100,8 @@ def test_a_job_runs_where_its_record_expects_it_and_data_and_links_decide(sandbo
     assert nodes_of(sandbox, int(stock.stdout)) == (EVEN | ODD) - better
 
 
-def test_a_slow_uplink_of_the_sites_topology_is_avoided(sandbox: Sandbox) -> None:
-    better = other_than_stock(sandbox)
+def with_a_slow_node(sandbox: Sandbox, better: set[str]) -> str:
+    """Write a topology in which a node of the leaf that Slurm would choose is slow; return its path."""
     leaves = {"leaf0": EVEN, "leaf1": ODD}
     slow = next(node for leaf in leaves.values() if leaf != better for node in sorted(leaf))
     switches: dict[str, Any] = {leaf: {"nodes": sorted(nodes), "gbps": 100} for leaf, nodes in leaves.items()}
@@ -108,8 +110,39 @@ def test_a_slow_uplink_of_the_sites_topology_is_avoided(sandbox: Sandbox) -> Non
     links = [{"below": slow, "above": leaf, "gbps": 25, "usual_gbps": 100}]
     path = folder_of(sandbox) / "fabric.json"
     path.write_text(json.dumps({"switches": switches, "links": links}))
-    job, recorded = wish(sandbox, "-N4", "--exclusive", DEEPLINK_TOPOLOGY=str(path))
+    return str(path)
+
+
+def test_a_slow_uplink_of_the_sites_topology_is_avoided(sandbox: Sandbox) -> None:
+    better = other_than_stock(sandbox)
+    slow = with_a_slow_node(sandbox, better)
+    job, recorded = wish(sandbox, "-N4", "--exclusive", DEEPLINK_TOPOLOGY=slow)
     assert nodes_of(sandbox, job) == set(recorded.decision.nodes) == better
+
+
+def test_a_slow_uplink_is_avoided_by_jobs_whose_step_it_makes_longer(sandbox: Sandbox) -> None:
+    better, folder = other_than_stock(sandbox), folder_of(sandbox)
+    (folder / "constants.json").write_text(constants_text(Constants()))
+    env = {
+        "DEEPLINK_TOPOLOGY": with_a_slow_node(sandbox, better),
+        "DEEPLINK_MODEL": str(folder / "constants.json"),
+    }
+    found = {}
+    for name, gradient_bytes in (("silent", 1e3), ("talkative", 1e9)):
+        profile = folder / f"{name}.json"
+        said = {"format": 1, "batch": 8, "sample_s": 0.002, "gradient_bytes": gradient_bytes}
+        profile.write_text(json.dumps(said))
+        job, recorded = wish(sandbox, "-N4", "--exclusive", f"--deeplink-profile={profile}", **env)
+        assert recorded.decision.cost == "predicted step"
+        found[name] = recorded.decision
+        assert nodes_of(sandbox, job) == set(recorded.decision.expected)
+        clear(sandbox)
+    assert found["silent"].why is Why.AS_GOOD
+    assert set(found["talkative"].nodes) == better
+    best, own = found["talkative"].candidates[0].step_s, found["talkative"].own
+    assert own is not None
+    assert best is not None
+    assert own.step_s == pytest.approx(4 * best, rel=0.2)
 
 
 def test_a_wish_that_slurm_would_make_wait_is_not_made(sandbox: Sandbox) -> None:

@@ -30,6 +30,17 @@ def test_by_hand_three_values_do() -> None:
     assert (more.job.scaling, more.job.algorithm) == (Scaling.STRONG, Algorithm.RING)
 
 
+def test_a_measured_step_of_one_rank_does_too() -> None:
+    measured = {"format": 1, "batch": 32, "step_s": 0.15, "fixed_s": 0.022, "gradient_bytes": 102e6}
+    assert profile_from(json.dumps(measured), "file").job.sample_s == pytest.approx(0.004)
+    with pytest.raises(ProfileError, match="step_s"):
+        profile_from(json.dumps(measured | {"sample_s": 0.004}), "file")
+    with pytest.raises(ProfileError, match="'1', no number"):
+        profile_from(json.dumps(measured | {"step_s": "1"}), "file")
+    with pytest.raises(ModelInputError, match="measured step"):
+        profile_from(json.dumps(measured | {"step_s": 0.01}), "file")
+
+
 def test_ranks_are_those_told_or_one_on_each_gpu() -> None:
     plain = profile_from(json.dumps(BY_HAND), "file")
     assert [plain.ranks(8), plain.ranks(0)] == [8, 1]
