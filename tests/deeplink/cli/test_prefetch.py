@@ -85,6 +85,17 @@ def test_the_wished_nodes_bring_what_they_will_own_and_only_what_they_lack(
     assert (again["bytes"], again["brought"]) == (0, {})
 
 
+def test_the_copies_lie_on_leaves_apart_as_the_jobs_own_list_will_have_it(
+    agents: Keepers, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric = tmp_path / "topology.conf"
+    fabric.write_text("SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n2\nSwitchName=core Switches=a,b\n")
+    monkeypatch.setenv("DEEPLINK_TOPOLOGY", str(fabric))
+    (dry,) = said("--nodes", "n[0-2]", "digits", "--replicas", "2", "--dry-run")
+    assert dry["copies"] == sum(dry["to_bring"].values()) == 2 * len(index.shards)
+    assert dry["to_bring"]["n2"] == len(index.shards)
+
+
 def test_ahead_of_a_drain_what_a_node_alone_holds_is_copied_away_bit_by_bit(
     agents: Keepers, index: Index, tmp_path: Path
 ) -> None:
