@@ -119,12 +119,10 @@ def command(**asked: Any) -> None:
     settings = _settings(asked)
     study = _studied(asked, trace, site, settings)
     told = Told(asked["trace"].name, site.words, trace.faults, settings, study)
+    # Printed first: where the page cannot be written, what took minutes is not lost.
+    click.echo(json.dumps(document(told), indent=1) if asked["as_json"] else as_text(told).removesuffix("\n"))
     if asked["html"] is not None:
         write_output(asked["html"], as_html(told, _made_by()))
-    if asked["as_json"]:
-        click.echo(json.dumps(document(told), indent=1))
-    else:
-        click.echo(as_text(told), nl=False)
     for fault in trace.faults[:3]:
         click.echo(f"left out: {fault}", err=True)
     if len(trace.faults) > 3:  # noqa: PLR2004

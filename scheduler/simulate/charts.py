@@ -8,12 +8,12 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 COLOURS = ("#4477aa", "#ee6677", "#bbbbbb", "#228833")
 """Paul Tol's bright scheme: told apart with most kinds of colour blindness."""
-_WIDTH, _HEIGHT = 760, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 30, 46
+_WIDTH, _HEIGHT = 760, 318
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 10, 48, 46
 _TICKS = 5
 
 
@@ -44,7 +44,7 @@ def bars(title: str, groups: Sequence[str], series: Sequence[tuple[str, Sequence
     """
     tops = [bar.value + bar.half for _, row in series for bar in row if bar is not None]
     high = _nice(max([*tops, 0.0]))
-    parts = [*_frame(title, [name for name, _ in series]), *_rises(high, unit)]
+    parts = [*_frame(title, unit, [name for name, _ in series]), *_rises(high)]
     across = (_WIDTH - _LEFT - _RIGHT) / max(len(groups), 1)
     wide = 0.8 * across / max(len(series), 1)
     for place, group in enumerate(groups):
@@ -68,56 +68,60 @@ def _bar(left: float, wide: float, bar: Bar, high: float, colour: str) -> list[s
     return found
 
 
-def lines(
-    title: str, series: Sequence[Series], across: str, unit: str, *, said: Callable[[float], str] | None = None
-) -> str:
+def lines(title: str, series: Sequence[Series], across: str, unit: str, *, powers: bool = False) -> str:
     """Return lines.
 
     Args:
         title: above them.
         series: one each.
-        across: what runs from left to right.
+        across: what runs from left to right, from 0 or less.
         unit: of what rises.
-        said: how a value across is written; as a number when None.
+        powers: whether a point's place across is a power of ten, by its exponent.
     """
-    xs = [x for one in series for x, _ in one.points]
-    low, wide = min(xs, default=0.0), max(xs, default=1.0) - min(xs, default=0.0) or 1.0
+    far = max((x for one in series for x, _ in one.points), default=0.0) or 1.0
     high = _nice(max((y for one in series for _, y in one.points), default=1.0))
-    parts = [*_frame(title, [one.name for one in series]), *_rises(high, unit)]
-    for tick in range(_TICKS + 1):
-        value = low + wide * tick / _TICKS
-        where = _LEFT + (_WIDTH - _LEFT - _RIGHT) * tick / _TICKS
-        anchor = "start" if tick == 0 else "end" if tick == _TICKS else "middle"
-        parts.append(_text(where, _HEIGHT - _BOTTOM + 16, said(value) if said else f"{value:.3g}", anchor))
+    parts = [*_frame(title, unit, [one.name for one in series]), *_rises(high)]
+    step = math.ceil(far / (2 * _TICKS)) if powers else _nice(far / _TICKS)
+    for tick in range(int(far / step) + 1):
+        value = tick * step
+        anchor = "end" if value > 0.95 * far else "middle"
+        parts.append(_text(_x(value, far), _HEIGHT - _BOTTOM + 16, _said(10**value if powers else value), anchor))
     parts.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - _BOTTOM + 34, across, "middle"))
     for number, one in enumerate(series):
-        at = " ".join(
-            f"{_LEFT + (_WIDTH - _LEFT - _RIGHT) * (x - low) / wide:.1f},{_y(y, high):.1f}" for x, y in one.points
-        )
+        at = " ".join(f"{_x(x, far):.1f},{_y(y, high):.1f}" for x, y in one.points)
         colour = COLOURS[number % len(COLOURS)]
         parts.append(f'<polyline points="{at}" fill="none" stroke="{colour}" stroke-width="1.4"/>')
     return _svg(title, parts)
 
 
-def _frame(title: str, names: Sequence[str]) -> list[str]:
-    parts = [f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>']
-    right = float(_WIDTH - _RIGHT)
-    for number in reversed(range(len(names))):
-        right -= 7.5 * len(names[number]) + 24
+def _frame(title: str, unit: str, names: Sequence[str]) -> list[str]:
+    heading = f'{escape(title)} <tspan font-weight="normal">({escape(unit)})</tspan>'
+    parts = [f'<text x="{_LEFT}" y="18" font-weight="bold">{heading}</text>']
+    left = float(_LEFT)
+    for number, name in enumerate(names if len(names) > 1 else ()):
         colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<rect x="{right:.0f}" y="9" width="11" height="11" fill="{colour}"/>')
-        parts.append(_text(right + 15, 18, names[number], "start"))
+        parts.append(f'<rect x="{left:.0f}" y="27" width="11" height="11" fill="{colour}"/>')
+        parts.append(_text(left + 15, 36, name, "start"))
+        left += 7.5 * len(name) + 30
     return parts
 
 
-def _rises(high: float, unit: str) -> list[str]:
-    parts = [_text(4, _TOP + 4, unit, "start")]
+def _rises(high: float) -> list[str]:
+    parts = []
     for tick in range(_TICKS + 1):
         value = high * tick / _TICKS
         where = _y(value, high)
         parts.append(f'<path d="M{_LEFT} {where:.1f}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
-        parts.append(_text(_LEFT - 6, where + 4, f"{value:.3g}", "end"))
+        parts.append(_text(_LEFT - 6, where + 4, _said(value), "end"))
     return parts
+
+
+def _said(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
+
+
+def _x(value: float, far: float) -> float:
+    return _LEFT + (_WIDTH - _LEFT - _RIGHT) * value / far
 
 
 def _y(value: float, high: float) -> float:

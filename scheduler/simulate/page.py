@@ -16,8 +16,11 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1000px; padding: 0 1em; color: #222 }
 table { border-collapse: collapse; margin: .6em 0 1.2em }
 th, td { border-bottom: 1px solid #ddd; padding: .2em .8em .2em 0; text-align: left; vertical-align: top }
-svg { display: block; width: 100%; max-width: 860px; margin: 1em 0; font: 12px system-ui, sans-serif }
-code { background: #f3f3f3; padding: .1em .3em }
+th, td + td { white-space: nowrap }
+.wide { overflow-x: auto }
+svg { display: block; width: 100%; min-width: 600px; max-width: 860px; margin: 1em 0 }
+svg { font: 12px system-ui, sans-serif }
+code { background: #f3f3f3; padding: .1em .3em; overflow-wrap: anywhere }
 @media (prefers-color-scheme: dark) {
   body { background: #181818; color: #ddd } th, td { border-color: #444 } code { background: #333 }
   svg { background: #ddd }
@@ -42,8 +45,11 @@ def as_html(told: Told, made_by: str) -> str:
     body += [f"<li>{escape(fact)}</li>" for fact in facts(told)]
     body.append("</ul>")
     body += map(_table, tables(told))
-    body += ["<h2>Plots</h2>", "<p>Curves over time are those of the first seed.</p>", *plots(told)]
-    head = f'<meta charset="utf-8"><title>Simulated queue</title><style>{_STYLE}</style>'
+    body += ["<h2>Plots</h2>", "<p>Curves over time are those of the first seed.</p>", *map(_wide, plots(told))]
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Simulated queue</title>'
+    )
+    head += f"<style>{_STYLE}</style>"
     return "\n".join(
         ["<!doctype html>", '<html lang="en"><head>', head, "</head><body>", *body, "</body></html>", ""]
     )
@@ -53,4 +59,10 @@ def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
-    return f"<h2>{escape(table.title)}</h2><table><tr>{head}</tr>\n{rows}</table>{note}"
+    cells = f"<table><tr>{head}</tr>\n{rows}</table>"
+    return f"<h2>{escape(table.title)}</h2>{_wide(cells)}{note}"
+
+
+def _wide(part: str) -> str:
+    """Return what may be wider than the window, in a box that is scrolled alone."""
+    return f'<div class="wide">{part}</div>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Request
+from deeplink.scheduler.placement.request import Cluster, Request
 from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.placement.terrain import Terrain
 from deeplink.scheduler.simulate.floor import bits, first
@@ -112,10 +112,7 @@ class DeepLink:
             self._shut = (shut, frozenset(floor.names(shut)))
         excluded = self._shut[1]
         request = Request(nodes=shape.nodes, gpus_per_node=shape.gpus, exclusive=shape.whole, excluded=excluded)
-        try:
-            return floor.chosen(place(cluster, request, most=1, terrain=self._terrain)[0].nodes)
-        except NoPlacementError:
-            return None
+        return floor.chosen(place(cluster, request, most=1, terrain=self._terrain)[0].nodes)
 
     def order(self, floor: Floor, chosen: int) -> Sequence[NodeName]:
         """As the protocol says."""

@@ -53,7 +53,8 @@ def spread_of(runs: Sequence[float]) -> Spread:
     mean = statistics.fmean(runs)
     if len(runs) == 1:
         return Spread(mean, math.inf, 1)
-    t = _T[len(runs) - 2] if len(runs) - 2 < len(_T) else _NORMAL
+    freedom = len(runs) - 1
+    t = _T[freedom - 1] if freedom <= len(_T) else _NORMAL + 2.4 / freedom  # right to three digits
     return Spread(mean, t * statistics.stdev(runs) / math.sqrt(len(runs)), len(runs))
 
 

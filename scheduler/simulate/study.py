@@ -14,6 +14,7 @@ from deeplink.scheduler.simulate.measure import CLUSTER, Figure, Sample, Sampler
 from deeplink.scheduler.simulate.policies import Policy, chooser
 from deeplink.scheduler.simulate.spread import Spread, difference, quantile, spread_of
 from deeplink.scheduler.simulate.state import State, shape_of
+from deeplink.scheduler.simulate.trace import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ def planned(trace: Trace, site: Site, load: float | None = None) -> Plan:
         load: as in `Settings`.
 
     Raises:
-        SimulationValueError: none fits, or they come at one moment and a load is wanted.
+        SimulationValueError: none fits, or no such load can be had of them.
     """
     empty = State(site.floor, site.gpus)
     shapes = [shape_of(job, site.per_node) for job in trace.jobs]
@@ -104,6 +105,9 @@ def planned(trace: Trace, site: Site, load: float | None = None) -> Plan:
         if not span:
             raise SimulationValueError("all jobs come at one moment: no load can be set", "Leave out --load.")
         stretch = sum(job.duration_s * shape.all_gpus for job, shape in fitting) / (empty.gpus * load * span)
+        if stretch * fitting[-1][0].submit_s > LONGEST_S:
+            problem = f"for a load of {load:g} the trace would go on for {stretch:g} times as long"
+            raise SimulationValueError(problem, "Ask for a greater load.")
     work = [
         Work(place, job.submit_s * stretch, job.duration_s, shape) for place, (job, shape) in enumerate(fitting)
     ]

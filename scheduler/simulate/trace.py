@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING
 
 from deeplink.scheduler.simulate.errors import DirtyTraceError, TraceError
-from deeplink.wording import printable
+from deeplink.wording import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +27,8 @@ _REMEDY = "A first line names the columns: submit or timestamp, duration, gpus o
 _GZIP = b"\x1f\x8b"
 SHARE_SKIPPED = 100
 """One row of so many may be left out where nobody said how many."""
+LONGEST_S = 1e12
+"""No time is longer: 30,000 years. Greater ones are another unit, and lose the seconds besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +130,21 @@ def parse_trace(
     faults: list[str] = []
     rows = 0
     most = math.inf if skip is None else skip
+    begins = reader.line_num + 1
     while (row := _next(reader, where)) is not None:
+        line, begins = begins, reader.line_num + 1
         if not any(map(str.strip, row)):
             continue
         rows += 1
         try:
-            values = dict(zip(header, map(str.strip, row), strict=True))
+            values = _values(header, row)
             if cluster is None or (columns.cluster and values[columns.cluster] == cluster):
                 found.append(_job(values, columns))
         except ValueError as problem:
-            faults.append(f"line {reader.line_num}: {printable(str(problem))}")
+            faults.append(f"line {line}: {printable(str(problem))}")
+            # A quote that is not closed makes one row of many lines: each of them may have been a job.
+            faults += [f"line {more}: within what was quoted in line {line}" for more in range(line + 1, begins)]
+            rows += begins - line - 1
             if len(faults) > most:
                 raise DirtyTraceError(where, rows, faults) from problem
     if skip is None and len(faults) * SHARE_SKIPPED > rows:
@@ -146,9 +153,9 @@ def parse_trace(
         whose = f" of {printable(cluster)!r}" if cluster is not None else ""
         raise TraceError(where, f"it has no job{whose}", _REMEDY)
     found.sort(key=lambda one: one[0])
-    begins = found[0][0]
+    first = found[0][0]
     jobs = [
-        TraceJob(number, submit - begins, duration, gpus, nodes)
+        TraceJob(number, submit - first, duration, gpus, nodes)
         for number, (submit, duration, gpus, nodes) in enumerate(found[:limit])
     ]
     return Trace(tuple(jobs), tuple(faults))
@@ -178,6 +185,12 @@ def _columns(header: list[str], where: str) -> _Columns:
     return _Columns(submit, duration, gpus, nodes, named(_CLUSTER))
 
 
+def _values(header: list[str], row: list[str]) -> dict[str, str]:
+    if len(row) != len(header):
+        raise ValueError(f"{counted(len(row), 'field')}, where the first line names {len(header)}")
+    return dict(zip(header, map(str.strip, row), strict=True))
+
+
 def _job(values: Mapping[str, str], columns: _Columns) -> tuple[float, float, int, int]:
     submit = _moment(values[columns.submit])
     duration = _number(values[columns.duration], columns.duration)
@@ -192,9 +205,11 @@ def _job(values: Mapping[str, str], columns: _Columns) -> tuple[float, float, in
 
 def _moment(text: str) -> float:
     try:
-        return _number(text, "")
+        float(text)
     except ValueError:
         pass
+    else:
+        return _number(text, "the time of submission")
     try:
         told = datetime.fromisoformat(text)
     except ValueError:
@@ -210,6 +225,8 @@ def _number(text: str, column: str) -> float:
         raise ValueError(f"{column} is {text!r}, no number") from None
     if not math.isfinite(value):
         raise ValueError(f"{column} is {text!r}, no finite number")
+    if abs(value) > LONGEST_S:
+        raise ValueError(f"{column} is {text!r}, more than {LONGEST_S:g}")
     return value
 
 

@@ -40,6 +40,15 @@ def test_all_policies_are_compared_and_the_page_written(trace: Path, tmp_path: P
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_what_was_found_is_printed_though_the_page_cannot_be_written(trace: Path, tmp_path: Path) -> None:
+    asked = (trace, "--nodes", "12", "--policy", "pack", "--html", tmp_path / "nowhere" / "page.html")
+    done = simulated(*asked, "--json")
+    assert isinstance(done.exception, DeepLinkError)
+    assert "cannot write" in str(done.exception)
+    assert [run["policy"] for run in json.loads(done.stdout)["runs"]] == ["pack"]
+    assert "### Queueing delay" in simulated(*asked).stdout
+
+
 def test_a_topology_file_is_the_cluster(trace: Path, tmp_path: Path) -> None:
     conf = tmp_path / "topology.conf"
     conf.write_text("SwitchName=a Nodes=x[0-3]\nSwitchName=b Nodes=x[4-7]\nSwitchName=c Switches=a,b\n")

@@ -61,6 +61,7 @@ def test_one_virtual_cluster_and_the_first_jobs() -> None:
     ("row", "why"),
     [
         ("yesterday,66.0,1", "'yesterday' is no time of submission"),
+        ("inf,66.0,1", "the time of submission is 'inf', no finite number"),
         ("5,soon,1", "duration is 'soon', no number"),
         ("5,nan,1", "duration is 'nan', no finite number"),
         ("5,-3,1", "a duration of -3"),
@@ -68,8 +69,10 @@ def test_one_virtual_cluster_and_the_first_jobs() -> None:
         ("5,66,0", "neither GPUs nor nodes"),
         ("5,66,1.5", "gpus is '1.5', no number of things"),
         ("5,66,-1", "gpus is '-1', no number of things"),
-        ("5,66", "shorter"),
-        ("5,66,1,9", "longer"),
+        ("5,66", "2 fields, where the first line names 3"),
+        ("5,66,1,9", "4 fields, where the first line names 3"),
+        ("1760000000000,66,1", "the time of submission is '1760000000000', more than 1e+12"),
+        ("5,1e300,1", "duration is '1e300', more than 1e+12"),
     ],
 )
 def test_a_dirty_row_is_named_and_left_out_where_that_was_allowed(row: str, why: str) -> None:
@@ -89,6 +92,23 @@ def test_one_row_of_a_hundred_may_be_dirty_where_nobody_says_how_many() -> None:
     assert len(parse_trace(rows, "own.csv").jobs) == 99
     with pytest.raises(DirtyTraceError, match="1 of 99 rows"):
         parse_trace([*rows[:-2], rows[-1]], "own.csv")
+
+
+def test_lines_that_an_open_quote_swallows_are_counted_each() -> None:
+    rows = [f"{row},2,3" for row in range(1000)]
+    rows[100], rows[400] = '"' + rows[100], rows[400] + '"'
+    lines = [line + "\n" for line in ("submit,duration,gpus", *rows)]
+    with pytest.raises(DirtyTraceError, match="301 of 1,000 rows cannot be read: line 102: 1 field, where"):
+        parse_trace(lines, "own.csv")
+    trace = parse_trace(lines, "own.csv", skip=301)
+    assert len(trace.jobs) == 699
+    assert trace.faults[-1] == "line 402: within what was quoted in line 102"
+
+
+def test_a_quoted_field_may_go_over_lines() -> None:
+    text = 'submit,name,duration,gpus\n1,"two\nlines",5,1\n2,one,5,x\n'
+    trace = parse_trace(text.splitlines(keepends=True), "own.csv", skip=1)
+    assert (len(trace.jobs), trace.faults) == (1, ("line 4: gpus is 'x', no number",))
 
 
 @pytest.mark.parametrize(
