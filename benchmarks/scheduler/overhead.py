@@ -19,6 +19,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchmarks.rows import make_row, table, write_rows
+from deeplink.scheduler.model.constants import Constants
+from deeplink.scheduler.model.stored import constants_text
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 
@@ -28,13 +30,20 @@ if TYPE_CHECKING:
     from benchmarks.rows import Row
 
 MOST_MS = 150.0
+PREDICTED = "by the predicted step"
+"""It imports numpy, which is no part of the goal: who gives a profile pays for it."""
 _JOB = ["-N4", "--exclusive", "-t", "60", "-o", "/dev/null", "--parsable", "--wrap", "true"]
 WAYS = {
     "sbatch": ["sbatch", *_JOB],
     "Slurm's own choice is as good": ["deeplink", "sbatch", *_JOB],
     "nodes wished by name": ["deeplink", "sbatch", "--deeplink-data", "images", *_JOB],
     "no wish": ["deeplink", "sbatch", "--deeplink-place=off", *_JOB],
+    PREDICTED: [
+        *("env", "DEEPLINK_MODEL=constants.json", "deeplink", "sbatch", "--deeplink-profile=profile.json"),
+        *_JOB,
+    ],
 }
+_PROFILE = '{"format": 1, "batch": 8, "sample_s": 0.002, "gradient_bytes": 1e9}'
 CONTROL = "a Python that does nothing"
 
 # Runs on the login host: entering its namespaces is no part of what is measured.
@@ -78,12 +87,21 @@ def hold_data(cluster: Sandbox) -> None:
         raise SystemExit(done.stderr)
 
 
+def write_model(cluster: Sandbox) -> None:
+    """Write the machines' constants and a job's profile into the user's home."""
+    for name, text in (("constants.json", constants_text(Constants())), ("profile.json", _PROFILE)):
+        done = cluster.run(CTL, ["bash", "-c", f"cat >{name}"], stdin=text)
+        if done.code:
+            raise SystemExit(done.stderr)
+
+
 def measured(rounds: int) -> dict[str, list[float]]:
     """Return the milliseconds of every submission, by way."""
     name = f"overhead-{os.getpid()}"
     cluster = Sandbox.up(name, Shape(interleave=True))
     try:
         hold_data(cluster)
+        write_model(cluster)
         wished = cluster.run(CTL, ["deeplink", "sbatch", "--dry-run", *WAYS["nodes wished by name"][2:]]).stdout
         if "--nodelist=" not in wished:
             raise SystemExit(f"no nodes were wished by name:\n{wished}")
@@ -105,7 +123,8 @@ def rows_of(found: dict[str, list[float]]) -> list[Row]:
     for name, times in found.items():
         if name not in {"sbatch", CONTROL}:
             over = [ours - theirs for ours, theirs in zip(times, bare, strict=True)]
-            rows.append(make_row(f"wrapper overhead over sbatch: {name}", over, "ms", at_most=MOST_MS))
+            most = None if name == PREDICTED else MOST_MS
+            rows.append(make_row(f"wrapper overhead over sbatch: {name}", over, "ms", at_most=most))
     return rows
 
 

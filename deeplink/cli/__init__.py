@@ -35,7 +35,7 @@ VERBS = {
     "plan": "Look after waiting jobs: their wishes for nodes are kept, mended or dropped.",
     "run": "Start and supervise the ranks of a job inside its allocation.",
     "checkpoints": "List, verify and prune checkpoints.",
-    "calibrate": "Time all-reduces between the nodes of a job, and tell the cost model's constants from them.",
+    "calibrate": "Time all-reduces and reading on a job's nodes, and tell the cost model's constants from that.",
     "status": "Show how your jobs are, or one of them on one screen.",
     "top": "Show jobs live, sorted as you like.",
     "logs": "Show what a job wrote, and follow it over restarts.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from deeplink.errors import DeepLinkError
+from deeplink.ranges import FiniteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,7 +97,7 @@ class TorchMissingError(DeepLinkError):
 )
 @click.option(
     "--data-seconds",
-    type=click.FloatRange(min=0.1, max=600.0),
+    type=FiniteRange(0.1, 600.0),
     default=5.0,
     show_default=True,
     metavar="S",
@@ -115,7 +116,7 @@ def command(
     data_seconds: float,
     as_json: bool,
 ) -> None:
-    """Time all-reduces and reading on the nodes of a job, and tell the cost model's constants from them."""
+    """Time all-reduces and reading on a job's nodes, and tell the cost model's constants from that."""
     sizes = _sizes(smallest, largest)
     try:
         from deeplink.calibration import backend_here, seat_here, timed_between
