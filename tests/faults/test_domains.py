@@ -11,7 +11,7 @@ import pytest
 
 from deeplink.cache import ownership
 from deeplink.cache.reader import Reader
-from deeplink.types import NodeName
+from deeplink.types import NodeName, ShardId
 from tests.cache.agents import write_tree
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 
@@ -39,7 +39,7 @@ def lose_leaf(nodes: Nodes) -> set[NodeName]:
     return {NodeName(node.name) for node in nodes.nodes[2:]}
 
 
-def owners(nodes: Nodes) -> dict[str, set[NodeName]]:
+def owners(nodes: Nodes) -> dict[ShardId, set[NodeName]]:
     """Return who is to hold each shard."""
     names, known = [member.name for member in nodes.members], ownership.standing(nodes.members)
     with Reader.open("digits", config=nodes.config()) as reader:
