@@ -12,6 +12,7 @@ from deeplink.checkpoints.found import (
     NotFiniteError,
     ReadOnlyError,
     Skipped,
+    UnreadableStateError,
 )
 from deeplink.checkpoints.interval import Advice
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, MetaError
@@ -36,4 +37,5 @@ __all__ = [
     "ReadOnlyError",
     "SaveAbandonedError",
     "Skipped",
+    "UnreadableStateError",
 ]

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 _NAME = re.compile(r"claim-(\d{10,})")
-_FILE = "claim.json"
+_FILE, _ALIVE = "claim.json", "alive"
+ALIVE_S: Final = 60.0
+"""A lease of the usual length holds three signs at least."""
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
 
 
@@ -134,6 +137,33 @@ class Claims:
             )
         except (OSError, ValueError, TypeError, KeyError) as problem:
             raise ClaimDamagedError(path, str(problem)) from problem
+
+    def beat(self, number: int) -> None:
+        """Leave a sign that the ranks of a claim are at work. Without it they may be taken for gone, no more."""
+        with suppress(OSError):
+            (self._path(number) / _ALIVE).touch()
+
+    def rest(self, number: int) -> None:
+        """Take the sign away: they have ended."""
+        with suppress(OSError):
+            (self._path(number) / _ALIVE).unlink(missing_ok=True)
+
+    def is_alive(self, number: int) -> bool:
+        """Tell whether the ranks of a claim left a sign within `ALIVE_S`, by the clock of the file system alone.
+
+        Raises:
+            OSError: the file system refuses.
+        """
+        probe = self._path(number) / f"{DRAFT_PREFIX}probe-{uuid.uuid4().hex}"
+        try:
+            probe.touch()
+            now = probe.stat().st_mtime
+            return now - (self._path(number) / _ALIVE).stat().st_mtime < ALIVE_S
+        except (FileNotFoundError, PermissionError):
+            return False
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
 
     def all(self) -> list[Claim]:
         """Return every claim, oldest first."""

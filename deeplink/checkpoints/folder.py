@@ -47,10 +47,10 @@ class Checkpoints:
     Nothing is read or written until the first `latest` or save. An attempt of a job then claims the folder, once
     for all its ranks; from there on saves of older attempts are refused, and what they publish all the same is
     ignored. Within one job an older attempt cannot claim after a newer one; between jobs the latest claim wins.
+    While ranks of another job are at work on the folder, `latest` only looks, and the first save claims.
 
     A process outside of a job (no `attempt`, no DEEPLINK_ATTEMPT) is an attempt of its own, which claims when it
-    first saves; its `latest` claims nothing, so looking at a running job's checkpoints does not disturb it. From
-    within a job, open with `readonly=True` to look at those of another.
+    first saves. From within a job, open with `readonly=True` to look at another's.
 
     Not thread-safe. Every rank may call `latest`: all of an attempt get the same answer before its first save.
 
@@ -126,8 +126,7 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """Return the newest whole checkpoint, sizes and checksums verified; None when there is none.
 
-        What does not count is logged, and told in `.skipped` of the checkpoint and of this object. A save that is
-        under way is waited for.
+        What does not count is logged, and told in `.skipped` of the checkpoint and this object. Waits for a save.
 
         Raises:
             FencedError: a newer attempt has claimed the folder.
@@ -138,12 +137,15 @@ class Checkpoints:
         self._states.wait()
         if self.attempt is None or self.readonly:
             claim = self._hold.claim or self._hold.newest()
+        elif self.local is None and (running := self._hold.running_other()):  # who gives local= trains
+            claim = running
         else:
             claim = self._hold.claimed()
             self._saver.check()
         skipped = [Skipped(self.folder / name, reason) for name, reason in claim.skipped]
         chosen = newest_whole([*filter(None, [self.local]), self.folder], claim, skipped, agreed=self._hold.claim)
         self._say(skipped)
+        self._hold.looked(claim, chosen[0].name if chosen else None)
         if chosen is None:
             return None
         path, manifest = chosen
@@ -184,9 +186,7 @@ class Checkpoints:
             meta: small facts to carry along, as JSON: the sampler's state, the digest's.
 
         Raises:
-            FencedError: a newer attempt has claimed the folder; nothing was published.
-            CheckpointWriteError: the storage refused; nothing of the checkpoint is left.
-            CheckpointExistsError: another process saved this step at the same time.
+            FencedError, CheckpointWriteError, CheckpointExistsError: nothing was published.
             MetaError: meta is not JSON.
             ValueError: the block left something that is neither file nor folder, or a file named manifest.json.
             ReadOnlyError: opened for reading.
@@ -209,27 +209,31 @@ class Checkpoints:
         spread: Spread = "alone",
         random: bool = True,
         wait: bool = False,
+        any_object: bool = False,
     ) -> bool:
         """Save a state in the background; training waits only while it is copied to memory.
 
         Args:
             state: by name, what has a `state_dict` (model, optimizer) or is a state itself.
-            step: number of optimizer steps done since training began.
-            meta: small facts to carry along, as JSON. A part of `state` named `sampler` goes there by itself.
+            step: optimizer steps done since training began.
+            meta: small facts, as JSON. A part of `state` named `sampler` goes there by itself.
             spread: "alone": this process saves all of `state`, and it alone calls this. The others are called by
                 every rank: with "first" rank 0's state is saved, with "each" every rank's own (torch.save), with
                 "sharded" all together by torch.distributed.checkpoint.
             random: save the states of this process's random numbers, too.
             wait: return when it is on stable storage.
+            any_object: save what `Checkpoint.load` refuses, too; somebody else loads it.
 
         Returns:
-            False if it was skipped, because the one before is still under way (`waiting="skip"`).
+            False if it was skipped: the one before is under way (`waiting="skip"`).
 
         Raises:
             DeepLinkError: as `save`; what fails in the background is raised by the next call of whatever method.
-            NotFiniteError: with finite="refuse" the state holds NaN or infinity.
+            NotFiniteError: it holds NaN or infinity (finite="refuse").
+            UnreadableStateError: it holds what `Checkpoint.load` would not read (a numpy number).
         """
         save = self._begun(step, meta)
+        save.any_object = any_object
         self._raise_failures()
         begun = self._states.save(state, save, spread=spread, random=random)
         if wait:
@@ -272,7 +276,7 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            if self.guard is not None:
+            if self.guard:
                 self.guard.stop()
 
     def _begun(self, step: int, meta: dict[str, Any] | None) -> Save:
@@ -284,7 +288,7 @@ class Checkpoints:
 
     def _raise_failures(self) -> None:
         self._states.raise_failure()
-        if self._mirror is not None:
+        if self._mirror:
             self._mirror.raise_failure()
 
     def _published(self, save: Save) -> None:
@@ -295,10 +299,10 @@ class Checkpoints:
             told[vitals.CHECKPOINT_EVERY] = float(step - self._told)
         self._told = step
         vitals.of_process.note(**told)
-        if self._mirror is not None and save.path is not None and save.path.parent == self.local:
+        if self._mirror and save.path and save.path.parent == self.local:
             self._mirror.offer(save.path.name)
         else:
-            tidy(self.folder, self._hold.claimed(), self.retention)
+            tidy(self.folder, self._hold.claimed(), self.retention, self._hold.refuse_if_fenced)
 
     # -- the training loop
 
@@ -320,7 +324,7 @@ class Checkpoints:
     ) -> Iterator[Any]:
         """Yield a loader's batches, saving the parts each `every` steps; asking for the next batch ends a step.
 
-        Resumes first, unless `resume` was called. A part named `sampler` is told `finished()` after each step.
+        Resumes first, unless `resume` was called. A part `sampler` is told `finished()` after each step.
 
         Args:
             batches: what the loop goes over.

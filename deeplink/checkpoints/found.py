@@ -49,6 +49,17 @@ class NotFiniteError(DeepLinkError):
         self.step, self.tensors = step, dict(tensors)
 
 
+class UnreadableStateError(DeepLinkError):
+    """A state holds a value that could be written, but not read again without executing what the file says."""
+
+    def __init__(self, name: str, kind: type) -> None:
+        super().__init__(
+            f"{name} of the state is a {kind.__module__}.{kind.__qualname__}, which could not be loaded again",
+            remedy="Give a number, text or tensor instead (float(x), torch.from_numpy(x)), or JSON in meta=.",
+        )
+        self.name, self.kind = name, kind
+
+
 class NoStateError(DeepLinkError):
     """A checkpoint does not hold what is asked of it."""
 

@@ -5,6 +5,7 @@ Each witness is asked from a thread of its own: a file system that does not answ
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _HEALTH = "/grpc.health.v1.Health/Check"
 _CALL_TIMEOUT_S = 2.0
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Witness(Protocol):
@@ -49,13 +51,21 @@ class Witness(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Be told that nothing is asked any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class FolderWitness(Witness):
-    """The folder of checkpoints: it answers, and its newest claim is ours."""
+    """The folder of checkpoints: it answers, and its newest claim is ours.
+
+    Attributes:
+        beats: leave a sign there that the holder's ranks are at work, too; one rank does.
+    """
 
     claims: Claims
     claim: Claim
+    beats: bool = False
 
     @property
     @override
@@ -64,13 +74,28 @@ class FolderWitness(Witness):
 
     @override
     def ask(self) -> str:
-        newest = self.claims.newest_number()
+        newest = self._newest()
+        if newest == self.claim.number and self.beats:
+            self.claims.beat(newest)
         if newest < self.claim.number:  # somebody removed claims: that says nothing about us
             return ""
         if newest == self.claim.number:
             return ""
         by = self.claims.read(newest).attempt
         return str(by) if by else "a process outside of a job"
+
+    @override
+    def rest(self) -> None:
+        if self.beats:
+            self.claims.rest(self.claim.number)
+
+    def _newest(self) -> int:
+        try:
+            return self.claims.newest_number()
+        except OSError as problem:
+            if problem.errno not in _FULL:
+                raise
+            return max(self.claims.numbers(), default=0)  # full, and so refusing a probe, is an answer
 
 
 class AgentsWitness(Witness):
@@ -91,6 +116,10 @@ class AgentsWitness(Witness):
             connection.call(_HEALTH, b"", self._clock.monotonic() + _CALL_TIMEOUT_S)
         return ""
 
+    @override
+    def rest(self) -> None:
+        pass
+
 
 def witnesses_of(env: Mapping[str, str], claims: Claims, claim: Claim, clock: Clock) -> list[Witness]:
     """Return whom a rank with this environment can ask.
@@ -98,7 +127,7 @@ def witnesses_of(env: Mapping[str, str], claims: Claims, claim: Claim, clock: Cl
     Raises:
         ValueError: DEEPLINK_MEMBERS is malformed.
     """
-    found: list[Witness] = [FolderWitness(claims, claim)]
+    found: list[Witness] = [FolderWitness(claims, claim, beats=env.get("RANK", "0") == "0")]
     others = [
         member
         for member in parse_members(env.get("DEEPLINK_MEMBERS", ""))
@@ -151,6 +180,8 @@ class Guard:
     def stop(self) -> None:
         """Ask no more, and end nothing."""
         self._stopped.set()
+        for witness in self._witnesses:
+            witness.rest()
 
     def ask(self, witness: Witness) -> None:
         """Ask one witness, once; silence is none of its business."""

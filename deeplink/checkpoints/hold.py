@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import TYPE_CHECKING
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import NO_CLAIM, Claim, Claims
+from deeplink.checkpoints.claims import NO_CLAIM, Claim, Claims, fresh_names
 from deeplink.checkpoints.entries import survey
 from deeplink.types import FencedError
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.types import Attempt
+
+log = logging.getLogger(__name__)
 
 _MOST_TRIES = 1000
 
@@ -39,6 +42,7 @@ class Hold:
         self.after_claiming: Callable[[Claim], None] = lambda _claim: None
         self._clock = clock
         self._checked: set[Path] = set()
+        self._looked: tuple[str, ...] | None = None
 
     def newest(self) -> Claim:
         """Return the newest claim, whoever made it; NO_CLAIM where there is none.
@@ -62,15 +66,12 @@ class Hold:
             claims = self.claims.all()
             if not self._own_claim(claims):
                 self.before_claiming(claims[-1] if claims else NO_CLAIM)
-            for _ in range(_MOST_TRIES):
-                claims = self.claims.all()
-                found = self._own_claim(claims)
-                made = found or self._proposal(claims[-1] if claims else NO_CLAIM)
-                if found or self.claims.publish(made):
-                    self.claim = made
-                    self.after_claiming(made)
-                    return made
-            raise FencedError(self.attempt, None, str(self.folder))
+            made = self._found_or_made()
+            if self._looked is not None and made.recognised[:1] != self._looked:
+                # The other job went on since: the ranks of this one may stand at different steps.
+                raise FencedError(self.attempt, None, str(self.folder))
+            self.claim = made
+            self.after_claiming(self.claim)
         return self.claim
 
     def is_claimed(self) -> bool:
@@ -92,6 +93,45 @@ class Hold:
         newest = self.claims.newest_number()
         if newest != claim.number:
             raise FencedError(self.attempt, self.claims.read(newest).attempt if newest else None, str(self.folder))
+
+    def running_other(self) -> Claim | None:
+        """Return the claim of another job whose ranks are at work on the folder: they end when it is claimed."""
+        if self.claim is not None or self.attempt is None:
+            return None
+        newest = self.newest()
+        if newest.attempt is None or newest.attempt.job == self.attempt.job:
+            return None
+        if not self.claims.is_alive(newest.number):
+            return None
+        log.warning(
+            "%s is only looked at: attempt %s runs on it. A save takes it over", self.folder, newest.attempt
+        )
+        return newest
+
+    def looked(self, claim: Claim, name: str | None) -> None:
+        """Note what an attempt goes on from that has only looked: when it claims, that must be the newest."""
+        if self.attempt is not None and self.claim is None and claim.number:
+            self._looked = (name,) if name else ()
+
+    def _found_or_made(self) -> Claim:
+        void, after = 0, NO_CLAIM
+        for _ in range(_MOST_TRIES):
+            claims = self.claims.all()
+            found = self._own_claim(claims)
+            if found is not None and found.number != void:
+                return found
+            newest = claims[-1] if claims else NO_CLAIM
+            if found is None:
+                after = newest
+            made = self._proposal(newest.number + 1, after)
+            if not self.claims.publish(made):
+                continue
+            if not made.recognised or made.recognised[0] in fresh_names(self.folder):
+                return made
+            # Who held the folder saved once more before our claim appeared, and removed what we go on from
+            # (`tidy`). Claimed again, what it saved counts.
+            void = made.number
+        raise FencedError(self.attempt, None, str(self.folder))
 
     def _own_claim(self, claims: Sequence[Claim]) -> Claim | None:
         """Return the claim that a rank of this attempt has made already."""
@@ -115,11 +155,11 @@ class Hold:
             raise FencedError(self.attempt, newest.attempt, str(self.folder))
         return None
 
-    def _proposal(self, newest: Claim) -> Claim:
-        """Return the claim to make after `newest`: what it recognises, what it skips and why."""
-        found = survey(self.folder, newest, self.check_once)
+    def _proposal(self, number: int, after: Claim) -> Claim:
+        """Return the claim to make: of what `after` left, what it recognises, what it skips and why."""
+        found = survey(self.folder, after, self.check_once)
         return Claim(
-            number=newest.number + 1,
+            number=number,
             attempt=self.attempt,
             holder=self.holder,
             recognised=found.recognised,

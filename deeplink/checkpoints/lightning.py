@@ -70,7 +70,7 @@ def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any =
                 self.saved = step
                 state = _taken(trainer)
                 if trainer.is_global_zero:
-                    checkpoints.save_state(state, step=step)
+                    checkpoints.save_state(state, step=step, any_object=True)  # Lightning loads it itself
 
         def on_train_end(self, _trainer: Any, _module: Any) -> None:
             """Wait for what is under way, and raise what failed."""

@@ -133,7 +133,7 @@ class Mirror:
             self._hold.refuse_if_fenced()
             raise CheckpointWriteError(self._hold.folder, problem) from problem
         claim = self._hold.claimed()
-        tidy(self._hold.folder, claim, self._retention)
+        tidy(self._hold.folder, claim, self._retention, self._hold.refuse_if_fenced)
         tidy(self._local, claim, Retention(keep=min(LOCAL_KEEP, self._retention.keep)))
 
 

@@ -14,6 +14,7 @@ from deeplink.checkpoints.entries import abandoned_drafts, entries, entry_name, 
 from deeplink.checkpoints.found import CheckpointExistsError
 from deeplink.checkpoints.manifest import CheckpointWriteError, FileEntry, Manifest
 from deeplink.publish import DRAFT_PREFIX, publish_draft, published_folder
+from deeplink.types import FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ class Save:
     Attributes:
         began: by the clock's monotonic time.
         stall_s, nonfinite, world: as `Manifest` has them.
+        any_object: whether the state may hold what `Checkpoint.load` does not read.
         path: where it is, once it is published.
     """
 
@@ -44,6 +46,7 @@ class Save:
     stall_s: float = 0.0
     nonfinite: dict[str, str] = field(default_factory=dict)
     world: int = 1
+    any_object: bool = False
     path: Path | None = None
 
 
@@ -151,13 +154,29 @@ class Saver:
         manifests.write_manifest(draft, manifest)
 
 
-def tidy(folder: Path, claim: Claim, retention: Retention) -> None:
-    """Remove what is no longer needed. Trouble with that is logged: the save itself has succeeded."""
+def tidy(folder: Path, claim: Claim, retention: Retention, check: Callable[[], None] = lambda: None) -> None:
+    """Remove what is no longer needed. Trouble with that is logged: the save itself has succeeded.
+
+    A newer attempt may claim meanwhile, and go on from what is about to be removed. So it is hidden, `check` looks
+    for a newer claim, and only then is it removed. Whoever claims looks afterwards whether what it goes on from is
+    still there (`Hold.claimed`): whichever comes first, one of the two sees the other.
+    """
+    hidden: list[tuple[Path, Path]] = []
     try:
-        for name in superfluous(folder, claim, retention):
-            remove(folder / name)
+        doomed = superfluous(folder, claim, retention)
+        if doomed:
+            check()
+        hidden.extend((folder / name, _hidden(folder / name)) for name in doomed)
+        if hidden:
+            check()
+        for _path, trash in hidden:
+            shutil.rmtree(trash)
         for draft in abandoned_drafts(folder, claim):
             shutil.rmtree(draft)
+    except FencedError as fenced:
+        for path, trash in hidden:
+            trash.rename(path)
+        log.warning("old checkpoints in %s stay: %s", folder, fenced)
     except OSError as problem:
         log.warning("old checkpoints in %s are not all removed: %s", folder, problem)
 
@@ -168,6 +187,10 @@ def remove(path: Path) -> None:
     Raises:
         OSError: the file system refuses.
     """
+    shutil.rmtree(_hidden(path))
+
+
+def _hidden(path: Path) -> Path:
     trash = path.with_name(f"{DRAFT_PREFIX}{path.name}-{uuid.uuid4().hex[:12]}")
     path.rename(trash)
-    shutil.rmtree(trash)
+    return trash

@@ -184,11 +184,13 @@ class StateSaver:
             log.warning("step %d: not finite: %s", save.step, named)
         return found
 
-    def _files(self, written: Written, draft: Path, group: Group) -> list[Path]:
+    def _files(self, written: Written, save: Save, draft: Path, group: Group) -> list[Path]:
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
         files = []
         if written.state is not None and not written.is_sharded:
+            if not save.any_object:
+                tensors.refuse_unreadable(written.state)
             files.append(draft / written.file)
             tensors.write_state(written.state, files[-1])
         if written.numbers is not None:
@@ -199,7 +201,7 @@ class StateSaver:
     def _alone(self, written: Written, save: Save, group: Group) -> None:
         save.nonfinite = self._checked(written, save)
         with self.saver.saving(save) as draft:
-            self._files(written, draft, group)
+            self._files(written, save, draft, group)
         self.published(save)
 
     def _together(self, written: Written, save: Save, group: Group, count: int) -> None:
@@ -215,7 +217,7 @@ class StateSaver:
             self._clear_before(draft)
         with exchange:
             exchange.put("nonfinite", json.dumps(self._checked(written, save)).encode())
-            files = self._files(written, draft, group)
+            files = self._files(written, save, draft, group)
             if written.is_sharded:
                 files += tensors.write_sharded(written.state, exchange)
             finish_part(exchange, files)

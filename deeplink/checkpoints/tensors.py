@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import io
 import logging
 import mmap
 import os
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed as dist
 
-from deeplink.checkpoints.found import SHARDED
+from deeplink.checkpoints.found import SHARDED, UnreadableStateError
 from deeplink.checkpoints.parts import Group
 
 if TYPE_CHECKING:
@@ -79,13 +80,17 @@ class HostCopy:
         """Return `state` with every tensor copied to host memory; those that share memory still do."""
         found: dict[tuple[Any, ...], torch.Tensor] = {}
         _mapped(state, lambda tensor: found.setdefault(_identity(tensor), tensor))
-        tensors = list(found.values())
+        plain = {identity: tensor for identity, tensor in found.items() if _is_plain(tensor)}
+        tensors = list(plain.values())
         self._make_room(tensors)
         for buffer, tensor in zip(self._buffers, tensors, strict=True):
             buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-        if any(tensor.is_cuda for tensor in tensors):
-            torch.cuda.synchronize()
-        copies = dict(zip(found, self._buffers, strict=True))
+        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+        copies = dict(zip(plain, self._buffers, strict=True))
+        for identity, tensor in found.items():
+            if identity not in copies:
+                copies[identity] = tensor.detach().to("cpu", copy=True)
         return _mapped(state, lambda tensor: copies[_identity(tensor)])
 
     def take_sharded(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -129,11 +134,18 @@ def _pages(size: int) -> mmap.mmap:
     return room
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    # Sparse, quantised and nested ones hold more than numbers side by side: no buffer takes them.
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    # Tied weights are two names of one tensor: they are copied, and saved, once.
-    if tensor.layout is not torch.strided or not tensor.numel():
+    # Tied weights are two names of one tensor: they are copied, and saved, once. A conjugate shares the
+    # memory, too, but not the values: torch keeps that as a mark on the view.
+    if not _is_plain(tensor) or not tensor.numel():
         return (id(tensor),)
-    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device))
+    marks = (tensor.is_conj(), tensor.is_neg())
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device), marks)
 
 
 def _mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -151,7 +163,7 @@ def nonfinite(state: Any) -> dict[str, str]:
     """Return the names of tensors that hold a number that is none, with `nan` or `inf`, whichever is worse."""
     found = {}
     for name, tensor in _named(state, ""):
-        if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel() or not _is_plain(tensor):
             continue
         # A sum is finite only if all of it is: one pass without memory. Then a closer look: a sum may overflow.
         if bool(torch.isfinite(tensor.sum(dtype=_wide(tensor)))) or bool(torch.isfinite(tensor).all()):
@@ -174,6 +186,39 @@ def _named(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 # -- files
+
+
+def refuse_unreadable(state: Any) -> None:
+    """Return if `read_state` will read what `write_state` writes; better told at the first save than at a restart.
+
+    Raises:
+        UnreadableStateError: it holds something that is neither tensor nor plain value.
+    """
+    if _is_readable(_mapped(state, lambda _tensor: torch.empty(0))):
+        return
+    for name, value in _leaves(state, ""):
+        if not _is_readable(value):
+            raise UnreadableStateError(name, type(value))
+    raise UnreadableStateError("a key", object)
+
+
+def _is_readable(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError):
+        return False
+    return True
+
+
+def _leaves(state: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(state, dict) or type(state) in {list, tuple}:
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    elif not isinstance(state, torch.Tensor):
+        yield name, state
 
 
 def write_state(state: Any, path: Path) -> None:

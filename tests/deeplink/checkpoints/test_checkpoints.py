@@ -19,6 +19,7 @@ from deeplink.checkpoints import (
     CheckpointExistsError,
     Checkpoints,
     CheckpointWriteError,
+    Claim,
     ClaimDamagedError,
     FencedError,
     MetaError,
@@ -213,6 +214,63 @@ def test_what_a_zombie_publishes_after_the_claim_is_ignored_said_and_removed(tmp
     assert "fenced attempt" in third.skipped[0].reason
     save(third, 40)
     assert names(tmp_path) == ["step-0000000010.a1", "step-0000000040.a3"]
+
+
+def test_a_zombies_late_save_does_not_remove_what_the_newer_attempt_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zombie, newer = (Checkpoints(tmp_path, attempt=attempt, keep=1) for attempt in (FIRST, SECOND))
+    save(zombie, 10)
+    check = zombie._saver.check
+    checks = iter(range(9))
+
+    def stands_still() -> None:  # after the last look, before the rename
+        check()
+        if next(checks) == 1:
+            newer.latest()
+
+    monkeypatch.setattr(zombie._saver, "check", stands_still)
+    with zombie.save(step=20):
+        pass
+    for attempt in (SECOND, Attempt(17, 0, 2)):
+        found = Checkpoints(tmp_path, attempt=attempt).latest()
+        assert found is not None
+        assert found.step == 10
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_what_is_removed_while_a_newer_attempt_claims_is_not_what_it_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
+    # The older attempt saves once more between the newer one's look at the folder and the appearance of its claim;
+    # it looks for claims before that claim appears, or after.
+    older, newer = (Checkpoints(tmp_path, attempt=attempt, keep=1) for attempt in (FIRST, SECOND))
+    save(older, 10)
+    publish, refuse = newer._hold.claims.publish, older._hold.refuse_if_fenced
+    looks = iter(range(9))
+
+    def hidden() -> None:
+        refuse()
+        if is_seen and next(looks) == 3:
+            publish(claims[0])
+            refuse()
+
+    claims: list[Claim] = []
+
+    def slow(claim: Claim) -> bool:
+        if not claims:
+            claims.append(claim)
+            with older.save(step=20):
+                pass
+        return publish(claim)
+
+    monkeypatch.setattr(newer._hold.claims, "publish", slow)
+    monkeypatch.setattr(older._hold, "refuse_if_fenced", hidden)
+    found = newer.latest()
+    assert found is not None
+    assert found.step == (10 if is_seen else 20)
+    save(newer, 30)
+    assert names(tmp_path) == [f"step-0000000030.a{2 if is_seen else 3}"]
 
 
 def test_a_zombies_unfinished_save_is_removed_and_it_learns_why(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from deeplink.checkpoints import Checkpoints
 from deeplink.checkpoints.guard import AgentsWitness, FolderWitness, Guard, witnesses_of
 from deeplink.checkpoints.lease import Lease, Standing, pause
 from deeplink.clock import ManualClock, SystemClock
-from deeplink.types import Attempt
+from deeplink.types import Attempt, FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,9 @@ class Said:
     def __init__(self, *answers: str | Exception) -> None:
         self.answers = list(answers)
 
+    def rest(self) -> None:
+        """Nothing to do."""
+
     def ask(self) -> str:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -139,6 +143,38 @@ def test_a_rank_asks_the_folder_and_the_other_nodes(tmp_path: Path) -> None:
     assert [type(one) for one in both] == [FolderWitness, AgentsWitness]
     alone = witnesses_of({**env, "DEEPLINK_MEMBERS": "n0=h0:1"}, old._hold.claims, claim, SystemClock())
     assert [type(one) for one in alone] == [FolderWitness]
+
+
+def test_a_full_file_system_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_folder: Path) -> list[str]:
+        raise OSError(errno.ENOSPC, "full")
+
+    old = Checkpoints(tmp_path, attempt=FIRST)
+    witness = FolderWitness(old._hold.claims, old._hold.claimed())
+    Checkpoints(tmp_path, attempt=SECOND)._hold.claimed()
+    monkeypatch.setattr("deeplink.checkpoints.claims.fresh_names", full)
+    assert witness.ask() == "17.0.1"
+    monkeypatch.setattr(witness.claims, "numbers", lambda: [1])
+    assert witness.ask() == ""
+
+
+def test_another_job_that_only_looks_does_not_end_the_ranks_at_work(tmp_path: Path) -> None:
+    training, evaluation = Checkpoints(tmp_path, attempt=FIRST), Checkpoints(tmp_path, attempt=Attempt(99, 0, 0))
+    with training.save(step=1):
+        pass
+    witness = FolderWitness(training._hold.claims, training._hold.claimed(), beats=True)
+    assert witness.ask() == ""
+    found = evaluation.latest()
+    assert found is not None
+    assert found.step == 1
+    assert witness.ask() == ""
+    with training.save(step=2):  # and it is not taken over by who did not begin from there
+        pass
+    with pytest.raises(FencedError), evaluation.save(step=9):
+        pass
+    witness.rest()
+    Checkpoints(tmp_path, attempt=Attempt(98, 0, 0)).latest()
+    assert witness.ask() == "98.0.0"
 
 
 # -- real processes

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from deeplink.checkpoints import (
     NoStateError,
     NotFiniteError,
     ReadOnlyError,
+    UnreadableStateError,
     tensors,
 )
 from deeplink.types import Attempt
@@ -102,6 +104,44 @@ def test_tied_weights_are_saved_once_and_views_apart() -> None:
     assert taken["x"] is taken["tied"]
     assert taken["column"].tolist() == [1.0, 5.0, 9.0]
     assert taken["row"].tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
+def test_views_that_share_memory_but_not_values_are_saved_apart() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    taken = tensors.HostCopy().take(
+        {"x": numbers, "conj": numbers.conj(), "neg": numbers.conj().imag, "im": numbers.imag}
+    )
+    assert taken["x"].tolist() == [1 + 2j, 3 - 4j]
+    assert taken["conj"].tolist() == [1 - 2j, 3 + 4j]
+    assert (taken["im"].tolist(), taken["neg"].tolist()) == ([2.0, -4.0], [-2.0, 4.0])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about kinds of tensors that it is giving up
+def test_sparse_and_quantised_tensors_are_saved_as_they_are(tmp_path: Path) -> None:
+    eye = torch.eye(3)
+    state = {
+        "sparse": eye.to_sparse(),
+        "rows": eye.to_sparse_csr(),
+        "quantised": torch.quantize_per_tensor(eye, 0.5, 0, torch.qint8),
+        "plain": eye,
+    }
+    checkpoints = Checkpoints(tmp_path, attempt=FIRST)
+    checkpoints.save_state({"all": state}, step=1, wait=True)
+    _, loaded = stored(checkpoints) or (0, {})
+    for name, tensor in state.items():
+        got = loaded["all"][name]
+        assert (got.layout, got.dtype) == (tensor.layout, tensor.dtype)
+        assert torch.equal(got.dequantize() if got.is_quantized else got.to_dense(), eye)
+
+
+@pytest.mark.parametrize("best", [np.float64(3.0), np.ones(2), Path("x")])
+def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path: Path, best: Any) -> None:
+    checkpoints = Checkpoints(tmp_path, attempt=FIRST)
+    with pytest.raises(UnreadableStateError, match=r"^loop\.best of the state is a "):
+        checkpoints.save_state({"loop": {"step": 1, "best": best}}, step=1, wait=True)
+    assert checkpoints.latest() is None
+    checkpoints.save_state({"loop": {"best": best}}, step=2, wait=True, any_object=True)
+    assert checkpoints.latest() is not None
 
 
 @pytest.mark.parametrize("waiting", ["wait", "skip"])
