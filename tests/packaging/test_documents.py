@@ -53,6 +53,10 @@ def options_of(command: click.Command) -> dict[str, bool]:
     return found | dict.fromkeys(re.findall(r"--deeplink-[a-z-]+", command.epilog or ""), False)
 
 
+SLURMS_OWN = {"sbatch", "srun"}
+"""Verbs that take every option of Slurm's command of that name."""
+
+
 def unknown_of_one(words: list[str]) -> list[str]:
     """Return the options among `words`, behind `deeplink`, that the command has not."""
     command, rest = command_of(words)
@@ -67,7 +71,7 @@ def unknown_of_one(words: list[str]) -> list[str]:
             option, value, _ = word.partition("=")
             if options.get(option) and not value:
                 next(left, None)
-            if option not in options and (command.name != "sbatch" or option.startswith("--deeplink-")):
+            if option not in options and (command.name not in SLURMS_OWN or option.startswith("--deeplink-")):
                 unknown.append(f"{command.name} {option}")
         elif not command.context_settings.get("allow_interspersed_args", True):
             break  # the rest is another program's
