@@ -34,7 +34,7 @@ Examples:
   deeplink simulate philly.csv.gz --nodes 176 --gpus-per-node 4
   deeplink simulate philly.csv.gz --nodes 176 --gpus-per-node 4 --seeds 5 --html queue.html
   deeplink simulate jobs.csv --topology /etc/slurm/topology.conf --policy slurm-tree --policy deeplink
-  deeplink simulate philly.csv.gz --nodes 4096 --load 0.9 --jobs 20000 --json >queue.json
+  deeplink simulate philly.csv.gz --nodes 4096 --load 0.9 --json >queue.json
 """
 _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
@@ -81,7 +81,8 @@ _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
     "--load",
     type=FiniteRange(0, min_open=True),
     metavar="SHARE",
-    help="Move submissions until the jobs would keep this share of the GPUs busy. [default: as in the trace]",
+    help="Move submissions until the jobs, did none wait, would keep this share of the GPUs busy from the first "
+    "submission to the last. [default: as in the trace]",
 )
 @click.option(
     "--overestimate",

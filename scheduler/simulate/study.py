@@ -10,11 +10,11 @@ from deeplink.scheduler.model.constants import Constants
 from deeplink.scheduler.model.job import Job
 from deeplink.scheduler.simulate.engine import Engine, Rules, Work
 from deeplink.scheduler.simulate.errors import SimulationValueError
+from deeplink.scheduler.simulate.load import stretch_for
 from deeplink.scheduler.simulate.measure import CLUSTER, Figure, Sample, Sampler, StepTimes, What, figures
 from deeplink.scheduler.simulate.policies import Policy, chooser
 from deeplink.scheduler.simulate.spread import Spread, difference, quantile, spread_of
 from deeplink.scheduler.simulate.state import State, shape_of
-from deeplink.scheduler.simulate.trace import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,8 +38,8 @@ class Settings:
     Attributes:
         rules: how the queue is worked off.
         jitter_s: each job comes up to so much later than in the trace, by chance: that is what a seed changes.
-        load: times between submissions are shortened or stretched until the jobs would keep this share of all GPUs
-            busy; as in the trace when None.
+        load: times between submissions are shortened or stretched until the jobs, did none wait, would keep this
+            share of all GPUs busy from the first submission to the last; as in the trace when None.
         speedup: whether a job over one node runs longer on worse nodes, as its predicted step does.
         job: the training whose step is predicted.
         constants: what the machines do, for that.
@@ -99,17 +99,11 @@ def planned(trace: Trace, site: Site, load: float | None = None) -> Plan:
     fitting = [(job, shape) for job, shape in zip(trace.jobs, shapes, strict=True) if empty.holds(shape)]
     if not fitting:
         raise SimulationValueError("no job of the trace fits on this cluster", "Take a greater one.")
-    stretch = 1.0
-    if load is not None:
-        span = fitting[-1][0].submit_s - fitting[0][0].submit_s
-        if not span:
-            raise SimulationValueError("all jobs come at one moment: no load can be set", "Leave out --load.")
-        stretch = sum(job.duration_s * shape.all_gpus for job, shape in fitting) / (empty.gpus * load * span)
-        if stretch * fitting[-1][0].submit_s > LONGEST_S:
-            problem = f"for a load of {load:g} the trace would go on for {stretch:g} times as long"
-            raise SimulationValueError(problem, "Ask for a greater load.")
+    stretch = 1.0 if load is None else stretch_for(load, fitting, empty.gpus)
+    begins = fitting[0][0].submit_s
     work = [
-        Work(place, job.submit_s * stretch, job.duration_s, shape) for place, (job, shape) in enumerate(fitting)
+        Work(place, (job.submit_s - begins) * stretch, job.duration_s, shape)
+        for place, (job, shape) in enumerate(fitting)
     ]
     return Plan(tuple(work), len(shapes) - len(fitting))
 

@@ -23,5 +23,5 @@ def test_a_small_trace_has_a_row_for_each_policy_and_size(tmp_path: Path) -> Non
         assert rows[f"{name}: least by the interval"].value <= rows[name].value
     name = "predicted step, deeplink minus slurm-tree, jobs over one node"
     assert rows[f"{name}: most by the interval"].value >= rows[name].value
-    great = great_row(trace, 40, Tree(nodes=32, gpus=4))
+    great = great_row(trace, Tree(nodes=32, gpus=4), 40)
     assert (great.row, great.goal) == ("40 jobs replayed on 32 nodes: deeplink", 120)

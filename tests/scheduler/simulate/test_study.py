@@ -112,12 +112,28 @@ def test_worse_nodes_lengthen_jobs_only_where_that_is_asked_for() -> None:
 def test_a_load_moves_submissions_until_it_is_reached() -> None:
     where = site()
     plan = planned(busy(), where, 0.5)
-    wanted = sum(one.duration_s * one.shape.all_gpus for one in plan.work)
-    assert wanted / (24 * 4 * plan.work[-1].submit_s) == pytest.approx(0.5)
+    last = plan.work[-1].submit_s
+    busy_for = (one.shape.all_gpus * min(one.duration_s, last - one.submit_s) for one in plan.work)
+    assert sum(busy_for) / (24 * 4 * last) == pytest.approx(0.5)
+    twice = planned(busy(), where, 0.25).work[-1].submit_s
+    assert twice > 1.5 * last
     with pytest.raises(SimulationValueError, match="one moment"):
         planned(trace((0.0, 1.0, 1), (0.0, 1.0, 1)), where, 0.5)
-    with pytest.raises(SimulationValueError, match="for a load of 1e-300 the trace would go on for"):
+    with pytest.raises(SimulationValueError, match="for a load of 1e-300 the jobs would have to come"):
         planned(busy(), where, 1e-300)
+
+
+def test_a_load_that_jobs_cannot_make_is_refused_and_said() -> None:
+    long = trace(*((60.0 * place, 1e6, 1) for place in range(48)))
+    with pytest.raises(SimulationValueError, match="48 jobs keep 96 GPUs busy to 25% at most"):
+        planned(long, site(), 0.3)
+    run = run_once(site(), planned(long, site(), 0.2), Policy.PACK, seed=0, settings=Settings(jitter_s=0.0))
+    assert run.figures[Figure(What.UTILISATION, CLUSTER)] == pytest.approx(20.0)
+
+
+def test_time_begins_with_the_first_job_that_fits() -> None:
+    plan = planned(trace((0.0, 1.0, 97), (50.0, 1.0, 1), (60.0, 1.0, 1)), site())
+    assert [one.submit_s for one in plan.work] == [0.0, 10.0]
 
 
 def test_jobs_that_fit_on_no_empty_cluster_are_left_out_and_counted() -> None:
