@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from tests.cache.keepers import Keepers
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed-skips.txt"
-settings.register_profile("thorough", print_blob=True)  # what takes numbers from it: tests/faults/test_model.py
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+# What takes numbers from it: tests/faults/test_model.py.
+settings.register_profile("thorough", parent=settings.get_profile("untimed"), print_blob=True)
 _NOT_ALLOWED = pytest.StashKey[list[str]]()
 
 

@@ -159,7 +159,6 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/cache.json; 1 when a subject could not be measured for an error of its own."""
     asked = _asked(arguments)
-    signal.signal(signal.SIGTERM, _end)  # unwinds: processes are ended, folders removed
     out = sys.stderr if asked.json else sys.stdout
     began, load = time.monotonic(), os.getloadavg()[0]
 
@@ -206,4 +205,5 @@ def _page(found: Found, scale: str, load: float) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)  # unwinds: processes are ended, folders removed
     sys.exit(main())

@@ -156,7 +156,6 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/scheduler.json; 1 when a subject ended with an error of its own."""
     asked = _asked(arguments)
-    signal.signal(signal.SIGTERM, _end)  # unwinds: the program that runs is ended
     out = sys.stderr if asked.json else sys.stdout
     began, load = time.monotonic(), os.getloadavg()[0]
 
@@ -189,4 +188,5 @@ def _end(number: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)  # unwinds: the program that runs is ended
     sys.exit(main())

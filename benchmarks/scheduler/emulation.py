@@ -297,7 +297,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (shape,) = shapes
         write_record(recorded(shape, asked.states, asked.inside), asked.inside / "answers.json.gz")
         return 0
-    signal.signal(signal.SIGTERM, _end)  # unwinds: the namespaces end
     if asked.earlier:
         record = read_record(asked.earlier)
         records = [replace(record, states=record.states[: asked.states])]
@@ -316,4 +315,5 @@ def _end(number: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)  # unwinds: the namespaces end
     sys.exit(main())
