@@ -149,11 +149,21 @@ class Requeuer:
 
     def commands(self, row: JobRow, exclude: Sequence[NodeName]) -> list[list[str]]:
         """Return the commands that will be executed, as far as can be said beforehand."""
-        release = ["scontrol", "update", f"jobid={row.id}"]
-        if exclude:
-            release.append(f"ExcNodeList={fold({*self.slurm.excluded_nodes(row.id), *exclude})}")
+        changes = self._release(row, exclude)
+        release = ["scontrol", "update", f"jobid={row.id}", *(f"{key}={value}" for key, value in changes.items())]
         first = [] if row.state is JobState.PENDING else [["scontrol", "requeue", str(row.id)]]
-        return [*first, [*release, "StartTime=now"]]
+        return [*first, release]
+
+    def _release(self, row: JobRow, exclude: Sequence[NodeName]) -> dict[str, str]:
+        """Return the changes that let a requeued job start, on other nodes than those to exclude."""
+        if not exclude:
+            return {"StartTime": "now"}
+        before = self.slurm.excluded_nodes(row.id)
+        changes = {"ExcNodeList": fold({*before, *exclude})} if set(exclude) - set(before) else {}
+        # Nodes that were wished for it bind it still: it starts nowhere if it must run where it must not run.
+        if set(exclude).intersection(self.slurm.required_nodes(row.id)):
+            changes["ReqNodeList"] = ""
+        return {**changes, "StartTime": "now"}
 
     def requeue(self, row: JobRow, exclude: Sequence[NodeName]) -> Requeued:
         """Requeue the job, wait until it is PENDING, exclude nodes, clear the hold, and see what becomes of it.
@@ -216,10 +226,7 @@ class Requeuer:
             self.say(f"scontrol requeue {row.id}")
             self.slurm.requeue(row.id)
         else:
-            fields = {"StartTime": "now"}
-            now = self.slurm.excluded_nodes(row.id) if exclude else ()
-            if set(exclude) - set(now):
-                fields = {"ExcNodeList": fold({*now, *exclude}), **fields}
+            fields = self._release(row, exclude)
             self.say(
                 f"scontrol update jobid={row.id} {' '.join(f'{key}={value}' for key, value in fields.items())}"
             )

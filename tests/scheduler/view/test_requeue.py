@@ -37,7 +37,7 @@ class World(Prober):
         self.clock = clock
         self.commands: list[str] = []
         self.state, self.reason, self.restarts = "RUNNING", "None", 0
-        self.excluded = "n5"
+        self.excluded, self.required = "n5", ""
         self.silent: set[str] = set()
         self.node_states: dict[str, str] = {}
         self.completing_s, self.free = 3.0, True
@@ -51,7 +51,7 @@ class World(Prober):
             one = job(7, self.state, Reason=self.reason, RestartCnt=str(self.restarts), NodeList=listed)
             return "".join(f"{one[field]}{separator}" for field in JOB_FIELDS)
         if argv[0] == "squeue":
-            return f"{self.excluded}\n"
+            return f"{self.required if '%n' in argv else self.excluded}\n"
         if argv[:3] == ["scontrol", "show", "node"]:
             return "".join(nodes([name], self.node_states.get(name, "ALLOCATED")) for name in NAMES)
         if argv[:3] == ["scontrol", "show", "config"]:
@@ -105,6 +105,18 @@ def test_it_waits_for_pending_then_excludes_and_clears_the_hold(world: World) ->
         ["scontrol", "requeue", "7"],
         ["scontrol", "update", "jobid=7", "ExcNodeList=n[3,5]", "StartTime=now"],
     ]
+
+
+def test_nodes_that_were_wished_for_it_do_not_bind_it_to_one_that_it_must_not_have(world: World) -> None:
+    world.required = "n[0-2]"
+    requeuer(world).requeue(running(), [NodeName("n2")])
+    assert world.commands[1] == "scontrol update jobid=7 ExcNodeList=n[2,5] ReqNodeList= StartTime=now"
+    assert requeuer(world).commands(running(), [NodeName("n2")])[1][3:] == [
+        "ExcNodeList=n[2,5]",
+        "ReqNodeList=",
+        "StartTime=now",
+    ]
+    assert "ReqNodeList=" not in requeuer(world).commands(running(), [N3])[1]
 
 
 def test_without_nodes_to_exclude_the_users_own_list_is_not_touched(world: World) -> None:
