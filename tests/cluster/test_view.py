@@ -59,11 +59,10 @@ def test_a_job_from_its_first_step_to_its_end(sandbox: Sandbox) -> None:
     dry = deeplink(sandbox, "requeue", str(job.id), "--exclude", first, "--dry-run").stdout
     assert dry.splitlines()[0] == f"scontrol requeue {job.id}"
     again = json.loads(deeplink(sandbox, "requeue", str(job.id), "--exclude", first, "--json").stdout)
-    assert again["running"] or again["reason"]  # on a busy machine Slurm may keep it in the queue for a moment
-    assert first not in again["nodes"]
+    assert first not in again["nodes"]  # none where Slurm, on a busy machine, keeps it in the queue for a moment
     job.await_event("first-step", count=2)
     until(lambda: status(sandbox, job.id)["attempt"] == f"{job.id}.1.0", 20.0, job.told)
-    assert first not in [seat["node"] for seat in status(sandbox, job.id)["seats"]]
+    until(lambda: first not in {seat["node"] for seat in status(sandbox, job.id)["seats"]}, 20.0, job.told)
     part = deeplink(sandbox, "logs", str(job.id), "--attempt", "1.0").stdout
     assert part.startswith(f"deeplink: attempt {job.id}.1.0: ")
 
