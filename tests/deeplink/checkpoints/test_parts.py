@@ -23,6 +23,7 @@ from deeplink.checkpoints import (
     SaveAbandonedError,
 )
 from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.manifest import CheckpointWriteError
 from deeplink.checkpoints.parts import FOLDER, Exchange, Group
 from deeplink.clock import ManualClock
 from deeplink.errors import DeepLinkError
@@ -127,7 +128,8 @@ def test_a_rank_that_cannot_write_is_not_waited_for(tmp_path: Path) -> None:
     assert isinstance(first, SaveAbandonedError)
     assert "rank 1 failed: step 1 is not saved: w (nan)" in str(first)
     assert isinstance(second, NotFiniteError)
-    assert third is None or isinstance(third, SaveAbandonedError)
+    # It may find the draft given up before it began, or gone under its hands.
+    assert third is None or isinstance(third, SaveAbandonedError | CheckpointWriteError)
     assert list(tmp_path.glob("step-*")) == []
     for checkpoints in group:  # a rank that began late may have left a draft: the next save clears it away
         checkpoints.save_state({"w": torch.ones(1)}, step=2, spread="each")
