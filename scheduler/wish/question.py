@@ -30,7 +30,4 @@ class Asked:
         if tuple(argv) != ARGUMENTS or self._early is None:
             return command.run(argv, timeout_s=timeout_s)
         early, self._early = self._early, None
-        done = command.ended(early, argv, timeout_s=timeout_s)
-        if done.code:
-            raise command.CommandError(argv, done.code, done.stderr)
-        return done.stdout
+        return command.answer_of(command.ended(early, argv, timeout_s=timeout_s))
