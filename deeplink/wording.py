@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+_PLURALS = {"leaf": "leaves", "switch": "switches"}
+
 
 def counted(count: int, thing: str) -> str:
     """Return how many of a thing there are, in words that agree.
 
-    >>> counted(1, "shard"), counted(0, "rank"), counted(12_000, "file")
-    ('1 shard', '0 ranks', '12,000 files')
+    >>> counted(1, "shard"), counted(0, "rank"), counted(12_000, "file"), counted(3, "leaf")
+    ('1 shard', '0 ranks', '12,000 files', '3 leaves')
     """
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+    return f"{count:,} {thing if count == 1 else _PLURALS.get(thing, f'{thing}s')}"
 
 
 def sized(count: float) -> str:

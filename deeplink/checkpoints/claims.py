@@ -165,6 +165,15 @@ class Claims:
             with suppress(OSError):
                 probe.unlink(missing_ok=True)
 
+    def newest(self) -> Claim:
+        """Return the newest claim, whoever made it; NO_CLAIM where there is none.
+
+        Raises:
+            ClaimDamagedError: it cannot be read.
+        """
+        numbers = self.numbers()
+        return self.read(numbers[-1]) if numbers else NO_CLAIM
+
     def all(self) -> list[Claim]:
         """Return every claim, oldest first."""
         return [self.read(number) for number in self.numbers()]

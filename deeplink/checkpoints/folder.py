@@ -136,7 +136,7 @@ class Checkpoints:
         """
         self._states.wait()
         if self.attempt is None or self.readonly:
-            claim = self._hold.claim or self._hold.newest()
+            claim = self._hold.claim or self._hold.claims.newest()
         elif self.local is None and (running := self._hold.running_other()):  # who gives local= trains
             claim = running
         else:

@@ -44,15 +44,6 @@ class Hold:
         self._checked: set[Path] = set()
         self._looked: tuple[str, ...] | None = None
 
-    def newest(self) -> Claim:
-        """Return the newest claim, whoever made it; NO_CLAIM where there is none.
-
-        Raises:
-            ClaimDamagedError: it cannot be read.
-        """
-        numbers = self.claims.numbers()
-        return self.claims.read(numbers[-1]) if numbers else NO_CLAIM
-
     def claimed(self) -> Claim:
         """Return this attempt's claim, made now if there is none yet.
 
@@ -98,7 +89,7 @@ class Hold:
         """Return the claim of another job whose ranks are at work on the folder: they end when it is claimed."""
         if self.claim is not None or self.attempt is None:
             return None
-        newest = self.newest()
+        newest = self.claims.newest()
         if newest.attempt is None or newest.attempt.job == self.attempt.job:
             return None
         if not self.claims.is_alive(newest.number):

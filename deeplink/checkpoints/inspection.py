@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import NO_CLAIM, Claim, Claims
+from deeplink.checkpoints.claims import Claims
 from deeplink.checkpoints.entries import Entry, Retention, abandoned_drafts, entries, superfluous
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
 from deeplink.checkpoints.saving import remove
@@ -17,6 +17,8 @@ from deeplink.errors import DeepLinkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from deeplink.checkpoints.claims import Claim
 
 
 class NoFolderError(DeepLinkError):
@@ -71,9 +73,7 @@ def newest_claim(folder: Path) -> Claim:
     """
     if not folder.is_dir():
         raise NoFolderError(folder)
-    claims = Claims(folder)
-    numbers = claims.numbers()
-    return claims.read(numbers[-1]) if numbers else NO_CLAIM
+    return Claims(folder).newest()
 
 
 def chosen(folder: Path, names: tuple[str, ...] = ()) -> list[Entry]:

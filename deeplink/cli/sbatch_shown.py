@@ -41,8 +41,7 @@ def shown(found: Placed, script: str, *, as_json: bool) -> str:
 def _placement(decision: Decision) -> list[str]:
     wished = {
         Kind.NODES: f"{counted(len(decision.nodes), 'node')} wished by name",
-        Kind.SWITCHES: f"{counted(decision.switches, 'switch').replace('switchs', 'switches')} at most wished, "
-        f"for {decision.patience_s} s",
+        Kind.SWITCHES: f"{counted(decision.switches, 'switch')} at most wished, for {decision.patience_s} s",
         Kind.NOTHING: "nothing wished",
     }[decision.kind]
     said = [f"placement: {wished}", f"  because: {decision.words}"]

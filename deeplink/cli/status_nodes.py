@@ -48,7 +48,7 @@ def on_leaves(seats: Sequence[Seat], fabric: Fabric) -> str:
     paths = {fabric.path(seat.node) for seat in seats if not seat.spare}  # type: ignore[arg-type]
     if not paths or () in paths:
         return ""
-    return f"; its ranks are on {len(paths)} {'leaf' if len(paths) == 1 else 'leaves'}"
+    return f"; its ranks are on {counted(len(paths), 'leaf')}"
 
 
 def _common(paths: Sequence[Path]) -> Path:

@@ -219,15 +219,10 @@ def _placement(picture: Picture) -> Text:
     chosen = next((one for one in decision.decision.candidates if one.nodes == decision.decision.nodes), None)
     if chosen is not None:
         local = f", {chosen.percent_local:.0f} % of its data local"
-        text.append(f"; {counted(chosen.crossings, 'ring crossing')}, {counted_leaves(chosen.leaves)}{local}")
+        text.append(f"; {counted(chosen.crossings, 'ring crossing')}, {counted(chosen.leaves, 'leaf')}{local}")
     for note in decision.decision.notes:
         text.append(f"; {printable(note)}", style="dim")
     return text
-
-
-def counted_leaves(count: int) -> str:
-    """Return how many leaves there are, in words."""
-    return "1 leaf" if count == 1 else f"{count:,} leaves"
 
 
 def _incident(picture: Picture, now: float) -> Text:

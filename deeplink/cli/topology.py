@@ -263,12 +263,12 @@ def _say(findings: Sequence[Finding], *, err: bool) -> None:
 def _summary(network: Network) -> str:
     from collections import Counter
 
-    from deeplink.scheduler.topology.network import tier, tiered
+    from deeplink.scheduler.topology.network import tier
     from deeplink.wording import counted
 
     tiers = Counter(tier(level) for level in sorted(switch.level for switch in network.switches.values()))
     gpus = sum(len(node.inside.gpus) for node in network.nodes.values() if node.inside)
     parts = [counted(len(network.nodes), "node"), *([counted(gpus, "GPU")] if gpus else [])]
-    parts += [tiered(count, name) for name, count in tiers.items()]
+    parts += [counted(count, name) for name, count in tiers.items()]
     cables = sum(len(link.cables) for link in network.links)
     return ", ".join([*parts, *([counted(cables, "cable")] if cables else [])])

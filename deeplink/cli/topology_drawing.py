@@ -11,7 +11,7 @@ from rich.tree import Tree as Drawing
 
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.topology.check import cable_text
-from deeplink.scheduler.topology.network import Health, tier, tiered
+from deeplink.scheduler.topology.network import Health, tier
 from deeplink.scheduler.topology.tree import tree_of
 from deeplink.wording import counted, printable
 
@@ -66,7 +66,7 @@ def _key(name: str, *, host: bool) -> str:
 def _label(branch: Branch, up: Mapping[str, list[Link]]) -> Text:
     count = len(branch.switches)
     kind = tier(branch.level)
-    what = tiered(count, kind) if count > 1 else kind if count else "no switch, only cables between those below"
+    what = counted(count, kind) if count > 1 else kind if count else "no switch, only cables between those below"
     label = Text(branch.name, style="bold").append(f" ({what})", style="not bold")
     links = [link for switch in branch.switches for link in up.get(switch, ())]
     if links:

@@ -218,6 +218,4 @@ def topology(evidence: Evidence) -> Iterator[Finding]:
     for problem in problems[:_SHOWN]:
         yield warning(problem, "topology.conf; `deeplink topology check` lists all")
     if not problems:
-        yield ok(
-            f"{counted(len(reading.network.switches), 'switch').replace('switchs', 'switches')} over all nodes"
-        )
+        yield ok(f"{counted(len(reading.network.switches), 'switch')} over all nodes")

@@ -80,7 +80,7 @@ def needed(env: Mapping[str, str]) -> tuple[str, ...]:
         str(Path(env["DEEPLINK_HOSTFILE"]).parent) if env.get("DEEPLINK_HOSTFILE") else "",
         env.get("DEEPLINK_WATCH_TOKEN_FILE", ""),
     ]
-    return _unique(folder for folder in folders if folder)
+    return _unique(folders)
 
 
 def entering(

@@ -51,13 +51,14 @@ def found_network(
         shared = None  # nobody to be reached: a bridge for containers would do as well as the fabric
     else:
         shared = first_reached(shared_networks(facts), facts, all_reached)
+    found = settled(facts, shared)
     chronicle.event(
         "network",
         network=SLURMS if shared is None else shared.name,
-        interfaces=sorted({one.interface for one in settled(facts, shared).values()}),
+        interfaces=sorted({one.interface for one in found.values()}),
         speed_mbps=0 if shared is None else shared.speed_mbps,
     )
-    return settled(facts, shared)
+    return found
 
 
 def on_fabric(order: Order, backend: Backend, site: Site | None, nodes: Mapping[NodeName, str]) -> Order:

@@ -53,10 +53,9 @@ def slow_of(network: Network) -> Slow:
             share = min(share, SAID_SLOW)
         if share <= 0:
             dead.add(name)
-        elif share < 1:
+        elif share < 1 and name not in dead:
             nodes[name] = share
-    kept = {name: share for name, share in nodes.items() if name not in dead}
-    return Slow(Speeds(kept, _links(network)), frozenset(dead))
+    return Slow(Speeds(nodes, _links(network)), frozenset(dead))
 
 
 def _links(network: Network) -> dict[Path, float]:

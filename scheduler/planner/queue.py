@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
-from deeplink.scheduler.slurm.parse import SlurmTextError
+from deeplink.scheduler.slurm.parse import SlurmTextError, names_of, rows_of
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.types import JobId, NodeName
 
@@ -71,11 +70,7 @@ def parse_queue(text: str, separator: str) -> list[Row]:
         SlurmTextError: the text is something else.
         UnknownStateError: a job is in a state without a name here.
     """
-    fields = text.split(separator)
-    if fields.pop().strip() or len(fields) % len(_FORMAT):
-        raise SlurmTextError("squeue", text)
-    width = len(_FORMAT)
-    return [_row([part.strip() for part in fields[at : at + width]]) for at in range(0, len(fields), width)]
+    return [_row([part.strip() for part in fields]) for fields in rows_of(text, separator, len(_FORMAT))]
 
 
 def _row(fields: list[str]) -> Row:
@@ -100,10 +95,7 @@ def _row(fields: list[str]) -> Row:
 
 
 def _names(text: str) -> frozenset[NodeName]:
-    try:
-        return frozenset() if text in _NOTHING else frozenset(unfold(text))
-    except NodeSetError:
-        raise SlurmTextError("squeue", text) from None
+    return frozenset() if text in _NOTHING else frozenset(names_of(text, "squeue"))
 
 
 def in_order(rows: list[Row]) -> list[Row]:

@@ -74,10 +74,6 @@ class Floor:
         leaf_numbers = {leaf.path: number for number, leaf in enumerate(self.leaves)}
         self.leaf_of = tuple(leaf_numbers[fabric.path(node)] for node in self.nodes)
 
-    def bit(self, node: NodeName) -> int:
-        """Return the number of a node's bit."""
-        return self._bits[node]
-
     def chosen(self, nodes: Iterable[NodeName]) -> int:
         """Return the set of some nodes."""
         found = 0

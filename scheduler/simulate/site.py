@@ -81,8 +81,8 @@ def generated(tree: Tree) -> Site:
     fabric = Fabric(paths)
     names = "dealt over them" if tree.dealt else "as their names go"
     words = (
-        f"{counted(tree.nodes, 'node')} of {counted(tree.gpus, 'GPU')} on {_leaves(leaves)} of {tree.per_leaf}, "
-        f"{names}; {_leaves(tree.leaves)} below a spine"
+        f"{counted(tree.nodes, 'node')} of {counted(tree.gpus, 'GPU')} on {counted(leaves, 'leaf')} "
+        f"of {tree.per_leaf}, {names}; {counted(tree.leaves, 'leaf')} below a spine"
     )
     return Site(Floor(paths, fabric), (tree.gpus,) * tree.nodes, words)
 
@@ -106,7 +106,7 @@ def site_of(network: Network, gpus: int | None, source: str) -> Site:
         inside = network.nodes[node].inside
         told = len(inside.gpus) if inside is not None else 0
         each.append(gpus or told or DEFAULT_GPUS)
-    leaves = _leaves(len(floor.leaves))
+    leaves = counted(len(floor.leaves), "leaf")
     words = f"{counted(len(each), 'node')} of {source} on {leaves}, {counted(sum(each), 'GPU')}"
     return Site(floor, tuple(each), words)
 
@@ -114,7 +114,3 @@ def site_of(network: Network, gpus: int | None, source: str) -> Site:
 def _check(nodes: int) -> None:
     if not 1 <= nodes <= MOST_NODES:
         raise SimulationValueError(f"a cluster of {nodes:,} nodes", f"Take one of 1 to {MOST_NODES:,} nodes.")
-
-
-def _leaves(count: int) -> str:
-    return f"{count:,} leaf" if count == 1 else f"{count:,} leaves"

@@ -62,16 +62,6 @@ class Trace:
     jobs: tuple[TraceJob, ...]
     faults: tuple[str, ...]
 
-    @property
-    def gpu_seconds(self) -> float:
-        """GPU-seconds of all jobs; nodes count as one."""
-        return sum(job.duration_s * max(job.gpus, job.nodes) for job in self.jobs)
-
-    @property
-    def span_s(self) -> float:
-        """From the first submission to the last."""
-        return self.jobs[-1].submit_s if self.jobs else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class _Columns:

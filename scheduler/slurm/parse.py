@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.nodeset import NodeSetError, at_most, unfold
+from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState, parse_node_state
 from deeplink.types import JobId, NodeName
 
@@ -137,11 +137,19 @@ def parse_jobs(text: str, separator: str) -> list[JobRow]:
         SlurmTextError: the text has another number of fields.
         UnknownStateError: a job is in a state without a name here.
     """
+    return [_job(fields) for fields in rows_of(text, separator, len(JOB_FIELDS))]
+
+
+def rows_of(text: str, separator: str, width: int) -> list[list[str]]:
+    """Part what squeue wrote with `separator` behind every field into rows of so many fields.
+
+    Raises:
+        SlurmTextError: the text has another number of fields.
+    """
     fields = text.split(separator)
-    if fields.pop().strip() or len(fields) % len(JOB_FIELDS):
+    if fields.pop().strip() or len(fields) % width:
         raise SlurmTextError("squeue", text)
-    width = len(JOB_FIELDS)
-    return [_job(fields[start : start + width]) for start in range(0, len(fields), width)]
+    return [fields[start : start + width] for start in range(0, len(fields), width)]
 
 
 def _job(fields: list[str]) -> JobRow:
@@ -158,7 +166,7 @@ def _job(fields: list[str]) -> JobRow:
         restarts=again,
         requeueable=requeue == "1",
         user=user,
-        nodes=_names(nodes, "squeue"),
+        nodes=names_of(nodes, "squeue"),
         batch_host=NodeName(batch_host) if batch_host and batch_host != "n/a" else None,
         name=name,
     )
@@ -166,17 +174,18 @@ def _job(fields: list[str]) -> JobRow:
 
 _UNTOLD = "-"
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
-_MOST_NAMES = 1 << 20
-"""Slurm itself holds at most 65,533 nodes; beyond this a text is no list of them, and would fill the memory."""
 
 
-def _names(text: str, command: str) -> tuple[NodeName, ...]:
+def names_of(text: str, command: str) -> tuple[NodeName, ...]:
+    """Return the nodes that a command named.
+
+    Raises:
+        SlurmTextError: the text is no list of nodes, or one of more than there can be.
+    """
     try:
-        if at_most(text) <= _MOST_NAMES:
-            return unfold(text)
+        return unfold(text)
     except (NodeSetError, ValueError):  # ValueError: a number of thousands of digits
-        pass
-    raise SlurmTextError(command, text)
+        raise SlurmTextError(command, text) from None
 
 
 _NODE_REASON = re.compile(
@@ -292,8 +301,8 @@ def parse_switch(line: str, *, level: int | None = None) -> SwitchRow:
         return SwitchRow(
             fields["switchname"],
             int(fields["level"]) if level is None else level,
-            _names(fields.get("nodes", ""), command),
-            tuple(_names(fields.get("switches", ""), command)),
+            names_of(fields.get("nodes", ""), command),
+            tuple(names_of(fields.get("switches", ""), command)),
             int(fields.get("linkspeed", "1")),
         )
     except (KeyError, ValueError):

@@ -27,15 +27,6 @@ def tier(level: int) -> str:
     return _TIERS[max(0, min(level, len(_TIERS) - 1))]
 
 
-def tiered(count: int, name: str) -> str:
-    """Return how many switches of a tier there are, in words.
-
-    >>> tiered(1, "leaf"), tiered(3, "leaf"), tiered(2, "spine")
-    ('1 leaf', '3 leaves', '2 spines')
-    """
-    return f"{count:,} {name}" if count == 1 else f"{count:,} {'leaves' if name == 'leaf' else name + 's'}"
-
-
 class Health(Enum):
     """How a thing is; in the order of badness."""
 

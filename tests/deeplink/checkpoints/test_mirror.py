@@ -212,7 +212,7 @@ def test_who_claims_waits_until_each_node_has_brought_in_what_it_has(tmp_path: P
         save(first, 2)
     shutil.move(shared / "step-0000000002.a1", tmp_path / "ssd1" / "step-0000000002.a1")
     hold = Hold(shared, SECOND, clock)
-    newest = hold.newest()
+    newest = hold.claims.newest()
 
     class Late(ManualClock):
         @override

@@ -191,6 +191,7 @@ def test_too_many_pages_are_told_so(
     first.close()
 
 
+@pytest.mark.slow  # asks promtool, which only the whole test run installs
 def test_metrics_name_every_source(
     filled: Journal, collector: Collector, serve: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:

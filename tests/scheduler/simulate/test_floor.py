@@ -24,7 +24,7 @@ def test_nodes_are_numbered_by_natural_name() -> None:
     assert floor.nodes == ("n1", "n2", "n3", "n10")
     assert floor.names(0b1010) == ("n2", "n10")
     assert floor.chosen([NodeName("n10"), NodeName("n1")]) == 0b1001
-    assert floor.bit(NodeName("n3")) == 2
+    assert floor.chosen([NodeName("n3")]) == 1 << 2
 
 
 def test_leaves_come_first_and_each_switch_knows_the_one_above() -> None:

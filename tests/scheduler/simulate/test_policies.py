@@ -55,7 +55,7 @@ def test_deeplink_is_what_production_chooses() -> None:
     shut = there.floor.chosen([NodeName("n1")])
     request = Request(nodes=3, gpus_per_node=4, excluded=frozenset({NodeName("n1")}))
     assert chosen(Policy.DEEPLINK, Shape(3, 4, whole=True), shut) == tuple(
-        sorted(place(cluster, request)[0].nodes, key=there.floor.bit)
+        sorted(place(cluster, request)[0].nodes, key=there.floor.nodes.index)
     )
 
 

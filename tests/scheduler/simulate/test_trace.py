@@ -27,8 +27,6 @@ def test_jobs_are_in_order_of_submission_whatever_the_files() -> None:
         TraceJob(2, 2932.0, 66.0, 1),
     )
     assert trace.faults == ()
-    assert trace.span_s == 2932.0
-    assert trace.gpu_seconds == 8 * 2951.0 + 2759.0 + 66.0
 
 
 def test_packed_or_not_is_the_same(tmp_path: Path) -> None:
