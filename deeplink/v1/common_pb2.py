@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x65\x65plink/v1/common.proto\x12\x0b\x64\x65\x65plink.v1\"9\n\x07\x41ttempt\x12\x0b\n\x03job\x18\x01 \x01(\x04\x12\x0f\n\x07restart\x18\x02 \x01(\r\x12\x10\n\x08relaunch\x18\x03 \x01(\r\"\xc0\x01\n\x08Progress\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12%\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04unix\x18\x04 \x01(\x01\x12\x33\n\x07metrics\x18\x05 \x03(\x0b\x32\".deeplink.v1.Progress.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x65\x65plink/v1/common.proto\x12\x0b\x64\x65\x65plink.v1\"9\n\x07\x41ttempt\x12\x0b\n\x03job\x18\x01 \x01(\x04\x12\x0f\n\x07restart\x18\x02 \x01(\r\x12\x10\n\x08relaunch\x18\x03 \x01(\r\"\xee\x01\n\x08Progress\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12%\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04unix\x18\x04 \x01(\x01\x12\x33\n\x07metrics\x18\x05 \x03(\x0b\x32\".deeplink.v1.Progress.MetricsEntry\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0f\n\x07section\x18\x07 \x01(\t\x12\x0e\n\x06work_s\x18\x08 \x01(\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"O\n\x07\x46inding\x12\r\n\x05\x63heck\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x12\n\nsince_unix\x18\x04 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTEMPT']._serialized_start=41
   _globals['_ATTEMPT']._serialized_end=98
   _globals['_PROGRESS']._serialized_start=101
-  _globals['_PROGRESS']._serialized_end=293
-  _globals['_PROGRESS_METRICSENTRY']._serialized_start=247
-  _globals['_PROGRESS_METRICSENTRY']._serialized_end=293
+  _globals['_PROGRESS']._serialized_end=339
+  _globals['_PROGRESS_METRICSENTRY']._serialized_start=293
+  _globals['_PROGRESS_METRICSENTRY']._serialized_end=339
+  _globals['_FINDING']._serialized_start=341
+  _globals['_FINDING']._serialized_end=420
 # @@protoc_insertion_point(module_scope)

@@ -79,10 +79,19 @@ class Progress(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     UNIX_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    SECTION_FIELD_NUMBER: _builtins.int
+    WORK_S_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     step: _builtins.int
     unix: _builtins.float
     """when the rank reported, seconds since 1970, by the rank's own clock"""
+    pid: _builtins.int
+    """the rank's process on its node; 0: an older rank, which does not say"""
+    section: _builtins.str
+    """what the rank is about: setup, evaluation, checkpoint, a word of the user's; empty: training steps"""
+    work_s: _builtins.float
+    """seconds of this rank's own work in a step, waiting for other ranks left out; 0: not measured"""
     @_builtins.property
     def attempt(self) -> Global___Attempt: ...
     @_builtins.property
@@ -97,11 +106,48 @@ class Progress(_message.Message):
         step: _builtins.int = ...,
         unix: _builtins.float = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        pid: _builtins.int = ...,
+        section: _builtins.str = ...,
+        work_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "metrics", b"metrics", "rank", b"rank", "step", b"step", "unix", b"unix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "metrics", b"metrics", "pid", b"pid", "rank", b"rank", "section", b"section", "step", b"step", "unix", b"unix", "work_s", b"work_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    """What a node's health check finds wrong now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECK_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_FIELD_NUMBER: _builtins.int
+    check: _builtins.str
+    """disk, memory, clock, mount, network, gpu, slurmd, processes, or a name of the site's own"""
+    severity: _builtins.str
+    """observe, comment, drain; unknown where the check itself could not tell"""
+    problem: _builtins.str
+    """for people"""
+    since_unix: _builtins.float
+    """when it was first found, by the node's own clock"""
+    def __init__(
+        self,
+        *,
+        check: _builtins.str = ...,
+        severity: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        since_unix: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "problem", b"problem", "severity", b"severity", "since_unix", b"since_unix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015

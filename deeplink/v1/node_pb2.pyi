@@ -104,12 +104,19 @@ class StatusReply(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    UNIX_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     topology_address: _builtins.str
     """SLURM_TOPOLOGY_ADDR as seen on the node, e.g. core.spine0.leaf1.n3; empty outside Slurm"""
     uptime_s: _builtins.float
     last_report: _builtins.int
     """sequence number of the newest report"""
+    boot_id: _builtins.str
+    """of the node's kernel: another one after a reboot; empty where unknown"""
+    unix: _builtins.float
+    """the node's clock when it answered"""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Progress]:
         """in order of arrival, at most the newest 1,024"""
@@ -119,6 +126,10 @@ class StatusReply(_message.Message):
     @_builtins.property
     def newest(self) -> _common_pb2.Attempt:
         """newest attempt the agent knows of"""
+
+    @_builtins.property
+    def health(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Finding]:
+        """what is wrong with the node now; empty while all is well"""
 
     def __init__(
         self,
@@ -130,14 +141,106 @@ class StatusReply(_message.Message):
         progress: _abc.Iterable[_common_pb2.Progress] | None = ...,
         store: Global___StoreStatus | None = ...,
         newest: _common_pb2.Attempt | None = ...,
+        health: _abc.Iterable[_common_pb2.Finding] | None = ...,
+        boot_id: _builtins.str = ...,
+        unix: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_report", b"last_report", "newest", b"newest", "node", b"node", "progress", b"progress", "store", b"store", "topology_address", b"topology_address", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "health", b"health", "last_report", b"last_report", "newest", b"newest", "node", b"node", "progress", b"progress", "store", b"store", "topology_address", b"topology_address", "unix", b"unix", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class StacksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    deadline_s: _builtins.float
+    """answer within so long with what there is by then"""
+    @_builtins.property
+    def attempt(self) -> _common_pb2.Attempt:
+        """whose ranks"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _common_pb2.Attempt | None = ...,
+        deadline_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StacksRequest: _TypeAlias = StacksRequest  # noqa: Y015
+
+@_typing.final
+class StacksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankStack]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        ranks: _abc.Iterable[Global___RankStack] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StacksReply: _TypeAlias = StacksReply  # noqa: Y015
+
+@_typing.final
+class RankStack(_message.Message):
+    """Where one rank is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FLIGHT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    pid: _builtins.int
+    state: _builtins.str
+    """of its process: R, S, D, T or Z as in proc(5); empty when there is no such process"""
+    source: _builtins.str
+    """py-spy, faulthandler, kernel; empty when none could be had"""
+    text: _builtins.str
+    """the stack of each thread, at most 64 KiB; or why there is none"""
+    flight: _builtins.str
+    """the newest collectives of torch's flight recorder, as JSON; empty where there is none"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        pid: _builtins.int = ...,
+        state: _builtins.str = ...,
+        source: _builtins.str = ...,
+        text: _builtins.str = ...,
+        flight: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flight", b"flight", "pid", b"pid", "rank", b"rank", "source", b"source", "state", b"state", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankStack: _TypeAlias = RankStack  # noqa: Y015
 
 @_typing.final
 class StoreStatus(_message.Message):

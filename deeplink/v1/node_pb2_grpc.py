@@ -45,6 +45,11 @@ class NodeStub(object):
                 request_serializer=deeplink_dot_v1_dot_node__pb2.StatusRequest.SerializeToString,
                 response_deserializer=deeplink_dot_v1_dot_node__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Stacks = channel.unary_unary(
+                '/deeplink.v1.Node/Stacks',
+                request_serializer=deeplink_dot_v1_dot_node__pb2.StacksRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_node__pb2.StacksReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer(object):
@@ -65,6 +70,13 @@ class NodeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stacks(self, request, context):
+        """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=deeplink_dot_v1_dot_node__pb2.StatusRequest.FromString,
                     response_serializer=deeplink_dot_v1_dot_node__pb2.StatusReply.SerializeToString,
+            ),
+            'Stacks': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stacks,
+                    request_deserializer=deeplink_dot_v1_dot_node__pb2.StacksRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_node__pb2.StacksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class Node(object):
             '/deeplink.v1.Node/Status',
             deeplink_dot_v1_dot_node__pb2.StatusRequest.SerializeToString,
             deeplink_dot_v1_dot_node__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Node/Stacks',
+            deeplink_dot_v1_dot_node__pb2.StacksRequest.SerializeToString,
+            deeplink_dot_v1_dot_node__pb2.StacksReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class NodeStub:
     """A rank says how far it is. The answer says whether a newer attempt has begun."""
     Status: _grpc.UnaryUnaryMultiCallable[_node_pb2.StatusRequest, _node_pb2.StatusReply]
     """The launcher asks, several times a second: an answer is the node's heartbeat."""
+    Stacks: _grpc.UnaryUnaryMultiCallable[_node_pb2.StacksRequest, _node_pb2.StacksReply]
+    """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
@@ -47,6 +49,8 @@ class NodeAsyncStub(NodeStub):
     """A rank says how far it is. The answer says whether a newer attempt has begun."""
     Status: _aio.UnaryUnaryMultiCallable[_node_pb2.StatusRequest, _node_pb2.StatusReply]  # type: ignore[assignment]
     """The launcher asks, several times a second: an answer is the node's heartbeat."""
+    Stacks: _aio.UnaryUnaryMultiCallable[_node_pb2.StacksRequest, _node_pb2.StacksReply]  # type: ignore[assignment]
+    """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     """The node agent, beside the cache it serves (cache.proto)."""
@@ -66,5 +70,13 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.StatusReply, _abc.Awaitable[_node_pb2.StatusReply]]:
         """The launcher asks, several times a second: an answer is the node's heartbeat."""
+
+    @_abc_1.abstractmethod
+    def Stacks(
+        self,
+        request: _node_pb2.StacksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.StacksReply, _abc.Awaitable[_node_pb2.StacksReply]]:
+        """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

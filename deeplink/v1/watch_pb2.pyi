@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from deeplink.v1 import common_pb2 as _common_pb2
+from deeplink.v1 import node_pb2 as _node_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -138,6 +139,8 @@ class NodeBeat(_message.Message):
     SHARD_BYTES_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     VERIFIED_BYTES_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     topology_address: _builtins.str
     silent_s: _builtins.float
@@ -147,6 +150,12 @@ class NodeBeat(_message.Message):
     free_bytes: _builtins.int
     verified_bytes: _builtins.int
     """of shard_bytes, read as a whole there and found right; older launchers do not say"""
+    boot_id: _builtins.str
+    """of its kernel; empty where unknown"""
+    @_builtins.property
+    def health(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Finding]:
+        """what the node's own checks find wrong"""
+
     def __init__(
         self,
         *,
@@ -157,10 +166,12 @@ class NodeBeat(_message.Message):
         shard_bytes: _builtins.int = ...,
         free_bytes: _builtins.int = ...,
         verified_bytes: _builtins.int | None = ...,
+        health: _abc.Iterable[_common_pb2.Finding] | None = ...,
+        boot_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_verified_bytes", b"_verified_bytes", "verified_bytes", b"verified_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_verified_bytes", b"_verified_bytes", "free_bytes", b"free_bytes", "node", b"node", "shard_bytes", b"shard_bytes", "shards", b"shards", "silent_s", b"silent_s", "topology_address", b"topology_address", "verified_bytes", b"verified_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_verified_bytes", b"_verified_bytes", "boot_id", b"boot_id", "free_bytes", b"free_bytes", "health", b"health", "node", b"node", "shard_bytes", b"shard_bytes", "shards", b"shards", "silent_s", b"silent_s", "topology_address", b"topology_address", "verified_bytes", b"verified_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__verified_bytes: _TypeAlias = _typing.Literal["verified_bytes"]  # noqa: Y015
     _WhichOneofArgType__verified_bytes: _TypeAlias = _typing.Literal["_verified_bytes", b"_verified_bytes"]  # noqa: Y015
@@ -184,6 +195,10 @@ class IncidentRecord(_message.Message):
     RECOVERED_UNIX_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     STEPS_REPEATED_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    STACKS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """unique for ever: <attempt>-<kind>-<node or rank>"""
     kind: _builtins.str
@@ -205,9 +220,21 @@ class IncidentRecord(_message.Message):
     outcome: _builtins.str
     """recovered, failed, open"""
     steps_repeated: _builtins.int
+    ranks: _builtins.int
+    """of the attempt it ended: what stood still meanwhile"""
+    step_s: _builtins.float
+    """seconds of one of its steps; 0: not known"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt:
         """the attempt it ended"""
+
+    @_builtins.property
+    def timeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___Moment]:
+        """what happened, in order"""
+
+    @_builtins.property
+    def stacks(self) -> _containers.RepeatedCompositeFieldContainer[_node_pb2.RankStack]:
+        """where the ranks were, when that was asked"""
 
     def __init__(
         self,
@@ -224,14 +251,119 @@ class IncidentRecord(_message.Message):
         recovered_unix: _builtins.float = ...,
         outcome: _builtins.str = ...,
         steps_repeated: _builtins.int = ...,
+        timeline: _abc.Iterable[Global___Moment] | None = ...,
+        ranks: _builtins.int = ...,
+        step_s: _builtins.float = ...,
+        stacks: _abc.Iterable[_node_pb2.RankStack] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acted_unix", b"acted_unix", "action", b"action", "attempt", b"attempt", "began_unix", b"began_unix", "detected_unix", b"detected_unix", "evidence", b"evidence", "id", b"id", "kind", b"kind", "node", b"node", "outcome", b"outcome", "recovered_unix", b"recovered_unix", "steps_repeated", b"steps_repeated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acted_unix", b"acted_unix", "action", b"action", "attempt", b"attempt", "began_unix", b"began_unix", "detected_unix", b"detected_unix", "evidence", b"evidence", "id", b"id", "kind", b"kind", "node", b"node", "outcome", b"outcome", "ranks", b"ranks", "recovered_unix", b"recovered_unix", "stacks", b"stacks", "step_s", b"step_s", "steps_repeated", b"steps_repeated", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IncidentRecord: _TypeAlias = IncidentRecord  # noqa: Y015
+
+@_typing.final
+class Moment(_message.Message):
+    """One thing that happened in the course of an incident."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIX_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    unix: _builtins.float
+    what: _builtins.str
+    def __init__(
+        self,
+        *,
+        unix: _builtins.float = ...,
+        what: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["unix", b"unix", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Moment: _TypeAlias = Moment  # noqa: Y015
+
+@_typing.final
+class AttendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_ADDRESS_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    UNIX_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    SHARD_BYTES_FIELD_NUMBER: _builtins.int
+    VERIFIED_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    topology_address: _builtins.str
+    boot_id: _builtins.str
+    uptime_s: _builtins.float
+    """of the agent"""
+    unix: _builtins.float
+    """the node's clock"""
+    shards: _builtins.int
+    shard_bytes: _builtins.int
+    verified_bytes: _builtins.int
+    free_bytes: _builtins.int
+    @_builtins.property
+    def health(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Finding]:
+        """what is wrong now; empty while all is well"""
+
+    @_builtins.property
+    def missed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Finding]:
+        """what began and ended while the watchdog was away, the oldest first, at most 256"""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        topology_address: _builtins.str = ...,
+        boot_id: _builtins.str = ...,
+        uptime_s: _builtins.float = ...,
+        unix: _builtins.float = ...,
+        health: _abc.Iterable[_common_pb2.Finding] | None = ...,
+        missed: _abc.Iterable[_common_pb2.Finding] | None = ...,
+        shards: _builtins.int = ...,
+        shard_bytes: _builtins.int = ...,
+        verified_bytes: _builtins.int = ...,
+        free_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "free_bytes", b"free_bytes", "health", b"health", "missed", b"missed", "node", b"node", "shard_bytes", b"shard_bytes", "shards", b"shards", "topology_address", b"topology_address", "unix", b"unix", "uptime_s", b"uptime_s", "verified_bytes", b"verified_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttendRequest: _TypeAlias = AttendRequest  # noqa: Y015
+
+@_typing.final
+class AttendReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    known: _builtins.bool
+    """Slurm knows a node of this name"""
+    def __init__(
+        self,
+        *,
+        known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttendReply: _TypeAlias = AttendReply  # noqa: Y015
 
 @_typing.final
 class BeatReply(_message.Message):

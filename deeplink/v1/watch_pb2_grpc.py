@@ -40,6 +40,11 @@ class WatchStub(object):
                 request_serializer=deeplink_dot_v1_dot_watch__pb2.BeatRequest.SerializeToString,
                 response_deserializer=deeplink_dot_v1_dot_watch__pb2.BeatReply.FromString,
                 _registered_method=True)
+        self.Attend = channel.unary_unary(
+                '/deeplink.v1.Watch/Attend',
+                request_serializer=deeplink_dot_v1_dot_watch__pb2.AttendRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_watch__pb2.AttendReply.FromString,
+                _registered_method=True)
 
 
 class WatchServicer(object):
@@ -53,6 +58,13 @@ class WatchServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request, context):
+        """Sent every few seconds by a node agent that stands as a service, jobs or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WatchServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_WatchServicer_to_server(servicer, server):
                     servicer.Beat,
                     request_deserializer=deeplink_dot_v1_dot_watch__pb2.BeatRequest.FromString,
                     response_serializer=deeplink_dot_v1_dot_watch__pb2.BeatReply.SerializeToString,
+            ),
+            'Attend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=deeplink_dot_v1_dot_watch__pb2.AttendRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_watch__pb2.AttendReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class Watch(object):
             '/deeplink.v1.Watch/Beat',
             deeplink_dot_v1_dot_watch__pb2.BeatRequest.SerializeToString,
             deeplink_dot_v1_dot_watch__pb2.BeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Watch/Attend',
+            deeplink_dot_v1_dot_watch__pb2.AttendRequest.SerializeToString,
+            deeplink_dot_v1_dot_watch__pb2.AttendReply.FromString,
             options,
             channel_credentials,
             insecure,

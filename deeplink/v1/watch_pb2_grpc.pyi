@@ -35,6 +35,8 @@ class WatchStub:
     def __new__(cls, channel: _aio.Channel) -> WatchAsyncStub: ...
     Beat: _grpc.UnaryUnaryMultiCallable[_watch_pb2.BeatRequest, _watch_pb2.BeatReply]
     """Sent by `deeplink run` about once a second, and once more when it ends."""
+    Attend: _grpc.UnaryUnaryMultiCallable[_watch_pb2.AttendRequest, _watch_pb2.AttendReply]
+    """Sent every few seconds by a node agent that stands as a service, jobs or none."""
 
 @_typing.type_check_only
 class WatchAsyncStub(WatchStub):
@@ -43,6 +45,8 @@ class WatchAsyncStub(WatchStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Beat: _aio.UnaryUnaryMultiCallable[_watch_pb2.BeatRequest, _watch_pb2.BeatReply]  # type: ignore[assignment]
     """Sent by `deeplink run` about once a second, and once more when it ends."""
+    Attend: _aio.UnaryUnaryMultiCallable[_watch_pb2.AttendRequest, _watch_pb2.AttendReply]  # type: ignore[assignment]
+    """Sent every few seconds by a node agent that stands as a service, jobs or none."""
 
 class WatchServicer(metaclass=_abc_1.ABCMeta):
     """The watchdog outside the jobs. Launchers tell it how their job is; it keeps the record and acts on what it can prove itself."""
@@ -54,5 +58,13 @@ class WatchServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_watch_pb2.BeatReply, _abc.Awaitable[_watch_pb2.BeatReply]]:
         """Sent by `deeplink run` about once a second, and once more when it ends."""
+
+    @_abc_1.abstractmethod
+    def Attend(
+        self,
+        request: _watch_pb2.AttendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_watch_pb2.AttendReply, _abc.Awaitable[_watch_pb2.AttendReply]]:
+        """Sent every few seconds by a node agent that stands as a service, jobs or none."""
 
 def add_WatchServicer_to_server(servicer: WatchServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

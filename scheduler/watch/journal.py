@@ -126,6 +126,11 @@ class Journal:
                 _put_incident(db, incident)
             _settle(db, attempt, now_unix)
 
+    def record_node(self, node: NodeRecord) -> None:
+        """Keep what a node's standing agent said."""
+        with self._transaction() as db:
+            db.execute(rows.PUT_NODE, rows.of_node(node))
+
     def record_incident(self, incident: Incident) -> Incident:
         """Keep an incident, or add to what is known of it; return what is now on record, with its number.
 

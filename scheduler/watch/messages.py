@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.records import (
     Beat,
+    Finding,
     Incident,
     NodeRecord,
     Outcome,
     Phase,
     ProgressPoint,
     RecordError,
+    Severity,
 )
 from deeplink.types import NodeName
 from deeplink.v1 import common_pb2, watch_pb2
@@ -25,6 +27,7 @@ MOST_NODES = 16_384
 MOST_POINTS = 4_096
 MOST_INCIDENTS = 1_024
 MOST_METRICS = 64
+MOST_FINDINGS = 256
 LONGEST_TEXT = 4_096
 LARGEST = (1 << 63) - 1
 """Bounds on what one beat may hold; a launcher with more sends it in several."""
@@ -119,6 +122,34 @@ def point_from_wire(message: common_pb2.Progress) -> ProgressPoint:
     )
 
 
+def finding_to_wire(finding: Finding) -> common_pb2.Finding:
+    """Return the message for what a health check found."""
+    return common_pb2.Finding(
+        check=finding.check,
+        severity=finding.severity,
+        problem=finding.problem,
+        since_unix=finding.since_unix,
+    )
+
+
+def finding_from_wire(message: common_pb2.Finding) -> Finding:
+    """Return what `finding_to_wire` was given; a severity without a name here is UNKNOWN.
+
+    Raises:
+        RecordError: it names no check, or its time is no number.
+    """
+    if not message.check:
+        raise RecordError("finding", "it names no check")
+    _finite(f"finding of {message.check!r}", (message.since_unix,))
+    known = message.severity in Severity.__members__.values()
+    return Finding(
+        check=message.check[:LONGEST_TEXT],
+        severity=Severity(message.severity) if known else Severity.UNKNOWN,
+        problem=message.problem[:LONGEST_TEXT],
+        since_unix=message.since_unix,
+    )
+
+
 def node_beat_to_wire(node: NodeRecord) -> watch_pb2.NodeBeat:
     """Return the message for what a launcher knows of one node."""
     return watch_pb2.NodeBeat(
@@ -129,6 +160,8 @@ def node_beat_to_wire(node: NodeRecord) -> watch_pb2.NodeBeat:
         shard_bytes=node.shard_bytes,
         verified_bytes=node.verified_bytes,
         free_bytes=node.free_bytes,
+        health=[finding_to_wire(finding) for finding in node.health],
+        boot_id=node.boot_id,
     )
 
 
@@ -166,6 +199,7 @@ def beat_from_wire(message: watch_pb2.BeatRequest, now_unix: float) -> Beat:
     _bounded("node beats", len(message.node_beats), MOST_NODES)
     _bounded("progress points", len(message.progress), MOST_POINTS)
     _bounded("incidents", len(message.incidents), MOST_INCIDENTS)
+    _bounded("findings", sum(len(node.health) for node in message.node_beats), MOST_FINDINGS + MOST_NODES)
     _finite("beat", (message.step_timeout_s, *(node.silent_s for node in message.node_beats)))
     _own_job(message)
     _fitting(message)
@@ -187,6 +221,30 @@ def beat_from_wire(message: watch_pb2.BeatRequest, now_unix: float) -> Beat:
     )
 
 
+def node_from_wire(message: watch_pb2.AttendRequest, now_unix: float) -> NodeRecord:
+    """Return what a standing agent said of its node at `now_unix`, by our clock.
+
+    Raises:
+        RecordError: it names no node, or holds more, or other, than can be kept.
+    """
+    if not message.node:
+        raise RecordError("attendance", "it names no node")
+    _bounded("findings", len(message.health) + len(message.missed), MOST_FINDINGS)
+    if max(message.shards, message.shard_bytes, message.verified_bytes, message.free_bytes) > LARGEST:
+        raise RecordError(f"attendance of {message.node!r}", "a number in it is too large")
+    return NodeRecord(
+        name=NodeName(message.node),
+        topology_address=message.topology_address,
+        seen_unix=now_unix,
+        shards=message.shards,
+        shard_bytes=message.shard_bytes,
+        verified_bytes=message.verified_bytes,
+        free_bytes=message.free_bytes,
+        health=tuple(finding_from_wire(finding) for finding in message.health),
+        boot_id=message.boot_id[:LONGEST_TEXT],
+    )
+
+
 def _node(message: watch_pb2.NodeBeat, job: int, now_unix: float) -> NodeRecord:
     return NodeRecord(
         name=NodeName(message.node),
@@ -198,6 +256,8 @@ def _node(message: watch_pb2.NodeBeat, job: int, now_unix: float) -> NodeRecord:
         verified_bytes=message.verified_bytes if message.HasField("verified_bytes") else None,
         free_bytes=message.free_bytes,
         job=job,
+        health=tuple(finding_from_wire(finding) for finding in message.health),
+        boot_id=message.boot_id[:LONGEST_TEXT],
     )
 
 

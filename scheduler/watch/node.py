@@ -20,7 +20,7 @@ from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_from_wire, attempt_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from deeplink.types import Attempt, NodeName
     from deeplink.v1 import common_pb2
@@ -31,6 +31,8 @@ KEPT_JOBS = 256
 """Jobs whose newest attempt is remembered; a standing agent forgets the job heard of longest ago."""
 MOST_METRICS = 64
 LONGEST_METRIC_NAME = 128
+STACKS_S = 10.0
+"""The longest an agent looks for the stacks of its ranks."""
 
 
 class ReportRefusedError(DeepLinkError):
@@ -117,6 +119,9 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         store_status: returns what the node's store holds; called once per Status, so it must be quick.
         clock: where the uptime comes from.
         told_members: called with the list of the job's agents that a launcher sends with each question.
+        health: returns what is wrong with the node now; called once per Status, so it must be quick.
+        stacks: returns where an attempt's ranks on this node are, within so many seconds.
+        boot_id: of the node's kernel; empty where unknown.
     """
 
     def __init__(
@@ -127,8 +132,12 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         *,
         clock: Clock | None = None,
         told_members: Callable[[str], None] = lambda _members: None,
+        health: Callable[[], Iterable[common_pb2.Finding]] = tuple,
+        stacks: Callable[[Attempt, float], Iterable[node_pb2.RankStack]] = lambda _attempt, _deadline_s: (),
+        boot_id: str = "",
     ) -> None:
         self.bulletin = Bulletin()
+        self._health, self._stacks, self._boot_id = health, stacks, boot_id
         self._node, self._topology_address = node, topology_address
         self._store_status, self._told_members = store_status, told_members
         self._clock = clock or SystemClock()
@@ -167,7 +176,19 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             progress=heard.records,
             store=self._store_status(),
             newest=None if newest is None else attempt_to_wire(newest),
+            health=self._health(),
+            boot_id=self._boot_id,
+            unix=self._clock.unix(),
         )
+
+    @override
+    def Stacks(self, request: node_pb2.StacksRequest, context: grpc.ServicerContext) -> node_pb2.StacksReply:
+        """Say where an attempt's ranks on this node are, with what there is within the time given."""
+        if not request.HasField("attempt"):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the question names no attempt")
+        deadline_s = min(request.deadline_s or STACKS_S, STACKS_S)
+        found = self._stacks(attempt_from_wire(request.attempt), deadline_s)
+        return node_pb2.StacksReply(node=self._node, ranks=found)
 
 
 def add_to(server: grpc.Server, servicer: NodeServicer) -> str:

@@ -68,6 +68,18 @@ class Kind(StrEnum):
     SWITCH_SUSPECT = "switch-suspect"
     SELF_IN_DOUBT = "self-in-doubt"
     NODE_BACK = "node-back"
+    NODE_SICK = "node-sick"  # its own checks say so
+    NODE_CUT_OFF = "node-cut-off"  # it came back with the kernel it had: nobody could reach it, it was not dead
+    NODE_REBOOTED = "node-rebooted"  # it came back with another kernel, perhaps before Slurm noticed
+    SLURMD_LOST = "slurmd-lost"  # slurmd is gone, the node and its ranks are not
+    STRAGGLER = "straggler"
+    APPLICATION_FAILED = "application-failed"  # the same failure at the same step: no node is to blame
+    OUT_OF_MEMORY = "out-of-memory"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time-limit"
+    GRES_LEAKED = "gres-leaked"
+    STORAGE_FROZEN = "storage-frozen"
+    AGENTS_SILENT = "agents-silent"  # all at once: the wire to them, not they
 
 
 NODE_LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.JOB_STRANDED})
@@ -243,6 +255,31 @@ class ProgressPoint:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+class Severity(StrEnum):
+    """What a finding asks for; in the order of gravity. UNKNOWN asks for nothing: it is never taken for bad."""
+
+    UNKNOWN = "unknown"
+    OBSERVE = "observe"
+    COMMENT = "comment"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one of a node's health checks finds wrong.
+
+    Attributes:
+        check: disk, memory, clock, mount, network, gpu, slurmd, processes, or a name of the site's own.
+        problem: for people.
+        since_unix: when it was first found, by the node's own clock.
+    """
+
+    check: str
+    severity: Severity
+    problem: str
+    since_unix: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """One node as its newest launcher saw it.
@@ -256,7 +293,9 @@ class NodeRecord:
         verified_bytes: bytes of those that were read whole there and found right; None: its launcher, an older
             one, does not say.
         free_bytes: free space of the file system they are on.
-        job: the job whose launcher told us.
+        job: the job whose launcher told us; 0: the node's standing agent did.
+        health: what its own checks found wrong when we last heard of it.
+        boot_id: of its kernel: another one after a reboot; empty where unknown.
     """
 
     name: NodeName
@@ -268,6 +307,8 @@ class NodeRecord:
     verified_bytes: int | None = None
     free_bytes: int = 0
     job: int = 0
+    health: tuple[Finding, ...] = ()
+    boot_id: str = ""
 
     @property
     def leaf(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from deeplink.scheduler.watch.records import (
     ActionRecord,
     AttemptRecord,
+    Finding,
     Incident,
     JobRecord,
     NodeRecord,
     Outcome,
     Phase,
     ProgressPoint,
+    Severity,
 )
 from deeplink.types import Attempt, NodeName
 
@@ -51,15 +54,18 @@ WHERE job = :job AND ended_unix = 0 AND (restart, relaunch) <
 """
 PUT_NODE = """
 INSERT INTO nodes
-  (name, topology_address, seen_unix, silent_s, shards, shard_bytes, verified_bytes, free_bytes, job)
+  (name, topology_address, seen_unix, silent_s, shards, shard_bytes, verified_bytes, free_bytes, job, health,
+  boot_id)
 VALUES
-  (:name, :topology_address, :seen_unix, :silent_s, :shards, :shard_bytes, :verified_bytes, :free_bytes, :job)
+  (:name, :topology_address, :seen_unix, :silent_s, :shards, :shard_bytes, :verified_bytes, :free_bytes, :job,
+  :health, :boot_id)
 ON CONFLICT (name) DO UPDATE SET
   topology_address =
     CASE excluded.topology_address WHEN '' THEN topology_address ELSE excluded.topology_address END,
   seen_unix = excluded.seen_unix, silent_s = excluded.silent_s, shards = excluded.shards,
   shard_bytes = excluded.shard_bytes, verified_bytes = excluded.verified_bytes, free_bytes = excluded.free_bytes,
-  job = excluded.job
+  job = excluded.job, health = excluded.health,
+  boot_id = CASE excluded.boot_id WHEN '' THEN boot_id ELSE excluded.boot_id END
 WHERE excluded.seen_unix >= seen_unix OR excluded.job = job
 """
 PUT_POINT = """
@@ -172,6 +178,8 @@ def of_node(node: NodeRecord) -> Fields:
         "verified_bytes": node.verified_bytes,
         "free_bytes": node.free_bytes,
         "job": node.job,
+        "health": json.dumps([dataclasses.asdict(finding) for finding in node.health]),
+        "boot_id": node.boot_id,
     }
 
 
@@ -277,7 +285,11 @@ def to_point(row: sqlite3.Row) -> ProgressPoint:
 
 def to_node(row: sqlite3.Row) -> NodeRecord:
     """Return the node of a row."""
-    return NodeRecord(**dict(row))
+    fields = dict(row)
+    # A reader leaves an older schema as it is: what came later is not there.
+    told = json.loads(fields.pop("health", "[]"))
+    health = tuple(Finding(**{**finding, "severity": Severity(finding["severity"])}) for finding in told)
+    return NodeRecord(**fields, health=health)
 
 
 def to_incident(row: sqlite3.Row) -> Incident:

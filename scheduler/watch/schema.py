@@ -1,7 +1,7 @@
 """The tables of the journal. A change here is a new SCHEMA_VERSION, and a step in MIGRATIONS from the last one."""
 
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 CREATE = """
 CREATE TABLE jobs (
@@ -49,7 +49,9 @@ CREATE TABLE nodes (
   shard_bytes INTEGER NOT NULL,
   free_bytes INTEGER NOT NULL,
   job INTEGER NOT NULL,
-  verified_bytes INTEGER
+  verified_bytes INTEGER,
+  health TEXT NOT NULL DEFAULT '[]',
+  boot_id TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE incidents (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -87,5 +89,9 @@ CREATE TABLE actions (
 
 MIGRATIONS: dict[int, str] = {
     1: "ALTER TABLE nodes ADD COLUMN verified_bytes INTEGER",
+    2: """
+ALTER TABLE nodes ADD COLUMN health TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE nodes ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''
+""",
 }
 """Schema version -> the statements that lead from it to the next one."""

@@ -8,7 +8,7 @@ import grpc
 from typing_extensions import override
 
 from deeplink.scheduler.watch.journal import JournalError
-from deeplink.scheduler.watch.messages import beat_from_wire
+from deeplink.scheduler.watch.messages import beat_from_wire, node_from_wire
 from deeplink.scheduler.watch.records import RecordError
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
@@ -46,6 +46,18 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         current = self._book.hear(beat, self._clock.monotonic())
         self._metrics.beats.labels("kept" if current else "late").inc()
         return watch_pb2.BeatReply(known=True)
+
+    @override
+    def Attend(self, request: watch_pb2.AttendRequest, context: grpc.ServicerContext) -> watch_pb2.AttendReply:
+        """Keep what a standing agent says of its node; the same errors as of a beat."""
+        now_unix = self._clock.unix()
+        try:
+            self._journal.record_node(node_from_wire(request, now_unix))
+        except RecordError as problem:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+        except JournalError as problem:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
+        return watch_pb2.AttendReply(known=True)
 
 
 def watch_server(bind: str, token: str, servicer: WatchServicer) -> BoundServer:

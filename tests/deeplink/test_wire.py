@@ -26,6 +26,10 @@ class _Echo(watch_pb2_grpc.WatchServicer):
     def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
         return watch_pb2.BeatReply(known=True)
 
+    @override
+    def Attend(self, request: watch_pb2.AttendRequest, context: grpc.ServicerContext) -> watch_pb2.AttendReply:
+        return watch_pb2.AttendReply()
+
 
 def _register(server: grpc.Server) -> list[str]:
     watch_pb2_grpc.add_WatchServicer_to_server(_Echo(), server)

@@ -112,6 +112,10 @@ class Told(watch_pb2_grpc.WatchServicer):
         self.beats.append(request)
         return watch_pb2.BeatReply(known=True)
 
+    @override
+    def Attend(self, request: watch_pb2.AttendRequest, context: grpc.ServicerContext) -> watch_pb2.AttendReply:
+        return watch_pb2.AttendReply()
+
 
 def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path) -> None:
     told, token = Told(), new_token()
