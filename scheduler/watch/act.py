@@ -45,6 +45,8 @@ GAVE_UP = "gave up"
 _DONE = frozenset({Step.DONE, Step.GIVE_UP})
 _WORDS = {
     Remedy.NOTHING: Action.NONE,
+    Remedy.COMMENT: Action.COMMENT,
+    Remedy.HOLD: Action.HOLD,
     Remedy.DRAIN: Action.DRAIN,
     Remedy.DRAIN_DOWN: Action.DRAIN_DOWN,
     Remedy.RESTART: Action.REQUEUE_EXCLUDE,

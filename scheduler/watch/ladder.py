@@ -87,7 +87,7 @@ def next_step(action: ActionRecord, facts: Facts) -> Next:
             return _resume_step(facts)
         case Remedy.RESTART:
             return _job_step(action, facts)
-        case Remedy.NOTHING:
+        case Remedy.NOTHING | Remedy.COMMENT | Remedy.HOLD:
             return Next(Step.DONE, "nothing to do")
 
 

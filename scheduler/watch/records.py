@@ -90,14 +90,17 @@ class Action(StrEnum):
     """What was done about an incident; a record may carry another word."""
 
     NONE = "none"
+    COMMENT = "comment"
     RELAUNCH = "relaunch"
     DRAIN = "drain"
     DRAIN_DOWN = "drain-down"
     REQUEUE_EXCLUDE = "requeue-exclude"
     RELEASE = "release"
+    HOLD = "hold"
+    RESUBMIT = "resubmit"
 
 
-_WEIGHTS: dict[str, int] = {Action.NONE: 0, Action.DRAIN: 1, Action.DRAIN_DOWN: 3}
+_WEIGHTS: dict[str, int] = {Action.NONE: 0, Action.COMMENT: 1, Action.DRAIN: 1, Action.DRAIN_DOWN: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

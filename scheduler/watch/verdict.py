@@ -26,6 +26,8 @@ class Remedy(StrEnum):
     """What is to be done about a verdict."""
 
     NOTHING = "nothing"
+    COMMENT = "comment"  # on the node, for who looks at it: its work goes on, and it gets more
+    HOLD = "hold"  # the job, with the reason: started again it would fail again
     DRAIN = "drain"
     DRAIN_DOWN = "drain-down"
     RESTART = "restart"
