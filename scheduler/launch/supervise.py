@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.account import Account, first_attempt, note_attempt, points_of
+from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.order import Layout, Order, lay_out
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide
@@ -73,6 +74,7 @@ class Supervisor:
         self._here = backend.here
         self._account = Account(backend, fleet, chronicle, clock)
         self._progress = Progress()
+        self._hangs = Hangs(fleet, chronicle, backend.folder, order, clock)
         self._attempt = first_attempt(backend)
         self._begun = 0
         self._asked = False  # Slurm to start the job again
@@ -114,6 +116,7 @@ class Supervisor:
         port = self._backend.port_for(self._attempt)
         layout = lay_out(self._order, self._attempt, facts, port=port, before=before)
         self._progress.begin(self._clock.monotonic(), relaunch=self._begun > 0)
+        self._hangs.begin(layout.launch)
         self._begun += 1
         note_attempt(self._backend, self._attempt)
         self._said = ""
@@ -124,7 +127,7 @@ class Supervisor:
             world_size=layout.launch.world_size,
             ring_crossings=layout.crossings,
             ring_crossings_stock=layout.crossings_stock,
-            step_timeout_s=self._order.step_timeout_s,
+            step_timeout_s=self._hangs.told_s,
         )
         self._chronicle.event(
             "attempt-started",
@@ -164,7 +167,9 @@ class Supervisor:
 
     def _listen(self) -> None:
         now = self._clock.monotonic()
-        points = points_of(self._fleet.tick(self._attempt))
+        reports = self._fleet.tick(self._attempt)
+        self._hangs.take(reports)
+        points = points_of(reports)
         self._account.note(points)
         if self._progress.take(points, self._attempt, now):
             step, repeated = self._progress.first, self._progress.repeated
@@ -190,6 +195,7 @@ class Supervisor:
         active = running.layout.active
         silence = self._fleet.silence()
         spares = tuple(node for node in self._usable if node not in active)
+        late = self._hangs.look()
         seen = Evidence(
             active=active,
             spares=spares,
@@ -198,8 +204,9 @@ class Supervisor:
             exit_code=code,
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
             failure=running.step.failure(),
-            without_progress_s=self._progress.stuck_s(now),
-            step_timeout_s=self._order.step_timeout_s,
+            hung=late.hung,
+            slow=late.slow,
+            suspects=late.suspects,
             fruitless=self._progress.fruitless,
         )
         verdict = decide(seen, self._policy)

@@ -5,7 +5,8 @@ The rules, in their order of precedence:
 - Many nodes silent at once is us, a switch or a controller, not many bad nodes: touch nothing, for a while.
 - A node that nothing was heard of for `silence_s` is lost; ranks on it: relaunch without it, or be stranded.
 - Ranks that failed while every node answers questions asked after that: the application's own failure.
-- Ranks that make no progress while every node answers: relaunch in place.
+- Ranks that hang while every node answers: relaunch, without the nodes of those to blame where spares are left.
+- A rank that holds the others up for long, where such are to be replaced and a spare is left: the same.
 - Relaunching again and again from one point helps nobody: give up.
 """
 
@@ -68,8 +69,9 @@ class Evidence:
         exit_code: of the rank step; None while it runs.
         exited_for_s: since it ended.
         failure: what is known of the first failed rank.
-        without_progress_s: since the last report of a step; None before the first one and where nobody asked.
-        step_timeout_s: for how long that may be; 0: for ever.
+        hung: why ranks count as hung; empty while they do not.
+        slow: why a rank is to be replaced; empty while none is.
+        suspects: the nodes to blame for that, where it can be told.
         fruitless: relaunches since the newest step was reported.
     """
 
@@ -80,8 +82,9 @@ class Evidence:
     exit_code: int | None = None
     exited_for_s: float = 0.0
     failure: str = ""
-    without_progress_s: float | None = None
-    step_timeout_s: float = 0.0
+    hung: str = ""
+    slow: str = ""
+    suspects: tuple[NodeName, ...] = ()
     fruitless: int = 0
 
 
@@ -91,12 +94,16 @@ class Verdict:
 
     Attributes:
         lost: nodes nothing more is to be put on.
+        suspects: nodes to leave out of the next attempt, if there are enough others.
+        slow: whether it is for a straggler.
         code: exit code of the whole run, where it ends.
     """
 
     move: Move
     because: str = ""
     lost: tuple[NodeName, ...] = ()
+    suspects: tuple[NodeName, ...] = ()
+    slow: bool = False
     code: int = 0
 
 
@@ -111,13 +118,22 @@ def decide(seen: Evidence, policy: Policy) -> Verdict:
         return _about_lost(seen, policy, lost)
     if seen.exit_code is not None:
         return _about_failed(seen, policy)
-    stuck = seen.without_progress_s
-    if seen.step_timeout_s and stuck is not None and stuck > seen.step_timeout_s:
-        if _doubtful(seen, policy):
-            return Verdict(move=Move.WAIT, because="no progress, and a node is in doubt")
-        because = f"no progress for {stuck:.0f} s while every node answers"
-        return _unless_fruitless(seen, policy, Verdict(move=Move.RELAUNCH, because=because))
+    if seen.hung or seen.slow:
+        return _about_late(seen, policy)
     return Verdict(move=Move.CARRY_ON)
+
+
+def _about_late(seen: Evidence, policy: Policy) -> Verdict:
+    doubtful = _doubtful(seen, policy)
+    if seen.hung:
+        if doubtful:
+            return Verdict(move=Move.WAIT, because="no progress, and a node is in doubt")
+        because = f"{seen.hung} while every node answers"
+        again = Verdict(move=Move.RELAUNCH, because=because, suspects=seen.suspects)
+        return _unless_fruitless(seen, policy, again)
+    if doubtful or len(seen.spares) < len(seen.suspects) or seen.fruitless:
+        return Verdict(move=Move.CARRY_ON)  # slow is better than not at all
+    return Verdict(move=Move.RELAUNCH, because=seen.slow, suspects=seen.suspects, slow=True)
 
 
 def _lost(silence: Silence, policy: Policy) -> bool:

@@ -98,19 +98,36 @@ def test_failed_ranks_on_nodes_that_all_answer_are_the_applications_failure() ->
 
 
 def test_ranks_without_progress_are_started_again() -> None:
-    assert decide(seen("a b", without_progress_s=31.0, step_timeout_s=30.0), POLICY).move is Move.RELAUNCH
+    verdict = decide(seen("a b", "c", hung="no progress", suspects=("b",)), POLICY)
+    assert (verdict.move, verdict.lost, verdict.suspects) == (Move.RELAUNCH, (), ("b",))
 
 
-@pytest.mark.parametrize(("stuck", "timeout"), [(None, 30.0), (29.0, 30.0), (1e6, 0.0)])
-def test_ranks_before_their_first_step_or_unwatched_are_left_alone(stuck: float | None, timeout: float) -> None:
-    assert decide(seen("a b", without_progress_s=stuck, step_timeout_s=timeout), POLICY).move is Move.CARRY_ON
+def test_nobody_is_said_to_hang_while_a_node_is_in_doubt() -> None:
+    assert decide(seen("a b", "c", {"a": DOUBTFUL}, hung="no progress"), POLICY).move is Move.WAIT
+
+
+def test_a_straggler_is_replaced_where_a_spare_is_left() -> None:
+    verdict = decide(seen("a b", "c", slow="rank 1 is slow", suspects=("b",)), POLICY)
+    assert (verdict.move, verdict.suspects, verdict.slow) == (Move.RELAUNCH, ("b",), True)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        seen("a b", slow="rank 1 is slow", suspects=("b",)),
+        seen("a b", "c", {"c": DOUBTFUL}, slow="rank 1 is slow", suspects=("b",)),
+        seen("a b", "c", slow="rank 1 is slow", suspects=("b",), fruitless=1),
+    ],
+)
+def test_slow_is_better_than_not_at_all(evidence: Evidence) -> None:
+    assert decide(evidence, POLICY).move is Move.CARRY_ON
 
 
 @pytest.mark.parametrize(
     "evidence",
     [
         seen("a b c", "d", {"b": GONE}, fruitless=2),
-        seen("a b c", without_progress_s=99.0, step_timeout_s=30.0, fruitless=2),
+        seen("a b c", hung="no progress", fruitless=2),
     ],
 )
 def test_again_and_again_from_one_point_is_given_up(evidence: Evidence) -> None:
@@ -137,8 +154,8 @@ def evidences(draw: st.DrawFn) -> Evidence:
         silence=silence,
         exit_code=draw(st.none() | st.integers(0, 255)),
         exited_for_s=draw(seconds),
-        without_progress_s=draw(st.none() | seconds),
-        step_timeout_s=draw(st.sampled_from([0.0, 30.0])),
+        hung=draw(st.sampled_from(["", "no progress"])),
+        slow=draw(st.sampled_from(["", "slow"])),
         fruitless=draw(st.integers(0, 3)),
     )
 
