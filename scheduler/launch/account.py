@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.launch.order import Layout
     from deeplink.scheduler.watch.records import Kind
     from deeplink.v1 import common_pb2
 
@@ -87,6 +88,38 @@ class Account:
     def describe(self, **facts: object) -> None:
         """Take note of facts of the newest attempt (fields of `Beat`); they are told with the next beat."""
         self._beat = replace(self._beat, **facts)  # type: ignore[arg-type] # the fields are Beat's own
+
+    def begin(self, layout: Layout, step_timeout_s: float) -> None:
+        """A new attempt is about to be started on this layout."""
+        launch = layout.launch
+        where: dict[str, object] = {
+            "nodes": layout.active,
+            "spares": layout.resting,
+            "world_size": launch.world_size,
+            "ring_crossings": layout.crossings,
+            "ring_crossings_stock": layout.crossings_stock,
+        }
+        self.describe(attempt=launch.attempt, step_timeout_s=step_timeout_s, **where)
+        self._chronicle.event(
+            "attempt-started",
+            f"attempt {launch.attempt}: {layout}",
+            attempt=str(launch.attempt),
+            **where,
+            groups_cut=layout.cut_by_size,
+            master=f"{launch.master_address}:{launch.master_port}",
+        )
+
+    def tell_first_step(self, step: int | None, repeated: int) -> None:
+        """The attempt reports its first step, and does so many again."""
+        attempt = str(self._beat.attempt)
+        again = f" ({repeated} steps done again)" if repeated else ""
+        self._chronicle.event(
+            "first-step",
+            f"attempt {attempt} reports step {step}{again}",
+            attempt=attempt,
+            step=step,
+            steps_repeated=repeated,
+        )
 
     def note(self, points: Iterable[ProgressPoint]) -> None:
         """Take rank 0's reports over, to be told with the next beat; other ranks' are not told."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.account import Account, first_attempt, note_attempt, points_of
-from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.order import Layout, Order, lay_out
 from deeplink.scheduler.launch.progress import Progress
+from deeplink.scheduler.launch.rescue import TICK_S, Rescue
 from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide
 from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
 
@@ -28,14 +28,10 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.fleet import Fleet
     from deeplink.types import NodeName
 
-TICK_S = 0.1
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 STRANDED_CODE = 75
 """EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
-ASK_SLURM_S = 5.0
-BACK_S = 3.0
-"""A lost node is trusted again, when there is no other, after it has answered for so long."""
 
 
 @dataclass(slots=True)
@@ -73,11 +69,10 @@ class Supervisor:
         self._chronicle, self._clock, self._policy = chronicle, clock, policy or Policy()
         self._here = backend.here
         self._account = Account(backend, fleet, chronicle, clock)
+        self._rescue = Rescue(backend, fleet, chronicle, clock=clock, doubt_s=self._policy.doubt_s)
         self._progress = Progress()
-        self._hangs = Hangs(fleet, chronicle, backend.folder, order, clock)
         self._attempt = first_attempt(backend)
         self._begun = 0
-        self._asked = False  # Slurm to start the job again
         self._usable: list[NodeName] = []
         self._signals = signals
         self._ending: signal.Signals | None = None
@@ -104,7 +99,7 @@ class Supervisor:
                 running = self._relaunch(running, verdict)
             elif verdict.move is Move.STRANDED:
                 self._strand(running, verdict)
-                if not self._await_rescue(verdict.lost):
+                if not self._is_rescued(verdict.lost):
                     return self._leave(verdict)
                 self._usable += verdict.lost
                 running = self._start_next(self._usable, running)
@@ -116,31 +111,10 @@ class Supervisor:
         port = self._backend.port_for(self._attempt)
         layout = lay_out(self._order, self._attempt, facts, port=port, before=before)
         self._progress.begin(self._clock.monotonic(), relaunch=self._begun > 0)
-        self._hangs.begin(layout.launch)
         self._begun += 1
         note_attempt(self._backend, self._attempt)
         self._said = ""
-        self._account.describe(
-            attempt=self._attempt,
-            nodes=layout.active,
-            spares=layout.resting,
-            world_size=layout.launch.world_size,
-            ring_crossings=layout.crossings,
-            ring_crossings_stock=layout.crossings_stock,
-            step_timeout_s=self._hangs.told_s,
-        )
-        self._chronicle.event(
-            "attempt-started",
-            f"attempt {self._attempt}: {layout}",
-            attempt=str(self._attempt),
-            nodes=layout.active,
-            spares=layout.resting,
-            world_size=layout.launch.world_size,
-            ring_crossings=layout.crossings,
-            ring_crossings_stock=layout.crossings_stock,
-            groups_cut=layout.cut_by_size,
-            master=f"{layout.launch.master_address}:{port}",
-        )
+        self._account.begin(layout, self._order.step_timeout_s)
         self._step = self._backend.start_ranks(layout.launch, self._order.command)
         running = _Running(layout, self._step)
         self._account.acted()
@@ -167,20 +141,11 @@ class Supervisor:
 
     def _listen(self) -> None:
         now = self._clock.monotonic()
-        reports = self._fleet.tick(self._attempt)
-        self._hangs.take(reports)
-        points = points_of(reports)
+        points = points_of(self._fleet.tick(self._attempt))
         self._account.note(points)
         if self._progress.take(points, self._attempt, now):
             step, repeated = self._progress.first, self._progress.repeated
-            again = f" ({repeated} steps done again)" if repeated else ""
-            self._chronicle.event(
-                "first-step",
-                f"attempt {self._attempt} reports step {step}{again}",
-                attempt=str(self._attempt),
-                step=step,
-                steps_repeated=repeated,
-            )
+            self._account.tell_first_step(step, repeated)
             self._account.settle(Outcome.RECOVERED, steps_repeated=repeated)
         self._account.tick()
 
@@ -195,7 +160,6 @@ class Supervisor:
         active = running.layout.active
         silence = self._fleet.silence()
         spares = tuple(node for node in self._usable if node not in active)
-        late = self._hangs.look()
         seen = Evidence(
             active=active,
             spares=spares,
@@ -204,9 +168,8 @@ class Supervisor:
             exit_code=code,
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
             failure=running.step.failure(),
-            hung=late.hung,
-            slow=late.slow,
-            suspects=late.suspects,
+            without_progress_s=self._progress.stuck_s(now),
+            step_timeout_s=self._order.step_timeout_s,
             fruitless=self._progress.fruitless,
         )
         verdict = decide(seen, self._policy)
@@ -256,41 +219,13 @@ class Supervisor:
         self._account.enter(Phase.STRANDED, verdict.because)
         self._while_listening(running.step.kill)
 
-    def _await_rescue(self, lost: Collection[NodeName]) -> bool:
-        """Wait until lost nodes are back (True), or until the time is up or somebody ends us (False).
-
-        Meanwhile the watchdog, if there is one, takes the lost nodes from Slurm, which then starts the job again
-        elsewhere. Without one Slurm does the first half by itself after its own timeout; the second half is ours,
-        and only then: asking for it while a node is unreachable and not down would lose the job its GPUs.
-        """
-        deadline = self._clock.monotonic() + self._order.strand_timeout_s
-        back_since: float | None = None
-        asking: threading.Thread | None = None
-        asked = self._clock.monotonic()
-        while self._backend.can_requeue and self._clock.monotonic() < deadline:
-            self._listen()
-            if self.ending is not None:
-                return False
-            now = self._clock.monotonic()
-            silence = self._fleet.silence()
-            if all(silence[node].answer_s < self._policy.doubt_s for node in lost):
-                back_since = now if back_since is None else back_since
-                if now - back_since >= BACK_S:
-                    self._chronicle.event("back", "the lost nodes answer again", nodes=tuple(lost))
-                    return True
-            else:
-                back_since = None
-            if now - asked >= ASK_SLURM_S and (asking is None or not asking.is_alive()):
-                asked = now
-                asking = threading.Thread(target=self._requeue_if_down, args=(tuple(lost),), daemon=True)
-                asking.start()
-            self._clock.sleep(TICK_S)
-        return False
-
-    def _requeue_if_down(self, lost: Collection[NodeName]) -> None:
-        if not self._asked and self._backend.requeue_if_down(lost):
-            self._asked = True
-            self._chronicle.event("requeue", "Slurm has given the lost nodes up: asked it to start the job again")
+    def _is_rescued(self, lost: Collection[NodeName]) -> bool:
+        return self._rescue.wait(
+            lost,
+            self._order.strand_timeout_s,
+            listen=self._listen,
+            told_to_end=lambda: self.ending is not None,
+        )
 
     def _while_listening(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="deeplink-kill", daemon=True)
