@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.account import Account, first_attempt, note_attempt, points_of
+from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.order import Layout, Order, lay_out
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.rescue import TICK_S, Rescue
@@ -71,6 +72,7 @@ class Supervisor:
         self._account = Account(backend, fleet, chronicle, clock)
         self._rescue = Rescue(backend, fleet, chronicle, clock=clock, doubt_s=self._policy.doubt_s)
         self._progress = Progress()
+        self._hangs = Hangs(fleet, chronicle, backend.folder, order, clock)
         self._attempt = first_attempt(backend)
         self._begun = 0
         self._usable: list[NodeName] = []
@@ -111,10 +113,11 @@ class Supervisor:
         port = self._backend.port_for(self._attempt)
         layout = lay_out(self._order, self._attempt, facts, port=port, before=before)
         self._progress.begin(self._clock.monotonic(), relaunch=self._begun > 0)
+        self._hangs.begin(layout.launch)
         self._begun += 1
         note_attempt(self._backend, self._attempt)
         self._said = ""
-        self._account.begin(layout, self._order.step_timeout_s)
+        self._account.begin(layout, self._hangs.told_s)
         self._step = self._backend.start_ranks(layout.launch, self._order.command)
         running = _Running(layout, self._step)
         self._account.acted()
@@ -141,7 +144,9 @@ class Supervisor:
 
     def _listen(self) -> None:
         now = self._clock.monotonic()
-        points = points_of(self._fleet.tick(self._attempt))
+        reports = self._fleet.tick(self._attempt)
+        self._hangs.take(reports)
+        points = points_of(reports)
         self._account.note(points)
         if self._progress.take(points, self._attempt, now):
             step, repeated = self._progress.first, self._progress.repeated
@@ -160,6 +165,7 @@ class Supervisor:
         active = running.layout.active
         silence = self._fleet.silence()
         spares = tuple(node for node in self._usable if node not in active)
+        late = self._hangs.look()
         seen = Evidence(
             active=active,
             spares=spares,
@@ -168,8 +174,9 @@ class Supervisor:
             exit_code=code,
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
             failure=running.step.failure(),
-            without_progress_s=self._progress.stuck_s(now),
-            step_timeout_s=self._order.step_timeout_s,
+            hung=late.hung,
+            slow=late.slow,
+            suspects=late.suspects,
             fruitless=self._progress.fruitless,
         )
         verdict = decide(seen, self._policy)
@@ -197,7 +204,10 @@ class Supervisor:
         self._usable = [node for node in self._usable if node not in lost]
 
     def _relaunch(self, running: _Running, verdict: Verdict) -> _Running:
-        self._open(Kind.NODE_SILENT if verdict.lost else Kind.RANKS_HUNG, verdict, Action.RELAUNCH)
+        late = Kind.STRAGGLER if verdict.slow else Kind.RANKS_HUNG
+        self._open(Kind.NODE_SILENT if verdict.lost else late, verdict, Action.RELAUNCH)
+        if not verdict.lost:
+            verdict = self._located(verdict)
         self._forget(verdict.lost)
         self._chronicle.event(
             "relaunch", f"{verdict.because}: starting the ranks again", lost=verdict.lost, because=verdict.because
@@ -207,8 +217,18 @@ class Supervisor:
         silence = self._fleet.silence()
         doubt_s = self._policy.doubt_s
         fit = [node for node in self._usable if node == self._here or silence[node].answer_s < doubt_s]
+        better = [node for node in fit if node not in verdict.suspects]
         # Who fell silent just now is seen by the next attempt; too few to start on would be worse than a doubt.
-        return self._start_next(fit if len(fit) >= self._order.count else self._usable, running)
+        enough = [nodes for nodes in (better, fit) if len(nodes) >= self._order.count]
+        return self._start_next(enough[0] if enough else self._usable, running)
+
+    def _located(self, verdict: Verdict) -> Verdict:
+        """Return the verdict with what was found of where the ranks are: asked before any of them is ended."""
+        self._account.enter(Phase.RECOVERING, verdict.because)
+        found = self._hangs.locate(self._listen)
+        self._account.locate(found)
+        because = "; ".join(filter(None, (verdict.because, found.gist)))
+        return replace(verdict, because=because, suspects=found.suspects or verdict.suspects)
 
     def _strand(self, running: _Running, verdict: Verdict) -> None:
         self._open(Kind.JOB_STRANDED, verdict, Action.NONE)
@@ -249,6 +269,8 @@ class Supervisor:
             self._chronicle.event("waiting", because, because=because)
 
     def _finish(self, running: _Running, verdict: Verdict) -> int:
+        if verdict.move is Move.GIVE_UP and not verdict.lost:
+            verdict = self._located(verdict)
         self._while_listening(running.step.kill)
         if verdict.move in {Move.FAILED, Move.GIVE_UP} and self._ending is None:
             kind = Kind.RANK_FAILED if verdict.move is Move.FAILED else Kind.RANKS_HUNG
