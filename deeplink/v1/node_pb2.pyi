@@ -159,8 +159,11 @@ class StacksRequest(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    STATES_ONLY_FIELD_NUMBER: _builtins.int
     deadline_s: _builtins.float
     """answer within so long with what there is by then"""
+    states_only: _builtins.bool
+    """state and CPU time alone: microseconds, and nothing is done to the ranks"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt:
         """whose ranks"""
@@ -170,10 +173,11 @@ class StacksRequest(_message.Message):
         *,
         attempt: _common_pb2.Attempt | None = ...,
         deadline_s: _builtins.float = ...,
+        states_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s", "states_only", b"states_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,6 +217,7 @@ class RankStack(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
     FLIGHT_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     pid: _builtins.int
@@ -222,6 +227,8 @@ class RankStack(_message.Message):
     """py-spy, faulthandler, kernel; empty when none could be had"""
     text: _builtins.str
     """the stack of each thread, at most 64 KiB; or why there is none"""
+    cpu_s: _builtins.float
+    """CPU time used so far by the process and all below it, seconds"""
     flight: _builtins.str
     """the newest collectives of torch's flight recorder, as JSON; empty where there is none"""
     def __init__(
@@ -232,11 +239,12 @@ class RankStack(_message.Message):
         state: _builtins.str = ...,
         source: _builtins.str = ...,
         text: _builtins.str = ...,
+        cpu_s: _builtins.float = ...,
         flight: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flight", b"flight", "pid", b"pid", "rank", b"rank", "source", b"source", "state", b"state", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "flight", b"flight", "pid", b"pid", "rank", b"rank", "source", b"source", "state", b"state", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

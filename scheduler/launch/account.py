@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.launch.hangs import Found
     from deeplink.scheduler.launch.order import Layout
     from deeplink.scheduler.watch.records import Kind
     from deeplink.v1 import common_pb2
@@ -148,6 +149,11 @@ class Account:
             began_unix=now - quiet_s,
             detected_unix=now,
         )
+
+    def locate(self, found: Found) -> None:
+        """Add where its ranks were to the open incident."""
+        if self.incident is not None and found.gist:
+            self.incident = replace(self.incident, evidence=f"{self.incident.evidence}; {found.gist}")
 
     def acted(self) -> None:
         """The open incident's action is done."""

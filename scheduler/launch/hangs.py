@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from deeplink.wire import attempt_from_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from deeplink.clock import Clock
@@ -32,6 +32,19 @@ class Late:
 
     hung: str = ""
     slow: str = ""
+    suspects: tuple[NodeName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Where the ranks were, when they were asked.
+
+    Attributes:
+        gist: in one line, for people; empty when nobody could say.
+        suspects: nodes of the ranks that the others seem to wait for.
+    """
+
+    gist: str = ""
     suspects: tuple[NodeName, ...] = ()
 
 
@@ -68,3 +81,7 @@ class Hangs:
             return Late()
         stuck_s = self._clock.monotonic() - self._newest[1]
         return Late(hung=f"no progress for {stuck_s:.0f} s" if stuck_s > self._limit_s else "")
+
+    def locate(self, listen: Callable[[], None]) -> Found:  # noqa: ARG002 - nobody is asked yet
+        """Ask every agent where the ranks are; `listen` is called all the while."""
+        return Found()
