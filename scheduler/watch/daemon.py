@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.act import action_word
 from deeplink.scheduler.watch.evidence import tense
+from deeplink.scheduler.watch.judge import judge
 from deeplink.scheduler.watch.records import Incident, Kind, Outcome, incident_id
-from deeplink.scheduler.watch.verdict import Remedy, judge
+from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

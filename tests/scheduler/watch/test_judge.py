@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.evidence import Answer, JobSight, NodeSight, Policy, Sight, targets, tense
+from deeplink.scheduler.watch.judge import judge
 from deeplink.scheduler.watch.records import Kind, Phase
-from deeplink.scheduler.watch.verdict import Remedy, Verdict, judge
+from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 
 POLICY = Policy()

@@ -1,0 +1,1 @@
+"""The rules of a verdict, one module for each thing that can be wrong. Pure; `judge` has the order of thought."""

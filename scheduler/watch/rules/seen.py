@@ -1,0 +1,55 @@
+"""What the rules ask of the evidence again and again. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.records import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
+    from deeplink.types import NodeName
+
+
+def live(job: JobSight) -> bool:
+    """Whether Slurm runs the incarnation that beat to us, and its launcher has not said that it is done."""
+    return job.running and not job.phase.ended
+
+
+def answers(name: NodeName | None, sight: Sight) -> bool:
+    """Whether the node's slurmd answered us just now."""
+    return name is not None and name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS
+
+
+def long_away(node: NodeSight, policy: Policy) -> bool:
+    """Whether our probes of the node failed often and long enough."""
+    long = node.away_probes >= policy.away_probes and node.away_s >= policy.away_s
+    return node.slurmd.away and not node.down and long
+
+
+def jobs_on(name: NodeName, sight: Sight) -> list[JobSight]:
+    """Return the live jobs that have the node."""
+    return [job for job in sight.jobs if live(job) and name in job.nodes]
+
+
+def missed(job: JobSight, policy: Policy) -> set[NodeName]:
+    """Return the nodes whose agent the job's launcher misses."""
+    return {name for name, silent_s in job.agents_silent.items() if silent_s >= policy.witness_s}
+
+
+def is_lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> bool:
+    """Whether the launcher is gone: its host is given up, or it is silent for long though its host answers."""
+    host = job.batch_host
+    gone = host in given_up or host not in job.nodes or (host in sight.nodes and sight.nodes[host].down)
+    if gone:
+        return job.beat_age_s >= policy.silence_s
+    # One that we never heard may have ended while we were away, and its script may have gone on to something else.
+    return job.heard and job.beat_age_s >= policy.launcher_lost_s
+
+
+def needs_rescue(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> bool:
+    """Whether the job cannot help itself, should these nodes be lost."""
+    return job.phase is Phase.STRANDED or is_lost(job, sight, policy, given_up)
