@@ -1,8 +1,8 @@
 """Which share of the time is work that lasts, at published failure rates: our restart beside stock Slurm's.
 
-`python -m benchmarks.watchdog.goodput [--quick] [--json] [--save-s S] [--stall-share P] [--restart-s S]` simulates,
-holds the simulation against the closed form, prints a table and writes build/bench/goodput.json. Exit code 0
-whether figures are reached or not.
+`python -m benchmarks.watchdog.goodput [--quick] [--json] [--save-s S] [--stall-share P] [--restart-s S]`
+simulates, holds the simulation against the closed form, prints a table and writes build/bench/goodput.json. Exit
+code 0 whether figures are reached or not.
 
 Two job sizes, with the mean times to a failure that Meta has published for its research clusters (arXiv
 2410.21680): 7.9 hours at 1,024 GPUs, 1.8 hours at 16,384. Failures come as they like (exponential), while training
@@ -38,8 +38,8 @@ STOCK_S, STOCK_DEFAULT_S = 158.0, 428.0
 MOST_OFF = 0.01
 """How far the simulation may be from what is computed."""
 FIRST_ORDER = 0.2
-"""The closed form takes a failure to fall in the middle of an interval, as it does while an interval is a small part
-of the time to a failure. Beyond this part the distance is told, and held against nothing."""
+"""The closed form takes a failure to fall in the middle of an interval, as it does while an interval is a small
+part of the time to a failure. Beyond this part the distance is told, and held against nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
