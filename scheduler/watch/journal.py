@@ -11,11 +11,21 @@ import os
 import sqlite3
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch import rows
-from deeplink.scheduler.watch.records import NODE_LOST, Incident, Outcome, merged
+from deeplink.scheduler.watch.course import step_seconds, with_course
+from deeplink.scheduler.watch.records import (
+    NODE_LOST,
+    Incident,
+    Moment,
+    Outcome,
+    merged,
+    united,
+    within_bounds,
+)
 from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.types import NodeName
 
@@ -23,12 +33,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from deeplink.scheduler.watch.records import ActionRecord, Beat, JobRecord, NodeRecord, ProgressPoint
+    from deeplink.scheduler.watch.records import (
+        ActionRecord,
+        Beat,
+        JobRecord,
+        NodeRecord,
+        ProgressPoint,
+        RankStack,
+    )
 
 BUSY_TIMEOUT_S = 10.0
 INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ?"
 KEPT_POINTS = 4_096
 """Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
+KEPT_STACKS = 200
+"""Incidents of which the ranks' stacks are kept: the newest."""
+STEPS_TIMED = 64
 
 
 def default_journal(state: Path) -> Path:
@@ -139,23 +159,37 @@ class Journal:
         with self._transaction(durable=True) as db:
             return _put_incident(db, incident)
 
-    def close_incidents(self, job: int, outcome: Outcome) -> None:
-        """Give every open incident of a job its end."""
+    def record_moment(self, incident: str, unix: float, what: str) -> None:
+        """Add to the timeline of the incident of this id, if it is on record."""
+        with self._transaction() as db:
+            _put_moment(db, incident, Moment(unix, what))
+
+    def close_incidents(self, job: int, outcome: Outcome, now_unix: float = 0.0) -> None:
+        """Give every open incident of a job its end: the job's own, which it had at `now_unix`."""
         with self._transaction(durable=True) as db:
-            db.execute("UPDATE incidents SET outcome = ? WHERE job = ? AND outcome = 'open'", (outcome.value, job))
+            found = db.execute("SELECT id FROM incidents WHERE job = ? AND outcome = 'open'", (job,)).fetchall()
+            for row in found:
+                db.execute("UPDATE incidents SET outcome = ? WHERE id = ?", (outcome.value, row["id"]))
+                if now_unix:
+                    _put_moment(db, row["id"], Moment(now_unix, f"the job ended: {outcome.value}"))
 
     def begin_action(self, action: ActionRecord) -> bool:
         """Write down an intent, before its first command; False if it was begun before (then finish it)."""
         with self._transaction(durable=True) as db:
-            return db.execute(rows.PUT_ACTION, rows.of_action(action)).rowcount == 1
+            begun = db.execute(rows.PUT_ACTION, rows.of_action(action)).rowcount == 1
+            if begun:
+                what = f"begun: {action.remedy}{f' of {action.node}' if action.node else ''}"
+                _put_moment(db, action.incident, Moment(action.began_unix, what))
+            return begun
 
     def end_action(self, key: str, result: str, now_unix: float) -> None:
         """Write down how an action ended; a second end changes nothing."""
         with self._transaction(durable=True) as db:
-            db.execute(
-                "UPDATE actions SET done_unix = ?, result = ? WHERE key = ? AND done_unix = 0",
-                (now_unix, result, key),
-            )
+            open_one = db.execute("SELECT * FROM actions WHERE key = ? AND done_unix = 0", (key,)).fetchone()
+            if open_one is None:
+                return
+            db.execute("UPDATE actions SET done_unix = ?, result = ? WHERE key = ?", (now_unix, result, key))
+            _put_moment(db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}"))
 
     def set_excluded(self, job: int, nodes: Iterable[str]) -> None:
         """Remember which nodes of a job's ExcNodeList are there because of us, not of its user."""
@@ -192,12 +226,19 @@ class Journal:
             return tuple(rows.to_node(row) for row in db.execute("SELECT * FROM nodes ORDER BY name"))
 
     def incidents(
-        self, *, job: int | None = None, only_open: bool = False, limit: int = 1_000
+        self,
+        *,
+        job: int | None = None,
+        kind: str | None = None,
+        node: str | None = None,
+        since_unix: float = 0.0,
+        only_open: bool = False,
+        limit: int = 1_000,
     ) -> tuple[Incident, ...]:
-        """Return incidents, the newest first."""
+        """Return incidents, the newest first: of this job, kind and node, begun since, as far as that is asked."""
+        wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "open": only_open, "limit": limit}
         with self._reading() as db:
-            found = db.execute(rows.INCIDENTS, {"job": job, "open": only_open, "limit": limit})
-            return tuple(rows.to_incident(row) for row in found)
+            return tuple(rows.to_incident(row) for row in db.execute(rows.INCIDENTS, wanted))
 
     def incident(self, name: str) -> Incident | None:
         """Return the incident of this number or id, or None."""
@@ -205,6 +246,14 @@ class Journal:
         with self._reading() as db:
             row = db.execute("SELECT * FROM incidents WHERE number = ? OR id = ?", (number, name)).fetchone()
         return rows.to_incident(row) if row else None
+
+    def stacks(self, incident: str) -> tuple[RankStack, ...]:
+        """Return where the ranks were, by rank, of the incident of this id; none where nobody asked them."""
+        with self._reading() as db:
+            if not _has_table(db, "stacks"):  # a reader leaves an older schema as it is
+                return ()
+            found = db.execute("SELECT * FROM stacks WHERE incident = ? ORDER BY rank", (incident,))
+            return tuple(rows.to_stack(row) for row in found)
 
     def action(self, key: str) -> ActionRecord | None:
         """Return the action of this key, or None."""
@@ -296,13 +345,42 @@ def _put_points(db: sqlite3.Connection, points: Iterable[ProgressPoint]) -> None
 
 
 def _put_incident(db: sqlite3.Connection, incident: Incident) -> Incident:
-    known = db.execute(INCIDENT_BY_ID, (incident.id,)).fetchone()
-    if known is None and incident.node and incident.attempt and incident.kind in NODE_LOST:
+    row = db.execute(INCIDENT_BY_ID, (incident.id,)).fetchone()
+    if row is None and incident.node and incident.attempt and incident.kind in NODE_LOST:
         # Launcher and watchdog each name what they see; one node lost by one attempt is one incident.
-        known = db.execute(rows.SAME_NODE, rows.of_incident(incident)).fetchone()
-    whole = merged(rows.to_incident(known), incident) if known else incident
+        row = db.execute(rows.SAME_NODE, rows.of_incident(incident)).fetchone()
+    known = rows.to_incident(row) if row else None
+    whole = merged(known, incident) if known else replace(incident, timeline=united(incident.timeline))
+    whole = with_course(_with_scale(db, whole), known, incident)
     db.execute(rows.PUT_INCIDENT, rows.of_incident(whole))
+    if incident.stacks:
+        db.executemany(
+            rows.PUT_STACK, [rows.of_stack(whole.id, stack) for stack in within_bounds(incident.stacks)]
+        )
+        db.execute(rows.THIN_STACKS, (KEPT_STACKS,))
     return rows.to_incident(db.execute(INCIDENT_BY_ID, (whole.id,)).fetchone())
+
+
+def _put_moment(db: sqlite3.Connection, incident: str, moment: Moment) -> None:
+    row = db.execute(INCIDENT_BY_ID, (incident,)).fetchone()
+    if row is not None:
+        known = rows.to_incident(row)
+        whole = replace(known, timeline=united(known.timeline, [moment]))
+        db.execute(rows.PUT_INCIDENT, rows.of_incident(whole))
+
+
+def _with_scale(db: sqlite3.Connection, incident: Incident) -> Incident:
+    """Return it with the ranks and the step time of its attempt, as far as nobody told them and they are known."""
+    if incident.attempt is None or (incident.ranks and incident.step_s):
+        return incident
+    this = rows.of_attempt(incident.attempt)
+    size = db.execute(rows.WORLD_SIZE, this).fetchone()
+    steps = db.execute(rows.NEWEST_STEPS, {**this, "limit": STEPS_TIMED}).fetchall()
+    return replace(
+        incident,
+        ranks=incident.ranks or (size["world_size"] if size else 0),
+        step_s=incident.step_s or step_seconds([(row["step"], row["unix"]) for row in reversed(steps)]),
+    )
 
 
 def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> None:
@@ -310,9 +388,23 @@ def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> No
     first = db.execute(rows.FIRST_STEP, attempt).fetchone()
     if first is None or first[0] is None:
         return
+    waiting = [rows.to_incident(row) for row in db.execute(rows.TO_SETTLE, attempt)]
+    if not waiting:
+        return
     last = db.execute(rows.LAST_STEP_BEFORE, attempt).fetchone()[0]
     again = 0 if last is None else max(0, last - first[0] + 1)
-    db.execute(rows.SETTLE, {**attempt, "unix": first[1] or now_unix, "again": again})
+    for known in waiting:
+        whole = replace(
+            known,
+            outcome=Outcome.RECOVERED,
+            recovered_unix=max(first[1] or now_unix, known.detected_unix),
+            steps_repeated=max(known.steps_repeated, again),
+        )
+        db.execute(rows.PUT_INCIDENT, rows.of_incident(with_course(whole, known, whole)))
+
+
+def _has_table(db: sqlite3.Connection, name: str) -> bool:
+    return bool(db.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0])
 
 
 def _statements(db: sqlite3.Connection, script: str) -> None:

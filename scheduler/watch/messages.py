@@ -6,18 +6,24 @@ import math
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.records import (
+    MOST_MOMENTS,
+    MOST_STACKS,
     Beat,
     Finding,
     Incident,
+    Moment,
     NodeRecord,
     Outcome,
     Phase,
     ProgressPoint,
+    RankStack,
     RecordError,
     Severity,
+    united,
+    within_bounds,
 )
 from deeplink.types import NodeName
-from deeplink.v1 import common_pb2, watch_pb2
+from deeplink.v1 import common_pb2, node_pb2, watch_pb2
 from deeplink.wire import attempt_from_wire, attempt_to_wire
 
 if TYPE_CHECKING:
@@ -58,6 +64,10 @@ def incident_to_wire(incident: Incident) -> watch_pb2.IncidentRecord:
         recovered_unix=incident.recovered_unix,
         outcome=incident.outcome.value,
         steps_repeated=incident.steps_repeated,
+        timeline=[watch_pb2.Moment(unix=moment.unix, what=moment.what) for moment in united(incident.timeline)],
+        ranks=incident.ranks,
+        step_s=incident.step_s,
+        stacks=[stack_to_wire(stack) for stack in within_bounds(incident.stacks)],
     )
 
 
@@ -65,14 +75,22 @@ def incident_from_wire(message: watch_pb2.IncidentRecord) -> Incident:
     """Return what `incident_to_wire` was given.
 
     Raises:
-        RecordError: an outcome that is none, an id, kind or action that cannot be kept, a time that is no number.
+        RecordError: an outcome that is none, an id, kind or action that cannot be kept, a time that is no number,
+            or more moments or stacks than are kept.
     """
     try:
         outcome = Outcome(message.outcome or "open")
     except ValueError:
         raise RecordError(f"incident {message.id!r}", f"outcome {message.outcome!r} is none") from None
     times = (message.began_unix, message.detected_unix, message.acted_unix, message.recovered_unix)
-    _finite(f"incident {message.id!r}", times)
+    moments = [Moment(moment.unix, moment.what) for moment in message.timeline]
+    _finite(f"incident {message.id!r}", (*times, message.step_s, *(moment.unix for moment in moments)))
+    for what, count, most in (
+        ("moments", len(moments), MOST_MOMENTS),
+        ("stacks", len(message.stacks), MOST_STACKS),
+    ):
+        if count > most:
+            raise RecordError(f"incident {message.id!r}", f"{count} {what}, at most {most} are kept")
     return Incident(
         id=message.id,
         kind=message.kind,
@@ -86,6 +104,34 @@ def incident_from_wire(message: watch_pb2.IncidentRecord) -> Incident:
         recovered_unix=message.recovered_unix,
         outcome=outcome,
         steps_repeated=message.steps_repeated,
+        timeline=united(moments),
+        ranks=message.ranks,
+        step_s=message.step_s,
+        stacks=within_bounds(stack_from_wire(stack) for stack in message.stacks),
+    )
+
+
+def stack_to_wire(stack: RankStack) -> node_pb2.RankStack:
+    """Return the message for where a rank was."""
+    return node_pb2.RankStack(
+        rank=stack.rank,
+        pid=stack.pid,
+        state=stack.state,
+        source=stack.source,
+        text=stack.text,
+        flight=stack.flight,
+    )
+
+
+def stack_from_wire(message: node_pb2.RankStack) -> RankStack:
+    """Return what `stack_to_wire` was given."""
+    return RankStack(
+        rank=message.rank,
+        pid=message.pid,
+        state=message.state,
+        source=message.source,
+        text=message.text,
+        flight=message.flight,
     )
 
 

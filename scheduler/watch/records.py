@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from deeplink.types import Attempt, NodeName
 
 LONGEST_EVIDENCE = 2_048
+MOST_MOMENTS = 128
+LONGEST_MOMENT = 512
+LONGEST_STACK = 64 << 10
+MOST_STACKS = 4_096
+MOST_STACK_CHARACTERS = 1 << 20
+"""Bounds on what is kept of one incident."""
 
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
@@ -103,6 +109,38 @@ class Action(StrEnum):
 _WEIGHTS: dict[str, int] = {Action.NONE: 0, Action.COMMENT: 1, Action.DRAIN: 1, Action.DRAIN_DOWN: 3}
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Moment:
+    """One thing that happened in the course of an incident: when (Unix time), and what, for people."""
+
+    unix: float
+    what: str
+
+
+BEGAN = "first sign of it"
+"""What the moment of the first evidence is called: of several, the earliest alone stays in a timeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStack:
+    """Where one rank was when it was asked.
+
+    Attributes:
+        pid: its process on its node; 0 where unknown.
+        state: of its process: R, S, D, T or Z as in proc(5); empty when there is no such process.
+        source: py-spy, faulthandler or kernel; empty when none could be had.
+        text: the stack of each thread, or why there is none.
+        flight: the newest collectives of torch's flight recorder, as JSON; empty where there is none.
+    """
+
+    rank: int
+    pid: int = 0
+    state: str = ""
+    source: str = ""
+    text: str = ""
+    flight: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """One thing that went wrong, from first evidence to recovery.
@@ -120,6 +158,11 @@ class Incident:
         recovered_unix: first training step of the next attempt; 0 while open.
         steps_repeated: steps done again because they came after the last checkpoint.
         number: short number in the journal that holds it, for people; 0 before it is kept.
+        timeline: what happened, in order; the journal adds what it knows itself.
+        ranks: of the attempt it ended: what stood still meanwhile; 0: not known.
+        step_s: seconds of one step of that attempt; 0: not known.
+        stacks: where its ranks were, when that was asked. Told with it and kept apart: an incident read from a
+            journal has none, `Journal.stacks` has them.
     """
 
     id: str
@@ -135,6 +178,10 @@ class Incident:
     outcome: Outcome = Outcome.OPEN
     steps_repeated: int = 0
     number: int = 0
+    timeline: tuple[Moment, ...] = ()
+    ranks: int = 0
+    step_s: float = 0.0
+    stacks: tuple[RankStack, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what could not be listed or found again.
@@ -180,7 +227,55 @@ def merged(old: Incident, new: Incident) -> Incident:
         recovered_unix=old.recovered_unix or new.recovered_unix,
         outcome=ended.outcome,
         steps_repeated=max(old.steps_repeated, new.steps_repeated),
+        timeline=united(old.timeline, new.timeline),
+        ranks=old.ranks or new.ranks,
+        step_s=old.step_s or new.step_s,
+        stacks=new.stacks or old.stacks,
     )
+
+
+def united(*timelines: Iterable[Moment]) -> tuple[Moment, ...]:
+    """Return the moments of all timelines in order, none twice; beyond MOST_MOMENTS the middle is left out.
+
+    >>> [moment.what for moment in united([Moment(2.0, "b"), Moment(1.0, "a")], [Moment(2.0, "b")])]
+    ['a', 'b']
+    """
+    cut = {Moment(moment.unix, moment.what[:LONGEST_MOMENT]) for timeline in timelines for moment in timeline}
+    first = min((moment.unix for moment in cut if moment.what == BEGAN), default=0.0)
+    listed = sorted(moment for moment in cut if moment.what != BEGAN or moment.unix == first)
+    kept = MOST_MOMENTS // 2
+    return tuple(listed if len(listed) <= MOST_MOMENTS else [*listed[:kept], *listed[-kept:]])
+
+
+def within_bounds(stacks: Iterable[RankStack]) -> tuple[RankStack, ...]:
+    """Return what is kept of the stacks of one incident: MOST_STACKS ranks; too long a text loses its end.
+
+    Together they have at most MOST_STACK_CHARACTERS: where that is too little, the longest lose most.
+    """
+    ranks = sorted(stacks, key=lambda stack: stack.rank)[:MOST_STACKS]
+    longest = _share(sorted(len(text) for stack in ranks for text in (stack.text, stack.flight)))
+    return tuple(
+        dataclasses.replace(
+            stack,
+            state=stack.state[:LONGEST_MOMENT],
+            source=stack.source[:LONGEST_MOMENT],
+            text=stack.text[:longest],
+            # Half of a JSON document is none.
+            flight=stack.flight if len(stack.flight) <= longest else "",
+        )
+        for stack in ranks
+    )
+
+
+def _share(lengths: list[int]) -> int:
+    """The length to which each is cut (shortest first), so that all have room."""
+    left = MOST_STACK_CHARACTERS
+    for place, length in enumerate(lengths):
+        share = left // (len(lengths) - place)
+        if length > share:
+            return min(share, LONGEST_STACK)
+        left -= length
+    return LONGEST_STACK
 
 
 def _weight(action: str) -> int:

@@ -13,10 +13,12 @@ from deeplink.scheduler.watch.records import (
     Finding,
     Incident,
     JobRecord,
+    Moment,
     NodeRecord,
     Outcome,
     Phase,
     ProgressPoint,
+    RankStack,
     Severity,
 )
 from deeplink.types import Attempt, NodeName
@@ -92,23 +94,38 @@ SELECT a.first_step, (SELECT min(unix) FROM progress WHERE {_THIS}) FROM attempt
 LAST_STEP_BEFORE = """
 SELECT max(last_step) FROM attempts WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)
 """
-SETTLE = """
-UPDATE incidents SET outcome = 'recovered', recovered_unix = max(:unix, detected_unix),
-  steps_repeated = max(steps_repeated, :again)
+TO_SETTLE = """
+SELECT * FROM incidents
 WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)
   AND (outcome = 'open' OR outcome = 'failed' AND kind != 'rank-failed' AND recovered_unix = 0)
 """
 PUT_INCIDENT = """
 INSERT INTO incidents (id, kind, node, job, restart, relaunch, action, evidence, began_unix, detected_unix,
-  acted_unix, recovered_unix, outcome, steps_repeated)
+  acted_unix, recovered_unix, outcome, steps_repeated, timeline, ranks, step_s)
 VALUES (:id, :kind, :node, :job, :restart, :relaunch, :action, :evidence, :began_unix, :detected_unix,
-  :acted_unix, :recovered_unix, :outcome, :steps_repeated)
+  :acted_unix, :recovered_unix, :outcome, :steps_repeated, :timeline, :ranks, :step_s)
 ON CONFLICT (id) DO UPDATE SET
   kind = excluded.kind, node = excluded.node, job = excluded.job, restart = excluded.restart,
   relaunch = excluded.relaunch, action = excluded.action, evidence = excluded.evidence,
   began_unix = excluded.began_unix, detected_unix = excluded.detected_unix, acted_unix = excluded.acted_unix,
-  recovered_unix = excluded.recovered_unix, outcome = excluded.outcome, steps_repeated = excluded.steps_repeated
+  recovered_unix = excluded.recovered_unix, outcome = excluded.outcome, steps_repeated = excluded.steps_repeated,
+  timeline = excluded.timeline, ranks = excluded.ranks, step_s = excluded.step_s
 """
+PUT_STACK = """
+INSERT INTO stacks (incident, rank, pid, state, source, text, flight)
+VALUES (:incident, :rank, :pid, :state, :source, :text, :flight)
+ON CONFLICT (incident, rank) DO UPDATE SET
+  pid = excluded.pid, state = excluded.state, source = excluded.source, text = excluded.text,
+  flight = excluded.flight
+"""
+THIN_STACKS = """
+DELETE FROM stacks WHERE incident NOT IN (
+  SELECT incident FROM stacks GROUP BY incident ORDER BY max(rowid) DESC LIMIT ?)
+"""
+NEWEST_STEPS = f"""
+SELECT step, unix FROM progress WHERE {_THIS} AND rank = 0 ORDER BY step DESC LIMIT :limit
+"""  # noqa: S608 - a constant of ours
+WORLD_SIZE = f"SELECT world_size FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
 SAME_NODE = f"""
 SELECT * FROM incidents WHERE {_THIS} AND node = :node AND kind IN ('node-silent', 'node-dead', 'job-stranded')
 ORDER BY number LIMIT 1
@@ -130,6 +147,7 @@ SELECT * FROM progress WHERE job = ? AND unix > ? ORDER BY restart, relaunch, ra
 """
 INCIDENTS = """
 SELECT * FROM incidents WHERE (:job IS NULL OR job = :job) AND (NOT :open OR outcome = 'open')
+  AND (:kind IS NULL OR kind = :kind) AND (:node IS NULL OR node = :node) AND began_unix >= :since
 ORDER BY number DESC LIMIT :limit
 """
 ACTIONS = """
@@ -209,7 +227,15 @@ def of_incident(incident: Incident) -> Fields:
         "recovered_unix": incident.recovered_unix,
         "outcome": incident.outcome.value,
         "steps_repeated": incident.steps_repeated,
+        "timeline": json.dumps([[moment.unix, moment.what] for moment in incident.timeline]),
+        "ranks": incident.ranks,
+        "step_s": incident.step_s,
     }
+
+
+def of_stack(incident: str, stack: RankStack) -> Fields:
+    """Return the columns of where a rank was."""
+    return {"incident": incident, **dataclasses.asdict(stack)}
 
 
 def of_action(action: ActionRecord) -> Fields:
@@ -294,8 +320,20 @@ def to_node(row: sqlite3.Row) -> NodeRecord:
 
 def to_incident(row: sqlite3.Row) -> Incident:
     """Return the incident of a row."""
-    fields = {name: row[name] for name in row.keys() if name not in {"job", "restart", "relaunch", "outcome"}}  # noqa: SIM118 - a Row iterates over values
-    return Incident(attempt=_attempt(row), outcome=Outcome(row["outcome"]), **fields)
+    fields = dict(row)
+    for name in ("job", "restart", "relaunch"):
+        del fields[name]
+    outcome = Outcome(fields.pop("outcome"))
+    told = json.loads(fields.pop("timeline", "[]"))  # an older schema has none
+    timeline = tuple(Moment(unix, what) for unix, what in told)
+    return Incident(attempt=_attempt(row), outcome=outcome, timeline=timeline, **fields)
+
+
+def to_stack(row: sqlite3.Row) -> RankStack:
+    """Return where a rank was, of a row."""
+    fields = dict(row)
+    del fields["incident"]
+    return RankStack(**fields)
 
 
 def to_action(row: sqlite3.Row) -> ActionRecord:

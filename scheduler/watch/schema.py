@@ -3,7 +3,37 @@
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
 SCHEMA_VERSION = 3
 
-CREATE = """
+_OF_INCIDENTS = """
+CREATE TABLE stacks (
+  incident TEXT NOT NULL,
+  rank INTEGER NOT NULL,
+  pid INTEGER NOT NULL,
+  state TEXT NOT NULL,
+  source TEXT NOT NULL,
+  text TEXT NOT NULL,
+  flight TEXT NOT NULL,
+  UNIQUE (incident, rank)
+);
+CREATE TABLE notices (
+  channel TEXT NOT NULL,
+  incident TEXT NOT NULL,
+  state TEXT NOT NULL,
+  unix REAL NOT NULL,
+  result TEXT NOT NULL,
+  PRIMARY KEY (channel, incident, state)
+) WITHOUT ROWID;
+CREATE TABLE channels (
+  channel TEXT PRIMARY KEY,
+  after_number INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE pulse (
+  who TEXT PRIMARY KEY,
+  unix REAL NOT NULL
+) WITHOUT ROWID;
+"""
+
+CREATE = (
+    """
 CREATE TABLE jobs (
   job INTEGER PRIMARY KEY,
   name TEXT NOT NULL,
@@ -68,7 +98,10 @@ CREATE TABLE incidents (
   acted_unix REAL NOT NULL,
   recovered_unix REAL NOT NULL,
   outcome TEXT NOT NULL,
-  steps_repeated INTEGER NOT NULL
+  steps_repeated INTEGER NOT NULL,
+  timeline TEXT NOT NULL DEFAULT '[]',
+  ranks INTEGER NOT NULL DEFAULT 0,
+  step_s REAL NOT NULL DEFAULT 0
 );
 CREATE INDEX incidents_of_job ON incidents (job);
 CREATE TABLE actions (
@@ -86,12 +119,18 @@ CREATE TABLE actions (
   result TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 """
+    + _OF_INCIDENTS
+)
 
 MIGRATIONS: dict[int, str] = {
     1: "ALTER TABLE nodes ADD COLUMN verified_bytes INTEGER",
     2: """
 ALTER TABLE nodes ADD COLUMN health TEXT NOT NULL DEFAULT '[]';
-ALTER TABLE nodes ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''
-""",
+ALTER TABLE nodes ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
+ALTER TABLE incidents ADD COLUMN timeline TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE incidents ADD COLUMN ranks INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE incidents ADD COLUMN step_s REAL NOT NULL DEFAULT 0;
+"""
+    + _OF_INCIDENTS,
 }
 """Schema version -> the statements that lead from it to the next one."""

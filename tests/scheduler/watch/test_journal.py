@@ -24,6 +24,7 @@ from deeplink.scheduler.watch.journal import (
     JournalVersionError,
 )
 from deeplink.scheduler.watch.records import (
+    BEGAN,
     Action,
     ActionRecord,
     Beat,
@@ -33,6 +34,7 @@ from deeplink.scheduler.watch.records import (
     Outcome,
     Phase,
     ProgressPoint,
+    RankStack,
     incident_id,
 )
 from deeplink.types import Attempt, NodeName
@@ -156,7 +158,13 @@ def test_what_is_known_of_an_incident_is_never_taken_back(journal: Journal) -> N
     )
     journal.record_incident(ended)
     late = journal.record_incident(dataclasses.replace(dead(), began_unix=39.0, detected_unix=45.0))
-    assert late == dataclasses.replace(ended, began_unix=39.0, number=1)
+    assert dataclasses.replace(late, timeline=()) == dataclasses.replace(ended, began_unix=39.0, number=1)
+    assert told(late) == [
+        (39.0, BEGAN),
+        (43.0, "detected: node-dead: silent"),
+        (44.0, "done: drain-down"),
+        (50.0, "training again"),
+    ]
 
 
 def test_incidents_are_found_by_number_and_by_id(journal: Journal) -> None:
@@ -165,6 +173,89 @@ def test_incidents_are_found_by_number_and_by_id(journal: Journal) -> None:
     assert journal.incident(kept.id) == kept
     assert journal.incident("2") is None
     assert journal.incident("9" * 40) is None
+
+
+def told(incident: Incident | None) -> list[tuple[float, str]]:
+    assert incident is not None
+    return [(moment.unix, moment.what) for moment in incident.timeline]
+
+
+def test_the_journal_tells_the_course_of_an_incident_by_itself(journal: Journal) -> None:
+    journal.record_beat(beat(FIRST, *range(10)), 30.0)
+    journal.record_incident(dead())
+    action = ActionRecord(
+        key="k", incident=dead().id, remedy="drain-down", attempt=FIRST, node=NodeName("n1"), began_unix=44.0
+    )
+    for _ in range(2):  # told twice, it happened once
+        journal.begin_action(action)
+        journal.record_incident(dead())
+    journal.record_moment(dead().id, 44.5, "the stacks of 2 ranks were read")
+    for _ in range(2):
+        journal.end_action("k", "n1 is down", 45.0)
+    journal.record_incident(dataclasses.replace(dead(), action=Action.DRAIN_DOWN, acted_unix=45.0))
+    for _ in range(2):
+        journal.record_beat(beat(RESTARTED, 7), 110.0)
+    assert told(journal.incident(dead().id)) == [
+        (40.0, BEGAN),
+        (43.0, "detected: node-dead: silent"),
+        (44.0, "begun: drain-down of n1"),
+        (44.5, "the stacks of 2 ranks were read"),
+        (45.0, "ended: drain-down: n1 is down"),
+        (107.0, "training again, 3 steps done again"),
+    ]
+
+
+def test_two_witnesses_tell_one_course(journal: Journal) -> None:
+    silent = dataclasses.replace(
+        dead(kind=Kind.NODE_SILENT), evidence="its agent", began_unix=39.0, detected_unix=44
+    )
+    for hit in (dead(), silent, dead(), silent):
+        journal.record_incident(hit)
+    (known,) = journal.incidents()
+    assert told(known) == [
+        (39.0, BEGAN),
+        (43.0, "detected: node-dead: silent"),
+        (44.0, "detected: node-silent: its agent"),
+    ]
+
+
+def test_the_end_of_a_job_is_the_end_of_its_incidents(journal: Journal) -> None:
+    journal.record_incident(dead())
+    journal.close_incidents(17, Outcome.FAILED, 50.0)
+    assert told(journal.incident("1"))[-1] == (50.0, "the job ended: failed")
+
+
+def test_what_stood_still_is_known_from_the_attempt(journal: Journal) -> None:
+    journal.record_beat(beat(FIRST, *range(10)), 30.0)
+    kept = journal.record_incident(dead())
+    assert (kept.ranks, kept.step_s) == (2, 1.0)
+    said = journal.record_incident(dataclasses.replace(dead(node="n0"), ranks=16, step_s=0.25))
+    assert (said.ranks, said.step_s) == (16, 0.25)
+
+
+def test_stacks_are_kept_apart_and_only_of_the_newest(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "KEPT_STACKS", 2)
+    where = (
+        RankStack(rank=1, pid=7, state="S", source="py-spy", text="wait()", flight="[]"),
+        RankStack(rank=0, text="it does not answer"),
+    )
+    hung = [
+        dataclasses.replace(dead(kind=Kind.RANKS_HUNG, node=node), stacks=where) for node in ("n0", "n1", "n2")
+    ]
+    for hit in hung:
+        assert journal.record_incident(hit).stacks == ()
+    assert [journal.stacks(hit.id) for hit in hung] == [(), (where[1], where[0]), (where[1], where[0])]
+    journal.record_incident(dataclasses.replace(hung[2], stacks=(dataclasses.replace(where[0], text="now here"),)))
+    assert [stack.text for stack in journal.stacks(hung[2].id)] == ["it does not answer", "now here"]
+
+
+def test_incidents_are_chosen_by_kind_node_and_time(journal: Journal) -> None:
+    journal.record_incident(dead())
+    journal.record_incident(dataclasses.replace(dead(node="n0"), began_unix=90.0))
+    journal.record_incident(dead(kind=Kind.RANKS_HUNG))
+    assert [hit.number for hit in journal.incidents(kind="node-dead")] == [2, 1]
+    assert [hit.number for hit in journal.incidents(node="n1")] == [3, 1]
+    assert [hit.number for hit in journal.incidents(since_unix=50.0)] == [2]
 
 
 def test_an_action_is_begun_once_and_ended_once(journal: Journal) -> None:
@@ -248,14 +339,22 @@ def test_no_journal_to_read_is_said(tmp_path: Path) -> None:
 def test_a_journal_of_the_first_schema_is_read_and_taken_on(tmp_path: Path) -> None:
     path = tmp_path / "j.sqlite"
     with Journal(path) as journal:
-        journal.record_beat(beat(FIRST), 100.0)
+        journal.record_beat(beat(FIRST, incidents=(dead(),)), 100.0)
     with sqlite3.connect(path) as db:
-        for later in ("verified_bytes", "health", "boot_id"):  # what the second schema has more, and the third
+        # What the second schema has more, and the third.
+        for later in ("verified_bytes", "health", "boot_id"):
             db.execute(f"ALTER TABLE nodes DROP COLUMN {later}")
+        for later in ("timeline", "ranks", "step_s"):
+            db.execute(f"ALTER TABLE incidents DROP COLUMN {later}")
+        for later in ("stacks", "notices", "channels", "pulse"):
+            db.execute(f"DROP TABLE {later}")
         db.execute("PRAGMA user_version = 1")
     db.close()
     with Journal(path, read_only=True) as journal:
         assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, None)]
+        assert [(hit.id, hit.timeline, journal.stacks(hit.id)) for hit in journal.incidents()] == [
+            (dead().id, (), ())
+        ]
     with Journal(path) as journal:
         assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, None)]
         journal.record_beat(beat(FIRST), 101.0)

@@ -18,11 +18,25 @@ from deeplink.listening import PortBusyError
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.messages import beat_from_wire, beat_to_wire
-from deeplink.scheduler.watch.records import Beat, Incident, NodeRecord, Outcome, Phase, ProgressPoint
+from deeplink.scheduler.watch.messages import beat_from_wire, beat_to_wire, incident_from_wire, incident_to_wire
+from deeplink.scheduler.watch.records import (
+    LONGEST_STACK,
+    MOST_MOMENTS,
+    MOST_STACK_CHARACTERS,
+    MOST_STACKS,
+    Beat,
+    Incident,
+    Moment,
+    NodeRecord,
+    Outcome,
+    Phase,
+    ProgressPoint,
+    RankStack,
+    RecordError,
+)
 from deeplink.scheduler.watch.server import SERVICE, WatchServicer, watch_server
 from deeplink.types import Attempt, NodeName
-from deeplink.v1 import watch_pb2, watch_pb2_grpc
+from deeplink.v1 import node_pb2, watch_pb2, watch_pb2_grpc
 from deeplink.wire import open_channel
 
 TOKEN = "a token for this test"  # noqa: S105 - opens nothing
@@ -94,6 +108,37 @@ def test_what_a_beat_says_survives_the_wire() -> None:
         told = dataclasses.replace(said, node_beats=(dataclasses.replace(node, verified_bytes=verified),))
         heard = beat_from_wire(beat_to_wire(told), now_unix=0.0)
         assert heard == told
+
+
+def test_the_course_and_the_stacks_of_an_incident_survive_the_wire() -> None:
+    (plain,) = beat().incidents
+    said = dataclasses.replace(
+        plain,
+        timeline=(Moment(1.0, "first sign of it"), Moment(4.0, "detected")),
+        ranks=8,
+        step_s=0.5,
+        stacks=(RankStack(rank=3, pid=9, state="D", source="kernel", text="nfs_wait", flight='{"entries": []}'),),
+    )
+    assert incident_from_wire(incident_to_wire(said)) == said
+
+
+def test_what_is_too_much_to_keep_of_an_incident_is_cut_or_refused() -> None:
+    (plain,) = beat().incidents
+    moments = tuple(Moment(float(at), "again") for at in range(MOST_MOMENTS + 10))
+    stacks = tuple(RankStack(rank=rank, text="x" * (LONGEST_STACK + 1), flight="{}") for rank in range(64))
+    heard = incident_from_wire(incident_to_wire(dataclasses.replace(plain, timeline=moments, stacks=stacks)))
+    assert [moment.unix for moment in heard.timeline[:64]] == [float(at) for at in range(64)]
+    assert heard.timeline[-1] == moments[-1]
+    assert len(heard.timeline) == MOST_MOMENTS
+    assert sum(len(stack.text) for stack in heard.stacks) in range(
+        MOST_STACK_CHARACTERS - 1_000, MOST_STACK_CHARACTERS
+    )
+    assert {stack.flight for stack in heard.stacks} == {"{}"}
+    for field, one in (("timeline", watch_pb2.Moment()), ("stacks", node_pb2.RankStack())):
+        message = incident_to_wire(plain)
+        getattr(message, field).extend([one] * (MOST_STACKS + 1))
+        with pytest.raises(RecordError, match="at most"):
+            incident_from_wire(message)
 
 
 def test_a_beat_is_on_record_when_it_is_answered(running: Running) -> None:
