@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli.sandbox_fault import command as fault
 from deeplink.ranges import FiniteRange
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ Examples:
   deeplink sandbox cut n3       a node
   deeplink sandbox cut leaf1    a leaf switch from its spine: its nodes reach each other and nobody else
   deeplink sandbox heal leaf1
+  deeplink sandbox heal         everything: faults undone, every machine on and connected
 """
 _DOWN_EPILOG = """
 \b
@@ -71,6 +73,7 @@ Examples:
   deeplink sandbox up                     8 nodes on two leaf switches
   deeplink sandbox exec ctl srun -N2 -l hostname
   deeplink sandbox crash n3
+  deeplink sandbox fault rank-stopped n2  one of many: deeplink sandbox fault --list
   deeplink sandbox status
   deeplink sandbox down
 """
@@ -107,6 +110,7 @@ def command() -> None:
 )
 @click.option("--loopback", is_flag=True, help="No namespaces, also as root: slurmds on this host's loopback.")
 @click.option("--unpacked", is_flag=True, help="On loopback: download Slurm's packages, also if installed.")
+@click.option("--freezable", is_flag=True, help="Homes on a file system of their own: storage that can stall.")
 @click.option("--json", "as_json", is_flag=True, help="Print what is up as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print the files and steps; start nothing.")
 def up(  # noqa: PLR0913 - one for each option
@@ -125,6 +129,7 @@ def up(  # noqa: PLR0913 - one for each option
     wait: float,
     loopback: bool,
     unpacked: bool,
+    freezable: bool,
     as_json: bool,
     dry_run: bool,
 ) -> None:
@@ -143,6 +148,7 @@ def up(  # noqa: PLR0913 - one for each option
         wait_s=wait,
         loopback=loopback,
         unpacked=unpacked,
+        freezable=freezable,
     )
     if dry_run:
         _show_plan(name, wanted, options)
@@ -312,10 +318,21 @@ def cut(name: str, part: str) -> None:
 
 @command.command(epilog=_CUT_EPILOG)
 @_name
-@click.argument("part")
-def heal(name: str, part: str) -> None:
-    """Connect PART to the switch above it again."""
+@click.argument("part", required=False)
+def heal(name: str, part: str | None) -> None:
+    """Connect PART to the switch above it again; without PART heal all: faults undone, every machine on."""
     from deeplink.scheduler.sandbox.cluster import Sandbox
 
-    Sandbox.open(name).heal(part)
-    click.echo(f"{part} is connected")
+    sandbox = Sandbox.open(name)
+    if part is not None:
+        sandbox.heal(part)
+        click.echo(f"{part} is connected")
+        return
+    from deeplink.scheduler.sandbox.lab.laboratory import Laboratory
+
+    for wound in Laboratory(sandbox).heal():
+        click.echo(f"{wound.name} {wound.target}".rstrip() + ": undone")
+    click.echo("every machine is on and connected")
+
+
+command.add_command(fault)

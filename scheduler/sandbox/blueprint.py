@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.sandbox import loopback, namespaced, settings, users
-from deeplink.scheduler.sandbox.errors import SlurmMissingError, UserError
+from deeplink.scheduler.sandbox import loopback, namespaced, settings, storage, users
+from deeplink.scheduler.sandbox.errors import NotRootError, SlurmMissingError, UserError
 from deeplink.scheduler.sandbox.programs import SYSTEM_PATH, Programs, cache_folder, installed, missing, unpacked
 from deeplink.scheduler.sandbox.settings import Settings
 from deeplink.scheduler.sandbox.shape import CTL
@@ -42,6 +42,7 @@ class Options:
         wait_s: how long to wait until all nodes are idle, s.
         loopback: no namespaces: several slurmd on this host's loopback (always so without root).
         unpacked: on loopback, use packages unpacked into a cache folder though Slurm is installed.
+        freezable: make the homes a file system of their own, so that shared storage can stall.
     """
 
     user: str = ""
@@ -52,6 +53,7 @@ class Options:
     wait_s: float = 30.0
     loopback: bool = False
     unpacked: bool = False
+    freezable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +79,14 @@ def draw(layout: Layout, shape: Shape, options: Options) -> Blueprint:
 
     Raises:
         SlurmMissingError: Slurm is not there.
+        NotRootError: that takes root.
         UserError, ExposeError, SandboxNameError, BootError: that cannot be had here.
     """
+    if options.freezable and os.geteuid() != 0:
+        raise NotRootError("up --freezable")
     if options.loopback or os.geteuid() != 0 or not _namespaces_allowed():
         return _on_loopback(layout, shape, options)
-    if lacking := missing(namespaced.PROGRAMS):
+    if lacking := missing((*namespaced.PROGRAMS, *(storage.PROGRAMS if options.freezable else ()))):
         raise SlurmMissingError(lacking)
     wanted = _settings(shape, options, users.choose(options.user or users.DEFAULT, layout))
     path = f"{sys.prefix}/bin:{SYSTEM_PATH}"
@@ -114,6 +119,7 @@ def _settings(shape: Shape, options: Options, user: User) -> Settings:
         slurmd_timeout=options.slurmd_timeout,
         return_to_service=options.return_to_service,
         extra=options.extra,
+        freezable=options.freezable,
     )
 
 
@@ -158,6 +164,8 @@ def _make_folders(layout: Layout, wanted: Settings) -> None:
         folder.mkdir()
     for secret in (layout.state, layout.boot):
         secret.chmod(0o700)
+    if wanted.freezable:
+        storage.make(layout)
     user.home.mkdir()
     os.chown(user.home, user.uid, user.gid)
     for machine in wanted.shape.machines:

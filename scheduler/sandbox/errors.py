@@ -142,6 +142,19 @@ class NoNetworkError(SandboxError):
         self.verb = verb
 
 
+class NotFreezableError(SandboxError):
+    """The shared storage cannot stall: it is a folder of the host's own file system."""
+
+    exit_code = 2
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the homes of sandbox {name!r} lie on the host's own file system, which nobody may freeze",
+            remedy="Bring the sandbox up with `--freezable`: the homes are then a file system of their own.",
+        )
+        self.name = name
+
+
 class SlurmMissingError(SandboxError):
     """Programs the sandbox needs are not on this machine."""
 

@@ -122,6 +122,21 @@ class Layout:
         return self.machine(node) / "ssd"
 
     @property
+    def storage_image(self) -> Path:
+        """The file that holds the homes, where they are a file system of their own."""
+        return self.folder / "home.img"
+
+    @property
+    def faults(self) -> Path:
+        """Which faults are in effect."""
+        return self.folder / "faults.json"
+
+    @property
+    def kept(self) -> Path:
+        """What faults took away and will put back."""
+        return self.folder / "kept"
+
+    @property
     def own(self) -> Path:
         """Where a machine sees its own folder; it does not see those of others."""
         return self.folder / "self"

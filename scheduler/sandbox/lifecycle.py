@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.sandbox import blueprint, loopback, state
+from deeplink.scheduler.sandbox import blueprint, loopback, state, storage
 from deeplink.scheduler.sandbox.errors import NotUpError, RecordUnreadableError
 from deeplink.scheduler.sandbox.layout import Layout, default_root
 from deeplink.scheduler.sandbox.loopback import Loopback
@@ -96,6 +96,7 @@ def clear(layout: Layout, clock: Clock) -> bool:
 
 
 def _end(layout: Layout, clock: Clock) -> None:
+    storage.thaw(layout)  # who hangs in a write cannot be ended
     try:
         up = running(layout, clock)
     except RecordUnreadableError:

@@ -25,6 +25,9 @@ STAY = "stay"
 _FOR_EVER = ["while :; do sleep 86400 & wait; done"]
 # Over folders that the host may lack: nothing is made there, so it keeps what it has.
 _NAMES = ("hosts", "passwd", "group", "nsswitch.conf")
+BOOT_ID = "/run/deeplink-boot-id"
+"""Another one at each boot. All machines share one kernel, and its boot id would be the same on all of them."""
+_BOOT_ID_OF_KERNEL = "/proc/sys/kernel/random/boot_id"
 
 
 def _lines(steps: Iterable[Step]) -> list[str]:
@@ -81,10 +84,15 @@ def machine(layout: Layout, shape: Shape, name: str, exposed: Iterable[Step], pa
     ]
     if name != CTL:
         mounts.append(("mount", "--bind", f"{own}/ssd", str(SSD)))
+    booted = [
+        f"cat /proc/sys/kernel/random/uuid > {BOOT_ID}",
+        f"mount --bind {BOOT_ID} {_BOOT_ID_OF_KERNEL} || echo 'the boot id stays that of the host'",
+    ]
     batch = ["ip -batch - <<'END'", *network.interface(shape, name), "END"]
     return _script(
         [
             *_lines([*mounts, *exposed]),
+            *booted,
             *batch,
             shlex.join(("export", f"PATH={path}", f"SLURM_CONF={conf}")),
             # Whether the daemon came up is for Slurm to say, not for process 1 to die of.

@@ -70,6 +70,7 @@ class Settings:
         slurmd_timeout: SlurmdTimeout, s: how long a node may be silent until Slurm calls it down.
         return_to_service: ReturnToService: 2: a down node that registers is used again.
         extra: further lines of slurm.conf, last, so that they win.
+        freezable: the homes are a file system of their own, which can be frozen.
     """
 
     shape: Shape
@@ -77,6 +78,7 @@ class Settings:
     slurmd_timeout: int = 10
     return_to_service: int = 2
     extra: tuple[str, ...] = ()
+    freezable: bool = False
 
     @property
     def tuned(self) -> tuple[Tuned, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.publish import write_text
+from deeplink.scheduler.sandbox import storage
 from deeplink.scheduler.sandbox.errors import BusyError, NotUpError, RecordUnreadableError, ShapeError
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.programs import Programs
@@ -142,6 +143,7 @@ def names(root: Path) -> list[str]:
 
 def empty(layout: Layout) -> None:
     """Remove what an earlier sandbox left; the folder itself stays, because it is what is locked."""
+    storage.remove(layout)
     for entry in layout.folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -153,6 +155,7 @@ def remove(layout: Layout) -> None:
     """Remove the folder, and the folder of all sandboxes when it was the last."""
     # The record first: what is left of a removal that is broken off is not taken for a sandbox.
     layout.record.unlink(missing_ok=True)
+    storage.remove(layout)
     shutil.rmtree(layout.folder)
     try:
         layout.folder.parent.rmdir()

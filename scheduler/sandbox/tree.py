@@ -240,7 +240,7 @@ def plan(host: Host, new: Path, stage: Path, kept: Path, exposed: Iterable[Path]
     shared += [
         _cover(new, hidden),
         ("mkdir", "-p", f"{new}{kept}"),
-        ("mount", "--bind", str(kept), f"{new}{kept}"),
+        ("mount", "--rbind", str(kept), f"{new}{kept}"),  # the homes may be a file system of their own
     ]
     own: list[Step] = []
     covered = {hidden}

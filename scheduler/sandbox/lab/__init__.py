@@ -1,0 +1,1 @@
+"""The fault laboratory: one fault at a time, put into a sandbox and taken out again."""

@@ -1,0 +1,138 @@
+"""Doing the steps of a fault to a sandbox that is up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.publish import write_text
+from deeplink.scheduler.sandbox import scripts, storage
+from deeplink.scheduler.sandbox.errors import BootError, NotRunningError
+from deeplink.scheduler.sandbox.lab.duty import processes_of
+from deeplink.scheduler.sandbox.lab.scene import Started
+from deeplink.scheduler.sandbox.lab.steps import Step, Verb
+from deeplink.scheduler.sandbox.processes import ProcessId, arguments, table
+from deeplink.scheduler.slurm import command
+
+if TYPE_CHECKING:
+    from deeplink.scheduler.sandbox.cluster import Sandbox
+
+DUTY = "deeplink.scheduler.sandbox.lab.duty"
+_COMMAND_S = 20.0
+
+
+def do(sandbox: Sandbox, step: Step) -> None:  # noqa: C901, PLR0912 - one branch for each verb
+    """Do one step; done twice it changes nothing.
+
+    Raises:
+        DeepLinkError: it cannot be done.
+    """
+    on, words = step.on, step.words
+    match step.verb:
+        case Verb.CUT:
+            sandbox.cut(on)
+        case Verb.HEAL:
+            sandbox.heal(on)
+        case Verb.OFF:
+            sandbox.crash(on, keep_link=not sandbox.has_network)
+        case Verb.BOOT:
+            sandbox.boot(on)
+        case Verb.PAUSE:
+            sandbox.clock.sleep(float(words[0]))
+        case Verb.SIGNAL:
+            for who in processes_of(words[1:]):
+                who.send(signal.Signals[words[0]])
+        case Verb.RUN:
+            _run(sandbox, on, words)
+        case Verb.DAEMON:
+            _daemon(sandbox, on)
+        case Verb.FREEZE:
+            storage.freeze(sandbox.layout)
+        case Verb.THAW:
+            storage.thaw(sandbox.layout)
+        case Verb.AGAIN:
+            _again(sandbox, on, Started.unpacked(words[0]))
+        case Verb.DUTY:
+            if not _on_duty(words):
+                _leave(command.spawn([sys.executable, "-m", DUTY, *words], stdout=command.DEVNULL))
+        case Verb.REST:
+            for who in _on_duty(words):
+                who.send(signal.SIGTERM)
+        case Verb.TEAR:
+            _tear(Path(words[0]), Path(words[1]))
+        case Verb.MEND:
+            _mend(Path(words[0]), Path(words[1]))
+        case Verb.WRITE:
+            _write(sandbox, Path(words[0]), words[1])
+        case Verb.REMOVE:
+            Path(words[0]).unlink(missing_ok=True)
+
+
+def _run(sandbox: Sandbox, machine: str, argv: tuple[str, ...]) -> None:
+    done = sandbox.run(machine, argv, root=True, timeout_s=_COMMAND_S)
+    # A rule that is there, or gone, already.
+    if done.code and "File exists" not in done.stderr and "No such file" not in done.stderr:
+        raise command.CommandError(argv, done.code, done.stderr)
+
+
+def _daemon(sandbox: Sandbox, machine: str) -> None:
+    if sandbox.hardware.daemon(machine, table()) is not None:
+        return
+    if not sandbox.has_network:
+        sandbox.boot(machine)
+        return
+    argv = scripts.daemon(machine, str(sandbox.layout.slurm_conf), rebooted=False)
+    done = sandbox.run(machine, argv, root=True, timeout_s=_COMMAND_S)
+    if done.code:
+        raise BootError(machine, f"{argv[0]} exited {done.code}", done.stderr)
+
+
+def _again(sandbox: Sandbox, machine: str, started: Started) -> None:
+    argv = sandbox.hardware.enter(machine, started.argv, started.env, root=started.uid == 0)
+    with open(started.log or os.devnull, "ab") as log:  # noqa: PTH123 - either of the two
+        _leave(command.spawn(argv, stdout=log, stderr=log))
+
+
+def _leave(process: command.Process[bytes]) -> None:
+    """Let a process live on: nobody here waits for it."""
+    process.returncode = 0
+
+
+def _on_duty(words: tuple[str, ...]) -> list[ProcessId]:
+    tail = [DUTY, *words]
+    return [
+        who for pid in table() if arguments(pid)[-len(tail) :] == tail and (who := ProcessId.of(pid)) is not None
+    ]
+
+
+def _tear(file: Path, kept: Path) -> None:
+    if kept.exists():
+        return
+    kept.parent.mkdir(exist_ok=True)
+    shutil.copy2(file, kept)
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def _mend(file: Path, kept: Path) -> None:
+    # Whoever wrote a new one there, or removed it, is not undone.
+    with suppress(FileNotFoundError):
+        if file.stat().st_size == kept.stat().st_size // 2:
+            shutil.copyfile(kept, file)
+    kept.unlink(missing_ok=True)
+
+
+def _write(sandbox: Sandbox, file: Path, text: str) -> None:
+    write_text(file, text, mode=0o644)
+    if os.geteuid() == 0:
+        os.chown(file, sandbox.user.uid, sandbox.user.gid)
+
+
+def tolerant(sandbox: Sandbox, step: Step) -> None:
+    """Do a step that takes a fault away: what is gone already need not be taken away."""
+    with suppress(NotRunningError):  # powered off since: nothing of a running machine is left
+        do(sandbox, step)

@@ -1,0 +1,191 @@
+"""The laboratory: does a fault to a sandbox, keeps in mind what is in effect, and takes it away again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.sandbox import processes, state
+from deeplink.scheduler.sandbox.lab import hands, looking, record
+from deeplink.scheduler.sandbox.lab.catalog import Fault, Target, fault_of
+from deeplink.scheduler.sandbox.lab.errors import NoTargetError, NotPossibleHereError
+from deeplink.scheduler.sandbox.lab.record import Wound
+from deeplink.scheduler.sandbox.lab.scene import Scene
+from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.sandbox.shape import CTL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.scheduler.sandbox.cluster import Sandbox
+
+_ON_RUNNING = frozenset({Target.NODE, Target.RANK, Target.CONTROL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What may be said of a fault besides its name and target.
+
+    Attributes:
+        rank: which rank; the first one on the node where None.
+        step: at which step a rank exits.
+        always: whether it exits at each attempt.
+        share: of the time that a slow rank stands still.
+    """
+
+    rank: int | None = None
+    step: int = 0
+    always: bool = False
+    share: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Laboratory:
+    """The faults of one sandbox. Several may work on one sandbox: what is in effect is written down."""
+
+    sandbox: Sandbox
+
+    def wounds(self) -> tuple[Wound, ...]:
+        """Return the faults in effect, the oldest first.
+
+        Raises:
+            WoundRecordError: what was written down is damaged.
+        """
+        return record.read(self.sandbox.layout.faults)
+
+    def inject(self, name: str, target: str = "", how: How | None = None, *, seed: int | None = None) -> Wound:
+        """Do a fault, and return once it is done. One that is in effect is not done again.
+
+        Args:
+            name: of the fault.
+            target: what it hits; empty: drawn with `seed` from what can be hit.
+            how: the rest.
+            seed: of that draw.
+
+        Raises:
+            UnknownFaultError, UnknownPartError: there is no such fault, or no such part.
+            NoTargetError: there is nothing to hit.
+            NotPossibleHereError, NotFreezableError: not in this sandbox.
+            DeepLinkError: it could not be done; what was done of it is undone.
+        """
+        fault = fault_of(name)
+        if fault.network and not self.sandbox.has_network:
+            raise NotPossibleHereError(
+                name,
+                "the nodes of this sandbox share the host's network and file tree",
+                "Bring the sandbox up as root, without --loopback.",
+            )
+        where = self._target(fault, target or self._drawn(fault, random.Random(seed)))  # noqa: S311 - no secret
+        known = next((wound for wound in self.wounds() if wound.is_of(name, where)), None)
+        if known is not None and where:
+            return known
+        plan = fault.plan(self._scene(fault, where, how or How()))
+        # Written first: whatever ends us in between, it can be undone.
+        wound = Wound(name=name, target=where, unix=self.sandbox.clock.unix(), undo=plan.undo)
+        if plan.undo:
+            self._note(wound)
+        try:
+            for step in plan.do:
+                hands.do(self.sandbox, step)
+        except BaseException:
+            self._take_away(wound)
+            raise
+        if plan.undo and not fault.lasting:
+            self._forget(wound)
+        return wound
+
+    def undo(self, name: str = "", target: str = "") -> tuple[Wound, ...]:
+        """Take faults away, the newest first, and return them; an empty word stands for any.
+
+        Raises:
+            DeepLinkError: one cannot be taken away; it stays written down.
+        """
+        taken = tuple(wound for wound in reversed(self.wounds()) if wound.is_of(name, target))
+        for wound in taken:
+            self._take_away(wound)
+        return taken
+
+    def heal(self) -> tuple[Wound, ...]:
+        """Take all faults away, put every cable in and start every machine and daemon that is off.
+
+        Raises:
+            DeepLinkError: something does not come up.
+        """
+        taken = self.undo()
+        for part, whole in self.sandbox.links().items():
+            if not whole:
+                self.sandbox.heal(part)
+        table = processes.table()
+        for machine in self.sandbox.shape.machines:
+            if self.sandbox.hardware.daemon(machine, table) is None:
+                self.sandbox.boot(machine)
+        return taken
+
+    def _take_away(self, wound: Wound) -> None:
+        for step in wound.undo:
+            hands.tolerant(self.sandbox, step)
+        self._forget(wound)
+
+    def _note(self, wound: Wound) -> None:
+        with state.locked(self.sandbox.layout, self.sandbox.clock):
+            record.write(self.sandbox.layout.faults, [*self.wounds(), wound])
+
+    def _forget(self, wound: Wound) -> None:
+        with state.locked(self.sandbox.layout, self.sandbox.clock):
+            left = [other for other in self.wounds() if other != wound]
+            record.write(self.sandbox.layout.faults, left)
+
+    def _target(self, fault: Fault, target: str) -> str:
+        match fault.target:
+            case Target.NODE | Target.RANK:
+                return self.sandbox.shape.node(target)
+            case Target.CONTROL:
+                return self.sandbox.shape.machine(target)
+            case Target.LEAF:
+                return self.sandbox.shape.cuttable(target)
+            case Target.FOLDER:
+                return str(self.sandbox.home / target)
+            case Target.ALL:
+                return ""
+
+    def _drawn(self, fault: Fault, chance: random.Random) -> str:
+        if fault.target is Target.CONTROL:
+            return CTL
+        if fault.target is Target.ALL:
+            return ""
+        choices: Sequence[str] = ()
+        if fault.target is Target.LEAF:
+            choices = [switch.name for switch in self.sandbox.shape.switches if switch.nodes]
+        elif fault.target is Target.NODE or fault.target is Target.RANK:
+            on = [node for node in self.sandbox.nodes if self.sandbox.hardware.process_1(node)]
+            busy = [node for node in on if looking.ranks_on(self.sandbox, node)]
+            choices = busy or (on if fault.target is Target.NODE else ())
+        if not choices:
+            raise NoTargetError(fault.name, "", "there is nothing to draw a target from")
+        return chance.choice(sorted(choices))
+
+    def _scene(self, fault: Fault, target: str, how: How) -> Scene:
+        sandbox = self.sandbox
+        scene = Scene(target=target, rank=how.rank, step=how.step, always=how.always, share=how.share)
+        if fault.target is Target.RANK:
+            return replace(scene, ranks=looking.ranks_on(sandbox, target))
+        if fault.target is Target.ALL:
+            agents = {node: looking.agents_on(sandbox, node) for node in sandbox.nodes}
+            return replace(scene, agents={node: ports for node, ports in agents.items() if ports})
+        if fault.target is Target.FOLDER:
+            return replace(scene, torn=self._torn(Path(target)))
+        if fault.target in _ON_RUNNING:
+            number = sandbox.hardware.daemon(target, processes.table())
+            daemon = ProcessId.of(number) if number else None
+            return replace(scene, daemon=daemon, watchdogs=looking.watchdogs_on(sandbox, target))
+        return scene
+
+    def _torn(self, folder: Path) -> tuple[str, str] | None:
+        newest = looking.newest_checkpoint(folder)
+        file = looking.largest_file(newest) if newest else None
+        if newest is None or file is None:
+            return None
+        kept = self.sandbox.layout.kept / f"{newest.name}-{file.name}"
+        return str(file), str(kept)

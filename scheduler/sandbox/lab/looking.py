@@ -1,0 +1,151 @@
+"""Looking for what a fault hits: ranks, agents, watchdogs and their ports, by what /proc says of a machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.sandbox.lab.scene import Started
+from deeplink.scheduler.sandbox.processes import ProcessId, arguments, descendants, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.scheduler.sandbox.cluster import Sandbox
+
+_LISTENS = "0A"
+_CHECKPOINT = re.compile(r"step-(\d+)\.a(\d+)(?:-(\d+))?")
+
+
+def processes_on(sandbox: Sandbox, machine: str) -> list[ProcessId]:
+    """Return a machine's processes, each after its parent; none where it is powered off."""
+    first = sandbox.hardware.process_1(machine)
+    return [] if first is None else [who for who in descendants(first.pid, table()) if who.alive]
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Return the environment a process was started with; empty when it is gone."""
+    try:
+        raw = (Path("/proc") / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    words = (os.fsdecode(word).partition("=") for word in raw.split(b"\0") if b"=" in word)
+    return {name: value for name, _, value in words}
+
+
+def ranks_on(sandbox: Sandbox, machine: str) -> dict[int, tuple[ProcessId, ...]]:
+    """Return the processes of each rank on a machine: those with a RANK, ours or anybody's."""
+    found: dict[int, list[ProcessId]] = {}
+    for who in processes_on(sandbox, machine):
+        env = environment(who.pid)
+        # Steps that only stand by (agents, the batch script) have no rank.
+        if env.get("RANK", "").isdigit() and not is_verb(arguments(who.pid), "run"):
+            found.setdefault(int(env["RANK"]), []).append(who)
+    return {rank: tuple(those) for rank, those in found.items()}
+
+
+def is_verb(argv: Sequence[str], verb: str) -> bool:
+    """Whether an argument list is `deeplink VERB` or `python -m deeplink VERB`, with options before the verb.
+
+    >>> is_verb(["/x/python", "-m", "deeplink", "-v", "watch", "--act"], "watch")
+    True
+    >>> is_verb(["/x/python", "/x/bin/deeplink", "node", "--job"], "node")
+    True
+    >>> is_verb(["srun", "/x/python", "-m", "deeplink", "node"], "node")
+    False
+    """
+    words = list(argv)
+    if words and Path(words[0]).name.startswith("python"):
+        words = words[1:]
+    if words[:1] == ["-m"]:
+        words = words[1:]
+    if not words or Path(words[0]).name != "deeplink":
+        return False
+    return next((word for word in words[1:] if not word.startswith("-")), "") == verb
+
+
+def listening(text: str) -> dict[int, int]:
+    """Return the port of each listening socket by its inode, from /proc/net/tcp.
+
+    >>> row = "   0: 00000000:1D0B 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 4711 1 0 100 0"
+    >>> listening("  sl  local_address rem_address   st ..." + chr(10) + row)
+    {4711: 7435}
+    """
+    found = {}
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) > 9 and words[3] == _LISTENS:  # noqa: PLR2004 - columns of proc(5)
+            found[int(words[9])] = int(words[1].rpartition(":")[2], 16)
+    return found
+
+
+def ports_of(pid: int) -> tuple[int, ...]:
+    """Return the TCP ports a process listens on."""
+    proc = Path("/proc") / str(pid)
+    try:
+        tables = [(proc / "net" / name).read_text(encoding="ascii") for name in ("tcp", "tcp6")]
+        sockets = {os.readlink(handle) for handle in (proc / "fd").iterdir()}  # noqa: PTH115 - no path: `socket:[1]`
+    except OSError:
+        return ()
+    ports = {port for text in tables for inode, port in listening(text).items() if f"socket:[{inode}]" in sockets}
+    return tuple(sorted(ports))
+
+
+def agents_on(sandbox: Sandbox, machine: str) -> tuple[int, ...]:
+    """Return the ports of the node agents on a machine."""
+    agents = [who for who in processes_on(sandbox, machine) if is_verb(arguments(who.pid), "node")]
+    return tuple(sorted({port for who in agents for port in ports_of(who.pid)}))
+
+
+def watchdogs_on(sandbox: Sandbox, machine: str) -> tuple[tuple[ProcessId, Started], ...]:
+    """Return the watchdogs on a machine, each with how it was started."""
+    return tuple(
+        (who, _started(who.pid)) for who in processes_on(sandbox, machine) if is_verb(arguments(who.pid), "watch")
+    )
+
+
+def _started(pid: int) -> Started:
+    proc = Path("/proc") / str(pid)
+    try:
+        log = os.readlink(proc / "fd" / "1")  # noqa: PTH115 - it may be no path
+        owner = proc.stat()
+    except OSError:
+        return Started(argv=tuple(arguments(pid)), env=environment(pid))
+    return Started(
+        argv=tuple(arguments(pid)),
+        env=environment(pid),
+        log=log if Path(log).is_file() else "",
+        uid=owner.st_uid,
+        gid=owner.st_gid,
+    )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Named:
+    claim: int
+    step: int
+    again: int
+    name: str
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint's folder, by claim, step and repetition; None where there is none."""
+    try:
+        names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    except OSError:
+        return None
+    found = [
+        _Named(int(hit[2]), int(hit[1]), int(hit[3] or 0), name)
+        for name in names
+        if (hit := _CHECKPOINT.fullmatch(name))
+    ]
+    return folder / max(found).name if found else None
+
+
+def largest_file(folder: Path) -> Path | None:
+    """Return the largest file of a folder that is not its manifest; None where there is none."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    return max(files, key=lambda path: (path.stat().st_size, str(path)), default=None)
