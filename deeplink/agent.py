@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import deeplink
-from deeplink import metrics
+from deeplink import keeping_copies, metrics
 from deeplink.address import primary_address
 from deeplink.cache.errors import StoreError
 from deeplink.cache.holding.fillservice import MOST_CALLS
@@ -25,6 +25,7 @@ from deeplink.daemon import is_loopback, split_bind
 from deeplink.links import Link, Route, links, routes
 from deeplink.listening import ListenError
 from deeplink.scheduler.watch import node as node_service
+from deeplink.scheduler.watch.stacks import Stacks
 from deeplink.v1 import node_pb2
 from deeplink.wire import WORKERS, BoundServer, allow_descriptors, bound_server
 
@@ -63,6 +64,8 @@ class AgentSettings:
         topology_address: SLURM_TOPOLOGY_ADDR of this node; empty outside of Slurm.
         config: the settings for what the agent does on its own account (catalog, members, budget, rates); None:
             it only keeps what it is given.
+        keeps_copies: serve the node's checkpoints and keep copies for others: for an agent of a job, whose user's
+            files these are.
     """
 
     node: NodeName
@@ -72,6 +75,7 @@ class AgentSettings:
     metrics_bind: str = ""
     topology_address: str = ""
     config: Config | None = None
+    keeps_copies: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +184,13 @@ class Agent:
             self.store_status,
             clock=self._clock,
             told_members=self._keeper.told_members,
+            stacks=Stacks(self.settings.node),
         )
-        return [node_service.add_to(server, servicer), *self._keeper.register(server)]
+        services = [node_service.add_to(server, servicer), *self._keeper.register(server)]
+        if self.settings.keeps_copies:
+            learn = servicer.bulletin.learn
+            services.append(keeping_copies.served(self.settings, server, learn, self._clock))
+        return services
 
     def store_status(self) -> node_pb2.StoreStatus:
         """Return what the store holds, as it was at most `STATUS_KEPT_S` ago, and what was served so far."""

@@ -68,7 +68,10 @@ class Config:
         interface: what the agents and ranks of a job talk over: an interface's name, or a network (`10.1.0.0/16`);
             chosen when empty.
         store_bytes: most bytes of shards in the store; 0: nine tenths of its file system.
-        fill_bytes_per_s: rate at which an agent brings shards on its own account, bytes per second.
+        copies_bytes: most bytes of other nodes' checkpoints that are kept beside the store; 0: a tenth of its file
+            system.
+        fill_bytes_per_s: rate at which an agent brings shards on its own account, and copies of other nodes'
+            checkpoints, bytes per second.
         source_bytes_per_s: most that one node reads from sources to bring shards, bytes per second; a rank that
             waits for a sample may read ten times as much.
         source_requests_per_s: most files that one node asks of sources per second, for the same.
@@ -94,6 +97,7 @@ class Config:
     model: Path | None = None
     interface: str = ""
     store_bytes: int = 0
+    copies_bytes: int = 0
     fill_bytes_per_s: int = 200_000_000
     source_bytes_per_s: int = 200_000_000
     source_requests_per_s: int = 2000

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from deeplink.errors import DeepLinkError
 from deeplink.publish import DRAFT_PREFIX, published_folder
-from deeplink.types import Attempt
+from deeplink.types import Attempt, AttemptFormatError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +69,33 @@ class Claim:
 NO_CLAIM = Claim(number=0, attempt=None, holder="", recognised=(), skipped=(), created_unix=0.0)
 
 
+def claim_text(claim: Claim) -> str:
+    """Return a claim as claim.json has it."""
+    return json.dumps({"format": FORMAT, **asdict(claim), "attempt": str(claim.attempt or "")})
+
+
+def claim_of(text: str) -> Claim:
+    """Read what `claim_text` wrote.
+
+    Raises:
+        ValueError: it is no claim, or of another format.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(text)
+        if facts.pop("format") != FORMAT:
+            raise ValueError("a claim of another format")
+        return Claim(
+            number=int(facts["number"]),
+            attempt=Attempt.parse(facts["attempt"]) if facts["attempt"] else None,
+            holder=facts["holder"],
+            recognised=tuple(facts["recognised"]),
+            skipped=tuple((name, reason) for name, reason in facts["skipped"]),
+            created_unix=facts["created_unix"],
+        )
+    except (TypeError, KeyError, AttributeError, AttemptFormatError) as problem:
+        raise ValueError(str(problem)) from problem
+
+
 def fresh_names(folder: Path) -> list[str]:
     """Return what is in a folder as the server has it; nothing where there is no folder.
 
@@ -96,7 +123,8 @@ class Claims:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "claims"
 
-    def _path(self, number: int) -> Path:
+    def path(self, number: int) -> Path:
+        """Return where a claim lies, if there is one of that number."""
         return self.folder / f"claim-{number:010d}"
 
     def numbers(self) -> list[int]:
@@ -122,31 +150,24 @@ class Claims:
         Raises:
             ClaimDamagedError: it cannot be read.
         """
-        path = self._path(number) / _FILE
+        path = self.path(number) / _FILE
         try:
-            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if facts.pop("format") != FORMAT or facts["number"] != number:
-                raise ClaimDamagedError(path, "it is of another format, or of another number")
-            return Claim(
-                number=number,
-                attempt=Attempt.parse(facts["attempt"]) if facts["attempt"] else None,
-                holder=facts["holder"],
-                recognised=tuple(facts["recognised"]),
-                skipped=tuple((name, reason) for name, reason in facts["skipped"]),
-                created_unix=facts["created_unix"],
-            )
-        except (OSError, ValueError, TypeError, KeyError) as problem:
+            claim = claim_of(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
             raise ClaimDamagedError(path, str(problem)) from problem
+        if claim.number != number:
+            raise ClaimDamagedError(path, "it is of another number")
+        return claim
 
     def beat(self, number: int) -> None:
         """Leave a sign that the ranks of a claim are at work. Without it they may be taken for gone, no more."""
         with suppress(OSError):
-            (self._path(number) / _ALIVE).touch()
+            (self.path(number) / _ALIVE).touch()
 
     def rest(self, number: int) -> None:
         """Take the sign away: they have ended."""
         with suppress(OSError):
-            (self._path(number) / _ALIVE).unlink(missing_ok=True)
+            (self.path(number) / _ALIVE).unlink(missing_ok=True)
 
     def is_alive(self, number: int) -> bool:
         """Tell whether the ranks of a claim left a sign within `ALIVE_S`, by the clock of the file system alone.
@@ -154,11 +175,11 @@ class Claims:
         Raises:
             OSError: the file system refuses.
         """
-        probe = self._path(number) / f"{DRAFT_PREFIX}probe-{uuid.uuid4().hex}"
+        probe = self.path(number) / f"{DRAFT_PREFIX}probe-{uuid.uuid4().hex}"
         try:
             probe.touch()
             now = probe.stat().st_mtime
-            return now - (self._path(number) / _ALIVE).stat().st_mtime < ALIVE_S
+            return now - (self.path(number) / _ALIVE).stat().st_mtime < ALIVE_S
         except (FileNotFoundError, PermissionError):
             return False
         finally:
@@ -185,10 +206,9 @@ class Claims:
             OSError: the file system refuses.
         """
         self.folder.mkdir(exist_ok=True)
-        facts = {"format": FORMAT, **asdict(claim), "attempt": str(claim.attempt or "")}
         try:
-            with published_folder(self._path(claim.number)) as draft:
-                (draft / _FILE).write_text(json.dumps(facts), encoding="utf-8")
+            with published_folder(self.path(claim.number)) as draft:
+                (draft / _FILE).write_text(claim_text(claim), encoding="utf-8")
         except OSError as problem:
             # A network file system may repeat a rename whose answer was lost, and report that the name is taken.
             if claim.number in self.numbers() and self.read(claim.number).holder == claim.holder:

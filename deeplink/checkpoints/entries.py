@@ -151,7 +151,7 @@ def superfluous(folder: Path, claim: Claim, retention: Retention) -> list[str]:
 
 def _looks_whole(path: Path) -> bool:
     try:
-        manifests.check(path, contents=False)
+        manifests.check_part(path, contents=False)
     except CheckpointDamagedError:
         return False
     return True

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 NAME: Final = "manifest.json"
+PART: Final = ".part.json"
+"""Beside the manifest where only some of the files are in this folder: their paths."""
 _CHECKSUM: Final = "xxh3_64"
 _PIECE = 4 << 20
 
@@ -124,7 +126,7 @@ def list_files(folder: Path) -> tuple[FileEntry, ...]:
             path = Path(parent, name)
             below = path.relative_to(folder).as_posix()
             facts = path.lstat()
-            if not stat.S_ISREG(facts.st_mode) or below == NAME:
+            if not stat.S_ISREG(facts.st_mode) or below in {NAME, PART}:
                 raise ValueError(
                     f"{below} cannot be part of a checkpoint: only files and folders, none named {NAME}"
                 )
@@ -161,7 +163,22 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointDamagedError: it is absent, torn, altered, or of another format.
     """
     try:
-        facts = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        text = (folder / NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointDamagedError(folder, f"{NAME} is missing") from None
+    except (OSError, ValueError) as problem:
+        raise CheckpointDamagedError(folder, f"{NAME} cannot be read: {problem}") from problem
+    return manifest_of(text, folder)
+
+
+def manifest_of(text: str, folder: Path) -> Manifest:
+    """Return what the text of `folder`'s manifest says.
+
+    Raises:
+        CheckpointDamagedError: it is torn, altered, or of another format.
+    """
+    try:
+        facts = json.loads(text)
         sealed = facts.pop(_CHECKSUM)
         if facts.get("format") != FORMAT:
             raise CheckpointDamagedError(folder, f"{NAME} has format {facts.get('format')!r}, known is {FORMAT}")
@@ -170,10 +187,28 @@ def read_manifest(folder: Path) -> Manifest:
         del facts["format"]
         files = tuple(FileEntry(**entry) for entry in facts.pop("files"))
         return Manifest(files=files, **facts)
-    except FileNotFoundError:
-        raise CheckpointDamagedError(folder, f"{NAME} is missing") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+    except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise CheckpointDamagedError(folder, f"{NAME} cannot be read: {problem}") from problem
+
+
+def write_part(folder: Path, paths: Iterable[str]) -> None:
+    """Say that a checkpoint's folder is to hold only these files of its manifest; the others are elsewhere."""
+    (folder / PART).write_text(json.dumps(sorted(paths)), encoding="utf-8")
+
+
+def files_here(folder: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
+    """Return the files of the manifest that this folder is to hold: all, unless it is a part.
+
+    Raises:
+        CheckpointDamagedError: what says so cannot be read.
+    """
+    try:
+        named = set(json.loads((folder / PART).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return manifest.files
+    except (OSError, ValueError, TypeError) as problem:
+        raise CheckpointDamagedError(folder, f"{PART} cannot be read: {problem}") from problem
+    return tuple(entry for entry in manifest.files if entry.path in named)
 
 
 def check(folder: Path, *, contents: bool, read: Callable[[int], None] = lambda _size: None) -> Manifest:
@@ -184,6 +219,17 @@ def check(folder: Path, *, contents: bool, read: Callable[[int], None] = lambda 
     """
     manifest = read_manifest(folder)
     check_files(folder, manifest.files, contents=contents, read=read)
+    return manifest
+
+
+def check_part(folder: Path, *, contents: bool) -> Manifest:
+    """Return the manifest once every file that this folder is to hold was found as it says.
+
+    Raises:
+        CheckpointDamagedError: something is missing or differs.
+    """
+    manifest = read_manifest(folder)
+    check_files(folder, files_here(folder, manifest), contents=contents)
     return manifest
 
 

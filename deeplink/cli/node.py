@@ -80,6 +80,7 @@ def command(
             metrics_bind=metrics_bind,
             topology_address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
             config=config,
+            keeps_copies=job,
         )
         _serve(settings, token_file)
 

@@ -1,0 +1,300 @@
+"""What a node has of runs: where its own checkpoints lie, and copies that it keeps for other nodes.
+
+RUN/own                     where this node's own checkpoints of the run lie
+RUN/claims/                 who holds the run, as far as this node knows (deeplink.checkpoints.claims)
+RUN/from-n3/step-...        what is kept for n3: whole, or the part that n3 had of it
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.claims import NO_CLAIM, Claim, ClaimDamagedError, Claims, claim_text
+from deeplink.checkpoints.entries import Entry, Retention, entries
+from deeplink.checkpoints.fetching import FROM, OWN
+from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, FileEntry
+from deeplink.checkpoints.saving import tidy
+from deeplink.errors import DeepLinkError
+from deeplink.publish import DRAFT_PREFIX, published_folder, write_unsynced
+from deeplink.v1 import keep_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from deeplink.checkpoints.fetching import There
+
+log = logging.getLogger(__name__)
+
+KEEP: Final = 2
+"""Copies of one node's checkpoints: while the next comes, the one before is there."""
+_CLAIMS_KEPT = 4
+_RUN = re.compile(r"[0-9a-f]{32}")
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OWN_FILE = "own"
+
+
+class NoSuchRunError(DeepLinkError):
+    """A name that is no run's, no node's or no checkpoint's came over the wire."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what!r} names nothing here")
+        self.what = what
+
+
+class NoRoomError(DeepLinkError):
+    """A copy would not fit into what may be kept for others."""
+
+    def __init__(self, needed: int, budget: int, others: int) -> None:
+        super().__init__(
+            f"{needed} bytes do not fit: {others} of {budget} are in use",
+            remedy="Give the agents a larger copies_bytes, or nodes with larger disks.",
+        )
+        self.needed, self.budget, self.others = needed, budget, others
+
+
+class Copies:
+    """The runs that a node knows of. Safe to use from several threads, as long as one alone keeps what is new.
+
+    Args:
+        root: the folder, on the node's own disk; made when something is kept.
+        budget: most bytes that copies for others may take; 0: a tenth of the file system.
+    """
+
+    def __init__(self, root: Path, budget: int = 0) -> None:
+        self.root, self._budget = root, budget
+
+    def _run(self, run: str) -> Path:
+        if not _RUN.fullmatch(run):
+            raise NoSuchRunError(run)
+        return self.root / run
+
+    # -- whose the run is
+
+    def own(self, run: str, folder: Path) -> None:
+        """Note where this node's own checkpoints lie.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        where = self._run(run) / _OWN_FILE
+        with suppress(OSError, ValueError):
+            if where.read_text(encoding="utf-8") == str(folder):
+                return
+        write_unsynced(where, str(folder).encode())
+
+    def own_folder(self, run: str) -> Path | None:
+        """Return where this node's own checkpoints lie; None where nobody said."""
+        try:
+            return Path((self._run(run) / _OWN_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def claim(self, run: str) -> Claim:
+        """Return the newest claim that this node knows of; NO_CLAIM for none."""
+        claims = Claims(self._run(run))
+        for number in reversed(claims.numbers()):
+            try:
+                return claims.read(number)
+            except ClaimDamagedError as damaged:  # lost with a power failure: others know it, too
+                log.warning("%s", damaged)
+        return NO_CLAIM
+
+    def learn(self, run: str, claim: Claim) -> Claim:
+        """Take note of a claim; return the newest one known.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        newest = self.claim(run)
+        if claim.number <= newest.number:
+            return newest
+        folder = self._run(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        claims = Claims(folder)
+        claims.publish(claim)
+        for number in claims.numbers()[:-_CLAIMS_KEPT]:
+            shutil.rmtree(claims.path(number), ignore_errors=True)
+        return self.claim(run)
+
+    # -- what is here
+
+    def _folders(self, run: str) -> Iterator[tuple[str, Path]]:
+        own = self.own_folder(run)
+        if own is not None:
+            yield OWN, own
+        with suppress(FileNotFoundError):
+            yield from sorted((path.name, path) for path in self._run(run).glob(f"{FROM}*"))
+
+    def held(self, run: str, *, name: str = "", contents: bool = False) -> list[keep_pb2.HeldCheckpoint]:
+        """Return what is here of a run, newest first in each place.
+
+        Args:
+            run: which.
+            name: of one checkpoint; empty: all.
+            contents: read every byte.
+        """
+        return [
+            _looked_at(folder / entry.name, origin, contents=contents)
+            for origin, folder in self._folders(run)
+            for entry in entries(folder)
+            if not name or entry.name == name
+        ]
+
+    def file(self, run: str, name: str, origin: str, path: str) -> Path:
+        """Return where a file of a checkpoint lies.
+
+        Raises:
+            NoSuchRunError: it is none of a checkpoint here.
+            CheckpointDamagedError: what the checkpoint has cannot be read.
+        """
+        folder = dict(self._folders(run)).get(origin)
+        if folder is None or Entry.parse(name) is None:
+            raise NoSuchRunError(f"{origin}/{name}")
+        manifest = manifests.read_manifest(folder / name)
+        if (
+            path not in {entry.path for entry in manifest.files}
+            or Path(path).is_absolute()
+            or ".." in path.split("/")
+        ):
+            raise NoSuchRunError(path)
+        return folder / name / path
+
+    # -- what is kept for others
+
+    def keep(
+        self,
+        run: str,
+        there: There,
+        claim: Claim,
+        fetch: Callable[[Iterable[FileEntry], Path], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Keep a copy of another node's checkpoint: whole, or not at all.
+
+        Args:
+            run: what it is of.
+            there: where it lies.
+            claim: what holds the run; older copies that do not count under it go.
+            fetch: writes files of it into a folder.
+            check: raises where its attempt has no business any more.
+
+        Raises:
+            NoRoomError: it does not fit.
+            FencedError: from `check`.
+            DeepLinkError, OSError: it could not be brought.
+        """
+        if not _NODE.fullmatch(there.node) or Entry.parse(there.name) is None:
+            raise NoSuchRunError(f"{there.node}/{there.name}")
+        folder = self._run(run) / f"{FROM}{there.node}"
+        final = folder / there.name
+        if final.exists():
+            if _is_alike(final, there):
+                return
+            shutil.rmtree(final)
+        folder.mkdir(parents=True, exist_ok=True)
+        for draft in folder.glob(f"{DRAFT_PREFIX}*"):  # one is kept at a time: these are of an agent that died
+            shutil.rmtree(draft, ignore_errors=True)
+        files = there.files
+        self._make_room(run, folder, sum(entry.bytes for entry in files))
+        with published_folder(final, check=check) as draft:
+            fetch(files, draft)
+            if there.absent:
+                manifests.write_part(draft, [entry.path for entry in files])
+            (draft / NAME).write_text(there.text, encoding="utf-8")
+        tidy(folder, claim, Retention(keep=KEEP), check)
+
+    def budget(self) -> int:
+        """Return how many bytes copies for others may take.
+
+        Raises:
+            OSError: the disk cannot be looked at.
+        """
+        return self._budget or shutil.disk_usage(self.root).total // 10
+
+    def _make_room(self, run: str, folder: Path, needed: int) -> None:
+        """Remove what may go until `needed` bytes fit: copies of runs that nobody works on, the oldest run first.
+
+        Of this run nothing goes: `tidy` sees to it once there is something newer.
+        """
+        budget = self.budget()
+        sizes = {path: _size(path) for path in self.root.glob(f"*/{FROM}*")}
+        newest = {path: _touched(path) for path in sizes if path.parent.name != run}
+        for path in sorted(newest, key=lambda one: newest[one]):
+            if sum(sizes.values()) + needed <= budget:
+                break
+            log.warning("copies of checkpoints in %s give way to those of the run at work", path)
+            shutil.rmtree(path, ignore_errors=True)
+            del sizes[path]
+        # The oldest copies of the same node give way to what comes, they would go right after; but the newest
+        # whole one stays until then.
+        kept = [folder / entry.name for entry in entries(folder)]
+        whole = next((path for path in kept if _is_whole(path)), None)
+        spare = [path for path in kept if path != whole]
+        while spare and sum(sizes.values()) + needed > budget:
+            path = spare.pop()
+            sizes[folder] -= _size(path)
+            shutil.rmtree(path, ignore_errors=True)
+        taken = sum(sizes.values())
+        free = shutil.disk_usage(self.root).free
+        if taken + needed > budget or needed > free:
+            raise NoRoomError(needed, min(budget, taken + free), taken)
+
+
+def _looked_at(path: Path, origin: str, *, contents: bool) -> keep_pb2.HeldCheckpoint:
+    found = keep_pb2.HeldCheckpoint(name=path.name, origin=origin)
+    try:
+        manifest = manifests.read_manifest(path)
+        here = manifests.files_here(path, manifest)
+        found.manifest = (path / NAME).read_text(encoding="utf-8")
+    except (CheckpointDamagedError, OSError, ValueError) as problem:
+        found.problem = problem.reason if isinstance(problem, CheckpointDamagedError) else str(problem)
+        return found
+    named = {entry.path for entry in here}
+    found.absent.extend(entry.path for entry in manifest.files if entry.path not in named)
+    for entry in here:
+        try:
+            manifests.check_files(path, [entry], contents=contents)
+        except CheckpointDamagedError:
+            found.damaged.append(entry.path)
+    return found
+
+
+def _is_alike(path: Path, there: There) -> bool:
+    try:
+        return manifests.check_part(path, contents=False) == there.manifest
+    except CheckpointDamagedError:
+        return False
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        manifests.check_part(path, contents=False)
+    except CheckpointDamagedError:
+        return False
+    return True
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def _touched(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def said(claim: Claim) -> str:
+    """Return a claim as the wire has it; empty for none."""
+    return claim_text(claim) if claim.number else ""
