@@ -45,6 +45,7 @@ VERBS = {
     "shim": "Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`).",
     "watch": "Watch jobs from outside and restart those that lost a node.",
     "incidents": "List what went wrong, and how it ended.",
+    "incident": "Show one incident: evidence, course, actions, cost, and where the ranks hung.",
     "topology": "Discover, draw, check and export the fabric the nodes hang on.",
     "doctor": "Check a site before the first job, and say what is to be changed.",
     "simulate": "Replay a trace of jobs on a cluster and compare who chooses the nodes: queueing, leaves, steps.",

@@ -352,7 +352,8 @@ def _put_incident(db: sqlite3.Connection, incident: Incident) -> Incident:
     known = rows.to_incident(row) if row else None
     whole = merged(known, incident) if known else replace(incident, timeline=united(incident.timeline))
     whole = with_course(_with_scale(db, whole), known, incident)
-    db.execute(rows.PUT_INCIDENT, rows.of_incident(whole))
+    # Changed, not put anew: that would use up a number each time.
+    db.execute(rows.CHANGE_INCIDENT if known else rows.NEW_INCIDENT, rows.of_incident(whole))
     if incident.stacks:
         db.executemany(
             rows.PUT_STACK, [rows.of_stack(whole.id, stack) for stack in within_bounds(incident.stacks)]
@@ -366,7 +367,7 @@ def _put_moment(db: sqlite3.Connection, incident: str, moment: Moment) -> None:
     if row is not None:
         known = rows.to_incident(row)
         whole = replace(known, timeline=united(known.timeline, [moment]))
-        db.execute(rows.PUT_INCIDENT, rows.of_incident(whole))
+        db.execute(rows.CHANGE_INCIDENT, rows.of_incident(whole))
 
 
 def _with_scale(db: sqlite3.Connection, incident: Incident) -> Incident:
@@ -400,7 +401,7 @@ def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> No
             recovered_unix=max(first[1] or now_unix, known.detected_unix),
             steps_repeated=max(known.steps_repeated, again),
         )
-        db.execute(rows.PUT_INCIDENT, rows.of_incident(with_course(whole, known, whole)))
+        db.execute(rows.CHANGE_INCIDENT, rows.of_incident(with_course(whole, known, whole)))
 
 
 def _has_table(db: sqlite3.Connection, name: str) -> bool:

@@ -99,17 +99,18 @@ SELECT * FROM incidents
 WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)
   AND (outcome = 'open' OR outcome = 'failed' AND kind != 'rank-failed' AND recovered_unix = 0)
 """
-PUT_INCIDENT = """
+NEW_INCIDENT = """
 INSERT INTO incidents (id, kind, node, job, restart, relaunch, action, evidence, began_unix, detected_unix,
   acted_unix, recovered_unix, outcome, steps_repeated, timeline, ranks, step_s)
 VALUES (:id, :kind, :node, :job, :restart, :relaunch, :action, :evidence, :began_unix, :detected_unix,
   :acted_unix, :recovered_unix, :outcome, :steps_repeated, :timeline, :ranks, :step_s)
-ON CONFLICT (id) DO UPDATE SET
-  kind = excluded.kind, node = excluded.node, job = excluded.job, restart = excluded.restart,
-  relaunch = excluded.relaunch, action = excluded.action, evidence = excluded.evidence,
-  began_unix = excluded.began_unix, detected_unix = excluded.detected_unix, acted_unix = excluded.acted_unix,
-  recovered_unix = excluded.recovered_unix, outcome = excluded.outcome, steps_repeated = excluded.steps_repeated,
-  timeline = excluded.timeline, ranks = excluded.ranks, step_s = excluded.step_s
+"""
+CHANGE_INCIDENT = """
+UPDATE incidents SET kind = :kind, node = :node, job = :job, restart = :restart, relaunch = :relaunch,
+  action = :action, evidence = :evidence, began_unix = :began_unix, detected_unix = :detected_unix,
+  acted_unix = :acted_unix, recovered_unix = :recovered_unix, outcome = :outcome,
+  steps_repeated = :steps_repeated, timeline = :timeline, ranks = :ranks, step_s = :step_s
+WHERE id = :id
 """
 PUT_STACK = """
 INSERT INTO stacks (incident, rank, pid, state, source, text, flight)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from deeplink.cli.incidents import IncidentUnknownError, command
+from deeplink.cli import cli
+from deeplink.cli.incident import command as one
+from deeplink.cli.incidents import command
+from deeplink.cli.incidents_reading import IncidentUnknownError
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal, JournalMissingError
-from deeplink.scheduler.watch.records import ActionRecord, Incident, Outcome
+from deeplink.scheduler.watch.records import ActionRecord, Incident, Outcome, RankStack
 from deeplink.types import Attempt, NodeName
 
 ENDED = Incident(
@@ -27,6 +32,12 @@ ENDED = Incident(
     recovered_unix=1_700_000_010.5,
     outcome=Outcome.RECOVERED,
     steps_repeated=7,
+    ranks=1_440,
+    step_s=0.5,
+    stacks=(
+        RankStack(rank=0, pid=4242, state="S", source="py-spy", text="all_reduce (dist.py:7)\nstep (train.py:3)"),
+        RankStack(rank=1, text="n1 does not answer"),
+    ),
 )
 OPEN = Incident(
     id="18.0.0-ranks-hung",
@@ -43,7 +54,14 @@ def state(tmp_path: Path) -> Path:
         journal.record_incident(ENDED)
         journal.record_incident(OPEN)
         journal.begin_action(
-            ActionRecord(key="k", incident=ENDED.id, remedy="drain-down", attempt=ENDED.attempt, node=ENDED.node)
+            ActionRecord(
+                key="k",
+                incident=ENDED.id,
+                remedy="drain-down",
+                attempt=ENDED.attempt,
+                node=ENDED.node,
+                began_unix=1_700_000_003.6,
+            )
         )
         journal.end_action("k", "down", 1_700_000_004.0)
     return tmp_path
@@ -67,7 +85,76 @@ def test_one_in_detail_by_number_or_id(state: Path) -> None:
     assert "steps repeated: 7" in by_number
     assert "+3.5 s" in by_number
     assert "slurmd is silent" in by_number
-    assert "drain-down n1: down" in by_number
+    assert "drain-down n1: down (0.4 s)" in by_number
+
+
+def test_one_is_told_with_its_course_and_its_cost(state: Path) -> None:
+    text = CliRunner().invoke(one, ["1"], env={"DEEPLINK_STATE": str(state)}).output
+    assert text == told(state, "1").output
+    course = [line.split(None, 1)[1].strip() for line in text.splitlines() if " s  " in line]
+    assert course == [
+        "+0.0 s  first sign of it",
+        "+3.5 s  detected: node-dead: slurmd is silent for 3.1 s",
+        "+3.6 s  begun: drain-down of n1",
+        "+4.0 s  done: drain-down",
+        "+4.0 s  ended: drain-down: down",
+        "+10.5 s  training again, 7 steps done again",
+    ]
+    # 1,440 ranks: 10.5 s of standing still, and 7 steps of half a second.
+    assert "5.60 GPU-hours (4.20 standing still + 1.40 repeated steps; 1,440 ranks, 0.5 s a step)" in text
+
+
+def test_stacks_are_told_in_short_and_on_demand_whole(state: Path) -> None:
+    environment = {"DEEPLINK_STATE": str(state)}
+    short = CliRunner().invoke(one, ["1"], env=environment).output
+    assert "rank 0: process 4242 S, by py-spy" in short
+    assert "rank 1: no process: n1 does not answer" in short
+    assert "train.py" not in short
+    assert "deeplink incident 1 --stacks" in short
+    whole = CliRunner().invoke(one, ["1", "--stacks"], env=environment).output
+    assert "      all_reduce (dist.py:7)\n      step (train.py:3)\n" in whole
+    document = json.loads(CliRunner().invoke(one, ["1", "--json"], env=environment).output)
+    assert [stack["rank"] for stack in document["stacks"]] == [0, 1]
+    assert document["cost"] == {"rank_hours": 5.6, "standing_rank_hours": 4.2, "repeated_rank_hours": 1.4}
+    assert document["timeline"][0] == {"unix": 1_700_000_000.0, "what": "first sign of it"}
+
+
+def test_they_are_chosen_by_kind_node_and_age(state: Path) -> None:
+    def numbers(*arguments: str) -> list[int]:
+        return [incident["number"] for incident in json.loads(told(state, "--json", *arguments).output)]
+
+    assert numbers("--kind", "ranks-hung") == [2]
+    assert numbers("--node", "n1") == [1]
+    assert numbers("--node", "n2") == []
+    assert numbers("--since", "1d") == []
+    assert numbers("--since", "2023-01-01") == [2, 1]
+    with Journal(state / "watch.sqlite") as journal:
+        fresh = Incident(id="now", kind="node-dead", began_unix=time.time() - 7_000, detected_unix=time.time())
+        journal.record_incident(fresh)
+    assert numbers("--since", "2h") == [3]
+    assert numbers("--since", "60m") == []
+    for wrong in ("yesterday", "-1d", "nan", "1e9", ""):
+        assert told(state, "--since", wrong).exit_code == 2
+
+
+def test_what_they_cost_together(state: Path) -> None:
+    text = told(state, "--summary").output
+    assert "2 incidents: 5.60 GPU-hours, and what 1 incident cost is not known" in text
+    assert {"2023-W46", "node-dead", "n1"} <= set(text.split())
+    totals = json.loads(told(state, "--summary", "--json").output)
+    assert totals["kind"] == [
+        {"name": "node-dead", "incidents": 1, "open": 0, "failed": 0, "lost_h": pytest.approx(5.6), "unknown": 0},
+        {"name": "ranks-hung", "incidents": 1, "open": 1, "failed": 0, "lost_h": 0.0, "unknown": 1},
+    ]
+
+
+def test_the_shell_offers_the_newest(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPLINK_STATE", str(state))
+    shell = ShellComplete(cli, {}, "deeplink", "_DEEPLINK_COMPLETE")
+    assert [offer.value for offer in shell.get_completions(["incident"], "")] == ["2", "1"]
+    assert {"incident", "incidents"} <= {offer.value for offer in shell.get_completions([], "inc")}
+    monkeypatch.setenv("DEEPLINK_STATE", str(state / "nothing-here"))
+    assert shell.get_completions(["incident"], "") == []
 
 
 def test_json_for_programs(state: Path) -> None:

@@ -1,0 +1,152 @@
+"""Which journals hold the incidents, and reading them: the watchdog's, or those of the user's own jobs."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+from typing_extensions import override
+
+from deeplink.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from deeplink.scheduler.watch.records import ActionRecord, Incident, RankStack
+
+MOST_COMPLETED = 50
+
+_AGO = re.compile(r"(\d{1,6})([mhdw])", re.ASCII)
+_UNIT_S = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+class IncidentUnknownError(DeepLinkError):
+    """No incident of this number or id is on record."""
+
+    def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
+        where = str(paths[0])
+        if len(paths) > 1:
+            # One folder per job, all in one.
+            where = f"the journals of {len(paths)} jobs below {paths[0].parents[1]}"
+        super().__init__(f"no incident {name!r} in {where}", remedy="`deeplink incidents` lists them.")
+        self.name, self.paths = name, paths
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One incident with all that is on record of it, and what it is called here."""
+
+    label: str
+    incident: Incident
+    actions: tuple[ActionRecord, ...]
+    stacks: tuple[RankStack, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """The journals to read: one, or one per job; in those of jobs, numbers begin anew."""
+
+    paths: tuple[Path, ...]
+    per_job: bool
+
+    @classmethod
+    def found(cls, named: Path | None) -> Readable:
+        """Return what is to be read: the file that was named, the watchdog's, or those of the user's jobs.
+
+        Raises:
+            ConfigError: the configuration cannot be used.
+        """
+        from deeplink.config import load_config
+        from deeplink.scheduler.watch.journal import default_journal
+
+        state = load_config().state
+        watchdog = default_journal(state)
+        jobs = tuple(sorted((state / "jobs").glob("*/journal.sqlite")))
+        if named is not None or watchdog.exists() or not jobs:
+            return cls(((named or watchdog).absolute(),), per_job=False)
+        return cls(jobs, per_job=True)
+
+    def label(self, incident: Incident) -> str:
+        """Return what people call it: its number, with its job's before it where numbers begin anew."""
+        if self.per_job and incident.attempt:
+            return f"{incident.attempt.job}.{incident.number}"
+        return str(incident.number)
+
+    def one(self, name: str) -> Found:
+        """Return the incident of this label or id.
+
+        Raises:
+            IncidentUnknownError: none is on record.
+            JournalError: a journal cannot be read.
+        """
+        from deeplink.scheduler.watch.journal import Journal
+
+        for path in self.paths:
+            # "17.2" is number 2 of job 17's own journal; an id is unique in all of them.
+            prefix = f"{path.parent.name}."
+            number = name.removeprefix(prefix) if self.per_job and name.startswith(prefix) else ""
+            with Journal(path, read_only=True) as journal:
+                hit = journal.incident(number if number.isdigit() else name)
+                if hit is not None and not (self.per_job and name.isdigit()):
+                    return Found(self.label(hit), hit, journal.actions(incident=hit.id), journal.stacks(hit.id))
+        raise IncidentUnknownError(name, self.paths)
+
+    def newest(
+        self, *, job: int | None, kind: str | None, node: str | None, since: float, only_open: bool, limit: int
+    ) -> list[Incident]:
+        """Return the newest incidents of all journals, newest first, as far as they are asked for.
+
+        Raises:
+            JournalError: a journal cannot be read.
+        """
+        from deeplink.scheduler.watch.journal import Journal
+
+        found: list[Incident] = []
+        for path in self.paths:
+            with Journal(path, read_only=True) as journal:
+                found += journal.incidents(
+                    job=job, kind=kind, node=node, since_unix=since, only_open=only_open, limit=limit
+                )
+        return sorted(found, key=lambda incident: incident.began_unix, reverse=True)[:limit]
+
+
+class IncidentName(click.ParamType[str]):
+    """A number or id of an incident; the shell offers the newest."""
+
+    name = "incident"
+
+    @override
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        try:
+            readable = Readable.found(ctx.params.get("journal_file"))
+            newest = readable.newest(
+                job=None, kind=None, node=None, since=0.0, only_open=False, limit=MOST_COMPLETED
+            )
+        except (DeepLinkError, OSError):
+            return []  # a shell that completes shows no errors
+        labels = {readable.label(each): f"{each.kind} {each.node or ''}".strip() for each in newest}
+        return [CompletionItem(label, help=text) for label, text in labels.items() if label.startswith(incomplete)]
+
+
+class Since(click.ParamType[float]):
+    """A moment as Unix time: so long ago (30m, 12h, 7d, 4w), or a day or time (2026-11-22, 2026-11-22T08:30)."""
+
+    name = "since"
+
+    @override
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from datetime import datetime
+
+        if isinstance(value, float):
+            return value
+        ago = _AGO.fullmatch(str(value))
+        if ago:
+            return max(0.0, time.time() - int(ago[1]) * _UNIT_S[ago[2]])
+        try:
+            return datetime.fromisoformat(str(value)).timestamp()
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is neither so long ago (30m, 12h, 7d, 4w) nor a day (2026-11-22)", param, ctx)
