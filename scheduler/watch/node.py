@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 from typing_extensions import override
@@ -16,11 +16,12 @@ from typing_extensions import override
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.metrics import NODE_HEARTBEATS, NODE_REPORTS
+from deeplink.scheduler.watch.rankprocesses import Reported
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_from_wire, attempt_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from deeplink.types import Attempt, NodeName
     from deeplink.v1 import common_pb2
@@ -33,6 +34,16 @@ MOST_METRICS = 64
 LONGEST_METRIC_NAME = 128
 STACKS_S = 10.0
 """The longest an agent looks for the stacks of its ranks."""
+
+
+class AskRanks(Protocol):
+    """Returns where an attempt's ranks on this node are, within so many seconds."""
+
+    def __call__(
+        self, attempt: Attempt, reported: Mapping[int, Reported], deadline_s: float, *, states_only: bool
+    ) -> Iterable[node_pb2.RankStack]:
+        """Return a record for each rank; see `deeplink.scheduler.watch.stacks.Stacks`."""
+        ...
 
 
 class ReportRefusedError(DeepLinkError):
@@ -59,6 +70,7 @@ class Bulletin:
         self._records: deque[tuple[int, common_pb2.Progress]] = deque(maxlen=KEPT_REPORTS)
         self._last = 0
         self._newest: OrderedDict[int, Attempt] = OrderedDict()
+        self._said: dict[int, dict[int, Reported]] = {}  # by job: its newest attempt's ranks
 
     def learn(self, attempt: Attempt) -> Attempt:
         """Take note that `attempt` has begun; return the newest attempt of its job."""
@@ -66,11 +78,14 @@ class Bulletin:
             return self._learn(attempt)
 
     def _learn(self, attempt: Attempt) -> Attempt:
-        newest = max(attempt, self._newest.get(attempt.job, attempt))
+        before = self._newest.get(attempt.job)
+        newest = max(attempt, before or attempt)
         self._newest[attempt.job] = newest
         self._newest.move_to_end(attempt.job)
+        if newest != before:
+            self._said[attempt.job] = {}
         if len(self._newest) > KEPT_JOBS:
-            self._newest.popitem(last=False)
+            self._said.pop(self._newest.popitem(last=False)[0])
         return newest
 
     def report(self, progress: common_pb2.Progress) -> Attempt:
@@ -89,7 +104,16 @@ class Bulletin:
             if newest == attempt:
                 self._last += 1
                 self._records.append((self._last, progress))
+                ranks = self._said[attempt.job]
+                if progress.rank in ranks or len(ranks) < KEPT_REPORTS:
+                    ranks[progress.rank] = Reported(pid=progress.pid, unix=progress.unix)
             return newest
+
+    def reported(self, attempt: Attempt) -> dict[int, Reported]:
+        """Return what each rank of an attempt said of itself last; nothing where a newer one has begun."""
+        with self._lock:
+            is_newest = self._newest.get(attempt.job) == attempt
+            return dict(self._said[attempt.job]) if is_newest else {}
 
     def since(self, after: int, job: int | None = None) -> Heard:
         """Return the records with a sequence number greater than `after`, in order of arrival.
@@ -120,7 +144,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         clock: where the uptime comes from.
         told_members: called with the list of the job's agents that a launcher sends with each question.
         health: returns what is wrong with the node now; called once per Status, so it must be quick.
-        stacks: returns where an attempt's ranks on this node are, within so many seconds.
+        stacks: says where an attempt's ranks on this node are; nobody when None.
         boot_id: of the node's kernel; empty where unknown.
     """
 
@@ -133,7 +157,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         clock: Clock | None = None,
         told_members: Callable[[str], None] = lambda _members: None,
         health: Callable[[], Iterable[common_pb2.Finding]] = tuple,
-        stacks: Callable[[Attempt, float], Iterable[node_pb2.RankStack]] = lambda _attempt, _deadline_s: (),
+        stacks: AskRanks | None = None,
         boot_id: str = "",
     ) -> None:
         self.bulletin = Bulletin()
@@ -187,7 +211,11 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         if not request.HasField("attempt"):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the question names no attempt")
         deadline_s = min(request.deadline_s or STACKS_S, STACKS_S)
-        found = self._stacks(attempt_from_wire(request.attempt), deadline_s)
+        attempt = attempt_from_wire(request.attempt)
+        reported = self.bulletin.reported(attempt)
+        found = (
+            self._stacks(attempt, reported, deadline_s, states_only=request.states_only) if self._stacks else ()
+        )
         return node_pb2.StacksReply(node=self._node, ranks=found)
 
 
