@@ -1,0 +1,69 @@
+"""The benchmark of a large cluster: its crowd beats as launchers and agents do, and is heard by a real server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from benchmarks.watchdog import scale
+from deeplink.clock import SystemClock
+from deeplink.metrics import WatchMetrics
+from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from deeplink.tokens import write_token
+
+
+def test_the_crowd_is_heard_and_says_what_it_was_told(tmp_path: Path) -> None:
+    token, cast, book = tmp_path / "token", tmp_path / "cast.json", BeatBook()
+    write_token(token, "secret")
+    cast.write_text(json.dumps({"jobs": {"7": ["n0", "n1"]}, "standing": ["n0", "n1", "n2"]}))
+    with Journal(tmp_path / "watch.sqlite") as journal:
+        servicer = WatchServicer(journal, book, SystemClock(), WatchMetrics(CollectorRegistry()))
+        bound = watch_server("127.0.0.1:0", "secret", servicer)
+        bound.server.start()
+        argv = [
+            sys.executable,
+            "-m",
+            "benchmarks.watchdog.crowd",
+            f"127.0.0.1:{bound.port}",
+            str(token),
+            str(cast),
+        ]
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(scale.__file__).parents[2]
+        ) as crowd:
+            try:
+                assert crowd.stdin is not None
+                crowd.stdin.write("mute n1\n")
+                crowd.stdin.flush()
+                clock = SystemClock()
+                end = clock.monotonic() + 30.0
+                while not _misses(book, "n1") and clock.monotonic() < end:
+                    clock.sleep(0.05)
+                said, _ = crowd.communicate(timeout=30)
+            finally:
+                crowd.kill()
+                bound.server.stop(0.5).wait(5.0)
+    assert _misses(book, "n1")
+    assert not _misses(book, "n0")
+    told = json.loads(said)
+    assert told["calls"] >= 2
+    assert told["failed"] == 0
+
+
+def _misses(book: BeatBook, node: str) -> bool:
+    return any(
+        record.silent_s > 0.5 for heard in book.all() for record in heard.beat.node_beats if record.name == node
+    )
+
+
+@pytest.mark.parametrize("wrong", [["--jobs", "300"], ["--faults", "6"], ["--jobs", "0"]])
+def test_more_than_there_is_is_refused(wrong: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        scale.main(wrong)
