@@ -1,7 +1,7 @@
 """DeepLink: what training code imports.
 
 `Dataset`, `IterableDataset` and `GroupedDataset` read packed samples, `Checkpoints` saves whole or not at all,
-`report` tells how far the training is.
+`report` tells how far the training is, `section` what it is about besides, `timed` how long its own work takes.
 
 Names are loaded when first used, so that a head node without torch can import the package and a command that needs
 none of it starts at once.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from deeplink.grouped import GroupedDataset as GroupedDataset
     from deeplink.iterable import IterableDataset as IterableDataset
     from deeplink.progress import report as report
+    from deeplink.sections import section as section
+    from deeplink.timing import timed as timed
 
 __version__ = "0.1.0"
 
@@ -31,6 +33,8 @@ _HOMES = {
     "GroupedDataset": "deeplink.grouped",
     "IterableDataset": "deeplink.iterable",
     "report": "deeplink.progress",
+    "section": "deeplink.sections",
+    "timed": "deeplink.timing",
 }
 
 __all__ = [
@@ -42,6 +46,8 @@ __all__ = [
     "IterableDataset",
     "__version__",
     "report",
+    "section",
+    "timed",
 ]
 
 

@@ -1,4 +1,7 @@
-"""`deeplink.report`: the training loop says how far it is, in microseconds, whatever becomes of the agent."""
+"""`deeplink.report` and `deeplink.section`: the training loop says how far it is and what it is about.
+
+In microseconds, whatever becomes of the agent.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from deeplink import vitals
+from deeplink.answering import answer_in
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainCallError, PlainConnection
@@ -29,6 +33,8 @@ RETRY_AFTER_S = 1.0
 FLUSH_S = 1.0
 """How long the end of the process may wait for the last report to leave."""
 MOST_METRICS = 64
+SETUP = "setup"
+"""What a rank is about until its first step, unless it says otherwise."""
 _METHOD = "/deeplink.v1.Node/Report"
 
 
@@ -71,6 +77,8 @@ class _Said:
     step: int
     unix: float
     metrics: Mapping[str, float]
+    section: str
+    work_s: float
 
 
 @dataclass(slots=True)
@@ -78,11 +86,18 @@ class Reporter:
     """Sends the newest report to the agent from a thread of its own, which the first report starts.
 
     `tell` never waits and never fails but for a fence. A report that finds its predecessor unsent replaces it.
+
+    Attributes:
+        work_s: seconds of this rank's own work in a step, as last measured; 0 where it is not.
     """
 
     to: Destination
     clock: Clock = field(default_factory=SystemClock)
+    work_s: float = 0.0
     _waiting: _Said | None = None
+    _step: int | None = None
+    _metrics: Mapping[str, float] = field(default_factory=dict)
+    _sections: list[Named] = field(default_factory=list)
     _fenced_by: Attempt | None = None
     _sending: bool = False
     _closing: bool = False
@@ -99,13 +114,32 @@ class Reporter:
         """
         if self._fenced_by is not None:
             raise FencedError(self.to.attempt, self._fenced_by, f"job {self.to.attempt.job}")
-        said = _Said(int(step), self.clock.unix(), self._numbers(metrics))
+        numbers = self._numbers(metrics)
         with self._changed:
-            self._waiting = said
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="deeplink-report", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._step, self._metrics = int(step), numbers
+            self._hand_over()
+
+    def enter(self, section: Named) -> None:
+        """Hand over that a section begins; microseconds."""
+        with self._changed:
+            self._sections.append(section)
+            self._hand_over()
+
+    def leave(self, section: Named) -> None:
+        """Hand over that a section ends, wherever it stands among those entered since."""
+        with self._changed:
+            self._sections = [one for one in self._sections if one is not section]
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        # A rank that has reported no step is still being set up, whatever sections it has left.
+        outside = SETUP if self._step is None else ""
+        section = self._sections[-1].name if self._sections else outside
+        self._waiting = _Said(self._step or 0, self.clock.unix(), self._metrics, section, self.work_s)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="deeplink-report", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def _numbers(self, metrics: Mapping[str, object]) -> dict[str, float]:
         numbers = {}
@@ -178,6 +212,9 @@ class Reporter:
             step=said.step,
             unix=said.unix,
             metrics=self._with_vitals(said.metrics),
+            pid=os.getpid(),
+            section=said.section,
+            work_s=said.work_s,
         )
         return node_pb2.ReportRequest(progress=progress).SerializeToString()
 
@@ -203,12 +240,30 @@ class Reporter:
             log.warning("progress cannot be reported, training goes on: %s", problem)
 
 
+class Meter(Protocol):
+    """Measures this rank's own work."""
+
+    def step_ended(self) -> float:
+        """Return the seconds of own work in a step as measured lately; 0 where unknown. Called at each report."""
+        ...
+
+
+class Named(Protocol):
+    """A section that was entered."""
+
+    @property
+    def name(self) -> str:
+        """What the training loop is about meanwhile."""
+        ...
+
+
 class _Process:
     """The one reporter of this process, made at the first report; a forked child starts without one."""
 
     def __init__(self) -> None:
         self.made = False
         self.reporter: Reporter | None = None
+        self.meter: Meter | None = None
 
     def forget(self) -> None:
         self.made, self.reporter = False, None
@@ -221,7 +276,9 @@ class _Process:
             except (DeepLinkError, ValueError) as problem:
                 log.warning("progress is not reported: %s", problem)
             else:
-                self.reporter = Reporter(to) if to else None
+                if to is not None:
+                    self.reporter = Reporter(to)
+                    answer_in(to.token_file.parent)
         return self.reporter
 
     def flush(self) -> None:
@@ -230,11 +287,18 @@ class _Process:
 
 
 _process = _Process()
+
+
+def reporter() -> Reporter | None:
+    """Return this process's reporter; None outside of a job."""
+    return _process.get()
+
+
 os.register_at_fork(after_in_child=_process.forget)
 atexit.register(_process.flush)
 
 
-def report(*, step: int, **metrics: float) -> None:
+def report(*, step: int, work_s: float | None = None, **metrics: float) -> None:
     """Tell this node's agent how far training is, and numbers worth a curve; microseconds, never waits.
 
     Call it after each step. The newest report is sent a few times a second from a thread; those in between are
@@ -243,11 +307,23 @@ def report(*, step: int, **metrics: float) -> None:
 
     Args:
         step: number of optimizer steps done since training began, across restarts.
+        work_s: seconds of this rank's own work in this step, waiting for other ranks left out, where the loop
+            measures it (`deeplink.timed` does, for a model of torch): a rank much slower than the others is told.
         metrics: loss, learning rate, samples ...
 
     Raises:
         FencedError: a newer attempt of this job has begun; let it end this process.
     """
-    reporter = _process.get()
-    if reporter is not None:
-        reporter.tell(step, metrics)
+    ours = _process.get()
+    if ours is None:
+        return
+    if work_s is not None:
+        ours.work_s = float(work_s)
+    elif _process.meter is not None:
+        ours.work_s = _process.meter.step_ended()
+    ours.tell(step, metrics)
+
+
+def measure_with(meter: Meter | None) -> None:
+    """Ask this meter at each report how long the rank's own work took; no meter when None."""
+    _process.meter = meter
