@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from deeplink.plainrpc import TOKEN_HEADER
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.records import Beat, NodeRecord, Phase, ProgressPoint
 from deeplink.tokens import read_token
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
-from deeplink.wire import TOKEN_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
