@@ -28,6 +28,7 @@ from deeplink.checkpoints.mirror import Mirror
 from deeplink.checkpoints.saving import Save, Saver, tidy
 from deeplink.checkpoints.states import Finite, StateSaver, Waiting
 from deeplink.clock import Clock, SystemClock
+from deeplink.sections import CHECKPOINT, Section
 from deeplink.types import Attempt
 
 if TYPE_CHECKING:
@@ -193,12 +194,13 @@ class Checkpoints:
             DeepLinkError: a save or copy in the background failed so since the last call.
         """
         save = self._begun(step, meta)
-        self._states.wait()
-        self._raise_failures()
-        with self._saver.saving(save) as draft:
-            yield draft
-            save.stall_s = self._clock.monotonic() - save.began
-        self._published(save)
+        with Section(CHECKPOINT):
+            self._states.wait()
+            self._raise_failures()
+            with self._saver.saving(save) as draft:
+                yield draft
+                save.stall_s = self._clock.monotonic() - save.began
+            self._published(save)
 
     def save_state(
         self,
@@ -235,9 +237,10 @@ class Checkpoints:
         save = self._begun(step, meta)
         save.any_object = any_object
         self._raise_failures()
-        begun = self._states.save(state, save, spread=spread, random=random)
-        if wait:
-            self._states.wait()
+        with Section(CHECKPOINT):
+            begun = self._states.save(state, save, spread=spread, random=random)
+            if wait:
+                self._states.wait()
         return begun
 
     def adopt(self, folder: Path | str, *, step: int, meta: dict[str, Any] | None = None) -> None:
@@ -263,9 +266,10 @@ class Checkpoints:
         Raises:
             DeepLinkError: a save or copy in the background failed so since the last call.
         """
-        self._states.wait()
-        if self._mirror is not None:
-            self._mirror.wait()
+        with Section(CHECKPOINT):
+            self._states.wait()
+            if self._mirror is not None:
+                self._mirror.wait()
 
     def close(self) -> None:
         """Wait for what is under way, and watch over this process no more.
