@@ -64,6 +64,7 @@ class NodeRow:
         gpus: how many the node is configured with, of all kinds.
         gpus_used: how many Slurm counts as allocated; None unless details were asked for.
         version: of its slurmd; empty if it never registered.
+        comment: what an administrator, or we, wrote about it; changes nothing.
     """
 
     name: NodeName
@@ -78,6 +79,7 @@ class NodeRow:
     gpus: int
     gpus_used: int | None = None
     version: str = ""
+    comment: str = ""
 
     @property
     def responding(self) -> bool:
@@ -193,6 +195,7 @@ _NODE_REASON = re.compile(
     r" Reason=(?P<reason>.*?)(?: \[(?P<by>[^\s@\]]+)@[^\s\]]+\](?: [A-Z]\w*=.*)?| Comment=.*)?\s*\Z",
     re.DOTALL,
 )
+_NODE_COMMENT = re.compile(r" Comment=(?P<comment>.*?)(?: (?:Extra|InstanceId|InstanceType)=.*)?\s*\Z", re.DOTALL)
 
 
 def parse_nodes(text: str) -> list[NodeRow]:
@@ -208,8 +211,14 @@ def parse_nodes(text: str) -> list[NodeRow]:
 
 
 def _node(record: str) -> NodeRow:
+    # A reason, and a comment behind it, are free text and come last: look for nothing in them.
     said = _NODE_REASON.search(record)
-    facts = record[: said.start()] if said else record  # a reason is free text: look for nothing in it
+    noted = _NODE_COMMENT.search(record)
+    if said and noted and noted.start() < said.start():
+        said = None
+    elif said and said["by"]:
+        noted = _NODE_COMMENT.search(record, said.end("by"))
+    facts = record[: min(found.start() for found in (said, noted) if found)] if said or noted else record
 
     def field(name: str, fallback: str | None = None) -> str:
         found = re.search(rf"(?:^|\s){name}=(\S*)", facts)
@@ -236,6 +245,7 @@ def _node(record: str) -> NodeRow:
         gpus=_gpus(field("Gres", "")),
         gpus_used=None if used == _UNTOLD else _gpus(used),
         version=field("Version", ""),
+        comment=noted["comment"] if noted else "",
     )
 
 

@@ -155,3 +155,27 @@ def test_a_line_of_topology_conf_has_the_level_that_is_given() -> None:
     with pytest.raises(SlurmTextError) as caught:
         parse_switch("SwitchName=leaf0 LinkSpeed=fast", level=0)
     assert caught.value.command == "topology.conf"
+
+
+COMMENTED = (
+    "NodeName=n7 NodeAddr=10.77.0.17 NodeHostName=n7 Version=22.05.8 State=IDLE BootTime=2026-11-22T11:29:02"
+)
+
+
+@pytest.mark.parametrize(
+    ("rest", "reason", "comment"),
+    [
+        ("", "", ""),
+        (" Comment=hello there", "", "hello there"),
+        (" Comment=hello there Extra=deeplink: why not", "", "hello there"),
+        (
+            " Comment=State=DOWN Reason=none [root@2026-11-22T11:29:52]",
+            "",
+            "State=DOWN Reason=none [root@2026-11-22T11:29:52]",
+        ),
+        (" Reason=two words [root@2026-11-22T11:29:52] Comment=c w", "two words", "c w"),
+    ],
+)
+def test_a_nodes_comment_is_told_apart_from_its_reason(rest: str, reason: str, comment: str) -> None:
+    (row,) = parse_nodes(COMMENTED + rest + "\n")
+    assert (row.state, row.reason, row.comment, row.port) == (NodeState.IDLE, reason, comment, None)
