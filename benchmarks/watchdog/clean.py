@@ -1,0 +1,110 @@
+"""Hours in which nothing is wrong: how often a job is restarted all the same.
+
+`python -m benchmarks.watchdog.clean [--jobs N] [--minutes M] [--quick] [--json]` brings a sandbox of eight nodes
+up, as root, with an acting watchdog that has an operator's rights, and runs so many jobs of two nodes side by side,
+each with its own launcher, agents, checkpoints and learned time limits. Steps of 50 ms are what is sped up: what
+watches runs at its own pace, on a machine that has far too few cores for it. Sixteen jobs for 75 minutes are 20
+job-hours.
+
+Prints a table and writes build/bench/clean.json. Exit code 0 whether figures are reached or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from benchmarks.rows import make_row, table, write_rows
+from benchmarks.watchdog.facts import newest_step
+from benchmarks.watchdog.scenarios import Rights
+from benchmarks.watchdog.stand import Stand, StandError, until
+from deeplink.scheduler.sandbox.shape import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.rows import Row
+
+NODES, PER_JOB = 8, 2
+HOUR_S = 3600.0
+_FIRST_STEPS_S, _LOOK_S = 240.0, 30.0
+MOST_JOBS = 16
+"""One CPU on each of two nodes, of four on each of eight."""
+
+
+def begun(stand: Stand, count: int) -> list[Stand]:
+    """Start the jobs, and return the stand of each once all of them train.
+
+    Raises:
+        StandError: one of them does not.
+    """
+    jobs = []
+    for number in range(count):
+        folder = stand.folder / f"job{number}"
+        folder.mkdir()
+        for name in ("rank.py", "watch.token"):
+            shutil.copy(stand.folder / name, folder / name)
+            shutil.chown(folder / name, stand.cluster.user.uid, stand.cluster.user.gid)
+        shutil.chown(folder, stand.cluster.user.uid, stand.cluster.user.gid)
+        job = replace(stand, folder=folder)
+        run = f"exec deeplink run --nproc-per-node 1 -- {job.train()}"
+        job.submit(f"-N{PER_JOB} --ntasks-per-node=1 --no-kill --requeue", run, watched=True)
+        jobs.append(job)
+    for job in jobs:
+        if not until(lambda job=job: newest_step(job.lines()) > 0, _FIRST_STEPS_S):  # type: ignore[misc]
+            raise StandError(f"job {job.job} does not train: {job.output()[-2000:]}")
+    return jobs
+
+
+def measured(count: int, minutes: float) -> list[Row]:
+    """Run it and return what came of it."""
+    with Stand.up(Shape.of(NODES)) as stand:
+        stand.watch(Rights.OPERATOR)
+        jobs = begun(stand, count)
+        began = time.monotonic()
+        while (left := 60.0 * minutes - (time.monotonic() - began)) > 0:
+            time.sleep(min(_LOOK_S, left))
+            passed, count_now = (time.monotonic() - began) / 60, len(stand.incidents())
+            print(f"{passed:.0f} of {minutes:g} min, {count_now} incidents", file=sys.stderr, flush=True)
+        hours = count * (time.monotonic() - began) / HOUR_S
+        attempts = [len({line.attempt for line in job.lines()}) for job in jobs]
+        incidents = stand.incidents()
+        for incident in incidents:
+            print(f"{incident.kind} {incident.attempt} {incident.node}: {incident.evidence}", file=sys.stderr)
+        steps = [newest_step(job.lines()) for job in jobs]
+    return [
+        make_row("clean job-hours", [hours], "h", at_least=20.0),
+        make_row("jobs restarted though nothing was wrong", [sum(attempts) - count], "", at_most=0),
+        make_row("incidents though nothing was wrong", [len(incidents)], "", at_most=0),
+        make_row("steps of a job", steps, ""),
+        make_row("load average at the end", [os.getloadavg()[0]], ""),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write build/bench/clean.json."""
+    parser = argparse.ArgumentParser(prog="benchmarks.watchdog.clean", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--jobs", type=int, default=MOST_JOBS, help=f"side by side ({MOST_JOBS}, the most)")
+    parser.add_argument("--minutes", type=float, default=75.0, help="for so long (75)")
+    parser.add_argument("--quick", action="store_true", help="4 jobs for 3 minutes")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    asked = parser.parse_args(arguments)
+    if asked.quick:
+        asked.jobs, asked.minutes = 4, 3.0
+    if not 1 <= asked.jobs <= MOST_JOBS or asked.minutes <= 0:
+        parser.error(f"--jobs: 1 to {MOST_JOBS}; --minutes: above 0")
+    rows = measured(asked.jobs, asked.minutes)
+    written = write_rows("clean", rows)
+    print(json.dumps([asdict(row) for row in rows], indent=1) if asked.json else table(rows))
+    print(f"written to {written}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
