@@ -16,7 +16,7 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test test-faults check lint types layers unit whole bench-cache bench-scheduler format proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test test-faults check lint types layers unit whole bench-cache bench-scheduler bench-watchdog format proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -73,6 +73,9 @@ bench-cache: venv $(PEERS)/.ready  ## measure the cache beside its peers; ARGS="
 
 bench-scheduler: venv slurm  ## measure the scheduler; ARGS="--quick --only placement,overhead --traces FOLDER"; build/bench/scheduler.json
 	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
+
+bench-watchdog: venv slurm  ## measure faults beside stock Slurm; ARGS="--quick --only node-killed-spare,leaf-cut"; build/bench/watchdog.json
+	@$(BIN)/python -m benchmarks.watchdog $(ARGS)
 
 $(PEERS)/.ready: benchmarks/requirements.txt
 	@mkdir -p build && .ci/python-venv $(PYTHON) $(PEERS)

@@ -1,4 +1,4 @@
-"""Writes what was measured as pages for readers: docs/benchmarks.md and docs/benchmarks-scheduler.md."""
+"""Writes what was measured as pages for readers: docs/benchmarks*.md."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ Measured on {when} ({scale}) on: {machine}. Load average when it began: {load:.1
 A ratio (`x`) is how many times faster than that peer we are, in turns within one run; the spread is the lowest and
 the highest of the runs. Client and servers share one machine's cores, so remote figures are bound by its
 processors and not by a network.
-"""
-_SCHEDULER = """\
-# Benchmarks of the scheduler
-
-Written by `make bench-scheduler ARGS=--write-docs`; what is measured and how is in `benchmarks/README.md`.
-Measured on {when} on: {machine}. Load average when it began: {load:.1f}.
 """
 
 
@@ -54,12 +48,28 @@ def page(
     return "\n".join([head, *_measured(subjects), *said, *_not_measured(missing)])
 
 
-def scheduler_page(
-    subjects: Mapping[str, Sequence[Row]], *, missing: Mapping[str, str], when: str, load: float
+def subjects_page(
+    head: str,
+    subjects: Mapping[str, Sequence[Row]],
+    *,
+    missing: Mapping[str, str],
+    notes: Sequence[str],
+    when: str,
+    load: float,
 ) -> str:
-    """Return the page of the scheduler; arguments as those of `page`."""
-    head = _SCHEDULER.format(when=when, load=load, machine=_machine(subjects))
-    return "\n".join([head, *_measured(subjects), *_not_measured(missing)])
+    """Return the page of a benchmark that is several programs.
+
+    Args:
+        head: how it begins; holds {when}, {machine} and {load}.
+        subjects: rows of each subject, by its title.
+        missing: what was not measured, and why.
+        notes: remarks, one line each, where there are any.
+        when: the day.
+        load: average of the machine when the run began.
+    """
+    begun = head.format(when=when, load=load, machine=_machine(subjects))
+    said = ["## What happened\n", "".join(f"- {_cell(note)}\n" for note in notes)] if notes else []
+    return "\n".join([begun, *_measured(subjects), *said, *_not_measured(missing)])
 
 
 def _machine(subjects: Mapping[str, Sequence[Row]]) -> str:

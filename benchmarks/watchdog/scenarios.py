@@ -1,0 +1,377 @@
+"""Every row of the table: what cluster, what job, what fault, what is expected. Values, no deeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from deeplink.scheduler.sandbox.shape import Shape
+from deeplink.scheduler.watch.records import Kind
+
+EVERY = 20
+"""Steps between two checkpoints."""
+PAUSE_S = 0.1
+"""Seconds of a step."""
+AT_STEP = 45
+"""The fault comes when all ranks have made so many steps."""
+SLURMD_TIMEOUT_S = 10
+EIGHT = Shape(leaves=2, nodes_per_leaf=4)
+
+
+class Rights(StrEnum):
+    """Who runs `deeplink watch`."""
+
+    OPERATOR = "operator"
+    USER = "ordinary user"
+    NONE = "no watchdog"
+
+
+class Hit(StrEnum):
+    """What the fault hits."""
+
+    LAST = "the last rank's node"
+    MIDDLE = "a node that is neither rank 0's nor the batch host"
+    LEAF = "a leaf of the job without its batch host"
+    CONTROL = "ctl"
+    CHECKPOINTS = "the job's checkpoints"
+    JOB = "the job's folder"
+    ALL = ""
+
+
+class After(StrEnum):
+    """What is to come after the fault."""
+
+    AGAIN = "the ranks train again in a newer attempt"
+    SAME = "nothing: the same attempt goes on"
+    HELD = "the job is held, or has ended, and its incident says why"
+
+
+class Never(StrEnum):
+    """What must not be."""
+
+    BAD_NODE = "ranks on the bad node again"
+    REPEATED = f"more than {EVERY} steps repeated"
+    GRES = "GPUs leaked: a job of all GPUs waits"
+    HISTORY = "the job's history lost"
+    ZOMBIE_SAVES = "a checkpoint of the zombie's after the fence"
+    ZOMBIE_LINES = "output of the zombie's after the fence"
+    ZOMBIE_METRICS = "metrics of the zombie's after the fence"
+    UNCHECKED = "the node in use again before it is checked"
+    STACKS = "the stacks lost"
+    LOOP = "a loop of restarts"
+    HANG = "the job hangs"
+    RESTART = "a restart"
+    DRAINED = "a node drained or down"
+    REQUEUED = "the job requeued"
+    INCIDENTS = "other than one incident, of the right kind"
+    UNNAMED_LEAF = "nodes drained without naming the leaf"
+    FROM_ZERO = "a start from zero"
+    TWICE = "an action done twice"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One row.
+
+    Attributes:
+        fault: of the laboratory; the one that is measured.
+        hold_s: for how long it is in effect; None: to the end.
+        settle_s: how long to watch on after that, for what must not be.
+        detected_s: the goal of the incident's detection after the fault; None where only noticing counts.
+        first_step_s: the goal of the next attempt's first training step after the fault.
+        kinds: of the incident, whichever of them it is.
+        nodes: of the job, spares among them.
+        all_gpus: the job takes every GPU of its nodes.
+        options: of `deeplink run`, besides.
+        then: a second fault right after the first, on the last rank's node.
+        always: a rank exits at each attempt, not only once.
+        sbatch: options of sbatch, besides.
+        kill_watchdog_at: the watchdog is killed, and started again, when it has said this.
+        freezable: the shared storage is to be one that can stall.
+        torch: ranks are DDP over gloo.
+        stock: stock Slurm is measured beside it; of which fault.
+        most_of_stock: the goal of ours over stock.
+        bound_s: how long the outcome is waited for.
+    """
+
+    name: str
+    title: str
+    fault: str
+    hit: Hit
+    after: After
+    never: tuple[Never, ...]
+    kinds: frozenset[Kind]
+    hold_s: float | None = None
+    settle_s: float = 5.0
+    detected_s: float | None = None
+    first_step_s: float | None = None
+    shape: Shape = EIGHT
+    nodes: int = 4
+    spares: int = 0
+    all_gpus: bool = False
+    rights: Rights = Rights.OPERATOR
+    options: str = ""
+    sbatch: str = ""
+    then: str = ""
+    always: bool = False
+    kill_watchdog_at: str = ""
+    freezable: bool = False
+    torch: bool = False
+    stock: str = ""
+    most_of_stock: float | None = None
+    bound_s: float = 60.0
+
+
+LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.NODE_CUT_OFF, Kind.JOB_STRANDED})
+_NODE = (Never.BAD_NODE, Never.REPEATED, Never.INCIDENTS)
+
+SCENARIOS = (
+    Scenario(
+        name="node-killed-spare",
+        title="node killed, a spare in the allocation",
+        fault="node-killed",
+        hit=Hit.LAST,
+        after=After.AGAIN,
+        nodes=5,
+        spares=1,
+        rights=Rights.NONE,
+        detected_s=3,
+        first_step_s=10,
+        kinds=LOST,
+        never=_NODE,
+        stock="node-killed",
+        most_of_stock=1 / 10,
+    ),
+    Scenario(
+        name="node-killed-spare-torch",
+        title="node killed, a spare in the allocation, DDP over gloo",
+        fault="node-killed",
+        hit=Hit.LAST,
+        after=After.AGAIN,
+        nodes=5,
+        spares=1,
+        rights=Rights.NONE,
+        torch=True,
+        detected_s=3,
+        first_step_s=10,
+        kinds=LOST,
+        never=_NODE,
+        bound_s=90,
+    ),
+    Scenario(
+        name="node-killed-operator",
+        title="node killed, no spare, operator rights",
+        fault="node-killed",
+        hit=Hit.LAST,
+        after=After.AGAIN,
+        all_gpus=True,
+        detected_s=3,
+        first_step_s=15,
+        kinds=LOST,
+        never=(*_NODE, Never.GRES),
+        stock="node-killed",
+        most_of_stock=1 / 8,
+    ),
+    Scenario(
+        name="node-killed-no-rights",
+        title="node killed, no spare, no rights",
+        fault="node-killed",
+        hit=Hit.LAST,
+        after=After.AGAIN,
+        rights=Rights.USER,
+        detected_s=3,
+        first_step_s=2 * SLURMD_TIMEOUT_S + 10,
+        kinds=LOST,
+        never=(*_NODE, Never.HISTORY),
+        stock="node-killed",
+        bound_s=120,
+    ),
+    Scenario(
+        name="node-cut",
+        title="node cut off, healed 60 s later",
+        fault="node-cut",
+        hit=Hit.LAST,
+        after=After.AGAIN,
+        hold_s=60,
+        settle_s=10,
+        detected_s=5,
+        first_step_s=15,
+        kinds=LOST,
+        never=(
+            *_NODE,
+            Never.ZOMBIE_SAVES,
+            Never.ZOMBIE_LINES,
+            Never.ZOMBIE_METRICS,
+            Never.UNCHECKED,
+        ),
+        stock="node-cut",
+    ),
+    Scenario(
+        name="rank-stopped",
+        title="rank SIGSTOPped",
+        fault="rank-stopped",
+        hit=Hit.MIDDLE,
+        after=After.AGAIN,
+        nodes=5,
+        spares=1,
+        detected_s=10,
+        first_step_s=25,
+        kinds=frozenset({Kind.RANKS_HUNG}),
+        never=(Never.REPEATED, Never.STACKS, Never.INCIDENTS),
+        stock="rank-stopped",
+    ),
+    Scenario(
+        name="rank-exit-once",
+        title="rank exits 1 once",
+        fault="rank-exit",
+        hit=Hit.JOB,
+        after=After.AGAIN,
+        detected_s=1,
+        first_step_s=10,
+        kinds=frozenset({Kind.RANK_FAILED}),
+        never=(Never.REPEATED, Never.INCIDENTS, Never.DRAINED),
+        stock="rank-exit",
+    ),
+    Scenario(
+        name="rank-exit-always",
+        title="rank exits 1 always at the same step",
+        fault="rank-exit",
+        hit=Hit.JOB,
+        always=True,
+        after=After.HELD,
+        detected_s=1,
+        kinds=frozenset({Kind.APPLICATION_FAILED, Kind.RANK_FAILED}),
+        never=(Never.LOOP, Never.DRAINED),
+    ),
+    Scenario(
+        name="fast-reboot",
+        title="fast reboot of a node (Slurm does not notice)",
+        fault="fast-reboot",
+        hit=Hit.LAST,
+        after=After.AGAIN,
+        nodes=5,
+        spares=1,
+        detected_s=5,
+        first_step_s=15,
+        kinds=LOST | {Kind.NODE_REBOOTED, Kind.RANK_FAILED},
+        never=(Never.HANG, Never.REPEATED, Never.INCIDENTS),
+        stock="fast-reboot",
+    ),
+    Scenario(
+        name="slurmd-killed",
+        title="slurmd killed, job alive",
+        fault="slurmd-killed",
+        hit=Hit.MIDDLE,
+        after=After.SAME,
+        hold_s=5,
+        kinds=frozenset({Kind.SLURMD_LOST}),
+        never=(Never.RESTART, Never.DRAINED),
+    ),
+    Scenario(
+        name="controller-down",
+        title="slurmctld down 60 s",
+        fault="controller-down",
+        hit=Hit.CONTROL,
+        after=After.SAME,
+        hold_s=60,
+        kinds=frozenset({Kind.SELF_IN_DOUBT}),
+        never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
+    ),
+    Scenario(
+        name="watchdog-killed",
+        title="watchdog killed",
+        fault="watchdog-killed",
+        hit=Hit.CONTROL,
+        after=After.SAME,
+        hold_s=2,
+        kinds=frozenset(),
+        never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
+    ),
+    Scenario(
+        name="storage-frozen",
+        title="shared storage frozen 30 s",
+        fault="storage-frozen",
+        hit=Hit.ALL,
+        after=After.SAME,
+        hold_s=30,
+        settle_s=10,
+        freezable=True,
+        kinds=frozenset({Kind.STORAGE_FROZEN}),
+        never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
+    ),
+    Scenario(
+        name="agents-silent",
+        title="all agents silent at once, 30 s",
+        fault="agents-silent",
+        hit=Hit.ALL,
+        after=After.SAME,
+        hold_s=30,
+        kinds=frozenset({Kind.AGENTS_SILENT, Kind.SELF_IN_DOUBT}),
+        never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
+    ),
+    Scenario(
+        name="leaf-cut",
+        title="leaf switch cut (4 nodes silent; 1 spine x 3 leaves x 4 nodes)",
+        fault="leaf-cut",
+        hit=Hit.LEAF,
+        after=After.AGAIN,
+        shape=Shape(leaves=3, nodes_per_leaf=4),
+        nodes=6,
+        detected_s=5,
+        first_step_s=20,
+        kinds=frozenset({Kind.SWITCH_SUSPECT}),
+        never=(Never.BAD_NODE, Never.REPEATED, Never.UNNAMED_LEAF),
+        bound_s=90,
+    ),
+    Scenario(
+        name="checkpoint-torn",
+        title="newest checkpoint torn, previous whole, then a node dies",
+        fault="checkpoint-torn",
+        hit=Hit.CHECKPOINTS,
+        after=After.AGAIN,
+        nodes=5,
+        spares=1,
+        then="node-killed",
+        kinds=LOST,
+        never=(Never.FROM_ZERO,),
+    ),
+    Scenario(
+        name="watchdog-killed-midway",
+        title="node killed, and the watchdog between requeue and exclude",
+        fault="node-killed",
+        hit=Hit.LAST,
+        after=After.AGAIN,
+        kill_watchdog_at="requeue job",
+        kinds=LOST,
+        never=(Never.BAD_NODE, Never.TWICE),
+        bound_s=90,
+    ),
+)
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StockCase:
+    """What stock Slurm is given: a resuming script under `sbatch --requeue`.
+
+    Attributes:
+        bound_s: how long it is watched: what has not come by then is told as "not within".
+    """
+
+    name: str
+    fault: str
+    hit: Hit
+    hold_s: float | None = None
+    bound_s: float = 260.0
+
+
+STOCK = {
+    case.name: case
+    for case in (
+        StockCase(name="node-killed", fault="node-killed", hit=Hit.LAST),
+        StockCase(name="node-cut", fault="node-cut", hit=Hit.LAST, hold_s=60),
+        StockCase(name="rank-stopped", fault="rank-stopped", hit=Hit.MIDDLE, bound_s=60),
+        StockCase(name="rank-exit", fault="rank-exit", hit=Hit.JOB, bound_s=60),
+        StockCase(name="fast-reboot", fault="fast-reboot", hit=Hit.LAST, bound_s=60),
+    )
+}

@@ -1,0 +1,246 @@
+"""A test stand: a cluster of its own, a watchdog, one job, and what there is to read of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shlex
+import shutil
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.watchdog.facts import Line, Told, read_logs
+from benchmarks.watchdog.scenarios import EVERY, PAUSE_S, SLURMD_TIMEOUT_S, Rights
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.sandbox.cluster import Options, Sandbox
+from deeplink.scheduler.sandbox.lab.laboratory import Laboratory
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.slurm.client import JobVanishedError, Slurm
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.tokens import new_token, write_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+
+PORT = 7412
+RANK = Path(__file__).parent / "rank.py"
+LONG = 1_000_000
+"""Steps of a job that is not to end by itself."""
+SLURM_CONF = ("AuthInfo=cred_expire=120",)
+PAUSE = 0.05
+
+
+def until(question: Callable[[], bool], bound_s: float) -> bool:
+    """Return whether something became true in time."""
+    deadline = time.monotonic() + bound_s
+    while not question():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(PAUSE)
+    return True
+
+
+class StandError(DeepLinkError):
+    """The stand itself does not work: nothing can be measured on it."""
+
+
+@dataclass(slots=True)
+class Stand:
+    """A cluster, a watchdog's folder, a job's folder."""
+
+    cluster: Sandbox
+    lab: Laboratory
+    folder: Path
+    job: int = 0
+
+    @classmethod
+    @contextmanager
+    def up(cls, shape: Shape, *, freezable: bool = False) -> Iterator[Stand]:
+        """Bring one up; whatever happens, it is taken down."""
+        name = f"w-{os.getpid()}-{secrets.token_hex(2)}"
+        options = Options(slurmd_timeout=SLURMD_TIMEOUT_S, freezable=freezable)
+        try:
+            cluster = Sandbox.up(name, shape, options)
+            folder = cluster.home / "run"
+            folder.mkdir()
+            shutil.copy(RANK, folder / "rank.py")
+            token = new_token()
+            write_token(folder / "watch.token", token)
+            for path in (folder, folder / "rank.py", folder / "watch.token"):
+                shutil.chown(path, cluster.user.uid, cluster.user.gid)
+            yield cls(cluster, Laboratory(cluster), folder)
+        finally:
+            Sandbox.clear(name)
+
+    @property
+    def watch_folder(self) -> Path:
+        """Where the watchdog keeps its things: on its own host's disk, not on the shared storage."""
+        return self.cluster.layout.machine(CTL) / "watch"
+
+    @property
+    def slurm(self) -> Slurm:
+        """Slurm's commands, on the login host."""
+        return Slurm(self.cluster.runner())
+
+    def watch(self, rights: Rights) -> None:
+        """Start `deeplink watch --act`, and return once it watches.
+
+        Raises:
+            StandError: it does not.
+        """
+        if rights is Rights.NONE:
+            return
+        user = self.cluster.user
+        self.watch_folder.mkdir()
+        token = self.watch_folder / "token"
+        shutil.copy(self.folder / "watch.token", token)
+        token.chmod(0o600)
+        if rights is Rights.USER:
+            for path in (self.watch_folder, token):
+                shutil.chown(path, user.uid, user.gid)
+        own = self.cluster.layout.own / "watch"  # as the machine sees it
+        argv = [sys.executable, "-m", "deeplink", "-v", "watch", "--act", "--bind", self._address]
+        argv += ["--journal", str(own / "journal.sqlite"), "--token-file", str(own / "token")]
+        with (self.watch_folder / "said").open("ab") as said:
+            process = self.cluster.spawn(CTL, argv, root=rights is Rights.OPERATOR, stdout=said, stderr=said)
+        process.returncode = 0  # it ends with the cluster
+        if not until(lambda: "watching: " in self.said(), 20):
+            raise StandError(f"the watchdog does not watch: {self.said()}")
+
+    @property
+    def _address(self) -> str:
+        return f"{self.cluster.shape.address(CTL)}:{PORT}"
+
+    def said(self) -> str:
+        """Return what the watchdog said."""
+        with suppress(FileNotFoundError):
+            return (self.watch_folder / "said").read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def submit(self, options: str, command: str, *, watched: bool) -> None:
+        """Submit a job as the ordinary user.
+
+        Raises:
+            StandError: Slurm refuses it.
+        """
+        lines = ["#!/bin/bash"]
+        if watched:
+            lines += [f"export DEEPLINK_WATCH={self._address}"]
+            lines += [f"export DEEPLINK_WATCH_TOKEN_FILE={self.folder}/watch.token"]
+        script = self.folder / "job.sh"
+        script.write_text("\n".join([*lines, command, ""]), encoding="utf-8")
+        argv = ["sbatch", *shlex.split(options), "--parsable", "--open-mode=append"]
+        done = self.cluster.run(CTL, [*argv, f"--output={self.folder}/out", str(script)])
+        if done.code:
+            raise StandError(f"sbatch: {done.stderr}")
+        self.job = int(done.stdout)
+
+    def train(self, *more: str, steps: int = LONG) -> str:
+        """Return the command of one rank."""
+        argv = [sys.executable, str(self.folder / "rank.py"), str(self.folder), str(steps)]
+        return shlex.join([*argv, "--pause", f"{PAUSE_S:g}", "--every", str(EVERY), *more])
+
+    # -- what there is to read
+
+    def lines(self) -> tuple[Line, ...]:
+        """Return the ranks' own logs."""
+        return read_logs(self.folder)
+
+    def output(self) -> str:
+        """Return what the job wrote."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "out").read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def row(self) -> JobRow | None:
+        """Return the job as Slurm tells it; None when it does not answer, or has forgotten."""
+        with suppress(JobVanishedError, DeepLinkError):
+            return self.slurm.job(self.job)
+        return None
+
+    def nodes(self) -> list[NodeRow]:
+        """Return the nodes as Slurm tells them; none when it does not answer."""
+        with suppress(DeepLinkError):
+            return self.slurm.nodes()
+        return []
+
+    def journals(self) -> dict[str, list[Path]]:
+        """Return the journals there are, by who keeps them."""
+        jobs = self.cluster.home / ".local/state/deeplink/jobs"
+        found = {
+            "watchdog": [self.watch_folder / "journal.sqlite"],
+            "launcher": sorted(jobs.glob("*/journal.sqlite")),
+        }
+        return {by: [path for path in paths if path.exists()] for by, paths in found.items()}
+
+    def incidents(self) -> tuple[Told, ...]:
+        """Return every incident on record, by detection."""
+        found = [told for by, paths in self.journals().items() for path in paths for told in _incidents(by, path)]
+        return tuple(sorted(found, key=lambda told: told.detected_unix))
+
+    def actions(self) -> tuple[str, ...]:
+        """Return what the watchdog began, once for each time: requests that were given up are begun anew."""
+        found: list[str] = []
+        for path in self.journals()["watchdog"]:
+            with suppress(DeepLinkError), Journal(path, read_only=True) as journal:
+                found += [f"{one.remedy} {one.node or one.attempt}" for one in journal.actions()]
+        return tuple(found)
+
+    def late_points(self, attempt: object, after_unix: float) -> int:
+        """Return how many metrics of an attempt are on record of later than some moment."""
+        count = 0
+        for paths in self.journals().values():
+            for path in paths:
+                with suppress(DeepLinkError), Journal(path, read_only=True) as journal:
+                    points = journal.points(self.job, after_unix=after_unix)
+                    count += sum(1 for point in points if point.attempt == attempt)
+        return count
+
+    def all_gpus(self, bound_s: float = 40.0) -> float:
+        """Return how long a job of every node's GPUs waits; inf where it does not begin.
+
+        The cluster is whole again for it: whoever was drained is resumed, as an administrator would.
+        """
+        with suppress(DeepLinkError):
+            self.slurm.cancel(self.job)
+        self.lab.heal()
+        nodes = ",".join(self.cluster.nodes)
+        self.cluster.run(CTL, ["scontrol", "update", f"nodename={nodes}", "state=resume"], root=True)
+        until(lambda: set(self.cluster.states().values()) == {"idle"}, bound_s)
+        count, gpus = len(self.cluster.nodes), self.cluster.shape.gpus
+        began = time.monotonic()
+        argv = ["srun", f"--nodes={count}", f"--gres=gpu:{gpus}", "--exclusive", "--immediate=30", "true"]
+        with suppress(DeepLinkError):
+            if self.cluster.run(CTL, argv, timeout_s=bound_s).code == 0:
+                return time.monotonic() - began
+        return math.inf
+
+
+def _incidents(by: str, path: Path) -> list[Told]:
+    try:
+        with Journal(path, read_only=True) as journal:
+            return [
+                Told(
+                    by=by,
+                    id=one.id,
+                    kind=str(one.kind),
+                    node=one.node or "",
+                    attempt=str(one.attempt or ""),
+                    began_unix=one.began_unix,
+                    detected_unix=one.detected_unix,
+                    action=str(one.action),
+                    outcome=one.outcome,
+                    evidence=one.evidence,
+                    stacks=sum(1 for stack in journal.stacks(one.id) if stack.source),
+                )
+                for one in journal.incidents(limit=1_000)
+            ]
+    except DeepLinkError:
+        return []
