@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
-fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. The exit code is the first failed rank's,
-128 + n where a signal ended it, and 75 where nodes were lost and nobody could help.
+fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. Ranks that fail are started again once where they
+were saved, and as often as they get further. The exit code is the first failed rank's, 128 + n where a signal
+ended it, and 75 where nodes were lost and nobody could help.
 
 \b
 Examples:
@@ -43,6 +44,15 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
     if not value.isdigit() or int(value) < 1:
         raise click.BadParameter(f"{value!r} is neither a positive whole number nor auto")
     return int(value)
+
+
+def _step_timeout(_context: click.Context, _parameter: click.Parameter, value: str) -> float | None:
+    """Read `auto` as None, and `off` as 0."""
+    if value == "auto":
+        return None
+    if value == "off":
+        return 0.0
+    return FiniteRange(min=0).convert(value, _parameter, _context)
 
 
 def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -95,10 +105,47 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
 )
 @click.option(
     "--step-timeout",
-    type=FiniteRange(min=0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Start the ranks again when no newer step was reported for so long (after the first); 0: never.",
+    callback=_step_timeout,
+    default="auto",
+    envvar="DEEPLINK_STEP_TIMEOUT",
+    metavar="auto|off|SECONDS",
+    help="Start the ranks again when no newer step was reported for so long (after the first); auto: when ranks "
+    "are late by the job's own history, and their processes show that they hang. [default: auto]",
+)
+@click.option(
+    "--replace-stragglers",
+    is_flag=True,
+    envvar="DEEPLINK_REPLACE_STRAGGLERS",
+    help="Start the ranks again on a spare in place of a persistently slow one's node. [default: tell of it]",
+)
+@click.option(
+    "--elastic",
+    type=click.IntRange(min=1),
+    envvar="DEEPLINK_ELASTIC",
+    metavar="MIN",
+    help="Go on with fewer nodes, down to MIN, where no more are left. [default: wait for a rescue]",
+)
+@click.option("--no-retry", is_flag=True, help="Ranks that fail end the run; lost nodes are still replaced.")
+@click.option(
+    "--max-relaunches",
+    type=click.IntRange(min=0),
+    envvar="DEEPLINK_MAX_RELAUNCHES",
+    metavar="N",
+    help="Start the ranks again so often at most, progress or not. [default: as long as they get further]",
+)
+@click.option(
+    "--final-code",
+    "final_codes",
+    multiple=True,
+    type=click.IntRange(1, 255),
+    metavar="CODE",
+    help="Ranks that exit so end the run, and their code is passed on; repeatable.",
+)
+@click.option(
+    "--hold",
+    is_flag=True,
+    envvar="DEEPLINK_HOLD",
+    help="When the application itself fails again and again, have Slurm hold the job instead of ending it.",
 )
 @click.option(
     "--strand-timeout",
@@ -153,7 +200,13 @@ def command(  # noqa: PLR0913 - one for each option
     nproc_per_node: int | None,
     nnodes: int | None,
     group_sizes: tuple[int, ...],
-    step_timeout: float,
+    step_timeout: float | None,
+    replace_stragglers: bool,
+    elastic: int | None,
+    no_retry: bool,
+    max_relaunches: int | None,
+    final_codes: tuple[int, ...],
+    hold: bool,
     strand_timeout: float,
     srun_options: tuple[str, ...],
     interface: str | None,
@@ -175,8 +228,10 @@ def command(  # noqa: PLR0913 - one for each option
 
     from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
+    from deeplink.scheduler.launch.failure import Limits
     from deeplink.scheduler.launch.job import passed_on, run_job
     from deeplink.scheduler.launch.order import Order
+    from deeplink.scheduler.launch.verdict import Policy
 
     config = load_config()
     if interface is not None:
@@ -186,7 +241,10 @@ def command(  # noqa: PLR0913 - one for each option
         command=command_line,
         per_node=nproc_per_node or _auto_per_node(),
         count=_count(len(backend.nodes), nnodes, spares),
+        elastic=elastic or 0,
+        hold=hold,
         step_timeout_s=step_timeout,
+        replace_stragglers=replace_stragglers,
         strand_timeout_s=strand_timeout,
         passed_on=passed_on(config),
         group_sizes=tuple(sorted(set(group_sizes))),
@@ -194,11 +252,14 @@ def command(  # noqa: PLR0913 - one for each option
         container=_container(image, runtime, mounts, container_options, is_local=local is not None),
     )
     order.groups.check(order.count)
+    if order.elastic > order.count:
+        raise click.UsageError(f"--elastic {order.elastic}: only {order.count} nodes run ranks")
     site = site_of(config)
     if dry_run:
         _print_plan(backend, order, site, as_json=as_json)
         return 0
-    return run_job(backend, order, config, site=site, as_json=as_json)
+    limits = Limits(most_relaunches=max_relaunches, retries=not no_retry, final_codes=frozenset(final_codes))
+    return run_job(backend, order, config, policy=Policy(limits=limits), site=site, as_json=as_json)
 
 
 def _container(

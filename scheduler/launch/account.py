@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.publish import write_text
@@ -71,6 +71,26 @@ def points_of(reports: Iterable[common_pb2.Progress]) -> list[ProgressPoint]:
     ]
 
 
+@dataclass(slots=True)
+class _Pace:
+    """How long a step takes: over the newest attempt, by rank 0's own clock."""
+
+    first: ProgressPoint | None = None
+    last: ProgressPoint | None = None
+
+    def note(self, point: ProgressPoint) -> None:
+        if self.first is None or point.attempt != self.first.attempt:
+            self.first = point
+        self.last = point
+
+    @property
+    def step_s(self) -> float:
+        """Seconds; 0 where too little was heard."""
+        if self.first is None or self.last is None or self.last.step <= self.first.step:
+            return 0.0
+        return max(0.0, self.last.unix - self.first.unix) / (self.last.step - self.first.step)
+
+
 class Account:
     """Keeps what is to be told of a job, and tells it: about once a second, and at once when something happened.
 
@@ -84,6 +104,7 @@ class Account:
         attempt = first_attempt(backend)
         self._beat = Beat(attempt=attempt, phase=Phase.STARTING, user=backend.user, job_name=backend.job_name)
         self._points: list[ProgressPoint] = []
+        self._pace = _Pace()
         self._told = clock.monotonic()
 
     def describe(self, **facts: object) -> None:
@@ -124,7 +145,10 @@ class Account:
 
     def note(self, points: Iterable[ProgressPoint]) -> None:
         """Take rank 0's reports over, to be told with the next beat; other ranks' are not told."""
-        self._points.extend(point for point in points if point.rank == 0)
+        taken = [point for point in points if point.rank == 0]
+        self._points.extend(taken)
+        for point in taken:
+            self._pace.note(point)
 
     def tick(self) -> None:
         """Tell how things are, if it is time to."""
@@ -148,6 +172,8 @@ class Account:
             evidence=because,
             began_unix=now - quiet_s,
             detected_unix=now,
+            ranks=self._beat.world_size,
+            step_s=self._pace.step_s,
         )
 
     def locate(self, found: Found) -> None:
@@ -178,6 +204,7 @@ class Account:
     def _node_beats(self) -> tuple[NodeRecord, ...]:
         now = self._clock.unix()
         records = []
+        health, boots = self._fleet.health(), self._fleet.boot_ids()
         for node, silence in self._fleet.silence().items():
             store = self._fleet.store_of(node)
             records.append(
@@ -191,6 +218,8 @@ class Account:
                     verified_bytes=store.verified_bytes,
                     free_bytes=store.free_bytes,
                     job=self._beat.attempt.job,
+                    health=health[node],
+                    boot_id=boots[node],
                 )
             )
         return tuple(records)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from signal import Signals
 
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
+    from deeplink.scheduler.launch.failure import Failed
     from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Attempt, NodeName
 
@@ -65,8 +66,8 @@ class RankStep(Protocol):
         """Return how the step ended (128 + n for signal n; of failed ranks the first one's code); None before."""
         ...
 
-    def failure(self) -> str:
-        """Return what is known of the first rank that failed, for people; empty if none did."""
+    def failed(self) -> Failed:
+        """Return what is known of the first rank that failed; as good as nothing if none did."""
         ...
 
     def send(self, number: Signals) -> None:
@@ -125,6 +126,13 @@ class Backend(Protocol):
 
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
         """Ask for the job to be started again elsewhere, if these nodes have been given up; True once asked.
+
+        May take seconds; what goes wrong is logged.
+        """
+        ...
+
+    def hold(self) -> bool:
+        """Have the job put back into the queue and held there; True once that is under way, which ends us.
 
         May take seconds; what goes wrong is logged.
         """

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.watch.messages import finding_from_wire
+from deeplink.scheduler.watch.records import RecordError, Severity
 from deeplink.types import NodeName, format_members
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_to_wire, open_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Any
 
     import grpc
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import AgentStep
     from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.watch.records import Finding
     from deeplink.types import Attempt
     from deeplink.v1 import common_pb2
 
@@ -39,6 +42,7 @@ POLL_S = 0.5
 ANSWER_S = 3.0
 """How long an answer may take. Longer than the poll: a starved node that answers late is alive."""
 MOST_IN_FLIGHT = 6
+GAP_S = 1.5
 STALL_S = 1.0
 """If we ourselves did nothing for longer than this, the time does not count against anybody."""
 
@@ -84,6 +88,9 @@ class _Watched:
     knock: socket.socket | None = None
     after_report: int = 0
     store: node_pb2.StoreStatus = field(default_factory=node_pb2.StoreStatus)
+    health: tuple[Finding, ...] = ()
+    boot_id: str = ""
+    well_since: float = 0.0  # it has answered ever since without a gap
     pending: list[tuple[float, Any]] = field(default_factory=list)
 
 
@@ -95,11 +102,13 @@ class Silence:
         answer_s: since its agent last answered.
         contact_s: since its agent answered or at least its machine accepted a connection for it.
         question_s: since we asked the newest question that was answered: what it knew before does not count.
+        answering_s: for how long it has answered by now without a gap of GAP_S.
     """
 
     answer_s: float
     contact_s: float
     question_s: float
+    answering_s: float = 0.0
 
 
 class Fleet:
@@ -169,7 +178,7 @@ class Fleet:
         now = self._clock.monotonic()
         stub = node_pb2_grpc.NodeStub(channel)
         self._nodes[NodeName(facts.node)] = _Watched(
-            facts, channel, stub, heard=now, asked_and_answered=now, reached=now
+            facts, channel, stub, heard=now, asked_and_answered=now, reached=now, well_since=now
         )
 
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
@@ -215,7 +224,11 @@ class Fleet:
             if call.cancelled() or call.exception() is not None:
                 continue
             reply = call.result()
+            if now - watched.heard > GAP_S:
+                watched.well_since = now
             watched.heard = now
+            watched.boot_id = reply.boot_id or watched.boot_id
+            watched.health = _findings(reply.health)
             watched.asked_and_answered = max(watched.asked_and_answered, asked)
             watched.store = reply.store
             if reply.last_report < watched.after_report:
@@ -254,9 +267,37 @@ class Fleet:
         """Return how long each node has been silent."""
         now = self._clock.monotonic()
         return {
-            name: Silence(now - one.heard, now - max(one.heard, one.reached), now - one.asked_and_answered)
+            name: Silence(
+                now - one.heard,
+                now - max(one.heard, one.reached),
+                now - one.asked_and_answered,
+                one.heard - one.well_since,
+            )
             for name, one in self._nodes.items()
         }
+
+    def health(self) -> dict[NodeName, tuple[Finding, ...]]:
+        """Return what was wrong with each node, by its own checks, when it last answered."""
+        return {name: one.health for name, one in self._nodes.items()}
+
+    def sick(self) -> set[NodeName]:
+        """Return the nodes that are unfit for ranks by their own checks."""
+        return {
+            name
+            for name, one in self._nodes.items()
+            if any(finding.severity is Severity.DRAIN for finding in one.health)
+        }
+
+    def boot_ids(self) -> dict[NodeName, str]:
+        """Return which boot of its kernel each node runs; empty where it does not say."""
+        return {name: one.boot_id for name, one in self._nodes.items()}
+
+    def ask_stacks(
+        self, nodes: Iterable[NodeName], request: node_pb2.StacksRequest, timeout_s: float
+    ) -> dict[NodeName, Any]:
+        """Ask these nodes' agents at once where ranks are; return the calls under way, futures of StacksReply."""
+        known = [node for node in nodes if node in self._nodes]
+        return {node: self._nodes[node].stub.Stacks.future(request, timeout=timeout_s) for node in known}
 
     def close(self) -> None:
         """End the agents and let go of every connection; returns in bounded time."""
@@ -265,3 +306,12 @@ class Fleet:
                 watched.knock.close()
             watched.channel.close()
         self._step.stop()
+
+
+def _findings(wire: Iterable[common_pb2.Finding]) -> tuple[Finding, ...]:
+    """Return a node's findings; one that cannot be read, of a newer agent, is as good as none."""
+    found = []
+    for message in wire:
+        with contextlib.suppress(RecordError):
+            found.append(finding_from_wire(message))
+    return tuple(found)

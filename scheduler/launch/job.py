@@ -86,7 +86,8 @@ def run_job(
         fleet = Fleet(backend.start_agents(token), token, clock)
         stack.callback(fleet.close)
         logs = str(backend.folder / "agents.log")
-        if not fleet.gather(backend.nodes, order.count, logs=logs, told_to_end=lambda: bool(ENDING & {*signals})):
+        need = order.fewest or order.count
+        if not fleet.gather(backend.nodes, need, logs=logs, told_to_end=lambda: bool(ENDING & {*signals})):
             code = 128 + next(number for number in signals if number in ENDING)
             chronicle.event("ended", "told to end before the ranks were started", code=code)
             return code

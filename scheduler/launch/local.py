@@ -22,6 +22,7 @@ from typing_extensions import override
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts
+from deeplink.scheduler.launch.failure import Failed
 from deeplink.scheduler.launch.process import drained, end_process, last_line, leave_host_file, python_command
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.topology.graph import Fabric
@@ -110,6 +111,10 @@ class LocalBackend(Backend):
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
         return False
 
+    @override
+    def hold(self) -> bool:
+        return False
+
 
 def _with_mpi(launch: Launch, command: Sequence[str]) -> list[str]:
     return [
@@ -196,6 +201,8 @@ class LocalRanks(RankStep):
     def __init__(self, launch: Launch, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._code = 0
         self._said = ""
+        self._node: NodeName | None = None
+        self._launch = launch
         self._has_mpi = launch.recipe.mpi
         self._ranks: dict[int, processes.Process[bytes]] = {}
         packed = {**env, LAUNCH_VARIABLE: launch.packed()}
@@ -215,14 +222,16 @@ class LocalRanks(RankStep):
         if failed and not self._code:
             rank, code = failed[0]
             self._code = 128 - code if code < 0 else code
-            who = MPIEXEC if self._has_mpi else f"rank {rank}"
+            if not self._has_mpi:
+                self._node = self._launch.nodes[rank // self._launch.started].name
+            who = f"rank {rank} on {self._node}" if self._node else MPIEXEC
             self._said = f"{who}: exit code {self._code}"
             _end_all(list(self._ranks.values()))
         return None if None in codes.values() and not self._code else self._code
 
     @override
-    def failure(self) -> str:
-        return self._said
+    def failed(self) -> Failed:
+        return Failed(said=self._said, node=self._node)
 
     @override
     def send(self, number: Signals) -> None:

@@ -32,7 +32,11 @@ class Order:
         command: each rank's command.
         per_node: ranks on each node.
         count: nodes that run ranks.
-        step_timeout_s: without a newer step for so long the ranks are started again; 0: never.
+        elastic: nodes that are enough where no more are left; 0: all of `count`, or none.
+        hold: whether the job is to be held, not ended, when it fails by its own fault.
+        step_timeout_s: without a newer step for so long the ranks are started again; 0: never; None: as the job's
+            own history tells, and what its processes do.
+        replace_stragglers: start the ranks again without a slow one's node, where a spare is left.
         strand_timeout_s: how long to wait for a rescue when too few nodes are left.
         passed_on: settings every rank gets in its environment.
         group_sizes: ranks that are to stay together, as `Groups` has them.
@@ -45,7 +49,10 @@ class Order:
     command: tuple[str, ...]
     per_node: int
     count: int
-    step_timeout_s: float = 0.0
+    elastic: int = 0
+    hold: bool = False
+    step_timeout_s: float | None = 0.0
+    replace_stragglers: bool = False
     strand_timeout_s: float = 900.0
     passed_on: Mapping[str, str] = field(default_factory=dict)
     group_sizes: tuple[int, ...] = ()
@@ -62,6 +69,28 @@ class Order:
             GroupSizeError: the sizes do not divide each other.
         """
         return Groups(self.group_sizes, self.per_node)
+
+    def count_for(self, nodes: int) -> int:
+        """Return on how many of so many nodes the ranks can run; 0 where they cannot.
+
+        >>> Order(command=(), per_node=2, count=8, elastic=2, group_sizes=(4,)).count_for(7)
+        6
+        """
+        if nodes >= self.count:
+            return self.count
+        return next((size for size in range(nodes, self._least - 1, -1) if self._divides(size)), 0)
+
+    @property
+    def fewest(self) -> int | None:
+        """The smallest number of nodes that is enough; None where only all are."""
+        return next((size for size in range(self._least, self.count) if self._divides(size)), None)
+
+    @property
+    def _least(self) -> int:
+        return self.elastic or self.count
+
+    def _divides(self, nodes: int) -> bool:
+        return all(nodes * self.per_node % size == 0 for size in self.group_sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

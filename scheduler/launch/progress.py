@@ -36,11 +36,13 @@ class Progress:
     def begin(self, now: float, *, relaunch: bool) -> None:
         """A new attempt begins."""
         if relaunch:
-            if self.best is None and now - self._began >= LONG_RUN_S:
-                self.fruitless = 0
-            self.fruitless += 1
+            self.fruitless = self.fruitless_now(now) + 1
         self._best_before = self.best
         self._began, self.first, self._newest = now, None, None
+
+    def fruitless_now(self, now: float) -> int:
+        """Return the relaunches since the newest step, or since a long run of a job that reports none."""
+        return 0 if self.best is None and now - self._began >= LONG_RUN_S else self.fruitless
 
     def take(self, points: Iterable[ProgressPoint], attempt: Attempt, now: float) -> bool:
         """Take in reports; those of other attempts do not count. True when they hold the attempt's first step."""

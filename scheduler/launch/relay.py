@@ -12,11 +12,17 @@ import signal
 import threading
 from typing import IO
 
+from deeplink.clock import Clock, SystemClock
+from deeplink.scheduler.launch.failure import Failed, Hint, hints_in
+from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
+
 _EXITED = re.compile(rb"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.*)")
 _WITH_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {(signal.strsignal(number) or "").lower(): number for number in signal.valid_signals()}
 _LONGEST_LINE = 64 << 10
 FINISH_WAIT_S = 2.0
+HINT_S = 30.0
+"""What was said longer before the end has nothing to do with it: a batch too large that was made smaller, say."""
 
 
 def exit_code_of(how: str) -> int | None:
@@ -24,7 +30,11 @@ def exit_code_of(how: str) -> int | None:
 
     >>> exit_code_of("Exited with exit code 5"), exit_code_of("Segmentation fault (core dumped)")
     (5, 139)
+    >>> exit_code_of("Out Of Memory")  # the kernel's doing
+    137
     """
+    if how == "Out Of Memory":
+        return 128 + signal.SIGKILL
     found = _WITH_CODE.fullmatch(how)
     if found:
         return int(found[1])
@@ -38,15 +48,27 @@ class FailureWatcher:
     Attributes:
         code: exit code of the first rank that failed; None while none is known.
         said: srun's words about it; empty while none is known.
+        node: where that rank ran; empty while none is known.
     """
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: IO[bytes], clock: Clock | None = None) -> None:
         self.code: int | None = None
-        self.said = ""
-        self._source = source
+        self.said = self.node = ""
+        self._source, self._clock = source, clock or SystemClock()
+        self._hints: dict[Hint, float] = {}
         self._rest = b""
         self._thread = threading.Thread(target=self._copy, name="deeplink-stderr", daemon=True)
         self._thread.start()
+
+    def failed(self) -> Failed:
+        """Return what is known of the first rank that failed."""
+        now = self._clock.monotonic()
+        recent = frozenset(hint for hint, at in self._hints.copy().items() if now - at < HINT_S)
+        try:
+            nodes = unfold(self.node)
+        except NodeSetError:
+            nodes = ()
+        return Failed(said=self.said, node=nodes[0] if len(nodes) == 1 else None, hints=recent)
 
     def finish(self) -> None:
         """Wait, not long, until all that was written has been passed on."""
@@ -63,19 +85,20 @@ class FailureWatcher:
             self._overhear(chunk)
 
     def _overhear(self, chunk: bytes) -> None:
-        if self.code is not None:
-            return
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         self._rest = self._rest[-_LONGEST_LINE:]
-        for line in lines:
+        for hint in hints_in(b"\n".join(lines)):
+            self._hints[hint] = self._clock.monotonic()
+        for line in lines if self.code is None else ():
             found = _EXITED.match(line)
             if not found:
                 continue
             how = found["how"].decode(errors="replace").strip()
             code = exit_code_of(how)
             if code:
+                self.node = found["node"].decode()
+                self.said = f"rank {found['tasks'].decode()} on {self.node}: {how}"
                 self.code = code
-                self.said = f"rank {found['tasks'].decode()} on {found['node'].decode()}: {how}"
                 return
 
 

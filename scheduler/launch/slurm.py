@@ -183,6 +183,17 @@ class SlurmBackend(Backend):
             return False
         return True
 
+    @override
+    def hold(self) -> bool:
+        try:
+            if self.slurm.job(self.job).restarts != self.restart:
+                return False  # what runs now is not ours
+            self.slurm.hold(self.job)
+        except DeepLinkError as problem:
+            log.warning("the job could not be held: %s", problem)
+            return False
+        return True
+
 
 def _step_name(launch: Launch) -> str:
     return f"deeplink-{launch.attempt}"

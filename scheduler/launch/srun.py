@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from deeplink.scheduler.launch.failure import Failed
     from deeplink.scheduler.slurm.client import Slurm
 
 log = logging.getLogger(__name__)
@@ -113,8 +114,8 @@ class SlurmRanks(RankStep):
         return 128 - code if code < 0 else code
 
     @override
-    def failure(self) -> str:
-        return self._watcher.said
+    def failed(self) -> Failed:
+        return self._watcher.failed()
 
     @override
     def send(self, number: signal.Signals) -> None:

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.account import Account, first_attempt, note_attempt, points_of
+from deeplink.scheduler.launch.failure import Cause
 from deeplink.scheduler.launch.hangs import Hangs
+from deeplink.scheduler.launch.history import ITS_OWN_FAULT, carried_over, file_of, leave
+from deeplink.scheduler.launch.muster import muster
 from deeplink.scheduler.launch.order import Layout, Order, lay_out
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.rescue import TICK_S, Rescue
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+HELD_WAIT_S = 30.0
+"""How long Slurm may take to end a job that it was told to hold."""
 STRANDED_CODE = 75
 """EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
 
@@ -72,6 +77,8 @@ class Supervisor:
         self._account = Account(backend, fleet, chronicle, clock)
         self._rescue = Rescue(backend, fleet, chronicle, clock=clock, doubt_s=self._policy.doubt_s)
         self._progress = Progress()
+        self._kept = file_of(backend.folder, order.command)
+        self._history = carried_over(self._kept, backend.restart, self._progress)
         self._hangs = Hangs(fleet, chronicle, backend.folder, order, clock)
         self._attempt = first_attempt(backend)
         self._begun = 0
@@ -79,6 +86,7 @@ class Supervisor:
         self._signals = signals
         self._ending: signal.Signals | None = None
         self._said = ""
+        self._held = False
         self._step: RankStep | None = None
 
     def close(self) -> None:
@@ -111,7 +119,8 @@ class Supervisor:
     def _start(self, candidates: Collection[NodeName], before: Collection[NodeName] = ()) -> _Running:
         facts = {node: one for node, one in self._fleet.facts.items() if node in set(candidates)}
         port = self._backend.port_for(self._attempt)
-        layout = lay_out(self._order, self._attempt, facts, port=port, before=before)
+        order = replace(self._order, count=self._order.count_for(len(facts)) or self._order.count)
+        layout = lay_out(order, self._attempt, facts, port=port, before=before)
         self._progress.begin(self._clock.monotonic(), relaunch=self._begun > 0)
         self._hangs.begin(layout.launch)
         self._begun += 1
@@ -126,6 +135,7 @@ class Supervisor:
 
     def _start_next(self, candidates: Collection[NodeName], last: _Running) -> _Running:
         self._attempt = replace(self._attempt, relaunch=self._attempt.relaunch + 1)
+        self._history.relaunches += 1
         return self._start(candidates, last.layout.active)
 
     def _watch(self, running: _Running) -> Verdict:
@@ -173,11 +183,13 @@ class Supervisor:
             here=self._here,
             exit_code=code,
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
-            failure=running.step.failure(),
+            failed=running.step.failed(),
             hung=late.hung,
             slow=late.slow,
             suspects=late.suspects,
-            fruitless=self._progress.fruitless,
+            health=self._fleet.health(),
+            fewest=self._order.fewest,
+            tried=self._history.tried(self._progress, now),
         )
         verdict = decide(seen, self._policy)
         if verdict.move in {Move.RELAUNCH, Move.STRANDED} and self._ending is not None:
@@ -193,7 +205,7 @@ class Supervisor:
             running.step.send(number)
 
     def _lose_spares(self, running: _Running, verdict: Verdict) -> None:
-        self._open(Kind.NODE_SILENT, verdict, Action.NONE)
+        self._open(verdict, Action.NONE)
         self._forget(verdict.lost)
         active = running.layout.active
         self._account.describe(spares=tuple(node for node in self._usable if node not in active))
@@ -204,9 +216,8 @@ class Supervisor:
         self._usable = [node for node in self._usable if node not in lost]
 
     def _relaunch(self, running: _Running, verdict: Verdict) -> _Running:
-        late = Kind.STRAGGLER if verdict.slow else Kind.RANKS_HUNG
-        self._open(Kind.NODE_SILENT if verdict.lost else late, verdict, Action.RELAUNCH)
-        if not verdict.lost:
+        self._open(verdict, Action.RELAUNCH)
+        if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)
         self._forget(verdict.lost)
         self._chronicle.event(
@@ -214,13 +225,19 @@ class Supervisor:
         )
         self._account.enter(Phase.RECOVERING, verdict.because)
         self._while_listening(running.step.kill)
-        silence = self._fleet.silence()
-        doubt_s = self._policy.doubt_s
-        fit = [node for node in self._usable if node == self._here or silence[node].answer_s < doubt_s]
-        better = [node for node in fit if node not in verdict.suspects]
-        # Who fell silent just now is seen by the next attempt; too few to start on would be worse than a doubt.
-        enough = [nodes for nodes in (better, fit) if len(nodes) >= self._order.count]
-        return self._start_next(enough[0] if enough else self._usable, running)
+        self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code)
+        return self._start_next(self._mustered(verdict.suspects), running)
+
+    def _mustered(self, suspects: Collection[NodeName] = ()) -> list[NodeName]:
+        return muster(
+            self._usable,
+            self._order.count,
+            silence=self._fleet.silence(),
+            doubt_s=self._policy.doubt_s,
+            here=self._here,
+            suspects=suspects,
+            sick=self._fleet.sick(),
+        )
 
     def _located(self, verdict: Verdict) -> Verdict:
         """Return the verdict with what was found of where the ranks are: asked before any of them is ended."""
@@ -231,7 +248,7 @@ class Supervisor:
         return replace(verdict, because=because, suspects=found.suspects or verdict.suspects)
 
     def _strand(self, running: _Running, verdict: Verdict) -> None:
-        self._open(Kind.JOB_STRANDED, verdict, Action.NONE)
+        self._open(verdict, Action.NONE)
         self._forget(verdict.lost)
         self._chronicle.event(
             "stranded", f"{verdict.because}: waiting for a rescue", lost=verdict.lost, because=verdict.because
@@ -254,13 +271,16 @@ class Supervisor:
             self._listen()
             thread.join(TICK_S)
 
-    def _open(self, kind: Kind, verdict: Verdict, action: Action) -> None:
+    def _open(self, verdict: Verdict, action: Action) -> None:
         silence = self._fleet.silence()
         stuck_s = self._progress.stuck_s(self._clock.monotonic()) or 0.0
         quiet_s = max((silence[node].contact_s for node in verdict.lost), default=stuck_s)
         if verdict.lost:
             self._chronicle.event("node-silent", nodes=verdict.lost, silent_s=quiet_s, attempt=str(self._attempt))
-        self._account.open(kind, verdict.lost[0] if verdict.lost else None, quiet_s, verdict.because, action)
+        blamed = (*verdict.lost, *verdict.suspects)
+        kind = verdict.kind or Kind.RANK_FAILED
+        self._account.settle(Outcome.FAILED)  # the one before, if it has not come to a step since
+        self._account.open(kind, blamed[0] if blamed else None, quiet_s, verdict.because, action)
 
     def _say_once(self, because: str) -> None:
         kind = because.rpartition(":")[2]
@@ -269,15 +289,38 @@ class Supervisor:
             self._chronicle.event("waiting", because, because=because)
 
     def _finish(self, running: _Running, verdict: Verdict) -> int:
-        if verdict.move is Move.GIVE_UP and not verdict.lost:
+        if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)
         self._while_listening(running.step.kill)
         if verdict.move in {Move.FAILED, Move.GIVE_UP} and self._ending is None:
-            kind = Kind.RANK_FAILED if verdict.move is Move.FAILED else Kind.RANKS_HUNG
-            if self._account.incident is None or verdict.move is Move.FAILED:
-                self._account.settle(Outcome.FAILED)
-                self._open(kind, verdict, Action.NONE)
+            self._give_up(verdict)
         return self._end(verdict)
+
+    def _give_up(self, verdict: Verdict) -> None:
+        now = self._clock.monotonic()
+        tried = self._history.tried(self._progress, now)
+        self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code)
+        self._while_listening(lambda: leave(self._kept, self._backend.restart, self._history, tried, verdict.kind))
+        # Where the run before this one ended so, too, somebody starts the job again and again (RequeueExit).
+        again = self._history.before is not None
+        holds = verdict.kind in ITS_OWN_FAULT and (self._order.hold or again) and self._backend.can_requeue
+        self._open(verdict, Action.HOLD if holds else Action.NONE)
+        if holds:
+            self._hold(verdict)
+
+    def _hold(self, verdict: Verdict) -> None:
+        """Have Slurm hold the job, and wait until it ends us; what it refuses is told."""
+        because = "held: mend it, then `scontrol release` starts it again where it was saved"
+        self._account.enter(Phase.FAILED, f"{verdict.because}; {because}")
+        self._while_listening(lambda: self._holding(because))
+        deadline = self._clock.monotonic() + HELD_WAIT_S
+        while self._held and self.ending is None and self._clock.monotonic() < deadline:
+            self._clock.sleep(TICK_S)
+
+    def _holding(self, because: str) -> None:
+        self._held = self._backend.hold()
+        if self._held:
+            self._chronicle.event("held", because)
 
     def _leave(self, verdict: Verdict) -> int:
         """End while stranded: told to, since the job starts again elsewhere, or because the time is up."""

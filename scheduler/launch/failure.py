@@ -1,0 +1,235 @@
+"""Why ranks failed, as far as can be told, and whether starting them again makes sense; pure.
+
+What is known of the first rank that failed - its exit code, what was said on standard error, what its node's own
+checks find - makes a diagnosis. Whether that is worth another attempt depends on what was tried since the newest
+step: progress, not a number of attempts, is what is allowed for.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.watch.records import Kind, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from deeplink.scheduler.watch.records import Finding
+    from deeplink.types import NodeName
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""What a shell, and our own starter of ranks, exit with where there is no such command."""
+_BY_SIGNAL = 128
+
+
+class Hint(Enum):
+    """What was overheard on the ranks' standard error shortly before they ended."""
+
+    OUT_OF_MEMORY = "out of memory"
+    IO_ERROR = "an input/output error"
+    GPU_FAULT = "a fault of a GPU"
+
+
+_HINTS = (
+    (
+        Hint.OUT_OF_MEMORY,
+        # slurmstepd and srun, torch on GPU and CPU, Python itself.
+        rb"oom[-_]kill event|: Out Of Memory|OutOfMemoryError|CUDA out of memory|can't allocate mem|^MemoryError",
+    ),
+    (Hint.IO_ERROR, rb"\[Errno 5\]|Input/output error|Remote I/O error|Stale file handle"),
+    (Hint.GPU_FAULT, rb"uncorrectable ECC error|fallen off the bus|Unable to determine the device handle"),
+)
+_ANY_HINT = re.compile(b"|".join(b"(%s)" % pattern for _, pattern in _HINTS), re.MULTILINE)
+
+
+def hints_in(written: bytes) -> frozenset[Hint]:
+    """Return what some output hints at.
+
+    >>> sorted(hint.name for hint in hints_in(b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"))
+    ['OUT_OF_MEMORY']
+    """
+    return frozenset(_HINTS[(found.lastindex or 1) - 1][0] for found in _ANY_HINT.finditer(written))
+
+
+_OOM_FOUND = re.compile(r"want of memory|out of memory|\boom\b", re.IGNORECASE)
+
+
+class Cause(Enum):
+    """Who is to blame for an attempt's end."""
+
+    NODE_LOST = "a node was lost"
+    HANG = "the ranks hung"
+    INFRASTRUCTURE = "not the application"
+    OUT_OF_MEMORY = "memory ran out"
+    NO_COMMAND = "the command cannot be started"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """Why an attempt was given up, and with which exit code (0 where nothing exited)."""
+
+    cause: Cause
+    code: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """What is known of the first rank that failed.
+
+    Attributes:
+        said: for people; empty while none failed.
+        node: where it ran; None where unknown.
+        hints: what was overheard.
+    """
+
+    said: str = ""
+    node: NodeName | None = None
+    hints: frozenset[Hint] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why ranks failed.
+
+    Attributes:
+        kind: of the incident.
+        because: for people.
+        suspects: nodes better left out of the next attempt.
+    """
+
+    cause: Cause
+    kind: Kind
+    because: str
+    suspects: tuple[NodeName, ...] = ()
+
+
+def diagnose(
+    code: int, failed: Failed, active: Collection[NodeName], health: Mapping[NodeName, Collection[Finding]]
+) -> Diagnosis:
+    """Return why ranks that exited with `code` failed, all nodes being in reach.
+
+    Args:
+        code: of the first rank that failed; 128 + n for signal n.
+        failed: what else is known of it.
+        active: nodes of the ranks.
+        health: what is wrong with nodes, by their own checks.
+    """
+    said = failed.said or f"the ranks exited {code}"
+    where = (failed.node,) if failed.node is not None else ()
+    blamed = where or tuple(active)
+    if code in {NOT_FOUND, NOT_EXECUTABLE}:
+        return Diagnosis(cause=Cause.NO_COMMAND, kind=Kind.APPLICATION_FAILED, because=said)
+    killed = code == _BY_SIGNAL + signal.SIGKILL
+    short = [node for node in blamed if _ran_short(health.get(node, ()))]
+    if Hint.OUT_OF_MEMORY in failed.hints or (killed and short):
+        on = f"; {', '.join(short)} killed processes for want of memory" if short else "; memory ran out"
+        return Diagnosis(cause=Cause.OUT_OF_MEMORY, kind=Kind.OUT_OF_MEMORY, because=f"{said}{on}", suspects=where)
+    sick = {node: finding for node in blamed if (finding := _gravest(health.get(node, ()))) is not None}
+    if sick:
+        told = ", ".join(f"{node} has {finding.check}: {finding.problem}" for node, finding in sick.items())
+        return Diagnosis(
+            cause=Cause.INFRASTRUCTURE, kind=Kind.NODE_SICK, because=f"{said}; {told}", suspects=tuple(sick)
+        )
+    outside = _outside(code, failed.hints)
+    if outside:
+        because = f"{said}; {outside}"
+        return Diagnosis(cause=Cause.INFRASTRUCTURE, kind=Kind.RANK_FAILED, because=because, suspects=where)
+    return Diagnosis(cause=Cause.UNKNOWN, kind=Kind.RANK_FAILED, because=said, suspects=where)
+
+
+def _ran_short(findings: Collection[Finding]) -> bool:
+    return any(finding.check == "memory" and _OOM_FOUND.search(finding.problem) for finding in findings)
+
+
+def _gravest(findings: Collection[Finding]) -> Finding | None:
+    return next((finding for finding in findings if finding.severity is Severity.DRAIN), None)
+
+
+def _outside(code: int, hints: Collection[Hint]) -> str:
+    if code == _BY_SIGNAL + signal.SIGKILL:
+        return "killed from outside, and nothing says for want of memory"
+    if code == _BY_SIGNAL + signal.SIGBUS:
+        return "a bus error: a mapped file or shared memory could not be read"
+    return next((f"it told of {hint.value}" for hint in (Hint.GPU_FAULT, Hint.IO_ERROR) if hint in hints), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How often ranks are started again.
+
+    Attributes:
+        most_fruitless: relaunches from one point without a newer step, whatever the causes.
+        most_relaunches: in all, progress or not; None: no such bound.
+        retries: whether ranks that failed by themselves are started again at all.
+        final_codes: exit codes that say how the run ends: nothing is started again.
+    """
+
+    most_fruitless: int = 2
+    most_relaunches: int | None = None
+    retries: bool = True
+    final_codes: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What was tried so far.
+
+    Attributes:
+        since_progress: setbacks since the newest step, the oldest first.
+        relaunches: in all.
+        best: the newest step of any attempt; None before the first.
+    """
+
+    since_progress: tuple[Setback, ...] = ()
+    relaunches: int = 0
+    best: int | None = None
+
+    @property
+    def point(self) -> str:
+        """Where the run stands, for people."""
+        return "before the first step" if self.best is None else f"at step {self.best}"
+
+
+REMEDY_OF: Mapping[Cause, str] = {
+    Cause.OUT_OF_MEMORY: "ask for more memory (--mem, --gpus-per-node), or take smaller batches",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why nothing is started again, and as what that goes down."""
+
+    kind: Kind
+    because: str
+
+
+def stop_for(cause: Cause, code: int, kind: Kind, tried: Tried, limits: Limits) -> Stop | None:
+    """Return why an attempt that ended so is the last one; None where another one makes sense.
+
+    >>> again = Tried(since_progress=(Setback(Cause.UNKNOWN, 1),), relaunches=1, best=12)
+    >>> stop_for(Cause.UNKNOWN, 1, Kind.RANK_FAILED, again, Limits()).because
+    'exit code 1 again at step 12: the application'
+    """
+    exited = cause not in {Cause.NODE_LOST, Cause.HANG}
+    recent = tried.since_progress
+    stop = None
+    if exited and (code in limits.final_codes or not limits.retries):
+        stop = Stop(kind, f"exit code {code} is final" if limits.retries else "no retry is wanted")
+    elif cause is Cause.NO_COMMAND:
+        stop = Stop(kind, "there is no such command")
+    elif limits.most_relaunches is not None and tried.relaunches >= limits.most_relaunches:
+        # Whose failure it was is not known from one look: it is not called the application's.
+        stop = Stop(kind, f"{tried.relaunches} relaunches are as many as are allowed")
+    elif cause is Cause.OUT_OF_MEMORY and any(before.cause is cause for before in recent):
+        stop = Stop(Kind.OUT_OF_MEMORY, f"out of memory again {tried.point}: {REMEDY_OF[cause]}")
+    elif cause is Cause.UNKNOWN and any(before == Setback(cause, code) for before in recent):
+        stop = Stop(Kind.APPLICATION_FAILED, f"exit code {code} again {tried.point}: the application")
+    elif len(recent) >= limits.most_fruitless:
+        kind = Kind.APPLICATION_FAILED if cause is Cause.UNKNOWN else kind
+        stop = Stop(kind, f"{len(recent)} relaunches since the newest step, giving up")
+    return stop

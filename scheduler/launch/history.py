@@ -1,0 +1,101 @@
+"""What was tried to bring a run back, in this run of the job and in those before it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deeplink.publish import write_text
+from deeplink.scheduler.launch.failure import Cause, Setback, Tried
+from deeplink.scheduler.watch.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from deeplink.scheduler.launch.progress import Progress
+
+log = logging.getLogger(__name__)
+
+CARRIED = frozenset({Cause.UNKNOWN, Cause.OUT_OF_MEMORY})
+"""What says something about the application. That nodes were lost says nothing about the next run's nodes."""
+ITS_OWN_FAULT = frozenset({Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
+MOST_SETBACKS = 16
+
+
+@dataclass(slots=True)
+class History:
+    """The setbacks of a run.
+
+    Attributes:
+        setbacks: the newest ones, the oldest first.
+        relaunches: in this run.
+        before: how the run of the job before this one ended, where that was the application's own fault.
+    """
+
+    setbacks: list[Setback] = field(default_factory=list)
+    relaunches: int = 0
+    before: Kind | None = None
+
+    def note(self, cause: Cause, code: int) -> None:
+        """An attempt has ended so."""
+        self.setbacks = [*self.setbacks, Setback(cause, code)][-MOST_SETBACKS:]
+
+    def tried(self, progress: Progress, now: float) -> Tried:
+        """Return what was tried, as verdicts want to know it."""
+        fruitless = progress.fruitless_now(now)
+        recent = self.setbacks[-fruitless:] if fruitless else []
+        return Tried(since_progress=tuple(recent), relaunches=self.relaunches, best=progress.best)
+
+
+def file_of(folder: Path, command: Sequence[str]) -> Path:
+    """Return where a command's history is kept: a script may call several."""
+    digest = hashlib.sha256("\0".join(command).encode(errors="surrogateescape")).hexdigest()
+    return folder / f"history.{digest[:12]}"
+
+
+def carried_over(path: Path, restart: int, progress: Progress) -> History:
+    """Return what an earlier run of the job left; it also tells `progress` how far that was.
+
+    What a run with the same restart count left is another call of the same script, and none of ours.
+    """
+    try:
+        kept = json.loads(path.read_text(encoding="ascii"))
+        if int(kept["restart"]) >= restart:
+            return History()
+        setbacks = [Setback(Cause(cause), int(code)) for cause, code in kept["setbacks"]]
+        best = None if kept["best"] is None else int(kept["best"])
+        before = Kind(kept["ended"]) if kept["ended"] else None
+    except FileNotFoundError:
+        return History()
+    except (OSError, ValueError, TypeError, KeyError) as problem:
+        log.warning("%s: %s", path, problem)
+        return History()
+    progress.best, progress.fruitless = best, len(setbacks)
+    return History(setbacks=setbacks, before=before)
+
+
+def leave(path: Path, restart: int, history: History, tried: Tried, ended: Kind | None) -> None:
+    """Write down what the next run of the job is to know.
+
+    Args:
+        path: where.
+        restart: of this run.
+        history: all setbacks; those since the newest step alone are kept.
+        tried: as of the run's end, before its last setback was noted.
+        ended: the incident it ended with; None where it ended well.
+    """
+    recent = history.setbacks[-(len(tried.since_progress) + 1) :] if ended else []
+    kept = {
+        "restart": restart,
+        "best": tried.best,
+        "setbacks": [[one.cause.value, one.code] for one in recent if one.cause in CARRIED],
+        "ended": ended.value if ended in ITS_OWN_FAULT else "",
+    }
+    try:
+        write_text(path, json.dumps(kept))
+    except OSError as problem:
+        log.warning("%s: %s", path, problem)

@@ -1,0 +1,133 @@
+"""Why ranks failed, and whether another attempt makes sense."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.scheduler.launch.failure import (
+    Cause,
+    Failed,
+    Hint,
+    Limits,
+    Setback,
+    Tried,
+    diagnose,
+    hints_in,
+    stop_for,
+)
+from deeplink.scheduler.watch.records import Finding, Kind, Severity
+from deeplink.types import NodeName
+
+A, B = NodeName("a"), NodeName("b")
+KILLED = Finding(check="memory", severity=Severity.OBSERVE, problem="1 process here killed for want of memory")
+BROKEN = Finding(check="gpu", severity=Severity.DRAIN, problem="XID 79")
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        (b"slurmstepd: error: Detected 1 oom-kill event(s) in StepId=9.1. Some of", Hint.OUT_OF_MEMORY),
+        (b"slurmstepd: error: Detected 1 oom_kill event in StepId=9.1.", Hint.OUT_OF_MEMORY),
+        (b"srun: error: n1: task 0: Out Of Memory", Hint.OUT_OF_MEMORY),
+        (b"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", Hint.OUT_OF_MEMORY),
+        (b"torch.OutOfMemoryError: HIP out of memory", Hint.OUT_OF_MEMORY),
+        (b"RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you", Hint.OUT_OF_MEMORY),
+        (b"Traceback\n  File x\nMemoryError\n", Hint.OUT_OF_MEMORY),
+        (b"OSError: [Errno 5] Input/output error: '/data/x'", Hint.IO_ERROR),
+        (b"RuntimeError: CUDA error: uncorrectable ECC error encountered", Hint.GPU_FAULT),
+    ],
+)
+def test_what_is_overheard(written: bytes, hint: Hint) -> None:
+    assert hints_in(b"epoch 3\n" + written) == {hint}
+
+
+@pytest.mark.parametrize("written", [b"", b"no MemoryError here, thank you", b"rank 3 exits", b"\xff\xfe"])
+def test_what_hints_at_nothing(written: bytes) -> None:
+    assert not hints_in(written)
+
+
+@pytest.mark.parametrize(
+    ("code", "failed", "health", "cause", "kind"),
+    [
+        (1, Failed(), {}, Cause.UNKNOWN, Kind.RANK_FAILED),
+        (139, Failed(node=A), {}, Cause.UNKNOWN, Kind.RANK_FAILED),
+        (137, Failed(node=A), {}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
+        (137, Failed(node=A), {A: (KILLED,)}, Cause.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY),
+        (137, Failed(node=A), {B: (KILLED,)}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
+        (1, Failed(node=A), {A: (KILLED,)}, Cause.UNKNOWN, Kind.RANK_FAILED),
+        (1, Failed(hints=frozenset({Hint.OUT_OF_MEMORY})), {}, Cause.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY),
+        (1, Failed(hints=frozenset({Hint.IO_ERROR})), {}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
+        (135, Failed(node=A), {}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
+        (1, Failed(node=A), {A: (BROKEN,)}, Cause.INFRASTRUCTURE, Kind.NODE_SICK),
+        (1, Failed(node=A), {B: (BROKEN,)}, Cause.UNKNOWN, Kind.RANK_FAILED),
+        (1, Failed(), {B: (BROKEN,)}, Cause.INFRASTRUCTURE, Kind.NODE_SICK),
+        (127, Failed(), {}, Cause.NO_COMMAND, Kind.APPLICATION_FAILED),
+    ],
+)
+def test_diagnoses(
+    code: int, failed: Failed, health: dict[NodeName, tuple[Finding, ...]], cause: Cause, kind: Kind
+) -> None:
+    found = diagnose(code, failed, (A, B), health)
+    assert (found.cause, found.kind) == (cause, kind)
+    assert found.because
+    if failed.node:
+        assert set(found.suspects) <= {failed.node}
+
+
+def test_memory_that_runs_out_is_tried_again_once_and_then_says_what_helps() -> None:
+    once = Tried(since_progress=(Setback(Cause.OUT_OF_MEMORY, 137),), relaunches=1, best=7)
+    assert stop_for(Cause.OUT_OF_MEMORY, 137, Kind.OUT_OF_MEMORY, Tried(), Limits()) is None
+    stop = stop_for(Cause.OUT_OF_MEMORY, 137, Kind.OUT_OF_MEMORY, once, Limits())
+    assert stop is not None
+    assert "--mem" in stop.because
+
+
+def test_another_exit_code_is_another_failure_but_not_for_ever() -> None:
+    one, two = Setback(Cause.UNKNOWN, 1), Setback(Cause.UNKNOWN, 2)
+    assert stop_for(Cause.UNKNOWN, 3, Kind.RANK_FAILED, Tried(since_progress=(one,)), Limits()) is None
+    stop = stop_for(Cause.UNKNOWN, 3, Kind.RANK_FAILED, Tried(since_progress=(one, two)), Limits())
+    assert stop is not None
+    assert stop.kind is Kind.APPLICATION_FAILED
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "stops"),
+    [
+        (Limits(), 1, False),
+        (Limits(retries=False), 1, True),
+        (Limits(final_codes=frozenset({17})), 17, True),
+        (Limits(final_codes=frozenset({17})), 18, False),
+        (Limits(most_relaunches=0), 1, True),
+        (Limits(most_relaunches=1), 1, False),
+    ],
+)
+def test_who_wants_his_scripts_failure_at_once_gets_it(limits: Limits, code: int, *, stops: bool) -> None:
+    assert (stop_for(Cause.UNKNOWN, code, Kind.RANK_FAILED, Tried(), limits) is not None) is stops
+
+
+def test_lost_nodes_are_replaced_where_failures_are_not_retried() -> None:
+    assert stop_for(Cause.NODE_LOST, 0, Kind.NODE_SILENT, Tried(), Limits(retries=False)) is None
+
+
+endings = st.tuples(
+    st.sampled_from([cause for cause in Cause if cause is not Cause.NO_COMMAND]), st.integers(0, 5)
+)
+
+
+@given(st.lists(endings, min_size=3))
+def test_no_row_of_setbacks_without_progress_goes_on_for_ever(row: list[tuple[Cause, int]]) -> None:
+    limits = Limits()
+    since: tuple[Setback, ...] = ()
+    for cause, code in row:
+        tried = Tried(since_progress=since, relaunches=len(since))
+        if stop_for(cause, code, Kind.RANK_FAILED, tried, limits) is not None:
+            break
+        since = (*since, Setback(cause, code))
+    assert len(since) <= limits.most_fruitless
+
+
+@given(endings, st.integers(0, 10_000))
+def test_progress_always_allows_another(ending: tuple[Cause, int], relaunches: int) -> None:
+    assert stop_for(*ending, Kind.RANK_FAILED, Tried(relaunches=relaunches, best=3), Limits()) is None

@@ -1,0 +1,71 @@
+"""What a run leaves for the next run of its job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.launch.failure import Cause, Setback
+from deeplink.scheduler.launch.history import History, carried_over, file_of, leave
+from deeplink.scheduler.launch.progress import LONG_RUN_S, Progress
+from deeplink.scheduler.watch.records import Kind, ProgressPoint
+from deeplink.types import Attempt
+
+
+def test_setbacks_count_since_the_newest_step() -> None:
+    progress, history = Progress(), History()
+    progress.begin(0.0, relaunch=False)
+    history.note(Cause.UNKNOWN, 1)
+    progress.begin(1.0, relaunch=True)
+    assert history.tried(progress, 1.0).since_progress == (Setback(Cause.UNKNOWN, 1),)
+    attempt = Attempt(7, 0, 1)
+    progress.take([ProgressPoint(attempt=attempt, step=3, unix=0.0)], attempt, 2.0)
+    assert history.tried(progress, 2.0).since_progress == ()
+    history.note(Cause.NODE_LOST, 0)
+    progress.begin(3.0, relaunch=True)
+    tried = history.tried(progress, 3.0)
+    assert (tried.since_progress, tried.best) == ((Setback(Cause.NODE_LOST),), 3)
+
+
+def test_a_job_that_reports_nothing_makes_progress_by_running_long() -> None:
+    progress, history = Progress(), History()
+    progress.begin(0.0, relaunch=False)
+    history.note(Cause.UNKNOWN, 1)
+    progress.begin(1.0, relaunch=True)
+    assert history.tried(progress, LONG_RUN_S).since_progress
+    assert not history.tried(progress, LONG_RUN_S + 1.0).since_progress
+
+
+def test_the_next_run_of_the_job_knows_what_the_application_did(tmp_path: Path) -> None:
+    path, progress = file_of(tmp_path, ["python", "train.py"]), Progress(best=12)
+    history = History()
+    for cause in (Cause.NODE_LOST, Cause.UNKNOWN):
+        history.note(cause, 1)
+        progress.fruitless += 1
+    tried = history.tried(progress, 0.0)
+    history.note(Cause.UNKNOWN, 1)
+    leave(path, 0, history, tried, Kind.APPLICATION_FAILED)
+    after = Progress()
+    found = carried_over(path, 1, after)
+    assert (found.before, after.best) == (Kind.APPLICATION_FAILED, 12)
+    assert found.tried(after, 0.0).since_progress == (Setback(Cause.UNKNOWN, 1),) * 2
+    assert carried_over(path, 0, Progress()) == History(), "another call of the same script"
+
+
+def test_a_run_that_ended_well_leaves_no_blame(tmp_path: Path) -> None:
+    path, progress = file_of(tmp_path, ["true"]), Progress(best=5)
+    history = History()
+    leave(path, 0, history, history.tried(progress, 0.0), None)
+    assert carried_over(path, 1, progress) == History()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"restart": 0}', '{"restart": 0, "setbacks": [[1]], "best": 1}'])
+def test_what_cannot_be_read_is_as_good_as_nothing(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "history.x"
+    path.write_text(text)
+    assert carried_over(path, 1, Progress()) == History()
+
+
+def test_each_command_has_its_own(tmp_path: Path) -> None:
+    assert file_of(tmp_path, ["a", "b"]) != file_of(tmp_path, ["a b"])
