@@ -6,9 +6,8 @@ coming back.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -19,6 +18,7 @@ from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.ladder import Facts, Step, next_step
 from deeplink.scheduler.watch.records import Action, ActionRecord
+from deeplink.scheduler.watch.remark import remark, with_ours
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
@@ -52,12 +52,23 @@ _WORDS = {
     Remedy.RESTART: Action.REQUEUE_EXCLUDE,
     Remedy.RESUME: Action.NONE,
 }
+_OF_JOBS = frozenset({Remedy.RESTART, Remedy.HOLD})
+_OF_NODES = frozenset({Step.COMMENT, Step.DRAIN, Step.DOWN, Step.RESUME})
+_NOT_AGAIN = frozenset({Step.COMMENT, Step.EXPLAIN, Step.SHED})
+"""Refused for whatever reason, there is another way, or it is not worth a second try."""
 _NO_RIGHTS = ("denied", "invalid user", "disabled", "not permitted")
 
 
 def action_word(remedy: Remedy) -> Action:
     """Return the word for a remedy in an incident's record."""
     return _WORDS[remedy]
+
+
+def _reason(verdict: Verdict, incident: str) -> str:
+    """Return what stands beside a node or job for people: of a comment it is all they see."""
+    if verdict.remedy in {Remedy.COMMENT, Remedy.HOLD}:
+        return remark(f"{TAG}{incident}: {'; '.join(verdict.reasons)}")
+    return f"{TAG}{incident}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,15 +101,15 @@ class Actor:
             attempt=verdict.attempt,
             node=verdict.node,
             exclude=verdict.exclude,
-            reason=f"{TAG}{named}",
+            reason=_reason(verdict, named),
             began_unix=self.clock.unix(),
         )
         return self.journal.begin_action(action)
 
     def restarting(self, verdict: Verdict) -> bool:
-        """Whether the verdict asks for a restart of a job that is being restarted already."""
-        return verdict.remedy is Remedy.RESTART and any(
-            action.remedy == Remedy.RESTART and action.attempt == verdict.attempt
+        """Whether the verdict asks something of a job that is being restarted, or held, already."""
+        return verdict.remedy in _OF_JOBS and any(
+            action.remedy in _OF_JOBS and action.attempt == verdict.attempt
             for action in self.journal.actions(only_open=True)
         )
 
@@ -141,15 +152,35 @@ class Actor:
             self._send(action, step.step, facts)
 
     def _facts(self, action: ActionRecord) -> Facts:
-        job = self._job(action) if action.remedy == Remedy.RESTART and action.attempt else None
-        return Facts(
-            job=job,
-            node=self._node(action.node) if action.remedy != Remedy.RESTART and action.node else None,
-            answers=self._reach(action.node) if action.remedy != Remedy.RESTART and action.node else None,
-            unreachable=self._unreachable(job) if job and job.state is JobState.RUNNING else (),
+        sent = {step: self.clock.monotonic() - at for step, at in self._sent.get(action.key, {}).items()}
+        facts = Facts(
             age_s=self.clock.unix() - action.began_unix,
-            sent={step: self.clock.monotonic() - at for step, at in self._sent.get(action.key, {}).items()},
+            sent=sent,
             refused=frozenset(self._refused.get(action.key, set())),
+        )
+        if action.remedy in _OF_JOBS:
+            return self._with_job(facts, action) if action.attempt else facts
+        return (
+            replace(facts, node=self._node(action.node), answers=self._reach(action.node))
+            if action.node
+            else facts
+        )
+
+    def _with_job(self, facts: Facts, action: ActionRecord) -> Facts:
+        job = self._job(action)
+        if job is None:
+            return facts
+        away = self._unreachable(job) if job.state is JobState.RUNNING else ()
+        return replace(
+            facts,
+            job=job,
+            unreachable=away,
+            comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
+            given_up=bool(action.node) and {*away} <= {*action.exclude, action.node},
+            being_downed=any(
+                other.node in away and other.remedy == Remedy.DRAIN_DOWN
+                for other in self.journal.actions(only_open=True)
+            ),
         )
 
     def _job(self, action: ActionRecord) -> JobRow | None:
@@ -177,7 +208,7 @@ class Actor:
             self._command(action, step, facts)
         except CommandError as refused:
             self.say(f"{action.incident}: {step.value} refused: {refused.stderr.strip()}")
-            if any(word in refused.stderr.lower() for word in _NO_RIGHTS):
+            if step in _NOT_AGAIN or any(word in refused.stderr.lower() for word in _NO_RIGHTS):
                 self._refused.setdefault(action.key, set()).add(step)
         else:
             self.say(f"{action.incident}: {step.value} {self._object(action, step)}")
@@ -185,28 +216,47 @@ class Actor:
 
     @staticmethod
     def _object(action: ActionRecord, step: Step) -> str:
-        if step in {Step.DRAIN, Step.DOWN, Step.RESUME}:
+        if step in _OF_NODES:
             return f"node {action.node}"
         without = f" without {fold(action.exclude)}" if step is Step.RELEASE and action.exclude else ""
         return f"job {action.attempt.job if action.attempt else '-'}{without}"
 
     def _command(self, action: ActionRecord, step: Step, facts: Facts) -> None:
-        node = action.node or ""
+        if step in _OF_NODES and action.node:
+            self._tell_node(action, action.node, step, facts)
+        elif step not in _OF_NODES and action.attempt:
+            self._tell_job(action, action.attempt.job, step, facts)
+        else:
+            raise ValueError(f"{step} is no command for {action.key}")
+
+    def _tell_node(self, action: ActionRecord, node: NodeName, step: Step, facts: Facts) -> None:
+        if step is Step.COMMENT:
+            self.slurm.comment_node(node, action.reason)
+        elif step is Step.DOWN:
+            # An operator's own reason, if he drained the node before us, stays.
+            kept = facts.node.reason if facts.node and facts.node.drained else ""
+            self.slurm.update_node(node, NodeOrder.DOWN, kept or action.reason)
+        elif step is Step.DRAIN:
+            self.slurm.update_node(node, NodeOrder.DRAIN, action.reason)
+        else:
+            self.slurm.update_node(node, NodeOrder.RESUME)
+
+    def _tell_job(self, action: ActionRecord, job: int, step: Step, facts: Facts) -> None:
         match step:
-            case Step.DRAIN:
-                self.slurm.update_node(node, NodeOrder.DRAIN, action.reason)
-            case Step.DOWN:
-                # An operator's own reason, if he drained the node before us, stays.
-                kept = facts.node.reason if facts.node and facts.node.drained else ""
-                self.slurm.update_node(node, NodeOrder.DOWN, kept or action.reason)
-            case Step.RESUME:
-                self.slurm.update_node(node, NodeOrder.RESUME)
-            case Step.REQUEUE if action.attempt:
-                self.slurm.requeue(action.attempt.job)
-            case Step.RELEASE if action.attempt:
-                self._release(action.attempt.job, action.exclude)
-            case Step.RELAX if action.attempt:
-                self._release(action.attempt.job, ())
+            case Step.EXPLAIN:
+                self.slurm.comment_job(job, with_ours(facts.comment or "", action.reason))
+            case Step.HOLD:
+                self.slurm.hold_waiting(job)
+            case Step.REQUEUE_HOLD:
+                self.slurm.hold(job)
+            case Step.SHED if facts.job:
+                self.slurm.keep_only(job, [name for name in facts.job.nodes if name not in facts.unreachable])
+            case Step.REQUEUE:
+                self.slurm.requeue(job)
+            case Step.RELEASE:
+                self._release(job, action.exclude)
+            case Step.RELAX:
+                self._release(job, ())
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
 
@@ -235,6 +285,6 @@ class Actor:
         incident = self.journal.incident(action.incident)
         if done and incident:
             word = action_word(Remedy(action.remedy))
-            self.journal.record_incident(dataclasses.replace(incident, action=word, acted_unix=now))
+            self.journal.record_incident(replace(incident, action=word, acted_unix=now))
         took = f" ({now - action.began_unix:.1f} s after the verdict)" if done else ""
         self.say(f"{action.incident}: {action.remedy} {'done' if done else GAVE_UP}: {why}{took}")

@@ -12,6 +12,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.remark import ours_in, with_ours
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import ActionRecord
     from deeplink.types import NodeName
 
+HELD = ("JobHeldUser", "JobHeldAdmin", "job requeued in held state")
+"""Why Slurm says that a job waits until somebody releases it (measured with 22.05)."""
 SETTLE_S = 10.0
 """A command that shows no effect for so long is sent again (it was lost, or its sender was killed)."""
 RELAX_S = 15.0
@@ -30,9 +34,14 @@ LONGEST_S = 600.0
 class Step(Enum):
     """One command, or none."""
 
+    COMMENT = "comment"
     DRAIN = "drain"
     DOWN = "down"
     RESUME = "resume"
+    EXPLAIN = "explain"  # in the job's own comment
+    HOLD = "hold"
+    REQUEUE_HOLD = "requeue and hold"
+    SHED = "shed"  # what is dead, out of the job's allocation
     REQUEUE = "requeue"
     RELEASE = "release"
     RELAX = "relax"
@@ -52,7 +61,10 @@ class Facts:
         unreachable: allocated nodes that neither answer nor are down by Slurm's word.
         age_s: since the intent was written.
         sent: commands sent, and for how long they have had time to work.
-        refused: commands that Slurm refused for lack of rights.
+        refused: commands that Slurm refused, and would refuse again.
+        comment: of the job, as it is; None when it was not asked for.
+        given_up: the unreachable nodes are those that the verdict calls dead.
+        being_downed: an action of ours is about to set one of them down.
     """
 
     node: NodeRow | None = None
@@ -62,6 +74,9 @@ class Facts:
     age_s: float = 0.0
     sent: dict[Step, float]
     refused: frozenset[Step] = frozenset()
+    comment: str | None = None
+    given_up: bool = False
+    being_downed: bool = False
 
     def lately(self, step: Step) -> bool:
         """Whether a command was sent and may still be working."""
@@ -76,31 +91,71 @@ class Next:
     why: str = ""
 
 
-def next_step(action: ActionRecord, facts: Facts) -> Next:
+def next_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - one return for each remedy
     """Return the next step of an action; WAIT when only time can help."""
     if facts.age_s > LONGEST_S:
         return Next(Step.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
     match Remedy(action.remedy):
         case Remedy.DRAIN | Remedy.DRAIN_DOWN as remedy:
-            return _node_step(facts, down=remedy is Remedy.DRAIN_DOWN)
+            sick = f"-{Kind.NODE_SICK}-" in action.incident
+            return _node_step(facts, down=remedy is Remedy.DRAIN_DOWN, dead=not sick)
         case Remedy.RESUME:
             return _resume_step(facts)
         case Remedy.RESTART:
             return _job_step(action, facts)
-        case Remedy.NOTHING | Remedy.COMMENT | Remedy.HOLD:
+        case Remedy.COMMENT:
+            return _comment_step(action, facts)
+        case Remedy.HOLD:
+            return _hold_step(action, facts)
+        case Remedy.NOTHING:
             return Next(Step.DONE, "nothing to do")
 
 
-def _node_step(facts: Facts, *, down: bool) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
+def _comment_step(action: ActionRecord, facts: Facts) -> Next:
+    if facts.node is None:
+        return Next(Step.GIVE_UP, "Slurm does not know the node")
+    if with_ours(facts.node.comment, action.reason) == facts.node.comment:
+        return Next(Step.DONE, "the node's comment says it")
+    if facts.node.comment != ours_in(facts.node.comment):
+        return Next(Step.DONE, "told only: the node has a comment of an administrator's")
+    if Step.COMMENT in facts.refused:
+        return Next(Step.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
+    return Next(Step.WAIT if facts.lately(Step.COMMENT) else Step.COMMENT)
+
+
+def _hold_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
+    job = facts.job
+    if job is None or action.attempt is None:
+        return Next(Step.DONE, "Slurm does not know the job any more")
+    if job.state.final:
+        return Next(Step.DONE, f"the job ended: {job.state.value}")
+    # The reason comes first: whoever finds the job held finds it there.
+    said = facts.comment is None or with_ours(facts.comment, action.reason) == facts.comment
+    if not said and Step.EXPLAIN not in facts.refused and Step.EXPLAIN not in facts.sent:
+        return Next(Step.EXPLAIN)
+    if job.state in _SET_ASIDE or (job.state is JobState.PENDING and job.reason.startswith(HELD)):
+        return Next(Step.DONE, "held; `scontrol release` lets it go")
+    if Step.HOLD in facts.refused or Step.REQUEUE_HOLD in facts.refused:
+        return Next(Step.GIVE_UP, "Slurm refused to hold the job")
+    if job.state is JobState.PENDING:
+        return Next(Step.WAIT if facts.lately(Step.HOLD) else Step.HOLD)
+    if job.state is not JobState.RUNNING:
+        return Next(Step.WAIT, job.state.value.lower())
+    if facts.unreachable:
+        return Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
+    return Next(Step.WAIT if facts.lately(Step.REQUEUE_HOLD) else Step.REQUEUE_HOLD)
+
+
+def _node_step(facts: Facts, *, down: bool, dead: bool) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
     node = facts.node
     if node is None:
         return Next(Step.GIVE_UP, "Slurm does not know the node")
-    if facts.answers:
+    if dead and facts.answers:
         return Next(Step.GIVE_UP, "the node answers again")
     if node.down:
         return Next(Step.DONE, "down")
     if not node.drained and Step.DRAIN not in facts.refused:
-        if facts.answers is None:
+        if dead and facts.answers is None:
             return Next(Step.WAIT, "not probed yet")
         return Next(Step.WAIT if facts.lately(Step.DRAIN) else Step.DRAIN)
     if not down and node.drained:
@@ -123,6 +178,7 @@ def _resume_step(facts: Facts) -> Next:
 
 
 _COMING = frozenset({JobState.CONFIGURING, JobState.RUNNING})
+_SET_ASIDE = frozenset({JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
 
 
 def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
@@ -131,10 +187,10 @@ def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a 
         return Next(Step.DONE, "Slurm does not know the job any more")
     if job.state.final:
         return Next(Step.DONE, f"the job ended: {job.state.value}")
+    if job.state in _SET_ASIDE or (job.state is JobState.PENDING and job.reason.startswith(HELD)):
+        return Next(Step.GIVE_UP, "the job is held; `scontrol release` lets it go")
     if job.state is JobState.PENDING:
         return _waiting_step(action, facts, job)
-    if job.state is JobState.REQUEUE_HOLD:
-        return Next(Step.GIVE_UP, "Slurm holds the job; `scontrol release` lets it go")
     if job.restarts > attempt.restart:
         return Next(Step.DONE, "running again") if job.state in _COMING else Next(Step.WAIT)
     if job.state is not JobState.RUNNING:
@@ -143,8 +199,18 @@ def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a 
         return Next(Step.GIVE_UP, "Slurm refused to requeue the job")
     if facts.unreachable:
         # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
-        return Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
+        return _unreachable_step(facts, job)
     return Next(Step.WAIT if facts.lately(Step.REQUEUE) else Step.REQUEUE)
+
+
+def _unreachable_step(facts: Facts, job: JobRow) -> Next:
+    """What can be done while an allocated node is unreachable and Slurm has not given it up."""
+    wait = Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
+    if facts.being_downed or not facts.given_up:
+        return wait
+    if job.batch_host in facts.unreachable or Step.SHED in facts.refused:
+        return wait  # Slurm takes the batch host out of no job (measured)
+    return wait if facts.lately(Step.SHED) else Next(Step.SHED)
 
 
 def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:

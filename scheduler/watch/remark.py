@@ -13,9 +13,9 @@ _OURS = re.compile(rf"(?:^|{re.escape(_JOINT)}){re.escape(TAG)}.*\Z", re.DOTALL)
 
 
 def remark(text: str) -> str:
-    """Return a text as it can stand in a comment: one line, not too long.
+    r"""Return a text as it can stand in a comment: one line, not too long.
 
-    >>> remark("two\\nlines")
+    >>> remark("two\nlines")
     'two lines'
     """
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -24,7 +24,8 @@ from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.observer import Observer
 from deeplink.scheduler.watch.probe import Address
-from deeplink.scheduler.watch.records import Beat, NodeRecord, Outcome, Phase
+from deeplink.scheduler.watch.records import Beat, Kind, NodeRecord, Outcome, Phase
+from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 
 JOB_COLUMNS = 10
@@ -47,6 +48,10 @@ class Cluster:
     node_states: dict[str, str] = field(default_factory=lambda: dict.fromkeys(("n0", "n1", "n2", "n3"), "IDLE"))
     answers: dict[str, Answer] = field(default_factory=dict)
     rights: bool = True
+    sheds: bool = True
+    quicker: bool = False
+    comment: str = "(null)"
+    node_comments: dict[str, str] = field(default_factory=dict)
     frozen: bool = False
     deadly: str = ""
     asked: list[str] = field(default_factory=list)
@@ -74,6 +79,8 @@ class Cluster:
             return self.excluded
         if "%n" in argv:
             return self.required
+        if "%k" in argv:
+            return f"{self.comment}\n"
         (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
         if not self.job_state:  # forgotten: it ended more than MinJobAge ago
             return ""
@@ -88,7 +95,8 @@ class Cluster:
 
     def _node(self, name: str) -> str:
         leaf = f"NodeName={name} NodeAddr=10.0.0.{name[1:]} NodeHostName={name} State={self.node_states[name]}"
-        return f"{leaf} BootTime=2026-11-20T17:01:31 Reason=deeplink: x [root@2026-11-20T17:01:31]"
+        told = f"{leaf} BootTime=2026-11-20T17:01:31 Reason=deeplink: x [root@2026-11-20T17:01:31]"
+        return told + (f" Comment={self.node_comments[name]}" if name in self.node_comments else "")
 
     def _obey(self, argv: Sequence[str]) -> None:
         line = " ".join(argv)
@@ -96,11 +104,24 @@ class Cluster:
             if not self.rights:
                 raise CommandError(argv, 1, "slurm_update error: Invalid user id")
             name = argv[2].partition("=")[2]
+            if argv[3].startswith("comment="):
+                self.node_comments[name] = argv[3].partition("=")[2]
+                return
             self.node_states[name] = {"drain": "IDLE+DRAIN", "down": "DOWN+DRAIN"}[argv[3].partition("=")[2]]
             if "state=down" in line:
                 self.job_nodes = "n0"
+        if "NodeList=" in line and "ExcNodeList=" not in line and "ReqNodeList=" not in line:
+            if not self.sheds:
+                raise CommandError(argv, 1, "slurm_update error: Job shrink is disabled")
+            self.job_nodes = argv[3].partition("=")[2]
+        if "Comment=" in line:
+            self.comment = argv[3].partition("=")[2]
+        if argv[1] == "requeuehold":
+            self.job_state, self.restarts, self.reason = "PENDING", 1, "job requeued in held state"
         if argv[1] == "requeue":
             self.job_state, self.restarts, self.reason = "PENDING", 1, "BeginTime"
+            if self.quicker:  # Slurm's own requeue came between our look and our command
+                raise CommandError(argv, 1, "Job is pending execution for job 17")
         if "StartTime=now" in line:
             self.reason = "Resources"
             self.excluded = next(
@@ -222,20 +243,85 @@ def test_no_room_without_the_excluded_nodes_ends_in_the_users_own_exclusions(ben
     assert any("waits in the queue" in line for line in bench.said)
 
 
-def test_without_rights_it_waits_for_slurms_own_word_and_then_clears_the_hold(bench: Bench) -> None:
+def test_without_rights_the_dead_node_is_taken_out_of_the_job_which_then_starts_elsewhere(bench: Bench) -> None:
     bench.cluster.rights = False
+    lose(bench, "n1")
+    bench.turn(12, silent="n1")
+    assert [line for line in bench.cluster.asked if "jobid" in line or "requeue" in line] == [
+        "scontrol update jobid=17 NodeList=n0",
+        "scontrol requeue 17",
+        "scontrol update jobid=17 ExcNodeList=n[1,9] StartTime=now",
+    ]
+    assert any("rights" in line for line in bench.said)
+
+
+def test_without_rights_it_waits_for_slurms_own_word_and_then_clears_the_hold(bench: Bench) -> None:
+    bench.cluster.rights = bench.cluster.sheds = False
     lose(bench, "n1")
     bench.turn(12, silent="n1")
     assert not any("requeue" in line for line in bench.cluster.asked), "never while the node is unreachable"
     assert any("rights" in line for line in bench.said)
     refusals = len(bench.cluster.asked)
-    assert refusals <= 3, "a refused command is not repeated for ever"
+    assert refusals <= 4, "a refused command is not repeated for ever"
     bench.cluster.node_states["n1"] = "DOWN+NOT_RESPONDING"
     bench.turn(4, silent="n1")
     assert bench.cluster.asked[refusals:] == [
         "scontrol requeue 17",
         "scontrol update jobid=17 ExcNodeList=n[1,9] StartTime=now",
     ]
+
+
+def asked_for(bench: Bench, remedy: Remedy, *reasons: str, node: str = "") -> None:
+    verdict = Verdict(
+        kind=Kind.NODE_SICK if node else Kind.APPLICATION_FAILED,
+        remedy=remedy,
+        reasons=reasons,
+        attempt=Attempt(17, 0, 0),
+        node=NodeName(node) if node else None,
+    )
+    actor = bench.daemon.actor
+    assert actor is not None
+    bench.beat(Phase.RUNNING)
+    bench.daemon.observer.ask()
+    actor.begin(verdict, None)
+    for _ in range(12):
+        actor.work()
+        bench.clock.sleep(0.3)
+
+
+def test_a_sick_node_gets_a_comment_and_no_more(bench: Bench) -> None:
+    asked_for(bench, Remedy.COMMENT, "disk: 31 ms\nto write", node="n1")
+    assert bench.cluster.asked == ["scontrol update nodename=n1 comment=deeplink: n1: disk: 31 ms to write"]
+    (action,) = bench.journal.actions()
+    assert (action.result, bench.cluster.node_states["n1"]) == ("the node's comment says it", "IDLE")
+
+
+def test_an_administrators_comment_is_never_written_over(bench: Bench) -> None:
+    bench.cluster.node_comments["n1"] = "loaner, back in May"
+    asked_for(bench, Remedy.COMMENT, "disk slow", node="n1")
+    assert bench.cluster.asked == []
+    assert "administrator" in bench.journal.actions()[0].result
+
+
+def test_a_job_that_fails_again_and_again_is_held_with_the_reason_in_its_comment(bench: Bench) -> None:
+    bench.cluster.comment = "for the paper"
+    asked_for(bench, Remedy.HOLD, "exit 1 at step 3, 3 times")
+    assert bench.cluster.asked == [
+        "scontrol update jobid=17 Comment=for the paper | deeplink: 17.0.0-application-failed: exit 1 at step 3, 3 times",
+        "scontrol requeuehold 17",
+    ]
+    (action,) = bench.journal.actions()
+    assert action.result.startswith("held")
+
+
+def test_a_requeue_that_slurm_did_first_is_refused_and_that_is_success(bench: Bench) -> None:
+    bench.cluster.quicker = True
+    lose(bench, "n1")
+    bench.turn(12, silent="n1")
+    assert "scontrol requeue 17" in bench.cluster.asked
+    assert not any("refused" in line for line in bench.said)
+    assert bench.cluster.asked[-1] == "scontrol update jobid=17 ExcNodeList=n[1,9] StartTime=now"
+    assert bench.cluster.restarts == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

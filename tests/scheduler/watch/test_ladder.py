@@ -13,14 +13,18 @@ from deeplink.scheduler.watch.records import ActionRecord
 from deeplink.scheduler.watch.verdict import Remedy
 from deeplink.types import Attempt, JobId, NodeName
 
-N1 = NodeName("n1")
+N0, N1 = NodeName("n0"), NodeName("n1")
 DOWNED = ActionRecord(key="k", incident="i", remedy=Remedy.DRAIN_DOWN, attempt=Attempt(17, 0, 0), node=N1)
 DRAINED = replace(DOWNED, remedy=Remedy.DRAIN)
 RESTART = replace(DOWNED, remedy=Remedy.RESTART, exclude=(N1,))
 RESUME = replace(DOWNED, remedy=Remedy.RESUME)
 
 
-def node(state: NodeState = NodeState.ALLOCATED, *flags: NodeFlag) -> NodeRow:
+COMMENTED = replace(DOWNED, remedy=Remedy.COMMENT, reason="deeplink: 17.0.0-node-sick-n1: disk slow")
+HELD = replace(RESTART, remedy=Remedy.HOLD, reason="deeplink: 17.0.0-application-failed: fails at step 3")
+
+
+def node(state: NodeState = NodeState.ALLOCATED, *flags: NodeFlag, comment: str = "") -> NodeRow:
     return NodeRow(
         name=N1,
         address="n1",
@@ -32,6 +36,7 @@ def node(state: NodeState = NodeState.ALLOCATED, *flags: NodeFlag) -> NodeRow:
         reason_by="",
         boot_time="",
         gpus=0,
+        comment=comment,
     )
 
 
@@ -53,6 +58,7 @@ def job(state: JobState = JobState.RUNNING, restarts: int = 0, reason: str = "")
 AWAY = Facts(node=node(), answers=False, sent={})
 DRAIN_SEEN = replace(AWAY, node=node(NodeState.ALLOCATED, NodeFlag.DRAIN))
 RUNS = Facts(job=job(), sent={})
+LEFT = replace(RUNS, job=replace(job(), nodes=(N0, N1), batch_host=N0), unreachable=(N1,))
 WAITS = Facts(job=job(JobState.PENDING, 1, "BeginTime"), sent={})
 
 CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
@@ -100,6 +106,64 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
     "not ours to requeue": (RESTART, replace(RUNS, refused=frozenset({Step.REQUEUE})), Step.GIVE_UP),
     "back into service": (RESUME, replace(DRAIN_SEEN, answers=True), Step.RESUME),
     "in service": (RESUME, replace(AWAY, answers=True), Step.DONE),
+    "a dead node is taken out of the job, where nobody else can take it from Slurm": (
+        RESTART,
+        replace(LEFT, given_up=True),
+        Step.SHED,
+    ),
+    "not while we are about to set it down": (
+        RESTART,
+        replace(LEFT, given_up=True, being_downed=True),
+        Step.WAIT,
+    ),
+    "not one that only does not answer just now": (RESTART, replace(LEFT, given_up=False), Step.WAIT),
+    "not the batch host": (RESTART, replace(LEFT, given_up=True, unreachable=(N0,)), Step.WAIT),
+    "not twice": (RESTART, replace(LEFT, given_up=True, refused=frozenset({Step.SHED})), Step.WAIT),
+    "taken out, every node answers": (RESTART, replace(LEFT, unreachable=(), sent={Step.SHED: 0.1}), Step.REQUEUE),
+    "a held job is not let go": (
+        RESTART,
+        replace(WAITS, job=job(JobState.PENDING, 1, "JobHeldUser")),
+        Step.GIVE_UP,
+    ),
+    "a comment on a node": (COMMENTED, AWAY, Step.COMMENT),
+    "it stands there": (COMMENTED, replace(AWAY, node=node(comment=COMMENTED.reason)), Step.DONE),
+    "in place of an older one of ours": (
+        COMMENTED,
+        replace(AWAY, node=node(comment="deeplink: old")),
+        Step.COMMENT,
+    ),
+    "never in place of an administrator's": (COMMENTED, replace(AWAY, node=node(comment="loaner")), Step.DONE),
+    "no right to comment": (COMMENTED, replace(AWAY, refused=frozenset({Step.COMMENT})), Step.GIVE_UP),
+    "a comment on no node": (COMMENTED, replace(AWAY, node=None), Step.GIVE_UP),
+    "held: its reason first": (HELD, replace(RUNS, comment="mine"), Step.EXPLAIN),
+    "then it is requeued and held": (HELD, replace(RUNS, comment=f"mine | {HELD.reason}"), Step.REQUEUE_HOLD),
+    "also where the reason was refused": (
+        HELD,
+        replace(RUNS, comment="", refused=frozenset({Step.EXPLAIN})),
+        Step.REQUEUE_HOLD,
+    ),
+    "held while it waits": (HELD, replace(WAITS, comment=HELD.reason), Step.HOLD),
+    "held by us": (
+        HELD,
+        replace(WAITS, job=job(JobState.PENDING, 1, "job requeued in held state"), comment=HELD.reason),
+        Step.DONE,
+    ),
+    "held by its user, and told why": (
+        HELD,
+        replace(WAITS, job=job(JobState.PENDING, 1, "JobHeldUser"), comment=""),
+        Step.EXPLAIN,
+    ),
+    "no requeue to hold while a node is unreachable": (
+        HELD,
+        replace(RUNS, comment=HELD.reason, unreachable=(N1,)),
+        Step.WAIT,
+    ),
+    "no right to hold": (
+        HELD,
+        replace(RUNS, comment=HELD.reason, refused=frozenset({Step.REQUEUE_HOLD})),
+        Step.GIVE_UP,
+    ),
+    "it ended before it was held": (HELD, replace(RUNS, job=job(JobState.FAILED)), Step.DONE),
     "nothing to do": (replace(DOWNED, remedy=Remedy.NOTHING), AWAY, Step.DONE),
 }
 
