@@ -87,11 +87,20 @@ def ports_of(pid: int) -> tuple[int, ...]:
     proc = Path("/proc") / str(pid)
     try:
         tables = [(proc / "net" / name).read_text(encoding="ascii") for name in ("tcp", "tcp6")]
-        sockets = {os.readlink(handle) for handle in (proc / "fd").iterdir()}  # noqa: PTH115 - no path: `socket:[1]`
+        handles = list((proc / "fd").iterdir())
     except OSError:
         return ()
+    sockets = {_target(handle) for handle in handles}
     ports = {port for text in tables for inode, port in listening(text).items() if f"socket:[{inode}]" in sockets}
     return tuple(sorted(ports))
+
+
+def _target(handle: Path) -> str:
+    """Return what an open file is, as `socket:[1]`; empty when it was closed meanwhile."""
+    try:
+        return os.readlink(handle)  # noqa: PTH115 - it is no path
+    except OSError:
+        return ""
 
 
 def agents_on(sandbox: Sandbox, machine: str) -> tuple[int, ...]:

@@ -1,0 +1,171 @@
+"""A run is judged by facts alone: figures, and every promise that can be broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.watchdog.facts import Facts, Line, Told, newest_step, read_logs
+from benchmarks.watchdog.faults import Measured, differing, notes_of, rows_of, stock_rows, told
+from benchmarks.watchdog.judging import _CHECKS, judge
+from benchmarks.watchdog.playing import _late_output
+from benchmarks.watchdog.scenarios import BY_NAME, SCENARIOS, STOCK, After, Never, Scenario
+from deeplink.scheduler.sandbox.lab.catalog import FAULTS
+from deeplink.scheduler.watch.records import Outcome
+from deeplink.types import Attempt
+
+OLD, NEW = Attempt(1, 0, 0), Attempt(1, 0, 1)
+SPARE = BY_NAME["node-killed-spare"]
+
+
+def line(attempt: Attempt, what: str, unix: float, *, step: int = 0, rank: int = 0, node: str = "n0") -> Line:
+    return Line(attempt=attempt, rank=rank, what=what, unix=unix, step=step, node=node)
+
+
+LINES = (
+    line(OLD, "step", 99.0, step=47),
+    line(OLD, "step", 103.0, step=47, rank=3, node="n7"),
+    line(NEW, "process", 103.2),
+    line(NEW, "imported", 103.7),
+    line(NEW, "resumed", 103.8, step=40),
+    line(NEW, "step", 104.0, step=41),
+)
+TOLD = Told(
+    by="launcher",
+    id="1.0.0-node-silent-n7",
+    kind="node-silent",
+    node="n7",
+    attempt="1.0.0",
+    began_unix=100.0,
+    detected_unix=103.0,
+    action="relaunch",
+    outcome=Outcome.RECOVERED,
+    evidence="",
+    stacks=4,
+)
+GOOD = Facts(
+    fault_unix=100.0,
+    attempt=OLD,
+    victims=("n7",),
+    lines=LINES,
+    incidents=(TOLD,),
+    state="RUNNING",
+    gpus_s=0.1,
+    output="skipped step-0000000040.a1: torn",
+)
+
+
+def test_a_run_as_it_should_be() -> None:
+    figures = judge(SPARE, GOOD)
+    assert figures.detected_s == pytest.approx(3.0)
+    assert figures.first_step_s == pytest.approx(4.0)
+    assert figures.start_s == pytest.approx(3.2)
+    assert figures.import_s == pytest.approx(0.5)
+    assert figures.repeated == 7
+    assert figures.zombie_s == 0.0
+    assert not figures.broken
+    assert not figures.missing
+    assert told(figures) == "detected 3.00 s; first step 4.00 s"
+
+
+def test_what_never_came_is_said() -> None:
+    facts = dataclasses.replace(GOOD, lines=LINES[:2], incidents=())
+    figures = judge(SPARE, facts)
+    assert figures.first_step_s is None
+    assert len(figures.missing) == 2
+    rows = {row.row: row for row in rows_of(SPARE, [figures], [158.0])}
+    detected = rows[f"{SPARE.title}: detected"]
+    assert (detected.value, detected.reached) == (SPARE.bound_s, False)
+    measured = Measured(ours={SPARE.name: [figures]}, stock={"rank-exit": [None]})
+    said = "\n".join(notes_of(measured))
+    assert "no incident of kind" in said
+    assert "trains again in 0 of 1 runs" in said
+    assert stock_rows(measured)[0].value == STOCK["rank-exit"].bound_s
+
+
+LATE = dataclasses.replace(TOLD, by="watchdog", kind="self-in-doubt", node="")
+MANY = tuple(line(Attempt(1, 0, number), "step", 110.0 + number, step=41) for number in range(1, 9))
+BROKEN: dict[Never, dict[str, Any]] = {
+    Never.BAD_NODE: {"lines": (*LINES, line(NEW, "step", 105.0, rank=3, node="n7"))},
+    Never.REPEATED: {"lines": (*LINES[:4], line(NEW, "step", 104.0, step=1))},
+    Never.GRES: {"gpus_s": math.inf},
+    Never.HISTORY: {"incidents": (dataclasses.replace(TOLD, attempt="2.0.0"),)},
+    Never.ZOMBIE_SAVES: {"saves": ("step-0000000060.a1",)},
+    Never.ZOMBIE_LINES: {"late_lines": 3},
+    Never.ZOMBIE_METRICS: {"late_points": 2},
+    Never.UNCHECKED: {"drained": {}},
+    Never.STACKS: {"incidents": (dataclasses.replace(TOLD, stacks=0),)},
+    Never.LOOP: {"lines": MANY},
+    Never.HANG: {"lines": LINES[:2]},
+    Never.RESTART: {"restarts": 1},
+    Never.DRAINED: {"drained": {"n3": "bad"}},
+    Never.REQUEUED: {"restarts": 2},
+    Never.INCIDENTS: {"incidents": (TOLD, LATE)},
+    Never.UNNAMED_LEAF: {"drained": {"n7": "deeplink: 1.0.0-node-dead-n7"}},
+    Never.FROM_ZERO: {"lines": (*LINES, line(NEW, "resumed", 103.8, rank=2))},
+    Never.TWICE: {"actions": ("drain-down n7", "drain-down n7")},
+}
+KEPT: dict[Never, dict[str, Any]] = {
+    Never.UNCHECKED: {"drained": {"n7": "deeplink: x"}},
+    Never.RESTART: {"lines": (*LINES[:2], line(OLD, "step", 120.0, step=60))},
+    Never.UNNAMED_LEAF: {"drained": {"n7": "deeplink: 1.0.0-switch-suspect-leaf1"}},
+}
+
+
+@pytest.mark.parametrize("never", Never)
+def test_every_promise_can_be_broken_and_kept(never: Never) -> None:
+    assert _CHECKS[never](SPARE, dataclasses.replace(GOOD, **BROKEN[never]))
+    assert not _CHECKS[never](SPARE, dataclasses.replace(GOOD, **KEPT.get(never, {})))
+
+
+def test_a_broken_promise_is_a_row_that_is_short() -> None:
+    good = judge(SPARE, GOOD)
+    bad = judge(SPARE, dataclasses.replace(GOOD, **BROKEN[Never.BAD_NODE]))
+    rows = {row.row: row for row in rows_of(SPARE, [good, good, bad], [160.0, 150.0, 158.0])}
+    row = rows[f"{SPARE.title}: never {Never.BAD_NODE.value}, runs of 3"]
+    assert (row.value, row.reached) == (1, False)
+    ratio = rows[f"{SPARE.title}: ours over stock Slurm's"]
+    assert ratio.value == pytest.approx(4 / 158)
+    assert ratio.reached
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_scenarios_name_faults_and_cases_that_there_are(scenario: Scenario) -> None:
+    one = scenario
+    assert one.fault in FAULTS
+    assert not one.then or one.then in FAULTS
+    assert not one.stock or one.stock in STOCK
+    assert one.spares < one.nodes <= one.shape.node_count
+    assert one.hold_s is not None or one.after is not After.SAME
+    assert STOCK.keys() >= {one.stock} - {""}
+
+
+def test_logs_are_read_and_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    rows = [
+        {"what": "step", "unix": 5.0, "step": 7, "node": "n1"},
+        {"what": "end", "unix": 6.0, "step": 7, "node": "n1"},
+    ]
+    text = "\n".join(json.dumps(row) for row in rows) + '\n{"what": "st'
+    (tmp_path / "log" / "17.0.2.rank3.jsonl").write_text(text, encoding="utf-8")
+    lines = read_logs(tmp_path)
+    assert [(one.attempt, one.rank, one.what) for one in lines] == [
+        (Attempt(17, 0, 2), 3, "step"),
+        (Attempt(17, 0, 2), 3, "end"),
+    ]
+    assert newest_step(lines, rank=3) == 7
+    assert newest_step(lines) == 0
+
+
+def test_output_of_a_zombie_is_what_comes_after_the_new_ones_first_line() -> None:
+    assert _late_output("1.0.0 0 45\n1.0.1 0 41\n1.0.0 3 46\nwarning\n1.0.1 0 42\n", OLD) == 1
+    assert _late_output("1.0.0 0 45\n1.0.0 3 45\n", OLD) == 0
+
+
+def test_what_differs_from_slurms_defaults_is_told() -> None:
+    assert "SlurmdTimeout=10 (300)" in differing()

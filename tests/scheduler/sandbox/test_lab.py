@@ -1,0 +1,232 @@
+"""Faults as plans: what would be done and undone, by whom it is found, and that it can be written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.scheduler.sandbox.lab import hands, looking, record
+from deeplink.scheduler.sandbox.lab.catalog import FAULTS, Target, fault_of
+from deeplink.scheduler.sandbox.lab.duty import processes_of
+from deeplink.scheduler.sandbox.lab.errors import NoTargetError, UnknownFaultError, WoundRecordError
+from deeplink.scheduler.sandbox.lab.record import Wound
+from deeplink.scheduler.sandbox.lab.scene import Scene, Started
+from deeplink.scheduler.sandbox.lab.steps import Step, Verb, process_words
+from deeplink.scheduler.sandbox.processes import ProcessId
+
+OF_THE_TABLE = {
+    *("node-killed", "node-cut", "rank-stopped", "rank-killed", "rank-exit", "fast-reboot", "slurmd-killed"),
+    *("controller-down", "watchdog-killed", "storage-frozen", "agents-silent", "leaf-cut", "checkpoint-torn"),
+    *("disk-full", "disk-readonly", "slow-rank"),
+}
+WHO = ProcessId(4711, 99)
+FULL = Scene(
+    target="n3",
+    ranks={5: (WHO,), 2: (ProcessId(12, 34), ProcessId(13, 35))},
+    daemon=ProcessId(77, 1),
+    watchdogs=((ProcessId(80, 2), Started(argv=("python", "-m", "deeplink", "watch"), env={"A": "b"})),),
+    agents={"n1": (7001,), "n0": (7002, 7003)},
+    torn=("/f/step-0000000020.a1/state", "/kept/state"),
+)
+
+
+def test_every_fault_of_the_table_is_there() -> None:
+    assert set(FAULTS) >= OF_THE_TABLE
+    with pytest.raises(UnknownFaultError, match="node-klled") as unknown:
+        fault_of("node-klled")
+    assert "node-killed" in unknown.value.remedy
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_plan_does_something_and_can_be_written_down(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    plan = fault.plan(FULL)
+    assert plan.do
+    assert bool(plan.undo) or name == "rank-killed", "what lasts can be undone"
+    wound = Wound(name=name, target="n3", unix=1.5, undo=plan.undo)
+    record.write(tmp_path / "faults.json", [wound])
+    assert record.read(tmp_path / "faults.json") == (wound,)
+    assert fault.like
+    assert fault.undone
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.target is Target.RANK])
+def test_a_rank_that_is_not_there_is_no_target(name: str) -> None:
+    with pytest.raises(NoTargetError, match="no rank"):
+        FAULTS[name].plan(Scene(target="n3"))
+    with pytest.raises(NoTargetError, match="no rank 7"):
+        FAULTS[name].plan(Scene(target="n3", ranks=FULL.ranks, rank=7))
+
+
+@pytest.mark.parametrize(
+    "name", ["slurmd-killed", "controller-down", "controller-frozen", "watchdog-killed", "agents-silent"]
+)
+def test_a_daemon_that_does_not_run_is_no_target(name: str) -> None:
+    with pytest.raises(NoTargetError):
+        FAULTS[name].plan(Scene(target="n3"))
+
+
+def test_the_link_goes_before_the_processes() -> None:
+    plan = FAULTS["node-killed"].plan(FULL)
+    assert [step.verb for step in plan.do] == [Verb.OFF], "which cuts the cable first"
+    assert [step.verb for step in plan.undo] == [Verb.BOOT]
+
+
+def test_a_fast_reboot_is_off_for_seconds_and_over_then() -> None:
+    plan = FAULTS["fast-reboot"].plan(FULL)
+    assert [step.verb for step in plan.do] == [Verb.OFF, Verb.PAUSE, Verb.BOOT]
+    assert 1 <= float(plan.do[1].words[0]) <= 3
+    assert not FAULTS["fast-reboot"].lasting
+
+
+def test_the_asked_rank_is_stopped_else_the_first_one_there() -> None:
+    asked = FAULTS["rank-stopped"].plan(Scene(target="n3", ranks=FULL.ranks, rank=5))
+    assert asked.do == (Step(Verb.SIGNAL, words=("SIGSTOP", "4711:99")),)
+    assert asked.undo == (Step(Verb.SIGNAL, words=("SIGCONT", "4711:99")),)
+    first = FAULTS["rank-stopped"].plan(FULL)
+    assert first.do[0].words == ("SIGSTOP", "12:34", "13:35")
+
+
+def test_a_slow_rank_goes_on_when_it_is_undone() -> None:
+    plan = FAULTS["slow-rank"].plan(Scene(target="n3", ranks={0: (WHO,)}, share=0.7))
+    assert plan.do[0].words == ("0.7", "0.2", "4711:99")
+    assert [step.verb for step in plan.undo] == [Verb.REST, Verb.SIGNAL]
+    assert plan.undo[0].words == plan.do[0].words
+
+
+def test_agents_fall_silent_by_what_they_send_on_every_port() -> None:
+    plan = FAULTS["agents-silent"].plan(FULL)
+    assert [(step.on, step.words[2], step.words[6]) for step in plan.do] == [
+        *(("n0", "add", "7002"), ("n0", "add", "7003"), ("n1", "add", "7001"))
+    ]
+    assert {step.words[2] for step in plan.undo} == {"del"}
+
+
+def test_a_watchdog_is_started_again_as_it_was() -> None:
+    plan = FAULTS["watchdog-killed"].plan(FULL)
+    assert plan.do[0].words == ("SIGKILL", "80:2")
+    assert Started.unpacked(plan.undo[0].words[0]) == FULL.watchdogs[0][1]
+
+
+def test_a_rank_exits_where_it_is_told_to() -> None:
+    plan = FAULTS["rank-exit"].plan(Scene(target="/home/run", rank=2, step=40, always=True))
+    assert plan.do == (Step(Verb.WRITE, words=("/home/run/fail", "2 40 1 always\n")),)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    assert record.read(path) == ()
+    for text in ("{", "[1]", '[{"name": "x"}]', '[{"name":"x","target":"","unix":1,"undo":[{"verb":"fly"}]}]'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(WoundRecordError, match=r"faults\.json"):
+            record.read(path)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 22), st.integers(0, 1 << 40))))
+def test_processes_are_found_again_by_their_words(pairs: list[tuple[int, int]]) -> None:
+    those = [ProcessId(*pair) for pair in pairs]
+    assert processes_of(process_words(those)) == those
+
+
+@given(st.text(max_size=300))
+def test_whatever_proc_says_is_read(text: str) -> None:
+    assert isinstance(looking.listening("  sl  local_address\n" + text.replace("0A", "06")), dict)
+
+
+@pytest.mark.parametrize(
+    ("argv", "verb", "found"),
+    [
+        ("/v/bin/python3.11 -m deeplink node --job", "node", True),
+        ("/v/bin/python /v/bin/deeplink -v watch --act", "watch", True),
+        ("/v/bin/python -m deeplink run -- python watch", "watch", False),
+        ("srun deeplink node", "node", False),
+        ("vi deeplink", "deeplink", False),
+        ("", "node", False),
+    ],
+)
+def test_our_own_programs_are_told_from_others(argv: str, verb: str, found: bool) -> None:
+    assert looking.is_verb(argv.split(), verb) is found
+
+
+def test_the_newest_checkpoint_is_of_the_latest_claim(tmp_path: Path) -> None:
+    assert looking.newest_checkpoint(tmp_path / "missing") is None
+    assert looking.newest_checkpoint(tmp_path) is None
+    for name in (
+        "step-0000000090.a1",
+        "step-0000000020.a2",
+        "step-0000000020.a2-1",
+        ".draft-step-0000000099.a3-ab",
+    ):
+        (tmp_path / name).mkdir()
+    found = looking.newest_checkpoint(tmp_path)
+    assert found == tmp_path / "step-0000000020.a2-1"
+    assert looking.largest_file(found) is None
+    for name, size in (("manifest.json", 500), ("state", 200), ("other", 100)):
+        (found / name).write_bytes(b"x" * size)
+    assert looking.largest_file(found) == found / "state"
+
+
+def test_a_torn_file_is_mended_unless_somebody_wrote_another(tmp_path: Path) -> None:
+    file, kept = tmp_path / "state", tmp_path / "kept" / "state"
+    file.write_bytes(bytes(range(100)))
+    hands._tear(file, kept)
+    hands._tear(file, kept)
+    assert file.read_bytes() == bytes(range(50))
+    hands._mend(file, kept)
+    assert file.read_bytes() == bytes(range(100))
+    hands._tear(file, kept)
+    file.write_bytes(b"new")
+    hands._mend(file, kept)
+    assert file.read_bytes() == b"new"
+    hands._mend(file, kept)
+
+
+@pytest.mark.slow
+def test_a_process_on_duty_stands_and_goes_by_turns_and_goes_on_afterwards() -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        try:
+            who = ProcessId.of(sleeper.pid)
+            assert who is not None
+            argv = [sys.executable, "-m", hands.DUTY, "0.5", "0.1", *process_words([who])]
+            with subprocess.Popen(argv) as duty:
+                seen: set[str] = set()
+                deadline = time.monotonic() + 20
+                while not {"T", "S"} <= seen and time.monotonic() < deadline:
+                    seen.add(_state(sleeper.pid))
+                    time.sleep(0.01)
+                duty.terminate()
+                assert duty.wait(10) == 0
+            assert {"T", "S"} <= seen
+            assert _state(sleeper.pid) == "S"
+        finally:
+            sleeper.kill()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+
+
+def test_a_port_is_found_by_who_listens() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[1] in looking.ports_of(os.getpid())
+    assert looking.ports_of(2**22 + 1) == ()
+
+
+def test_signals_have_names_that_the_hands_know() -> None:
+    for fault in FAULTS.values():
+        for step in (*fault.plan(FULL).do, *fault.plan(FULL).undo):
+            if step.verb is Verb.SIGNAL:
+                assert signal.Signals[step.words[0]]
+            assert Step.of(json.loads(json.dumps(asdict(step)))) == step
