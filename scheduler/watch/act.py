@@ -87,6 +87,7 @@ class Actor:
     say: Callable[[str], None]
     _sent: dict[str, dict[Step, float]] = field(default_factory=dict)
     _refused: dict[str, set[Step]] = field(default_factory=dict)
+    _waiting: dict[str, float] = field(default_factory=dict)
 
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
         """Write down what is to be done about a verdict; False if that is under way, or done, already."""
@@ -176,12 +177,21 @@ class Actor:
             job=job,
             unreachable=away,
             comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
+            waits_s=self._waits_s(action, job),
             given_up=bool(action.node) and {*away} <= {*action.exclude, action.node},
             being_downed=any(
                 other.node in away and other.remedy == Remedy.DRAIN_DOWN
                 for other in self.journal.actions(only_open=True)
             ),
         )
+
+    def _waits_s(self, action: ActionRecord, job: JobRow) -> float:
+        """Return for how long we have seen it wait; a run that began meanwhile begins the count anew."""
+        now = self.clock.monotonic()
+        if job.state is not JobState.PENDING:
+            self._waiting.pop(action.key, None)
+            return 0.0
+        return now - self._waiting.setdefault(action.key, now)
 
     def _job(self, action: ActionRecord) -> JobRow | None:
         try:
@@ -281,6 +291,7 @@ class Actor:
         self.journal.end_action(action.key, why if done else f"{GAVE_UP}: {why}", now)
         self._sent.pop(action.key, None)
         self._refused.pop(action.key, None)
+        self._waiting.pop(action.key, None)
         self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
         incident = self.journal.incident(action.incident)
         if done and incident:

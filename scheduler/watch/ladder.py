@@ -7,6 +7,7 @@ twice once Slurm shows that it has worked.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -25,6 +26,10 @@ HELD = ("JobHeldUser", "JobHeldAdmin", "job requeued in held state")
 """Why Slurm says that a job waits until somebody releases it (measured with 22.05)."""
 SETTLE_S = 10.0
 """A command that shows no effect for so long is sent again (it was lost, or its sender was killed)."""
+NEXT_SECOND_S = 1.1
+"""A job that is started again in the second in which its last run was ended, on a node of that run, is lost:
+slurmd has revoked what was signed up to that second ("Killing non-startable batch job: Job credential revoked",
+measured with 22.05)."""
 RELAX_S = 15.0
 """A job that waits in the queue for so long after its release may use the nodes we excluded again."""
 LONGEST_S = 600.0
@@ -65,6 +70,7 @@ class Facts:
         comment: of the job, as it is; None when it was not asked for.
         given_up: the unreachable nodes are those that the verdict calls dead.
         being_downed: an action of ours is about to set one of them down.
+        waits_s: for how long we have seen the job wait in the queue, at least.
     """
 
     node: NodeRow | None = None
@@ -77,6 +83,7 @@ class Facts:
     comment: str | None = None
     given_up: bool = False
     being_downed: bool = False
+    waits_s: float = math.inf
 
     def lately(self, step: Step) -> bool:
         """Whether a command was sent and may still be working."""
@@ -213,10 +220,12 @@ def _unreachable_step(facts: Facts, job: JobRow) -> Next:
     return wait if facts.lately(Step.SHED) else Next(Step.SHED)
 
 
-def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:
+def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # noqa: PLR0911 - one for each rung
     if Step.RELEASE in facts.refused:
         return Next(Step.GIVE_UP, "Slurm refused to clear the hold")
     released = facts.sent.get(Step.RELEASE)
+    if released is None and min(facts.waits_s, facts.sent.get(Step.REQUEUE, math.inf)) < NEXT_SECOND_S:
+        return Next(Step.WAIT, "for the second after its end")
     if released is None or (job.reason == "BeginTime" and released >= SETTLE_S):
         return Next(Step.RELEASE)
     if Step.RELAX in facts.sent:

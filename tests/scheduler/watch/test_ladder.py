@@ -8,7 +8,7 @@ import pytest
 
 from deeplink.scheduler.slurm.parse import JobRow, NodeRow
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState
-from deeplink.scheduler.watch.ladder import LONGEST_S, RELAX_S, SETTLE_S, Facts, Step, next_step
+from deeplink.scheduler.watch.ladder import LONGEST_S, NEXT_SECOND_S, RELAX_S, SETTLE_S, Facts, Step, next_step
 from deeplink.scheduler.watch.records import ActionRecord
 from deeplink.scheduler.watch.verdict import Remedy
 from deeplink.types import Attempt, JobId, NodeName
@@ -80,6 +80,9 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
     "the requeue works": (RESTART, replace(RUNS, sent={Step.REQUEUE: 0.2}), Step.WAIT),
     "the job is ending": (RESTART, replace(RUNS, job=job(JobState.COMPLETING)), Step.WAIT),
     "it waits: exclude and clear the hold": (RESTART, WAITS, Step.RELEASE),
+    "not in the second in which its last run was ended": (RESTART, replace(WAITS, waits_s=0.2), Step.WAIT),
+    "nor when it is we who ended it": (RESTART, replace(WAITS, sent={Step.REQUEUE: 0.2}), Step.WAIT),
+    "but in the next": (RESTART, replace(WAITS, sent={Step.REQUEUE: 1.3}, waits_s=NEXT_SECOND_S), Step.RELEASE),
     "released: wait for it to run": (RESTART, replace(WAITS, sent={Step.RELEASE: 1.0}), Step.WAIT),
     "no room without the excluded ones": (
         RESTART,
