@@ -1,10 +1,10 @@
 """Hours in which nothing is wrong: how often a job is restarted all the same.
 
 `python -m benchmarks.watchdog.clean [--jobs N] [--minutes M] [--quick] [--json]` brings a sandbox of eight nodes
-up, as root, with an acting watchdog that has an operator's rights, and runs so many jobs of two nodes side by side,
-each with its own launcher, agents, checkpoints and learned time limits. Steps of 50 ms are what is sped up: what
-watches runs at its own pace, on a machine that has far too few cores for it. Sixteen jobs for 75 minutes are 20
-job-hours.
+up, as root, with an acting watchdog that has an operator's rights, and runs so many jobs of two nodes side by
+side, each with its own launcher, agents, checkpoints and learned time limits. Steps of 50 ms are what is sped up:
+what watches runs at its own pace, on a machine that has far too few cores for it. Sixteen jobs for 75 minutes are
+20 job-hours.
 
 Prints a table and writes build/bench/clean.json. Exit code 0 whether figures are reached or not.
 """

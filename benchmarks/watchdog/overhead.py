@@ -1,0 +1,144 @@
+"""What telling costs a training loop: `deeplink.report` and a section with each step, beside a silent loop.
+
+`python -m benchmarks.watchdog.overhead [--steps N] [--repeats N] [--quick] [--json]` runs loops of steps of 10 ms
+of work in turns, with an agent of this machine's that takes the reports, prints a table and writes
+build/bench/overhead.json. Exit code 0 whether figures are reached or not.
+
+What is compared is processor time of the whole process, the sender's thread and all: on a machine that is shared,
+the clock on the wall would tell of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.rows import make_row, table, write_rows
+from deeplink.agent import Agent, AgentSettings
+from deeplink.tokens import new_token, write_token
+from deeplink.types import NodeName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.rows import Row
+
+STEP_S = 0.010
+MOST_PERCENT = 0.5
+
+
+def spin(rounds: int) -> int:
+    """Do so much work."""
+    total = 0
+    for number in range(rounds):
+        total += number
+    return total
+
+
+def rounds_of(seconds: float) -> int:
+    """Return how many rounds of `spin` take so long on this processor."""
+    rounds, took = 10_000, 0.0
+    while took < seconds:
+        rounds = int(rounds * 1.2)
+        took = statistics.median(_timed(lambda: spin(rounds)) for _ in range(5))  # noqa: B023 - used at once
+    return rounds
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def measured(steps: int, repeats: int) -> list[Row]:
+    """Return the rows; the environment names an agent that takes reports."""
+    from deeplink import report, section  # noqa: PLC0415 - reads the environment, which must be made first
+
+    rounds = rounds_of(STEP_S)
+    step = 0
+
+    def silent() -> None:
+        for _ in range(steps):
+            spin(rounds)
+
+    def telling() -> None:
+        nonlocal step
+        for _ in range(steps):
+            spin(rounds)
+            step += 1
+            report(step=step, loss=1.0, lr=0.1)
+
+    def in_sections() -> None:
+        nonlocal step
+        for _ in range(steps):
+            spin(rounds)
+            step += 1
+            with section("evaluation"):
+                report(step=step, loss=1.0, lr=0.1)
+
+    sides = {"report": telling, "report and a section": in_sections}
+    more: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, side in sides.items():
+            without = _timed(silent)
+            more[name].append(100 * (_timed(side) / without - 1))
+    calls = []
+    for _ in range(1_000):
+        began = time.perf_counter()
+        report(step=step, loss=1.0, lr=0.1)
+        calls.append(1e6 * (time.perf_counter() - began))
+    return [
+        *(make_row(f"{name}, of a 10 ms step", runs, "%", at_most=MOST_PERCENT) for name, runs in more.items()),
+        make_row("a call of report", calls, "us"),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write build/bench/overhead.json."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.watchdog.overhead", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--steps", type=int, default=300, help="of a loop (300)")
+    parser.add_argument("--repeats", type=int, default=15, help="of each loop (15)")
+    parser.add_argument("--quick", action="store_true", help="100 steps, 3 repeats")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    asked = parser.parse_args(arguments)
+    if asked.quick:
+        asked.steps, asked.repeats = 100, 3
+    if min(asked.steps, asked.repeats) < 1:
+        parser.error("--steps and --repeats: at least 1")
+    with tempfile.TemporaryDirectory(prefix="deeplink-overhead-") as name:
+        folder, token = Path(name), new_token()
+        write_token(folder / "token", token)
+        bind = AgentSettings(node=NodeName("here"), bind="127.0.0.1:0", token=token, store=folder / "store")
+        # The agent's own time must not count: it is another process.
+        pipe_in, pipe_out = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(pipe_out, Agent(bind).start(folder / "token").address.encode())
+            os.close(pipe_out)
+            time.sleep(3_600)
+            os._exit(0)
+        try:
+            os.environ["DEEPLINK_AGENT"] = os.read(pipe_in, 256).decode()
+            os.environ["DEEPLINK_TOKEN_FILE"] = str(folder / "token")
+            rows = measured(asked.steps, asked.repeats)
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+    written = write_rows("overhead", rows)
+    print(json.dumps([asdict(row) for row in rows], indent=1) if asked.json else table(rows))
+    print(f"written to {written}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
