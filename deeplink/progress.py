@@ -77,8 +77,8 @@ class _Said:
     step: int
     unix: float
     metrics: Mapping[str, float]
-    section: str
-    work_s: float
+    section: str = ""
+    work_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -46,13 +46,13 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
     return int(value)
 
 
-def _step_timeout(_context: click.Context, _parameter: click.Parameter, value: str) -> float | None:
+def _step_timeout(context: click.Context, parameter: click.Parameter, value: str) -> float | None:
     """Read `auto` as None, and `off` as 0."""
     if value == "auto":
         return None
     if value == "off":
         return 0.0
-    return FiniteRange(min=0).convert(value, _parameter, _context)
+    return FiniteRange(min=0).convert(value, parameter, context)
 
 
 def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> str:

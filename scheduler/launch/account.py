@@ -58,7 +58,7 @@ def note_attempt(backend: Backend, attempt: Attempt) -> None:
 
 
 def points_of(reports: Iterable[common_pb2.Progress]) -> list[ProgressPoint]:
-    """Return agents' progress reports as values."""
+    """Return agents' progress reports as values, but for those of ranks that have done no step yet."""
     return [
         ProgressPoint(
             attempt=attempt_from_wire(report.attempt),
@@ -68,6 +68,7 @@ def points_of(reports: Iterable[common_pb2.Progress]) -> list[ProgressPoint]:
             metrics=dict(report.metrics),
         )
         for report in reports
+        if report.step or not report.section
     ]
 
 
@@ -179,7 +180,8 @@ class Account:
     def locate(self, found: Found) -> None:
         """Add where its ranks were to the open incident."""
         if self.incident is not None and found.gist:
-            self.incident = replace(self.incident, evidence=f"{self.incident.evidence}; {found.gist}")
+            evidence = f"{self.incident.evidence}; {found.gist}"
+            self.incident = replace(self.incident, evidence=evidence, stacks=found.stacks)
 
     def acted(self) -> None:
         """The open incident's action is done."""
