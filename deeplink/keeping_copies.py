@@ -16,7 +16,7 @@ import grpc
 from typing_extensions import override
 
 from deeplink.cache.sources.bucket import TokenBucket
-from deeplink.checkpoints.claims import NO_CLAIM, Claim, claim_of
+from deeplink.checkpoints.claims import NO_CLAIM, Claim, claim_of, is_newer
 from deeplink.checkpoints.copies import Copies, NoRoomError, NoSuchRunError, said
 from deeplink.checkpoints.fetching import OWN, NotFetchedError, fetch_files, held_by
 from deeplink.checkpoints.manifest import CheckpointDamagedError
@@ -188,6 +188,7 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
             newest=None if newest is None else attempt_to_wire(newest),
             claim=said(self._copies.claim(run)),
             said_by=None if said_by is None else attempt_to_wire(said_by),
+            has_own=self._copies.own_folder(run) is not None,
         )
 
     @override
@@ -281,7 +282,7 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
         if newest > attempt:
             raise FencedError(attempt, newest, f"job {attempt.job}")
         holder = self._copies.claim(request.run)
-        if holder.number > claim.number:
+        if is_newer(holder, claim):
             raise FencedError(attempt, holder.attempt, f"run {request.run}")
 
     def _there(self, request: keep_pb2.TakeRequest) -> There:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from deeplink.checkpoints.claims import claim_of
+from deeplink.checkpoints.claims import claim_of, is_newer
 from deeplink.checkpoints.copies import said
 from deeplink.checkpoints.fetching import SERVICE, STILL_S, Holding, fetch_files, held_by
 from deeplink.checkpoints.partners import partners
@@ -51,15 +51,16 @@ class Standing:
         newest: newest attempt of our job.
         claim: newest claim on the run; None for none.
         said_by: the attempt whose rank last said where that node's checkpoints lie; None for none.
+        has_own: whether any attempt ever said so.
     """
 
     newest: Attempt
     claim: Claim | None
     said_by: Attempt | None
+    has_own: bool
 
 
-def standing_of(reply: keep_pb2.HoldReply) -> Standing:
-    """Read an agent's answer; a claim that cannot be read is none."""
+def _standing(reply: keep_pb2.HoldReply) -> Standing:
     claim = None
     if reply.claim:
         try:
@@ -67,7 +68,7 @@ def standing_of(reply: keep_pb2.HoldReply) -> Standing:
         except ValueError as problem:
             log.warning("an agent's claim cannot be read: %s", problem)
     said_by = _attempt(reply.said_by) if reply.HasField("said_by") else None
-    return Standing(_attempt(reply.newest), claim, said_by)
+    return Standing(_attempt(reply.newest), claim, said_by, reply.has_own)
 
 
 def _attempt(message: common_pb2.Attempt) -> Attempt:
@@ -171,7 +172,12 @@ class JobAgents:
         with self.connection(address or self.here) as connection:
             deadline = self.clock.monotonic() + patience_s
             reply = connection.call(f"{SERVICE}Hold", request.SerializeToString(), deadline)
-        return standing_of(keep_pb2.HoldReply.FromString(reply))
+        return self.standing(keep_pb2.HoldReply.FromString(reply))
+
+    @staticmethod
+    def standing(reply: keep_pb2.HoldReply) -> Standing:
+        """Read an agent's answer; a claim that cannot be read is none."""
+        return _standing(reply)
 
     def refuse_if_fenced(self, claim: Claim | None) -> bool:
         """Return whether this node's agent answered, and knows of nobody newer.
@@ -196,12 +202,7 @@ class JobAgents:
         if standing.newest > self.attempt:
             raise FencedError(self.attempt, standing.newest, f"job {self.attempt.job}")
         newer = standing.claim
-        if (
-            claim is not None
-            and newer is not None
-            and newer.number > claim.number
-            and newer.attempt != self.attempt
-        ):
+        if claim is not None and newer is not None and is_newer(newer, claim) and newer.attempt != self.attempt:
             raise FencedError(self.attempt, newer.attempt, f"run {self.run}")
 
     def held(

@@ -24,6 +24,7 @@ from deeplink.publish import DRAFT_PREFIX, published_folder
 from deeplink.types import Attempt, AttemptFormatError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 FORMAT: Final = 1
@@ -31,6 +32,8 @@ _NAME = re.compile(r"claim-(\d{10,})")
 _FILE, _ALIVE = "claim.json", "alive"
 ALIVE_S: Final = 60.0
 """A lease of the usual length holds three signs at least."""
+APART_GAP: Final = 100
+"""Claims that the shared folder does not know yet are so far above those known: it may know of a few more."""
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
 
 
@@ -67,6 +70,29 @@ class Claim:
 
 
 NO_CLAIM = Claim(number=0, attempt=None, holder="", recognised=(), skipped=(), created_unix=0.0)
+
+
+def is_newer(one: Claim, other: Claim) -> bool:
+    """Tell whether a claim stands above another: of one job the later attempt's, else the higher number's.
+
+    Numbers alone would do where all claims lie in one folder. One that was made while the shared folder did not
+    answer may have a higher number than a later attempt's.
+    """
+    if one.attempt and other.attempt and one.attempt.job == other.attempt.job and one.attempt != other.attempt:
+        return one.attempt > other.attempt
+    return one.number > other.number
+
+
+def in_order(claims: Iterable[Claim]) -> list[Claim]:
+    """Return claims with the newest last, the others by number."""
+    rising = sorted(claims, key=lambda claim: claim.number)
+    if rising:
+        newest = rising[-1]
+        for claim in rising:
+            newest = claim if is_newer(claim, newest) else newest
+        rising.remove(newest)
+        rising.append(newest)
+    return rising
 
 
 def claim_text(claim: Claim) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import NO_CLAIM, Claim, ClaimDamagedError, Claims, claim_text
+from deeplink.checkpoints.claims import NO_CLAIM, Claim, ClaimDamagedError, Claims, claim_text, in_order, is_newer
 from deeplink.checkpoints.entries import Entry, Retention, entries
 from deeplink.checkpoints.fetching import FROM, OWN
 from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, FileEntry
@@ -98,12 +98,13 @@ class Copies:
     def claim(self, run: str) -> Claim:
         """Return the newest claim that this node knows of; NO_CLAIM for none."""
         claims = Claims(self._run(run))
-        for number in reversed(claims.numbers()):
+        known = []
+        for number in claims.numbers():
             try:
-                return claims.read(number)
+                known.append(claims.read(number))
             except ClaimDamagedError as damaged:  # lost with a power failure: others know it, too
                 log.warning("%s", damaged)
-        return NO_CLAIM
+        return in_order(known)[-1] if known else NO_CLAIM
 
     def learn(self, run: str, claim: Claim) -> Claim:
         """Take note of a claim; return the newest one known.
@@ -112,7 +113,7 @@ class Copies:
             OSError: it cannot be written.
         """
         newest = self.claim(run)
-        if claim.number <= newest.number:
+        if not is_newer(claim, newest):
             return newest
         folder = self._run(run)
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.manifest import CheckpointDamagedError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.claims import Claim
 
 _NAME = re.compile(r"step-(\d{10,})\.a(\d+)(?:-(\d+))?")
-_FENCED = "published by a fenced attempt (claim {})"
+FENCED: Final = "published by a fenced attempt (claim {})"
 _DRAFT = re.compile(re.escape(DRAFT_PREFIX) + r"step-\d{10,}\.a(\d+)(?:-\d+)?-[0-9a-f]+")
 
 
@@ -94,7 +94,7 @@ def survey(folder: Path, newest: Claim, check: Check) -> Survey:
     skipped: list[tuple[str, str]] = []
     for entry in entries(folder):
         if not entry.counts(newest):
-            skipped.append((entry.name, _FENCED.format(entry.claim)))
+            skipped.append((entry.name, FENCED.format(entry.claim)))
             continue
         try:
             check(folder / entry.name, contents=not recognised)

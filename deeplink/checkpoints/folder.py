@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 from deeplink import vitals
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.advising import RESTART_S, advice_for
+from deeplink.checkpoints.agents import JobAgents
+from deeplink.checkpoints.bringing import HERE, Bringer, Chosen
+from deeplink.checkpoints.council import SHARED, Council
 from deeplink.checkpoints.entries import Retention
 from deeplink.checkpoints.finding import newest_whole
 from deeplink.checkpoints.found import Checkpoint, ReadOnlyError, Skipped
@@ -101,12 +104,25 @@ class Checkpoints:
         self._hold = Hold(self.folder, self.attempt, self._clock)
         self._saver = Saver(self._hold, self.local or self.folder, self._clock)
         self._states = StateSaver(self._saver, self._clock, finite, waiting, self._published)
-        self._mirror = Mirror(self._hold, self.local, self.retention) if self.local else None
-        if self.local:
-            self._hold.before_claiming = Meeting(self._hold, self.local, os.environ, self._clock).bring_together
+        self._mirror: Mirror | None = None
+        self._bringer: Bringer | None = None
+        if self.local and not readonly:
+            self._keep_here_first(self.local)
         self._hold.after_claiming = self._watch_over
         self._loop = Loop(self)
         self._told: int | None = None
+
+    def _keep_here_first(self, local: Path) -> None:
+        """Save on this node's disk, copy from there, and agree with the other nodes on what to go on from."""
+        hold, env, clock = self._hold, os.environ, self._clock
+        agents = JobAgents.of_environment(env, self.folder, self.attempt, clock)
+        self._mirror = Mirror(hold, local, self.retention, agents)
+        hold.before_claiming = Meeting(hold, local, env, clock).bring_together
+        if agents is None:
+            return
+        council = Council(hold, local, agents, env, clock)
+        self._bringer = Bringer(hold, local, agents, clock, is_first_here=council.is_first_here)
+        hold.agents, hold.agreed = agents, council.agree
 
     def __enter__(self) -> Self:
         return self
@@ -144,21 +160,30 @@ class Checkpoints:
             claim = self._hold.claimed()
             self._saver.check()
         skipped = [Skipped(self.folder / name, reason) for name, reason in claim.skipped]
-        chosen = newest_whole([*filter(None, [self.local]), self.folder], claim, skipped, agreed=self._hold.claim)
+        chosen = self._chosen(claim, skipped)
         self._say(skipped)
-        self._hold.looked(claim, chosen[0].name if chosen else None)
+        self._hold.looked(claim, chosen.path.name if chosen else None)
         if chosen is None:
             return None
-        path, manifest = chosen
+        manifest = chosen.manifest
         return Checkpoint(
-            path=path,
+            path=chosen.path,
             step=manifest.step,
             attempt=Attempt.parse(manifest.attempt) if manifest.attempt else None,
             meta=manifest.meta,
             skipped=self.skipped,
             nonfinite=manifest.nonfinite,
             world=manifest.world,
+            origin=chosen.origin,
+            parts=chosen.parts,
         )
+
+    def _chosen(self, claim: Claim, skipped: list[Skipped]) -> Chosen | None:
+        if self._bringer is not None and self._hold.claim is not None:
+            return self._bringer.newest(claim, skipped)
+        folders = [*filter(None, [self.local]), self.folder]
+        found = newest_whole(folders, claim, skipped, agreed=self._hold.claim)
+        return found and Chosen(*found, HERE if found[0].parent == self.local else SHARED)
 
     def _say(self, skipped: Iterable[Skipped]) -> None:
         for item in skipped:
@@ -280,6 +305,8 @@ class Checkpoints:
         try:
             self.wait()
         finally:
+            if self._mirror:
+                self._mirror.close()
             if self.guard:
                 self.guard.stop()
 
@@ -288,6 +315,8 @@ class Checkpoints:
             raise ReadOnlyError(self.folder)
         if step < 0:
             raise ValueError(f"step {step}")
+        if self._mirror:
+            self._mirror.begin()
         return Save(step=step, meta=manifests.checked_meta(meta), began=self._clock.monotonic())
 
     def _raise_failures(self) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from deeplink.checkpoints.bringing import Parts
     from deeplink.types import Attempt
 
 STATE = "state.pt"
@@ -88,6 +89,8 @@ class Checkpoint:
         skipped: newer or older ones that do not count, and why.
         nonfinite: tensors that hold NaN or infinity: name and `nan` or `inf`.
         world: the ranks that saved it together.
+        origin: where it was found: this node's disk, the shared folder, another node's disk or copy; for people.
+        parts: finds its files where they are spread over nodes; None where `path` has them all.
     """
 
     path: Path
@@ -97,6 +100,18 @@ class Checkpoint:
     skipped: tuple[Skipped, ...] = ()
     nonfinite: Mapping[str, str]
     world: int = 1
+    origin: str = ""
+    parts: Parts | None = None
+
+    def _file(self, name: str) -> Path | None:
+        """Return where one of its files lies, None if it has none of that name.
+
+        Raises:
+            NotFetchedError: it is on another node, and could not be fetched.
+        """
+        if self.parts is None:
+            return self.path / name if (self.path / name).exists() else None
+        return self.parts.find(name) if name in self.parts.names() else None
 
     def load(self, *, rank: int = 0, map_location: Any = "cpu") -> Any:
         """Return the state that `save_state` was given, by name; of spread="each" that of `rank`.
@@ -108,9 +123,9 @@ class Checkpoint:
         from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch, only where states are loaded
 
         for name in (STATE, EACH.format(rank)):
-            if (self.path / name).exists():
-                return tensors.read_state(self.path / name, map_location)
-        if (self.path / SHARDED).exists():
+            if (file := self._file(name)) is not None:
+                return tensors.read_state(file, map_location)
+        if self._file(SHARDED) is not None:
             raise NoStateError(self.path, "it is sharded: `restore(model=..., ...)` loads it into its parts")
         raise NoStateError(self.path, f"there is no {STATE}, and no {EACH.format(rank)}")
 
@@ -133,11 +148,11 @@ class Checkpoint:
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
         rest = {name: part for name, part in parts.items() if name not in self.meta}
-        if rest and (self.path / SHARDED).exists():
-            tensors.read_sharded(rest, self.path)
+        if rest and self._file(SHARDED) is not None:
+            tensors.read_sharded(rest, self.path, None if self.parts is None else self.parts.find)
         elif rest:
             tensors.put_back(rest, self.load(rank=rank, map_location=map_location))
         tensors.put_back({name: parts[name] for name in parts if name not in rest}, self.meta)
-        numbers = self.path / RANDOM.format(rank)
-        if random and numbers.exists():
+        numbers = self._file(RANDOM.format(rank)) if random else None
+        if numbers is not None:
             tensors.put_back_random_state(tensors.read_state(numbers))

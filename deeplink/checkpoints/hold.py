@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import NO_CLAIM, Claim, Claims, fresh_names
+from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, Claims, fresh_names
 from deeplink.checkpoints.entries import survey
+from deeplink.checkpoints.patience import Patience
 from deeplink.types import FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from deeplink.checkpoints.agents import JobAgents
     from deeplink.clock import Clock
     from deeplink.types import Attempt
 
 log = logging.getLogger(__name__)
 
 _MOST_TRIES = 1000
+PATIENCE_S: Final = 5.0
+"""How long the shared folder may take to answer a small question before it counts as frozen."""
 
 
 class Hold:
@@ -31,6 +35,10 @@ class Hold:
         holder: unique to the process, or to the ranks that save together outside of a job.
         before_claiming: called once with the newest claim before one is made; what the folder holds then counts.
         after_claiming: called once with the claim that is held.
+        agreed: returns the claim where the ranks agree through agents; None where they meet in the folder.
+        agents: of the job; None where there are none to ask.
+        shared: asks the folder, which may not answer.
+        is_apart: whether the claim was made without the folder, and is not there yet.
     """
 
     def __init__(self, folder: Path, attempt: Attempt | None, clock: Clock) -> None:
@@ -40,6 +48,10 @@ class Hold:
         self.holder = uuid.uuid4().hex
         self.before_claiming: Callable[[Claim], None] = lambda _newest: None
         self.after_claiming: Callable[[Claim], None] = lambda _claim: None
+        self.agreed: Callable[[], Claim | None] = lambda: None
+        self.agents: JobAgents | None = None
+        self.shared = Patience(folder, PATIENCE_S)
+        self.is_apart = self._is_silent = False
         self._clock = clock
         self._checked: set[Path] = set()
         self._looked: tuple[str, ...] | None = None
@@ -50,12 +62,16 @@ class Hold:
         Raises:
             FencedError: a newer attempt of this job, or another job since, has claimed the folder.
             ClaimDamagedError: a claim cannot be read.
+            NoAgreementError: the ranks did not agree.
             OSError: the file system refuses.
         """
+        if self.claim is None and (agreed := self.agreed()) is not None:
+            self.claim = agreed
+            self.after_claiming(agreed)
         if self.claim is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             claims = self.claims.all()
-            if not self._own_claim(claims):
+            if not self.own_claim(claims):
                 self.before_claiming(claims[-1] if claims else NO_CLAIM)
             made = self._found_or_made()
             if self._looked is not None and made.recognised[:1] != self._looked:
@@ -71,7 +87,7 @@ class Hold:
         Raises:
             FencedError: a newer attempt has.
         """
-        return self.claim is not None or self._own_claim(self.claims.all()) is not None
+        return self.claim is not None or self.own_claim(self.claims.all()) is not None
 
     def refuse_if_fenced(self) -> None:
         """Return if this attempt holds the folder, claiming it first if need be.
@@ -82,8 +98,41 @@ class Hold:
         """
         claim = self.claimed()
         newest = self.claims.newest_number()
+        if newest < claim.number and self.agents is not None:
+            self._make_up_for(claim)
+            newest = self.claims.newest_number()
         if newest != claim.number:
             raise FencedError(self.attempt, self.claims.read(newest).attempt if newest else None, str(self.folder))
+        self.is_apart = False
+
+    def _make_up_for(self, claim: Claim) -> None:
+        """Put a claim into the folder that was made while the folder did not answer."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        claims = self.claims.all()
+        self.own_claim(claims)
+        newest = claims[-1] if claims else NO_CLAIM
+        is_of_job = newest.attempt and self.attempt and newest.attempt.job == self.attempt.job
+        if newest.number > claim.number - APART_GAP and not is_of_job:
+            raise FencedError(self.attempt, newest.attempt, str(self.folder))
+        self.claims.publish(claim)
+
+    def refuse_if_known_fenced(self) -> bool:
+        """Return whether anybody said that this attempt holds the folder: the agent here, or the folder in time.
+
+        Raises:
+            FencedError: a newer attempt does, one of them says.
+        """
+        claim = self.claimed()
+        is_known = self.agents is not None and self.agents.refuse_if_fenced(claim)
+        try:
+            self.shared.ask(self.refuse_if_fenced)
+        except OSError as problem:
+            if not self._is_silent:  # once per silence
+                self._is_silent = True
+                log.warning("whether a newer attempt has begun is not known from the shared folder: %s", problem)
+            return is_known
+        self._is_silent = False
+        return True
 
     def running_other(self) -> Claim | None:
         """Return the claim of another job whose ranks are at work on the folder: they end when it is claimed."""
@@ -108,7 +157,7 @@ class Hold:
         void, after = 0, NO_CLAIM
         for _ in range(_MOST_TRIES):
             claims = self.claims.all()
-            found = self._own_claim(claims)
+            found = self.own_claim(claims)
             if found is not None and found.number != void:
                 return found
             newest = claims[-1] if claims else NO_CLAIM
@@ -124,8 +173,15 @@ class Hold:
             void = made.number
         raise FencedError(self.attempt, None, str(self.folder))
 
-    def _own_claim(self, claims: Sequence[Claim]) -> Claim | None:
-        """Return the claim that a rank of this attempt has made already."""
+    def own_claim(self, claims: Sequence[Claim]) -> Claim | None:
+        """Return the claim that a rank of this attempt has made already; None where it has to be made.
+
+        Args:
+            claims: all that are known, oldest first.
+
+        Raises:
+            FencedError: a newer attempt holds the folder, or another job since.
+        """
         if not claims:
             return None
         newest = claims[-1]

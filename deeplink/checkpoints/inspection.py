@@ -11,7 +11,7 @@ from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import Claims
 from deeplink.checkpoints.entries import Entry, Retention, abandoned_drafts, entries, superfluous
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
-from deeplink.checkpoints.saving import remove
+from deeplink.checkpoints.saving import retire
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
@@ -35,6 +35,14 @@ class NotThereError(DeepLinkError):
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(f"{folder} has no {name}", remedy="`deeplink checkpoints ls` lists what is there.")
         self.folder, self.name = folder, name
+
+
+class ClaimedMeanwhileError(DeepLinkError):
+    """An attempt has claimed the folder after it was decided what to remove."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"a job began on {folder} meanwhile", remedy="Run the command again.")
+        self.folder = folder
 
 
 class State(Enum):
@@ -140,12 +148,14 @@ class Pruning:
         names: checkpoints, newest first.
         drafts: unfinished saves of those who held the folder before.
         spared: what the rule would have removed, but nothing else in the folder is whole.
+        claim: number of the claim that it was planned under.
     """
 
     names: tuple[str, ...]
     drafts: tuple[str, ...]
     bytes: int
     spared: tuple[str, ...] = field(default=())
+    claim: int = 0
 
 
 def plan_pruning(folder: Path, retention: Retention) -> Pruning:
@@ -168,19 +178,25 @@ def plan_pruning(folder: Path, retention: Retention) -> Pruning:
         break
     drafts = [path.name for path in abandoned_drafts(folder, claim)]
     size = sum(_size(folder / name) for name in (*doomed, *drafts))
-    return Pruning(tuple(doomed), tuple(drafts), size, tuple(spared))
+    return Pruning(tuple(doomed), tuple(drafts), size, tuple(spared), claim.number)
 
 
 def prune(folder: Path, pruning: Pruning, removed: Callable[[str], None] = lambda _name: None) -> None:
     """Remove what was planned; what is gone already is no error.
 
     Raises:
+        ClaimedMeanwhileError: an attempt has begun since, which may go on from what was to be removed.
         OSError: the file system refuses; what was removed before stays removed.
     """
+
+    def check() -> None:
+        if Claims(folder).newest_number() != pruning.claim:
+            raise ClaimedMeanwhileError(folder)
+
     for name in pruning.names:
-        if (folder / name).exists():
-            remove(folder / name)
+        retire(folder, [name], check)
         removed(name)
+    check()
     for name in pruning.drafts:
         shutil.rmtree(folder / name, ignore_errors=True)
         removed(name)

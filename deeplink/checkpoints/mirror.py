@@ -1,30 +1,36 @@
-"""Checkpoints of this node's own disk on their way to the shared folder, and back into account after a restart.
+"""Checkpoints of this node's own disk on their way to the shared folder and to a partner's disk.
 
-A save is whole on the node's disk first. A thread then copies it to the shared folder, checksums compared on the
-way, under the same fence as any save. Where the copying falls behind, what waits gives way to what is newer.
+A save is whole on the node's disk first. One thread then copies it to the shared folder, checksums compared on the
+way, under the same fence as any save; another has a partner node fetch it. Neither waits for the other, nor is the
+node's disk tidied later because one of them hangs. Where copying falls behind, what waits gives way to the newest.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import shutil
 import threading
+import time
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.background import Background
 from deeplink.checkpoints.entries import Retention, entries
 from deeplink.checkpoints.found import CheckpointExistsError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
-from deeplink.checkpoints.saving import remove, tidy
+from deeplink.checkpoints.saving import replaced, tidy
 from deeplink.publish import published_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from deeplink.checkpoints.agents import JobAgents
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.entries import Entry
     from deeplink.checkpoints.hold import Hold
@@ -32,6 +38,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOCAL_KEEP: Final = 2
+IDLE_S: Final = 600.0
+"""A thread without work ends after so long."""
+EXIT_S: Final = 60.0
+"""How long the end of the process waits for copies under way; what is on this node's disk stays there."""
+PARTNER_S: Final = 10.0
+"""How long `wait` waits for a partner once all else is done: its agent goes on without us."""
 _PIECE = 4 << 20
 
 
@@ -44,18 +56,19 @@ def copy_entry(source: Path, final: Path, check: Callable[[], None] = lambda: No
         OSError: the storage refuses.
     """
     manifest = manifests.read_manifest(source)
+    damaged: CheckpointDamagedError | None = None
     if final.exists():
         try:
             there = manifests.check(final, contents=True)
-        except CheckpointDamagedError as damaged:
-            log.warning("%s; it is replaced by %s", damaged, source)
-            check()
-            remove(final)
+        except CheckpointDamagedError as problem:
+            damaged = problem
         else:
             if there != manifest:
                 raise CheckpointExistsError(final)
             return
-    with published_folder(final, check=check) as draft:
+    if damaged is not None:
+        log.warning("%s; it is replaced by %s", damaged, source)
+    with published_folder(final, check=lambda: replaced(final, check)) as draft:
         for entry in manifest.files:
             target = draft / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,66 +88,210 @@ def _copied(source: Path, target: Path) -> str:
     return f"{digest.intdigest():016x}"
 
 
+_lines: weakref.WeakSet[Line] = weakref.WeakSet()
+
+
+class Line:
+    """One thread that works on the newest of the names it is given. Safe to use from several threads.
+
+    The thread is a daemon: storage that hangs must not keep a process from ending. The end of the process waits
+    for it, for `EXIT_S` at most.
+
+    Args:
+        doing: what is done, for the log.
+        work: does it for a name.
+
+    Attributes:
+        failed: the first failure that nobody was told of.
+        stopped: set when the process ends.
+    """
+
+    def __init__(self, doing: str, work: Callable[[str], None]) -> None:
+        self.doing, self._work = doing, work
+        self._changed = threading.Condition()
+        self._waiting: str | None = None
+        self._current: str | None = None
+        self.failed: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._closing = False
+        self.stopped = threading.Event()
+        _lines.add(self)
+
+    @property
+    def current(self) -> str | None:
+        """The name that is being worked on."""
+        return self._current
+
+    def begin(self) -> None:
+        """Have a thread; Python begins none any more once the process ends."""
+        with self._changed:
+            if self._process != os.getpid():  # forked: the thread is the parent's, and so is what it does
+                self._process, self._thread, self._waiting, self._current = os.getpid(), None, None, None
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name=f"deeplink-{self.doing}", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError as problem:
+                    self._thread, waiting, self._waiting = None, self._waiting, None
+                    log.error("%s: not of %s, the process ends (%s)", self.doing, waiting, problem)  # noqa: TRY400
+
+    def offer(self, name: str) -> None:
+        """Have a name worked on; it replaces one that waits."""
+        with self._changed:
+            self._waiting, displaced = name, self._waiting
+            self._changed.notify_all()
+        if displaced is not None:
+            log.info("%s: not of %s, %s is newer", self.doing, displaced, name)
+        self.begin()
+
+    def is_done(self, timeout_s: float | None = None) -> bool:
+        """Wait until there is nothing to do, for so long; tell whether there is nothing."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._waiting is None and self._current is None, timeout_s)
+
+    def close(self) -> None:
+        """Let the thread end once it has nothing to do; a later offer begins another."""
+        with self._changed:
+            self._closing = self._thread is not None
+            self._changed.notify_all()
+
+    def raise_failure(self) -> None:
+        """Raise what failed since the last time; waits for nothing."""
+        failed, self.failed = self.failed, None
+        if failed is not None:
+            raise failed
+
+    def forget_failure(self) -> None:
+        """Take back what failed: it was made good."""
+        self.failed = None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._waiting is not None or self._closing, IDLE_S):
+                    self._closing = True
+                name, self._waiting = self._waiting, None
+                if name is None:
+                    self._thread, self._closing = None, False
+                    return
+                self._current = name
+            try:
+                self._work(name)
+            except BaseException as problem:  # noqa: BLE001 - the training loop gets it; the next may do well
+                log.error("%s failed: %s", self.doing, problem)  # noqa: TRY400
+                self.failed = self.failed or problem
+            finally:
+                with self._changed:
+                    self._current = None
+                    self._changed.notify_all()
+
+
+def finish(timeout_s: float = EXIT_S) -> bool:
+    """Wait for every copy under way, in all for so long; tell whether all are done."""
+    until = time.monotonic() + timeout_s
+    done = True
+    for line in list(_lines):
+        if not line.is_done(max(0.0, until - time.monotonic())):
+            done = False
+            log.error("%s does not end: left behind", line.doing)
+        line.stopped.set()
+    return done
+
+
+atexit.register(finish)
+
+
 class Mirror:
-    """Copies this node's checkpoints to the shared folder, one at a time, the newest first of what waits.
+    """Copies this node's checkpoints to the shared folder and to a partner, the newest first of what waits.
 
     Args:
         hold: of the shared folder.
         local: the folder on this node's disk.
         retention: what the shared folder keeps; the node's disk keeps the newest two.
+        agents: of the job; None: there is no partner.
     """
 
-    def __init__(self, hold: Hold, local: Path, retention: Retention) -> None:
-        self._hold, self._local, self._retention = hold, local, retention
-        self._background = Background("copying a checkpoint to shared storage")
-        self._lock = threading.Lock()
-        self._waiting: str | None = None
-        self._is_running = False
+    def __init__(self, hold: Hold, local: Path, retention: Retention, agents: JobAgents | None = None) -> None:
+        self._hold, self._local, self._retention, self._agents = hold, local, retention, agents
+        self._to_shared = Line("copying a checkpoint to shared storage", self._copy)
+        self._to_partner = Line("copying a checkpoint to a partner node", self._give)
+        self._complained = ""
+        self._is_on_partner = False
+        self._tidying = threading.Lock()
+
+    def begin(self) -> None:
+        """Have the threads: at the end of a process none can be begun any more."""
+        self._to_shared.begin()
+        if self._agents is not None:
+            self._to_partner.begin()
 
     def offer(self, name: str) -> None:
-        """Have a checkpoint copied; it replaces one that waits."""
-        with self._lock:
-            self._waiting, displaced = name, self._waiting
-            if displaced is not None:
-                log.info("%s is not copied to %s: %s is newer", displaced, self._hold.folder, name)
-            if self._is_running:
-                return
-            self._is_running = True
-        self._background.start(self._run)
+        """Have a checkpoint copied, and this node's disk tidied; it replaces one that waits."""
+        if self._agents is not None and len(self._agents.members) > 1:
+            self._to_partner.offer(name)
+        self._to_shared.offer(name)
+        self._tidy_here({self._to_shared.current, self._to_partner.current})
 
     def wait(self) -> None:
-        """Return once all is copied.
+        """Return once all is copied to the shared folder, and to the partner if that does not take long.
 
         Raises:
             DeepLinkError: a copy failed so.
         """
-        self._background.wait()
+        self._to_shared.is_done()
+        if not self._to_partner.is_done(PARTNER_S):
+            log.info("the partner's copy is still under way")
+        self._to_partner.raise_failure()
+        self._to_shared.raise_failure()
+
+    def close(self) -> None:
+        """Let the threads end once they have nothing to do."""
+        self._to_shared.close()
+        self._to_partner.close()
 
     def raise_failure(self) -> None:
-        """Raise what failed since the last time; waits for nothing."""
-        self._background.raise_failure()
+        """Raise what failed since the last time; waits for nothing.
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                name, self._waiting = self._waiting, None
-                if name is None:
-                    self._is_running = False
-                    return
-            try:
-                self._copy(name)
-            except Exception as problem:  # noqa: BLE001 - the training loop gets it; the next copy may do well
-                self._background.note(problem)
+        That shared storage refuses is raised by `wait` alone while a partner has what was saved: the next copy may
+        get there, and a restart needs none.
+        """
+        self._to_partner.raise_failure()
+        if not (self._is_on_partner and isinstance(self._to_shared.failed, CheckpointWriteError)):
+            self._to_shared.raise_failure()
+
+    def _tidy_here(self, busy: set[str | None]) -> None:
+        """Leave the newest two on this node's disk, and what is being copied: it goes when that is done."""
+        keep = Retention(keep=min(LOCAL_KEEP, self._retention.keep))
+        with self._tidying:
+            tidy(self._local, self._hold.claimed(), keep, self._refuse_if_known, spared=busy)
+
+    def _refuse_if_known(self) -> None:
+        self._hold.refuse_if_known_fenced()
 
     def _copy(self, name: str) -> None:
         try:
             copy_entry(self._local / name, self._hold.folder / name, self._hold.refuse_if_fenced)
         except OSError as problem:
-            self._hold.refuse_if_fenced()
+            with suppress(OSError):
+                self._hold.refuse_if_fenced()
             raise CheckpointWriteError(self._hold.folder, problem) from problem
-        claim = self._hold.claimed()
-        tidy(self._hold.folder, claim, self._retention, self._hold.refuse_if_fenced)
-        tidy(self._local, claim, Retention(keep=min(LOCAL_KEEP, self._retention.keep)))
+        self._to_shared.forget_failure()
+        tidy(self._hold.folder, self._hold.claimed(), self._retention, self._hold.refuse_if_fenced)
+        self._tidy_here({self._to_partner.current})
+
+    def _give(self, name: str) -> None:
+        if self._agents is None:
+            return
+        said = self._agents.copy_to_partner(name, self._hold.claimed(), self._to_partner.stopped)
+        self._is_on_partner = not said.startswith("!")
+        if self._is_on_partner:
+            self._complained = ""
+            log.info("%s is on node %s, too", name, said)
+        elif said != self._complained:  # once, not with every save
+            self._complained = said
+            log.warning("%s is on no other node: %s", name, said[1:])
+        self._tidy_here({self._to_shared.current})
 
 
 def rescue(local: Path, hold: Hold, newest: Claim) -> str | None:

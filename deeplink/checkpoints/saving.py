@@ -17,7 +17,7 @@ from deeplink.publish import DRAFT_PREFIX, publish_draft, published_folder
 from deeplink.types import FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from deeplink.checkpoints.claims import Claim
@@ -69,12 +69,10 @@ class Saver:
         On this node's own disk a save goes on while the shared storage does not answer: it is refused, or ignored,
         when it gets there.
         """
-        try:
+        if self.folder == self.hold.folder:
             self.hold.refuse_if_fenced()
-        except OSError as problem:
-            if self.hold.claim is None or self.folder == self.hold.folder:
-                raise
-            log.warning("whether a newer attempt has begun is not known: %s", problem)
+        else:
+            self.hold.refuse_if_known_fenced()
 
     @contextmanager
     def saving(self, save: Save) -> Iterator[Path]:
@@ -130,12 +128,13 @@ class Saver:
         return CheckpointWriteError(self.folder, problem)
 
     def _free_path(self, step: int, claim: Claim) -> Path:
-        serials = [
-            entry.serial
-            for folder in {self.folder, self.hold.folder}
-            for entry in entries(folder)
-            if (entry.claim, entry.step) == (claim.number, step)
-        ]
+        there = entries(self.folder)
+        if self.folder != self.hold.folder:
+            try:
+                there += self.hold.shared.ask(lambda: entries(self.hold.folder))
+            except OSError as problem:
+                log.debug("what the shared folder has is not known: %s", problem)
+        serials = [entry.serial for entry in there if (entry.claim, entry.step) == (claim.number, step)]
         return self.folder / entry_name(step, claim, max(serials) + 1 if serials else 0)
 
     def _seal(self, draft: Path, save: Save, claim: Claim, files: Sequence[FileEntry]) -> None:
@@ -154,40 +153,71 @@ class Saver:
         manifests.write_manifest(draft, manifest)
 
 
-def tidy(folder: Path, claim: Claim, retention: Retention, check: Callable[[], None] = lambda: None) -> None:
+def tidy(
+    folder: Path,
+    claim: Claim,
+    retention: Retention,
+    check: Callable[[], None] = lambda: None,
+    *,
+    spared: Collection[str | None] = (),
+) -> None:
     """Remove what is no longer needed. Trouble with that is logged: the save itself has succeeded.
 
-    A newer attempt may claim meanwhile, and go on from what is about to be removed. So it is hidden, `check` looks
-    for a newer claim, and only then is it removed. Whoever claims looks afterwards whether what it goes on from is
-    still there (`Hold.claimed`): whichever comes first, one of the two sees the other.
+    A newer attempt may claim meanwhile, and go on from what is about to be removed: see `retire`.
+
+    Args:
+        folder: where.
+        claim: what counts.
+        retention: what stays.
+        check: raises FencedError where a newer attempt has claimed.
+        spared: names that stay all the same: they are being copied.
     """
-    hidden: list[tuple[Path, Path]] = []
     try:
-        doomed = superfluous(folder, claim, retention)
+        doomed = [name for name in superfluous(folder, claim, retention) if name not in spared]
         if doomed:
             check()
-        hidden.extend((folder / name, _hidden(folder / name)) for name in doomed)
-        if hidden:
-            check()
-        for _path, trash in hidden:
-            shutil.rmtree(trash)
+            retire(folder, doomed, check)
         for draft in abandoned_drafts(folder, claim):
             shutil.rmtree(draft)
     except FencedError as fenced:
-        for path, trash in hidden:
-            trash.rename(path)
         log.warning("old checkpoints in %s stay: %s", folder, fenced)
     except OSError as problem:
         log.warning("old checkpoints in %s are not all removed: %s", folder, problem)
 
 
-def remove(path: Path) -> None:
-    """Remove a checkpoint; gone under its own name at once: half removed it would look like a torn save.
+def retire(folder: Path, names: Iterable[str], check: Callable[[], None]) -> None:
+    """Remove checkpoints, unless a newer attempt has claimed the folder by then.
+
+    They are hidden, `check` looks for a newer claim, and only then are they removed. Whoever claims looks
+    afterwards whether what it goes on from is still there (`Hold.claimed`): whichever comes first, one of the two
+    sees the other. And a process that stands still in between removes what nobody can go on from.
 
     Raises:
+        FencedError: from `check`; everything is as it was.
         OSError: the file system refuses.
     """
-    shutil.rmtree(_hidden(path))
+    hidden = [(folder / name, _hidden(folder / name)) for name in names if (folder / name).exists()]
+    try:
+        if hidden:
+            check()
+    except BaseException:
+        for path, trash in hidden:
+            trash.rename(path)
+        raise
+    for _path, trash in hidden:
+        shutil.rmtree(trash)
+
+
+def replaced(path: Path, check: Callable[[], None]) -> None:
+    """Make way for what is about to be published as `path`: `check`, and a damaged one of its name retired.
+
+    Raises:
+        FencedError: from `check`; everything is as it was.
+        OSError: the file system refuses.
+    """
+    check()
+    if path.exists():
+        retire(path.parent, [path.name], check)
 
 
 def _hidden(path: Path) -> Path:

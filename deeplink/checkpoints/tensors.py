@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
+from typing_extensions import override
 
 from deeplink.checkpoints.found import SHARDED, UnreadableStateError
 from deeplink.checkpoints.parts import Group
@@ -291,12 +292,35 @@ def _unpickled(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301
 
 
-def read_sharded(parts: Mapping[str, Any], folder: Path) -> None:
-    """Load sharded parts from `folder`, at any number of ranks; every rank must call it."""
+def read_sharded(parts: Mapping[str, Any], folder: Path, find: Callable[[str], Path] | None = None) -> None:
+    """Load sharded parts from `folder`, at any number of ranks; every rank must call it.
+
+    Args:
+        parts: what has `load_state_dict`.
+        folder: of the checkpoint.
+        find: brings a file there by its path below the folder; None: there they all are.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415
     from torch.distributed.checkpoint.state_dict_loader import load as load_sharded  # noqa: PLC0415
 
+    class Reader(FileSystemReader):
+        """Brings the files that a rank's plan names before it reads them."""
+
+        @override
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            if find is not None:
+                find(SHARDED)
+            return super().read_metadata(*args, **kwargs)
+
+        @override
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            if find is not None:
+                for name in sorted({self.storage_data[item.storage_index].relative_path for item in plan.items}):
+                    find(name)
+            return super().read_data(plan, planner)
+
     states = states_of(parts)
-    load_sharded(states, checkpoint_id=folder)
+    load_sharded(states, storage_reader=Reader(folder))
     put_back(parts, states)
 
 

@@ -87,8 +87,11 @@ class HoldReply(_message.Message):
     NEWEST_FIELD_NUMBER: _builtins.int
     CLAIM_FIELD_NUMBER: _builtins.int
     SAID_BY_FIELD_NUMBER: _builtins.int
+    HAS_OWN_FIELD_NUMBER: _builtins.int
     claim: _builtins.str
     """newest claim on the run that the agent knows of; empty: none"""
+    has_own: _builtins.bool
+    """whether any attempt ever said so"""
     @_builtins.property
     def newest(self) -> _common_pb2.Attempt:
         """newest attempt of the job that the agent knows of"""
@@ -103,10 +106,11 @@ class HoldReply(_message.Message):
         newest: _common_pb2.Attempt | None = ...,
         claim: _builtins.str = ...,
         said_by: _common_pb2.Attempt | None = ...,
+        has_own: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest", "said_by", b"said_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "newest", b"newest", "said_by", b"said_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "has_own", b"has_own", "newest", b"newest", "said_by", b"said_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

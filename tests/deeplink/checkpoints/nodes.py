@@ -87,7 +87,9 @@ class Nodes:
             for node in nodes
         )
 
-    def env(self, attempt: Attempt, node: str, nodes: list[str], *, spares: tuple[str, ...] = ()) -> dict[str, str]:
+    def env(
+        self, attempt: Attempt, node: str, nodes: list[str], *, spares: tuple[str, ...] = ()
+    ) -> dict[str, str]:
         """Return what a rank of an attempt finds in its environment, one rank to a node."""
         everyone = self.members(*nodes, *spares)
         here = next(member for member in everyone if member.name == node)

@@ -1,0 +1,279 @@
+"""The nodes of an attempt agree, through their agents, on what they go on from, and claim the run.
+
+The first rank of the first node decides. It asks every agent of the job what its node has, own checkpoints and
+copies for others, looks into the shared folder if that answers, and takes the newest checkpoint that is whole
+somewhere, to the last byte, or in parts on several nodes. It claims the shared folder as ever; where that does not
+answer the claim lies with the agents alone, and is made up for later (`Hold.refuse_if_fenced`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, fresh_names, in_order
+from deeplink.checkpoints.entries import FENCED, Entry, entries
+from deeplink.checkpoints.fetching import choose, place
+from deeplink.checkpoints.manifest import CheckpointDamagedError
+from deeplink.errors import DeepLinkError
+from deeplink.plainrpc import PlainCallError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from deeplink.checkpoints.agents import JobAgents, Standing
+    from deeplink.checkpoints.fetching import Holding, There
+    from deeplink.checkpoints.hold import Hold
+    from deeplink.clock import Clock
+
+log = logging.getLogger(__name__)
+
+GATHER_S: Final = 10.0
+"""How long ranks of other nodes may take to say where their checkpoints lie, if their agents do not know yet."""
+AGREE_S: Final = 600.0
+"""How long ranks wait for the one that decides: it may have to read large checkpoints."""
+SILENCE_S: Final = 60.0
+LOOK_S: Final = 600.0
+"""The longest that reading one checkpoint on shared storage may take before another is looked at."""
+_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 0.5
+_MOST_TRIES = 100
+SHARED: Final = "the shared folder"
+
+
+class NoAgreementError(DeepLinkError):
+    """The ranks of an attempt could not agree on what they go on from."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"nobody said which checkpoint this attempt goes on from: {why}",
+            remedy="Rank 0 must call `latest` (or `resume`, `over`) as all others do.",
+        )
+        self.why = why
+
+
+class Council:
+    """Where the ranks of an attempt agree.
+
+    Args:
+        hold: of the shared folder.
+        local: the folder on this node's disk.
+        agents: of the job.
+        env: names this rank's place: LOCAL_RANK, GROUP_RANK, GROUP_WORLD_SIZE.
+        clock: where time comes from.
+    """
+
+    def __init__(self, hold: Hold, local: Path, agents: JobAgents, env: Mapping[str, str], clock: Clock) -> None:
+        self._hold, self._local, self._agents, self._clock = hold, local, agents, clock
+        self.is_first_here = env.get("LOCAL_RANK", "0") == "0"
+        self._decides = self.is_first_here and env.get("GROUP_RANK", "0") == "0"
+        self._nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
+
+    def agree(self) -> Claim:
+        """Return the claim of this attempt, made now if this rank decides.
+
+        Raises:
+            FencedError: a newer attempt has begun, or another job holds the run.
+            NoAgreementError: nobody decided.
+            ClaimDamagedError: a claim in the shared folder cannot be read.
+            PlainStatusError: the agents know nothing of checkpoints.
+        """
+        if self.is_first_here:
+            self._agents.judge(self._asked(self._agents.here, folder=self._local), None)
+        claim = self._decided() if self._decides else self._awaited()
+        if self.is_first_here:
+            self._asked(self._agents.here, claim=claim)
+        return claim
+
+    def _asked(self, address: str, *, folder: Path | None = None, claim: Claim | None = None) -> Standing:
+        """Ask an agent until it answers, or has been silent for too long."""
+        until = self._clock.monotonic() + SILENCE_S
+        while True:
+            try:
+                return self._agents.hold(address, folder=folder, claim=claim)
+            except (PlainCallError, OSError) as problem:
+                if self._clock.monotonic() > until or getattr(problem, "code", None) is not None:
+                    raise
+                log.debug("the agent at %s: %s", address, problem)
+            self._clock.sleep(_LONGEST_PAUSE_S)
+
+    def _awaited(self) -> Claim:
+        began, pause = self._clock.monotonic(), _PAUSE_S
+        while self._clock.monotonic() - began < AGREE_S:
+            standing = self._asked(self._agents.first)
+            self._agents.judge(standing, None)
+            if standing.claim is not None and standing.claim.attempt == self._agents.attempt:
+                return standing.claim
+            self._clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        raise NoAgreementError(f"the first rank did not within {AGREE_S:g} s")
+
+    # -- deciding
+
+    def _decided(self) -> Claim:
+        self._gather()
+        holdings = self._agents.held()
+        for _ in range(_MOST_TRIES):
+            view = self._look(holdings)
+            found = self._hold.own_claim(view.claims)
+            if found is not None:
+                return found
+            made, source = self._proposed(view)
+            self._say(made, source, view)
+            if not view.is_readable:
+                self._hold.is_apart = True
+                return made
+            try:
+                if not self._hold.shared.ask(lambda made=made: self._hold.claims.publish(made)):  # type: ignore[misc]
+                    continue
+                if source != SHARED or made.recognised[0] in self._hold.shared.ask(
+                    lambda: fresh_names(self._hold.folder)
+                ):
+                    return made
+            except OSError as problem:
+                log.warning("%s: %s", SHARED, problem)
+                continue
+        raise NoAgreementError("the shared folder changed again and again")
+
+    def _gather(self) -> None:
+        """Wait for the nodes whose agents do not know yet where their checkpoints lie."""
+        began = self._clock.monotonic()
+        waiting = list(self._agents.members[: self._nodes])
+        while waiting and self._clock.monotonic() - began < GATHER_S:
+            for member in list(waiting):
+                try:
+                    standing = self._agents.hold(member.address)
+                except (PlainCallError, OSError) as problem:
+                    log.debug("the agent of %s: %s", member.name, problem)
+                    continue
+                self._agents.judge(standing, None)
+                if standing.has_own or standing.said_by == self._agents.attempt:
+                    waiting.remove(member)
+            if waiting:
+                self._clock.sleep(_PAUSE_S)
+
+    def _look(self, holdings: Sequence[Holding]) -> View:
+        known: dict[int, Claim] = {}
+        for holding in holdings:
+            standing = self._agents.standing(holding.hold)
+            if standing.claim is not None:
+                known[standing.claim.number] = standing.claim
+        there: list[Entry] = []
+        problem = ""
+        try:
+            self._hold.shared.ask(lambda: self._hold.folder.mkdir(parents=True, exist_ok=True))
+            claims = self._hold.shared.ask(self._hold.claims.all)
+            there = self._hold.shared.ask(lambda: entries(self._hold.folder))
+            known |= {claim.number: claim for claim in claims}
+        except OSError as failed:
+            problem = str(failed)
+        return View(in_order(known.values()), there, holdings, problem)
+
+    def _proposed(self, view: View) -> tuple[Claim, str]:
+        """Return the claim to make, and where its first checkpoint lies."""
+        newest = view.claims[-1] if view.claims else NO_CLAIM
+        recognised: list[str] = []
+        skipped: list[tuple[str, str]] = []
+        source = ""
+        for entry in view.entries():
+            if not entry.counts(newest):
+                skipped.append((entry.name, FENCED.format(entry.claim)))
+                continue
+            reasons: list[str] = []
+            found = self._whole_at(entry, view, reasons, contents=not recognised)
+            skipped.extend((entry.name, reason) for reason in reasons)
+            if found:
+                source = source or found
+                recognised.append(entry.name)
+        claim = Claim(
+            number=max((claim.number for claim in view.claims), default=0)
+            + (1 if view.is_readable else APART_GAP),
+            attempt=self._agents.attempt,
+            holder=self._hold.holder,
+            recognised=tuple(recognised),
+            skipped=tuple(skipped),
+            created_unix=self._clock.unix(),
+        )
+        return claim, source
+
+    def _whole_at(self, entry: Entry, view: View, reasons: list[str], *, contents: bool) -> str:
+        """Return where a checkpoint is whole; empty, and why, where it is not."""
+        places = view.places(entry.name)
+        torn = view.torn(entry.name)
+        if contents and places:
+            members = {member.name: member for member in self._agents.members}
+            nodes = sorted({there.node for there in places})
+            asked = [members[node] for node in members if node in nodes]
+            checked = self._agents.held(name=entry.name, contents=True, among=asked)
+            places = [there for holding in checked for there in holding.whole]
+            torn = [reason for holding in checked for reason in holding.torn]
+        reasons.extend(f"{where}: {why}" for _, where, why in torn)
+        if places and (plan := choose(entry.name, places[0].manifest.files, places)) is not None:
+            return ", ".join(place(there.node, there.origin) for there, _ in plan) or "every node"
+        if entry not in view.shared:
+            if places and not reasons:
+                reasons.append("parts of it are on no node that answers")
+            return ""
+        try:
+            path = self._hold.folder / entry.name
+            self._hold.shared.ask(lambda: manifests.check(path, contents=contents), LOOK_S)
+        except CheckpointDamagedError as damaged:
+            reasons.append(damaged.reason)
+            return ""
+        except OSError as problem:
+            reasons.append(str(problem))
+            return ""
+        return SHARED
+
+    def _say(self, claim: Claim, source: str, view: View) -> None:
+        if not view.is_readable:
+            log.warning("%s cannot be used now: %s", SHARED, view.problem)
+        if not claim.recognised:
+            return
+        name = claim.recognised[0]
+        newest = view.shared[0].name if view.shared else "none"
+        if source == SHARED:
+            log.info("going on from %s, which %s has", name, SHARED)
+        elif not view.is_readable:
+            log.warning("going on from %s on %s: the newest that is whole on any node", name, source)
+        elif name in {entry.name for entry in view.shared}:
+            log.info("going on from %s on %s", name, source)
+        else:
+            log.warning("going on from %s on %s: newer than all in %s (newest: %s)", name, source, SHARED, newest)
+
+
+class View:
+    """What is known of a run when it is claimed.
+
+    Attributes:
+        claims: all known, the newest last.
+        shared: what lies in the shared folder, whole or not, newest first.
+        problem: why the shared folder could not be looked at; empty where it could.
+    """
+
+    def __init__(
+        self, claims: Sequence[Claim], shared: Sequence[Entry], holdings: Sequence[Holding], problem: str
+    ) -> None:
+        self.claims, self.shared, self.problem = claims, shared, problem
+        self._holdings = holdings
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the shared folder answered."""
+        return not self.problem
+
+    def entries(self) -> list[Entry]:
+        """Return every checkpoint that anybody has something of, newest first."""
+        names = {there.name for holding in self._holdings for there in holding.whole}
+        names |= {name for holding in self._holdings for name, _, _ in holding.torn}
+        return sorted({*self.shared, *filter(None, map(Entry.parse, names))}, reverse=True)
+
+    def places(self, name: str) -> list[There]:
+        """Return where something of a checkpoint lies on nodes."""
+        return [there for holding in self._holdings for there in holding.whole if there.name == name]
+
+    def torn(self, name: str) -> list[tuple[str, str, str]]:
+        """Return the places where it is not what was saved, with reasons."""
+        return [torn for holding in self._holdings for torn in holding.torn if torn[0] == name]

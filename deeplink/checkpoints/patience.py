@@ -1,0 +1,97 @@
+"""Questions to a file system that may never answer: asked in a thread, waited for so long and no longer."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Question(Generic[T]):
+    work: Callable[[], T]
+    answered: threading.Event = field(default_factory=threading.Event)
+    answer: list[T] = field(default_factory=list)
+    problem: BaseException | None = None
+
+    def put(self) -> None:
+        try:
+            self.answer.append(self.work())
+        except BaseException as problem:  # noqa: BLE001 - whoever asked gets it
+            self.problem = problem
+        self.answered.set()
+
+
+class Patience:
+    """Asks one thing at a time about `path`; whoever asks while an answer is overdue is told so at once.
+
+    Safe to use from several threads. The thread is a daemon, made when first needed: none is begun anew when the
+    process ends, which Python refuses from 3.12 on.
+
+    Attributes:
+        path: what may not answer, for the error.
+        patience_s: how long an answer is waited for.
+        is_overdue: whether an answer was due that has not come yet.
+    """
+
+    def __init__(self, path: Path, patience_s: float) -> None:
+        self.path, self.patience_s = path, patience_s
+        self.is_overdue = False
+        self._lock = threading.Lock()
+        self._asked = threading.Condition()
+        self._question: _Question[Any] | None = None
+        self._thread: threading.Thread | None = None
+
+    def ask(self, work: Callable[[], T], patience_s: float | None = None) -> T:
+        """Return what `work` returns.
+
+        Raises:
+            TimeoutError: it takes longer; it may still be done later.
+            BaseException: it raised that.
+        """
+        patience_s = self.patience_s if patience_s is None else patience_s
+        if not self._lock.acquire(timeout=patience_s):
+            raise self._overdue(patience_s)
+        try:
+            question = _Question(work)
+            if self.is_overdue or not self._begin(question):
+                raise self._overdue(patience_s)
+            if not question.answered.wait(patience_s):
+                self.is_overdue = True
+                raise self._overdue(patience_s)
+        finally:
+            self._lock.release()
+        if question.problem is not None:
+            raise question.problem
+        return question.answer[0]
+
+    def _overdue(self, patience_s: float) -> TimeoutError:
+        return TimeoutError(f"{self.path} does not answer (waited {patience_s:g} s)")
+
+    def _begin(self, question: _Question[Any]) -> bool:
+        with self._asked:
+            self._question = question
+            self._asked.notify()
+        if self._thread is None or not self._thread.is_alive():  # none yet, or this process was forked
+            self._thread = threading.Thread(target=self._run, name="deeplink-patience", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the process ends: no thread can be begun any more
+                self._thread = None
+                return False
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._asked:
+                self._asked.wait_for(lambda: self._question is not None)
+                question, self._question = self._question, None
+            if question is not None:
+                question.put()
+                self.is_overdue = False

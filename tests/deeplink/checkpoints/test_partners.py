@@ -1,0 +1,301 @@
+"""Copies on a partner node's disk: who keeps them, and what a restart makes of them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError
+from deeplink.checkpoints.partners import partners
+from deeplink.config import Config
+from deeplink.types import Attempt, Member, NodeName
+from tests.deeplink.checkpoints.nodes import Nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from deeplink.checkpoints import Checkpoint
+
+FIRST, SECOND, THIRD = Attempt(17, 0, 0), Attempt(17, 0, 1), Attempt(17, 1, 0)
+ALL = ["n0", "n1", "n2", "n3"]
+DATA = b"the state of a model" * 1000
+
+
+# -- who keeps them: pure
+
+
+@given(
+    domains=st.lists(st.integers(0, 5), min_size=1, max_size=40),
+    known=st.booleans(),
+)
+def test_everybody_keeps_for_one_and_where_it_can_be_in_another_domain(domains: list[int], *, known: bool) -> None:
+    members = [
+        Member(NodeName(f"n{number}"), f"h{number}:1", 1, f"leaf{domain}" if known else "")
+        for number, domain in enumerate(domains)
+    ]
+    chosen = {member.name: partners(member.name, members) for member in members}
+    for name, others in chosen.items():
+        assert sorted(other.name for other in others) == sorted(one.name for one in members if one.name != name)
+    if len(members) < 2:
+        return
+    firsts = [others[0].name for others in chosen.values()]
+    assert len(set(firsts)) == len(members), "nobody keeps for two"
+    largest = max(sum(one.domain == other.domain for one in members) for other in members)
+    if 2 * largest <= len(members):
+        assert all(others[0].domain != by.domain for by, others in zip(members, chosen.values(), strict=True))
+
+
+def test_another_list_another_partner_and_the_order_of_the_list_does_not_matter() -> None:
+    four = [Member(NodeName(name), f"{name}:1", 1, leaf) for name, leaf in zip("abcd", "xxyy", strict=True)]
+    assert partners(NodeName("a"), four)[0].name == "c"
+    assert partners(NodeName("a"), four[::-1]) == partners(NodeName("a"), four)
+    assert partners(NodeName("a"), [one for one in four if one.name != "c"])[0].name == "d"
+
+
+# -- what becomes of them
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    job = Nodes(tmp_path)
+    yield job
+    job.close()
+
+
+def begun(nodes: Nodes, attempt: Attempt, node: str, among: list[str], **more: object) -> Checkpoints:
+    """Return the checkpoints of a rank on a node, as its environment has it; the other nodes are spares."""
+    spares = tuple(other for other in nodes.servers if other not in among)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in nodes.env(attempt, node, among, spares=spares).items():
+            patch.setenv(name, value)
+        options = {"lease_s": None, "local": nodes.local(node), **more}
+        return Checkpoints(nodes.root / "shared", **options)  # type: ignore[arg-type]
+
+
+def save(checkpoints: Checkpoints, step: int) -> None:
+    with checkpoints.save(step=step) as draft:
+        (draft / "deep").mkdir()
+        (draft / "deep" / "state.bin").write_bytes(DATA + bytes([step]))
+
+
+def restarted(nodes: Nodes, attempt: Attempt, among: list[str]) -> dict[str, Checkpoint | None]:
+    """Return what each rank of an attempt finds, all of them at the same time."""
+    ranks = {node: begun(nodes, attempt, node, among) for node in among}
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return dict(zip(ranks, pool.map(Checkpoints.latest, ranks.values()), strict=True))
+
+
+def lose(nodes: Nodes, *lost: str) -> None:
+    """The machine is gone, and its disk."""
+    for node in lost:
+        nodes.stop(node)
+        shutil.rmtree(nodes.root / node, ignore_errors=True)
+
+
+def withhold(nodes: Nodes) -> None:
+    """Shared storage cannot be used: its mount is gone, and a file is in its place."""
+    shared = nodes.root / "shared"
+    if shared.exists():
+        shared.rename(nodes.root / "withheld")
+    shared.write_text("not mounted")
+
+
+def give_back(nodes: Nodes) -> None:
+    (nodes.root / "shared").unlink()
+    (nodes.root / "withheld").rename(nodes.root / "shared")
+
+
+def test_a_save_is_on_a_partners_disk_soon_and_two_stay_there(nodes: Nodes) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+        checkpoints.wait()
+    checkpoints.close()
+    assert nodes.copies("n2") == ["from-n0/step-0000000002.a1", "from-n0/step-0000000003.a1"]
+    assert not any(nodes.copies(node) for node in ("n0", "n1", "n3")), "n2 is on the other leaf, and first there"
+    copy = next(nodes.store("n2").glob("checkpoints/*/from-n0/step-0000000003.a1"))
+    assert (copy / "deep" / "state.bin").read_bytes() == DATA + b"\3"
+
+
+def test_where_the_partner_is_dead_another_keeps_the_copy(nodes: Nodes) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    assert checkpoints.latest() is None
+    lose(nodes, "n2")
+    save(checkpoints, 1)
+    checkpoints.close()
+    assert nodes.copies("n3") == ["from-n0/step-0000000001.a1"]
+
+
+@pytest.mark.parametrize("is_withheld", [True, False], ids=["no shared storage", "older on shared storage"])
+def test_a_node_dies_with_the_newest_checkpoint_and_its_copy_is_gone_on_from(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture, *, is_withheld: bool
+) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.wait()
+    save(checkpoints, 2)
+    checkpoints.close()
+    shutil.rmtree(nodes.root / "shared" / "step-0000000002.a1")  # it did not get there in time
+    if is_withheld:
+        withhold(nodes)
+    lose(nodes, "n0")
+    caplog.set_level(logging.INFO)
+    found = restarted(nodes, SECOND, ["n1", "n2", "n3"])
+    for node, checkpoint in found.items():
+        assert checkpoint is not None
+        assert checkpoint.step == 2
+        assert checkpoint.path.parent == nodes.local(node)
+        assert (checkpoint.path / "deep" / "state.bin").read_bytes() == DATA + b"\2"
+        assert checkpoint.origin == "n2's copy for n0" or "'s disk" in checkpoint.origin
+    assert "on n2's copy for n0" in caplog.text
+    assert ("cannot be used now" if is_withheld else "newer than all in the shared folder") in caplog.text
+
+
+def test_without_shared_storage_the_job_goes_on_saves_and_restarts_and_then_it_is_made_up_for(
+    nodes: Nodes,
+) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.close()
+    withhold(nodes)
+    lose(nodes, "n0")
+    survivors = ["n1", "n2", "n3"]
+    found = restarted(nodes, SECOND, survivors)
+    assert {one.step for one in found.values() if one} == {1}
+    second = begun(nodes, SECOND, "n1", ["n1"])
+    assert second.latest()
+    save(second, 2)
+    with pytest.raises(CheckpointWriteError):
+        second.close()  # the copy to shared storage
+    assert any("step-0000000002" in name for node in survivors for name in nodes.copies(node))
+    # And once more, from what the second attempt left on disks.
+    found = restarted(nodes, THIRD, survivors)
+    assert {one.step for one in found.values() if one} == {2}
+    give_back(nodes)
+    third = begun(nodes, THIRD, "n1", ["n1"])
+    found_again = third.latest()
+    assert found_again is not None
+    assert found_again.step == 2
+    save(third, 3)
+    third.close()
+    outside = Checkpoints(nodes.root / "shared", readonly=True).latest()
+    assert outside is not None
+    assert outside.step == 3
+    # The first attempt is fenced in the shared folder, though its claim's number is the next to the newest there.
+    with pytest.raises(FencedError):
+        save(checkpoints, 9)
+
+
+def test_a_torn_copy_is_passed_over_and_said(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.wait()
+    save(checkpoints, 2)
+    checkpoints.close()
+    withhold(nodes)
+    lose(nodes, "n0")
+    torn = next(nodes.store("n2").glob("checkpoints/*/from-n0/step-0000000002.a1"))
+    (torn / "deep" / "state.bin").write_bytes(b"x" * len(DATA + b"\2"))
+    found = restarted(nodes, SECOND, ["n1", "n2", "n3"])
+    assert {one.step for one in found.values() if one} == {1}
+    skipped = next(one for one in found.values() if one).skipped
+    assert [(one.path.name, one.reason) for one in skipped] == [
+        ("step-0000000002.a1", "n2's copy for n0: deep/state.bin is not what was saved")
+    ]
+    assert "skipped" in caplog.text
+
+
+def test_an_older_attempts_copy_is_refused_by_the_partner(nodes: Nodes) -> None:
+    old = begun(nodes, FIRST, "n0", ["n0"])
+    save(old, 1)
+    old.wait()
+    # The launcher told the agents that the next attempt has begun; the old rank does not know yet.
+    for node in ("n1", "n2", "n3"):
+        nodes.bulletins[node].learn(SECOND)
+    save(old, 2)
+    with pytest.raises(FencedError):
+        old.close()
+    assert nodes.copies("n2") == ["from-n0/step-0000000001.a1"]
+
+
+def test_a_rank_is_refused_by_its_own_agent_while_shared_storage_does_not_answer(nodes: Nodes) -> None:
+    old = begun(nodes, FIRST, "n0", ["n0"])
+    save(old, 1)
+    old.wait()
+    withhold(nodes)
+    nodes.bulletins["n0"].learn(SECOND)
+    with pytest.raises(FencedError):
+        save(old, 2)
+    assert [path.name for path in nodes.local("n0").glob("step-*")] == ["step-0000000001.a1"]
+
+
+def test_what_does_not_fit_is_not_kept_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = Nodes(tmp_path, config=Config(copies_bytes=len(DATA) // 2))
+    checkpoints = begun(job, FIRST, "n0", ["n0"])
+    for step in (1, 2):
+        save(checkpoints, step)
+        checkpoints.wait()
+    checkpoints.close()
+    job.close()
+    assert not any(job.copies(node) for node in ALL)
+    assert caplog.text.count("is on no other node") == 1
+    assert Checkpoints(tmp_path / "shared", readonly=True).latest()
+
+
+def test_room_for_one_copy_alone_keeps_the_newest(tmp_path: Path) -> None:
+    job = Nodes(tmp_path, config=Config(copies_bytes=int(len(DATA) * 2.5)))
+    checkpoints = begun(job, FIRST, "n0", ["n0"])
+    for step in (1, 2, 3, 4):
+        save(checkpoints, step)
+        checkpoints.wait()
+    checkpoints.close()
+    kept = job.copies("n2")
+    job.close()
+    assert "from-n0/step-0000000004.a1" in kept
+    assert len(kept) <= 2
+
+
+def test_an_agent_that_began_anew_knows_what_its_disk_has(nodes: Nodes) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 5)
+    checkpoints.close()
+    shutil.rmtree(nodes.root / "shared")
+    lose(nodes, "n0")
+    nodes.stop("n2")
+    nodes.start("n2")
+    nodes.stop("n1")
+    nodes.start("n1")
+    found = restarted(nodes, THIRD, ["n1", "n2", "n3"])
+    assert {one.step for one in found.values() if one} == {5}
+
+
+def test_the_agents_folders_hold_nothing_of_others(nodes: Nodes) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.close()
+    secret = nodes.root / "secret"
+    secret.write_text("not a checkpoint's")
+    from deeplink.checkpoints.agents import run_of
+    from deeplink.checkpoints.copies import Copies, NoSuchRunError
+
+    copies = Copies(nodes.store("n2") / "checkpoints")
+    run = run_of(nodes.root / "shared")
+    assert copies.file(run, "step-0000000001.a1", "from-n0", "deep/state.bin").read_bytes() == DATA + b"\1"
+    for name, origin, path in [
+        ("step-0000000001.a1", "from-n0", "../../../../../secret"),
+        ("step-0000000001.a1", "../..", "deep/state.bin"),
+        ("..", "from-n0", "secret"),
+        ("step-0000000001.a1", "from-n0", "manifest.json"),
+    ]:
+        with pytest.raises(NoSuchRunError):
+            copies.file(run, name, origin, path)
+    with pytest.raises(NoSuchRunError):
+        copies.file("../" + run, "step-0000000001.a1", "from-n0", "deep/state.bin")
+    assert not nodes.store("n1").exists(), "an agent writes nothing where it keeps nothing"
