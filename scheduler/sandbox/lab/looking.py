@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,25 @@ _CHECKPOINT = re.compile(r"step-(\d+)\.a(\d+)(?:-(\d+))?")
 
 
 def processes_on(sandbox: Sandbox, machine: str) -> list[ProcessId]:
-    """Return a machine's processes, each after its parent; none where it is powered off."""
+    """Return a machine's processes; none where it is powered off."""
     first = sandbox.hardware.process_1(machine)
-    return [] if first is None else [who for who in descendants(first.pid, table()) if who.alive]
+    if first is None:
+        return []
+    processes = table()
+    found = set(descendants(first.pid, processes))
+    if sandbox.has_network:
+        # What `exec` brought in lies below none of the machine's own, but sees what they see.
+        space = _pid_space(first.pid)
+        found |= {ProcessId(pid, entry.start) for pid, entry in processes.items() if _pid_space(pid) == space}
+    return sorted((who for who in found - {first} if who.alive), key=lambda who: who.start)
+
+
+def _pid_space(pid: int) -> int | None:
+    """Return the number of the namespace a process has its number in; None when it is gone."""
+    try:
+        return (Path("/proc") / str(pid) / "ns" / "pid").stat().st_ino
+    except OSError:
+        return None
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -37,20 +54,19 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def ranks_on(sandbox: Sandbox, machine: str) -> dict[int, tuple[ProcessId, ...]]:
-    """Return the processes of each rank on a machine: those with a RANK, ours or anybody's."""
+    """Return the processes of each rank on a machine: those with a RANK, whoever started them."""
     found: dict[int, list[ProcessId]] = {}
     for who in processes_on(sandbox, machine):
-        env = environment(who.pid)
-        # Steps that only stand by (agents, the batch script) have no rank.
-        if env.get("RANK", "").isdigit() and not is_verb(arguments(who.pid), "run"):
-            found.setdefault(int(env["RANK"]), []).append(who)
+        rank = environment(who.pid).get("RANK", "")
+        if rank.isdigit():
+            found.setdefault(int(rank), []).append(who)
     return {rank: tuple(those) for rank, those in found.items()}
 
 
 def is_verb(argv: Sequence[str], verb: str) -> bool:
     """Whether an argument list is `deeplink VERB` or `python -m deeplink VERB`, with options before the verb.
 
-    >>> is_verb(["/x/python", "-m", "deeplink", "-v", "watch", "--act"], "watch")
+    >>> is_verb(["/x/python", "-P", "-m", "deeplink", "-v", "watch", "--act"], "watch")
     True
     >>> is_verb(["/x/python", "/x/bin/deeplink", "node", "--job"], "node")
     True
@@ -59,9 +75,7 @@ def is_verb(argv: Sequence[str], verb: str) -> bool:
     """
     words = list(argv)
     if words and Path(words[0]).name.startswith("python"):
-        words = words[1:]
-    if words[:1] == ["-m"]:
-        words = words[1:]
+        words = list(dropwhile(lambda word: word.startswith("-"), words[1:]))
     if not words or Path(words[0]).name != "deeplink":
         return False
     return next((word for word in words[1:] if not word.startswith("-")), "") == verb

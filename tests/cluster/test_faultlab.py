@@ -1,0 +1,245 @@
+"""Faults for real: each is seen by who should see it, and gone when it is undone; and the shortest scenario."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.watchdog.playing import play
+from benchmarks.watchdog.scenarios import BY_NAME
+from deeplink.scheduler.sandbox.cluster import Options, Sandbox
+from deeplink.scheduler.sandbox.errors import NotFreezableError
+from deeplink.scheduler.sandbox.lab.errors import NoTargetError, NotPossibleHereError
+from deeplink.scheduler.sandbox.lab.laboratory import How, Laboratory
+from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.sandbox.shape import CTL, Shape
+from tests.cluster.jobs import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+PORT = 7433
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Laboratory]:
+    """Four nodes on two leaves, with shared storage that can stall."""
+    name = f"l-{os.getpid()}-{secrets.token_hex(3)}"
+    try:
+        yield Laboratory(Sandbox.up(name, Shape.of(4), Options(freezable=True)))
+    finally:
+        Sandbox.clear(name)
+
+
+@pytest.fixture(autouse=True)
+def healed(lab: Laboratory) -> Iterator[None]:
+    yield
+    lab.heal()
+    assert lab.wounds() == ()
+    assert all(lab.sandbox.links().values())
+    assert all(machine.daemon for machine in lab.sandbox.status())
+
+
+def said(lab: Laboratory, machine: str, script: str, *, root: bool = False) -> str:
+    return lab.sandbox.run(machine, ["bash", "-c", script], root=root, timeout_s=20).stdout.strip()
+
+
+def state_of(who: ProcessId) -> str:
+    try:
+        return Path(f"/proc/{who.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+def cli(lab: Laboratory, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "deeplink", "sandbox", "fault", "--name", lab.sandbox.name, *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def ranks(lab: Laboratory) -> Iterator[dict[int, ProcessId]]:
+    """Two ranks that sleep, on n0 and n1, by rank."""
+    from deeplink.scheduler.sandbox.lab.looking import ranks_on
+
+    script = "srun -N2 -w n0,n1 bash -c 'export RANK=$SLURM_PROCID; exec sleep 300'"
+    done = lab.sandbox.run(
+        CTL, ["sbatch", "--parsable", "-N2", "-w", "n0,n1", "-o", "/dev/null", "--wrap", script]
+    )
+    assert done.code == 0, done.stderr
+
+    def there() -> dict[int, ProcessId]:
+        found = {**ranks_on(lab.sandbox, "n0"), **ranks_on(lab.sandbox, "n1")}
+        return {rank: those[0] for rank, those in found.items()}
+
+    until(lambda: len(there()) == 2, 20)
+    time.sleep(0.2)  # bash has become sleep
+    yield there()
+    lab.sandbox.run(CTL, ["scancel", done.stdout.strip()])
+
+
+def test_a_rank_is_stopped_slowed_and_killed(lab: Laboratory, ranks: dict[int, ProcessId]) -> None:
+    wound = lab.inject("rank-stopped", "n1")
+    assert (state_of(ranks[1]), state_of(ranks[0])) == ("T", "S")
+    assert lab.inject("rank-stopped", "n1") == wound, "it is in effect already"
+    assert lab.undo("rank-stopped") == (wound,)
+    until(lambda: state_of(ranks[1]) == "S", 5)
+    lab.inject("slow-rank", "n0", How(share=0.5))
+    for wanted in "TSTS":
+        until(lambda: state_of(ranks[0]) == wanted, 10)  # noqa: B023 - asked at once
+    lab.undo()
+    time.sleep(0.5)
+    assert {state_of(ranks[0]) for _ in range(20)} == {"S"}
+    with pytest.raises(NoTargetError, match="no rank 7"):
+        lab.inject("rank-killed", "n0", How(rank=7))
+    drawn = lab.inject("rank-killed", seed=3)
+    assert drawn.target in {"n0", "n1"}, "a node on which ranks run"
+    until(lambda: not ranks[int(drawn.target[1])].alive, 5)
+    assert lab.wounds() == (), "there is nothing to undo"
+
+
+def test_disks_fill_and_turn_read_only(lab: Laboratory) -> None:
+    said(lab, "n0", "echo before > /local/ssd/file")
+    lab.inject("disk-full", "n0")
+    full = said(
+        lab, "n0", "cat /local/ssd/file; echo more > /local/ssd/more || echo refused; df --output=avail /local/ssd"
+    )
+    assert full.split()[:2] == ["before", "refused"]
+    assert full.split()[-1] == "0"
+    lab.undo()
+    assert said(lab, "n0", "echo more > /local/ssd/more && cat /local/ssd/more") == "more"
+    lab.inject("disk-readonly", "n1")
+    assert said(lab, "n1", "touch /local/ssd/x || echo refused") == "refused"
+    assert said(lab, "n0", "touch /local/ssd/x && echo well") == "well", "the other one's disk is its own"
+    lab.undo("disk-readonly", "n1")
+    assert said(lab, "n1", "touch /local/ssd/x && echo well") == "well"
+
+
+def test_shared_storage_stalls_whoever_writes_and_a_frozen_sandbox_can_be_taken_down(
+    lab: Laboratory, fresh_sandbox: Callable[..., Sandbox]
+) -> None:
+    lab.inject("storage-frozen")
+    writer = lab.sandbox.spawn("n2", ["sh", "-c", "echo late > late"])
+    with pytest.raises(subprocess.TimeoutExpired):
+        writer.wait(1.0)
+    assert said(lab, "n3", "ls -d .") == "."
+    lab.undo()
+    assert writer.wait(10) == 0
+    assert said(lab, "n3", "cat late") == "late"
+    other = fresh_sandbox(Shape.of(1), Options(freezable=True))
+    Laboratory(other).inject("storage-frozen")
+    hung = other.spawn("n0", ["touch", "x"])
+    other.down()
+    hung.wait(10)
+    assert not other.layout.folder.exists()
+    with pytest.raises(NotFreezableError):
+        Laboratory(fresh_sandbox(Shape.of(1))).inject("storage-frozen")
+
+
+def test_agents_fall_silent_and_machines_do_not(lab: Laboratory) -> None:
+    address = f"{lab.sandbox.shape.address('n0')}:{PORT}"
+    token = lab.sandbox.home / "agent.token"
+    argv = ["deeplink", "node", "--bind", address, "--store", "/local/ssd/store", "--token-file", str(token)]
+    agent = lab.sandbox.spawn("n0", argv, stdin=subprocess.PIPE)
+    there = f"/dev/tcp/{lab.sandbox.shape.address('n0')}/{PORT}"
+    ask = f"timeout 2 bash -c 'exec 3<>{there}' && echo hears || echo nothing"
+    try:
+        until(lambda: said(lab, "n1", ask) == "hears", 30)
+        lab.inject("agents-silent")
+        assert said(lab, "n1", ask) == "nothing"
+        assert lab.sandbox.states()["n0"] == "idle", "slurmd on the same machine is heard"
+        lab.undo()
+        assert said(lab, "n1", ask) == "hears"
+    finally:
+        agent.kill()
+        agent.communicate(timeout=10)
+    until(lambda: not _agents(lab), 10)
+    with pytest.raises(NoTargetError, match="no node agent"):
+        lab.inject("agents-silent")
+
+
+def _agents(lab: Laboratory) -> tuple[int, ...]:
+    from deeplink.scheduler.sandbox.lab.looking import agents_on
+
+    return agents_on(lab.sandbox, "n0")
+
+
+def test_daemons_die_and_are_started_again(lab: Laboratory) -> None:
+    lab.inject("slurmd-killed", "n2")
+    lab.inject("controller-frozen")
+    assert not lab.sandbox.states()
+    lab.undo("controller-frozen")
+    lab.inject("controller-down")
+    daemons = {machine.name: machine.daemon for machine in lab.sandbox.status()}
+    assert {name for name, daemon in daemons.items() if not daemon} == {CTL, "n2"}
+    assert [wound.name for wound in lab.heal()] == ["controller-down", "slurmd-killed"]
+    until(lambda: bool(lab.sandbox.states()), 20)
+
+
+def test_a_fast_reboot_is_another_boot_that_slurm_does_not_notice(lab: Laboratory) -> None:
+    before = {node: said(lab, node, f"cat {BOOT_ID}") for node in ("n0", "n1")}
+    assert len({*before.values(), Path(BOOT_ID).read_text().strip()}) == 3
+    lab.inject("fast-reboot", "n1")
+    assert said(lab, "n0", f"cat {BOOT_ID}") == before["n0"]
+    assert said(lab, "n1", f"cat {BOOT_ID}") != before["n1"]
+    assert lab.wounds() == ()
+    until(lambda: "n1" in lab.sandbox.states(), 20)
+    assert "down" not in lab.sandbox.states()["n1"]
+
+
+def test_a_killed_watchdog_comes_back_as_it_was(lab: Laboratory) -> None:
+    from deeplink.scheduler.sandbox.lab.looking import watchdogs_on
+
+    log = lab.sandbox.home / "said"
+    argv = ["deeplink", "watch", "--observe", "--journal", "watch.sqlite", "--token-file", "watch.token"]
+    with log.open("ab") as out:
+        process = lab.sandbox.spawn(CTL, argv, stdout=out, stderr=out)
+    until(lambda: "watching: " in log.read_text(), 30, log.read_text)
+    ((first, _),) = watchdogs_on(lab.sandbox, CTL)
+    lab.inject("watchdog-killed")
+    assert process.wait(10)
+    assert not watchdogs_on(lab.sandbox, CTL)
+    lab.undo()
+    until(lambda: log.read_text().count("watching: ") == 2, 30, log.read_text)
+    ((again, started),) = watchdogs_on(lab.sandbox, CTL)
+    assert again != first
+    assert started.uid == lab.sandbox.user.uid
+    os.kill(again.pid, 15)
+    until(lambda: not again.alive, 20)
+
+
+def test_the_command_does_lists_and_undoes(lab: Laboratory) -> None:
+    done = cli(lab, "node-cut", "n3", "--for", "0.2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)[0]["is"] for line in done.stdout.splitlines()] == ["done", "undone"]
+    assert cli(lab, "leaf-cut", "leaf1").stdout == "leaf-cut leaf1: done\n"
+    listed = {fault["name"]: fault["in_effect"] for fault in json.loads(cli(lab, "--list", "--json").stdout)}
+    assert listed["leaf-cut"] == ["leaf1"]
+    assert not lab.sandbox.links()["leaf1"]
+    assert cli(lab, "--undo", "leaf-cut", "leaf1").stdout == "leaf-cut leaf1: undone\n"
+    assert lab.sandbox.links()["leaf1"]
+    assert cli(lab, "node-cut", "n9").returncode == 2
+    assert cli(lab, "flood", "n1").returncode == 2
+    assert cli(lab).returncode == 2
+
+
+def test_without_machines_of_their_own_the_fault_says_so(fresh_sandbox: Callable[..., Sandbox]) -> None:
+    cluster = fresh_sandbox(Shape.of(2), Options(loopback=True))
+    with pytest.raises(NotPossibleHereError, match="share the host"):
+        Laboratory(cluster).inject("node-cut", "n1")
+    Laboratory(cluster).inject("slurmd-killed", "n1")
+    Laboratory(cluster).heal()
+    assert all(machine.daemon for machine in cluster.status())
+
+
+def test_a_scenario_is_played_and_judged() -> None:
+    played = play(BY_NAME["node-killed-spare"], seed=1)
+    assert played.facts.first_step is not None, played.facts.output
+    assert not played.figures.broken
+    assert not played.figures.missing
