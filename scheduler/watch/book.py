@@ -1,19 +1,26 @@
-"""What launchers said last, with when we heard it by our own clock. Filled by the server, read by the loop."""
+"""What launchers and standing agents said last, with when we heard it by our own clock.
+
+Filled by the server, read by the loop.
+"""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import Beat
+from deeplink.scheduler.watch.records import Beat, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from deeplink.scheduler.watch.records import AttemptRecord, JobRecord
+    from deeplink.scheduler.watch.records import AttemptRecord, JobRecord, NodeRecord
+    from deeplink.types import NodeName
 
 MOST_JOBS = 10_000
+MOST_NODES = 16_384
+KEEP_S = 30.0
+"""What a standing agent says again and again is written down no more often than this."""
 ALARM_S = 0.6
 """An agent silent for so long is reason to look at once."""
 
@@ -27,6 +34,9 @@ class Heard:
         ourselves: it came since.
         step: the greatest step of its attempt so far; None before the first report.
         progressed_at: when that step came, monotonic.
+        began_at: when its attempt was first heard, monotonic.
+        boots: the kernels of its nodes, as first told in this attempt.
+        tellings: beats of this attempt that told of incidents.
     """
 
     beat: Beat
@@ -34,10 +44,31 @@ class Heard:
     ourselves: bool = True
     step: int | None = None
     progressed_at: float = 0.0
+    began_at: float = 0.0
+    boots: Mapping[NodeName, str] = field(default_factory=dict)
+    tellings: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attended:
+    """The newest word of one standing agent.
+
+    Attributes:
+        heard_at: when it came, monotonic; or when we came back, after an absence of ours.
+        ourselves: it came since; else it is from the journal, and says nothing of how the node is now.
+        kept_at: when its word was last written down, monotonic.
+    """
+
+    node: NodeRecord
+    heard_at: float
+    ourselves: bool = True
+    kept_at: float = 0.0
 
 
 class BeatBook:
-    """The newest beat of each job. Thread-safe, bounded: beyond 10,000 jobs the one heard longest ago goes.
+    """The newest beat of each job, and the newest word of each standing agent. Thread-safe, bounded.
+
+    Beyond 10,000 jobs, or 16,384 agents, the one heard longest ago goes.
 
     Attributes:
         alarm: set when a beat gives reason to look at once; whoever looks clears it.
@@ -47,6 +78,7 @@ class BeatBook:
         self.alarm = alarm or threading.Event()
         self._lock = threading.Lock()
         self._heard: dict[int, Heard] = {}
+        self._attended: dict[NodeName, Attended] = {}
 
     def hear(self, beat: Beat, now: float) -> bool:
         """Take note of a beat; False if a newer attempt of its job has beaten before, so that it says nothing."""
@@ -57,12 +89,24 @@ class BeatBook:
                 return False
             same = before if before and before.beat.attempt == beat.attempt else None
             step, progressed_at = (same.step, same.progressed_at) if same else (None, 0.0)
+            boots = dict(same.boots) if same else {}
+            for node in beat.node_beats:
+                if node.boot_id:
+                    boots.setdefault(node.name, node.boot_id)
             steps = [point.step for point in beat.progress if point.attempt == beat.attempt]
             if steps and (step is None or max(steps) > step):
                 step, progressed_at = max(steps), now
             # Newest last, so that the first is the one to forget.
             self._heard.pop(job, None)
-            self._heard[job] = Heard(beat=beat, heard_at=now, step=step, progressed_at=progressed_at)
+            self._heard[job] = Heard(
+                beat=beat,
+                heard_at=now,
+                step=step,
+                progressed_at=progressed_at,
+                began_at=same.began_at if same else now,
+                boots=boots,
+                tellings=(same.tellings if same else 0) + bool(beat.incidents),
+            )
             if len(self._heard) > MOST_JOBS:
                 del self._heard[next(iter(self._heard))]
         news = before is None or before.beat.phase is not beat.phase
@@ -70,9 +114,32 @@ class BeatBook:
             self.alarm.set()
         return True
 
-    def restore(self, jobs: Iterable[JobRecord], now: float) -> None:
-        """Begin with the jobs of the journal, as if each had just been heard: silence counts from our return."""
+    def is_news(self, node: NodeRecord, now: float) -> bool:
+        """Return whether a standing agent says something that is to be written down."""
         with self._lock:
+            before = self._attended.get(node.name)
+        return before is None or now - before.kept_at >= KEEP_S or _essence(before.node) != _essence(node)
+
+    def attend(self, node: NodeRecord, now: float, *, kept: bool) -> None:
+        """Take note of what a standing agent said of its node; `kept`: it was written down."""
+        with self._lock:
+            before = self._attended.pop(node.name, None)
+            kept_at = now if kept or before is None else before.kept_at
+            self._attended[node.name] = Attended(node=node, heard_at=now, kept_at=kept_at)
+            if len(self._attended) > MOST_NODES:
+                del self._attended[next(iter(self._attended))]
+        news = before is None or before.node.boot_id != node.boot_id or before.node.health != node.health
+        if news and any(finding.severity is Severity.DRAIN for finding in node.health):
+            self.alarm.set()
+        if before is not None and before.node.boot_id != node.boot_id:
+            self.alarm.set()
+
+    def restore(self, jobs: Iterable[JobRecord], now: float, nodes: Iterable[NodeRecord] = ()) -> None:
+        """Begin with the journal's jobs and nodes as if each was just heard: silence counts from our return."""
+        with self._lock:
+            for node in nodes:
+                if not node.job and node.name not in self._attended:
+                    self._attended[node.name] = Attended(node=node, heard_at=now, ourselves=False, kept_at=now)
             for job in jobs:
                 if not job.newest.phase.ended and job.job not in self._heard:
                     self._heard[job.job] = _restored(job, job.newest, now)
@@ -84,6 +151,9 @@ class BeatBook:
                 job: replace(heard, heard_at=now, ourselves=False, progressed_at=now)
                 for job, heard in self._heard.items()
             }
+            self._attended = {
+                name: replace(one, heard_at=now, ourselves=False) for name, one in self._attended.items()
+            }
 
     def forget(self, job: int) -> None:
         """Drop a job that Slurm has forgotten."""
@@ -94,6 +164,15 @@ class BeatBook:
         """Return the newest beat of every job."""
         with self._lock:
             return tuple(self._heard.values())
+
+    def attended(self) -> tuple[Attended, ...]:
+        """Return the newest word of every standing agent."""
+        with self._lock:
+            return tuple(self._attended.values())
+
+
+def _essence(node: NodeRecord) -> tuple[object, ...]:
+    return node.topology_address, node.health, node.boot_id, node.shards, node.verified_bytes
 
 
 def _restored(job: JobRecord, attempt: AttemptRecord, now: float) -> Heard:
@@ -107,4 +186,4 @@ def _restored(job: JobRecord, attempt: AttemptRecord, now: float) -> Heard:
         world_size=attempt.world_size,
         step_timeout_s=attempt.step_timeout_s,
     )
-    return Heard(beat=beat, heard_at=now, ourselves=False, step=attempt.last_step, progressed_at=now)
+    return Heard(beat=beat, heard_at=now, ourselves=False, step=attempt.last_step, progressed_at=now, began_at=now)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import logging
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch.act import action_word
+from deeplink.scheduler.watch.comebacks import Comebacks
 from deeplink.scheduler.watch.evidence import tense
 from deeplink.scheduler.watch.judge import judge
-from deeplink.scheduler.watch.records import Incident, Kind, Outcome, incident_id
+from deeplink.scheduler.watch.ledger import Ledger
+from deeplink.scheduler.watch.records import Kind, Outcome
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ BUSY_S = 0.1
 """Looks at an action under way."""
 STALL_S = 5.0
 """Away for longer (stopped, swapped out), we distrust every silence that we did not hear ourselves."""
-DOUBT_S = 3.0
-"""Doubt about ourselves that lasts so long is an incident."""
 
 
 class LeaderError(DeepLinkError):
@@ -84,18 +84,30 @@ class Daemon:
     metrics: WatchMetrics
     say: Callable[[str], None]
     interval_s: float = 1.0
-    _told: dict[str, float] = field(default_factory=dict)
+    _ledger: Ledger = field(init=False)
+    _comebacks: Comebacks = field(init=False)
     _looked: float = field(default=float("-inf"))
     _ticked: float | None = None
     _busy: bool = False
     _tense: bool = False
-    _doubt_since: float | None = None
-    _doubt: str = ""
+
+    def __post_init__(self) -> None:
+        """Keep the incidents of our verdicts."""
+        self._ledger = Ledger(
+            journal=self.journal,
+            recall=self.observer.recall,
+            policy=self.policy,
+            clock=self.clock,
+            acting=self.actor is not None,
+            say=self.say,
+        )
+        self._comebacks = Comebacks(journal=self.journal, clock=self.clock, say=self.say)
 
     def run(self, pause: Callable[[float], bool]) -> None:
         """Go round until `pause` (which waits for so many seconds) says to stop."""
-        self.observer.book.restore(self.journal.jobs(), self.clock.monotonic())
-        self._close_doubts()
+        self.observer.book.restore(self.journal.jobs(), self.clock.monotonic(), self.journal.nodes())
+        self._ledger.begin()
+        self._comebacks.begin()
         while not pause(self.tick()):
             pass
 
@@ -110,18 +122,23 @@ class Daemon:
         if self._ticked is not None and began - self._ticked > STALL_S:
             self.say(f"away for {began - self._ticked:.0f} s: every silence counts anew")
             self.observer.forgive()
-        if self._busy and self.actor:
-            self._busy = self.actor.work()  # first: a look may take half a second
+        if self._busy:
+            self._work()  # first: a look may take half a second
         if not self._busy or began - self._looked >= self.interval_s:
             self._look(began)
-            if self.actor:
-                self._busy = self.actor.work()
+            self._work()
         self._ticked = self.clock.monotonic()
         self.metrics.loop_time.set(self.clock.unix())
         self.metrics.loop_seconds.observe(self._ticked - began)
         if self._busy:
             return BUSY_S
         return max(0.02, (TENSE_S if self._tense else self.interval_s) - (self._ticked - began))
+
+    def _work(self) -> None:
+        if self.actor:
+            before, self._busy = self._busy, self.actor.work()
+            if before or self._busy:
+                self.observer.acted()
 
     def _look(self, now: float) -> None:
         self._looked = now
@@ -130,94 +147,37 @@ class Daemon:
         sight = self.observer.look()
         self._tense = bool(tense(sight.jobs, self.policy))
         verdicts = judge(sight, self.policy)
-        self._hear_doubt(verdicts)
-        for verdict in verdicts:
-            if verdict.kind is not Kind.SELF_IN_DOUBT:
-                self._handle(verdict)
-        self._told = {key: at for key, at in self._told.items() if now - at < 60.0}  # noqa: PLR2004 - told again after a minute
+        doubt = next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)
+        if self._ledger.hear_doubt(doubt):
+            self.metrics.verdicts.labels(Kind.SELF_IN_DOUBT).inc()
+        if not doubt:
+            for verdict in verdicts:
+                self._handle(self._ledger.named(verdict), sight)
+            self._ledger.settle(sight, verdicts)
+            self._comebacks.note(sight)
         self._close_ended(sight)
-        self._measure(sight, verdicts)
+        self._measure(sight, doubted=doubt is not None)
 
-    def _handle(self, verdict: Verdict) -> None:
+    def _handle(self, verdict: Verdict, sight: Sight) -> None:
         if self.actor and self.actor.restarting(verdict):
             return
-        incident = None if verdict.remedy is Remedy.RESUME else self._record(verdict)
+        incident = None
+        if verdict.remedy is not Remedy.RESUME:
+            incident = self._ledger.record(verdict)
+            if incident.node and incident.node in sight.nodes:
+                self._comebacks.lose(incident, sight.nodes[incident.node].boot_id)
         begun = (
             self.actor.begin(verdict, incident) if self.actor and verdict.remedy is not Remedy.NOTHING else False
         )
-        self._busy = self._busy or begun
-        if begun or verdict.key not in self._told:
+        if begun:
+            self._busy = True
+            self.observer.acted()
+        if self._ledger.is_new(verdict) or begun:
             self.metrics.verdicts.labels(verdict.kind).inc()
             what = verdict.remedy if self.actor or verdict.remedy is Remedy.NOTHING else f"would {verdict.remedy}"
-            about = verdict.node or verdict.leaf
+            about = " of ".join(filter(None, (verdict.node, verdict.leaf)))
             who = f"job {verdict.attempt.job}: " if verdict.attempt else ""
             self.say(f"{who}{verdict.kind} {about}: {what}: {'; '.join(verdict.reasons)}")
-        self._told[verdict.key] = self.clock.monotonic()
-
-    def _record(self, verdict: Verdict) -> Incident:
-        known = self._known(verdict)
-        if known and (
-            verdict.key in self._told or known.outcome is Outcome.RECOVERED or verdict.kind is Kind.REQUEUE_HELD
-        ):
-            return known
-        now = self.clock.unix()
-        would = "" if self.actor else f"; observed only, would {verdict.remedy}"
-        return self.journal.record_incident(
-            Incident(
-                id=verdict.incident,
-                kind=Kind.NODE_DEAD if verdict.node else verdict.kind,
-                node=verdict.node,
-                attempt=verdict.attempt,
-                action=action_word(Remedy.NOTHING),
-                evidence="; ".join(verdict.reasons) + would,
-                began_unix=now - verdict.since_s,
-                detected_unix=now,
-            )
-        )
-
-    def _known(self, verdict: Verdict) -> Incident | None:
-        if verdict.kind is Kind.REQUEUE_HELD and verdict.attempt:
-            # What made Slurm requeue it is on record; being held is a part of that.
-            recent = self.journal.incidents(job=verdict.attempt.job, limit=16)
-            return next((hit for hit in recent if hit.attempt == verdict.attempt), None)
-        return self.journal.incident(verdict.incident)
-
-    def _hear_doubt(self, verdicts: tuple[Verdict, ...]) -> None:
-        doubt = next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)
-        now = self.clock.monotonic()
-        if doubt and self._doubt_since is None:
-            self._doubt_since = now
-            self.metrics.verdicts.labels(doubt.kind).inc()
-            self.say(f"{doubt.kind}: touching nothing: {'; '.join(doubt.reasons)}")
-        if doubt and not self._doubt and self._doubt_since is not None and now - self._doubt_since >= DOUBT_S:
-            began = self.clock.unix() - (now - self._doubt_since)
-            self._doubt = incident_id(None, Kind.SELF_IN_DOUBT, f"{began:.0f}")
-            self.journal.record_incident(self._doubted(began, "; ".join(doubt.reasons)))
-        if not doubt and self._doubt_since is not None:
-            self.say(f"{Kind.SELF_IN_DOUBT}: over after {now - self._doubt_since:.1f} s")
-            known = self.journal.incident(self._doubt) if self._doubt else None
-            if known:
-                over = self._doubted(known.began_unix, known.evidence, recovered_unix=self.clock.unix())
-                self.journal.record_incident(over)
-            self._doubt_since, self._doubt = None, ""
-
-    def _doubted(self, began: float, evidence: str, recovered_unix: float = 0.0) -> Incident:
-        return Incident(
-            id=self._doubt,
-            kind=Kind.SELF_IN_DOUBT,
-            evidence=evidence,
-            began_unix=began,
-            detected_unix=began + DOUBT_S,
-            recovered_unix=recovered_unix,
-            outcome=Outcome.RECOVERED if recovered_unix else Outcome.OPEN,
-        )
-
-    def _close_doubts(self) -> None:
-        # Whoever led before us was ended in doubt of himself: that is over; ours, if any, is another incident.
-        for hit in self.journal.incidents(only_open=True):
-            if hit.kind == Kind.SELF_IN_DOUBT:
-                over = replace(hit, outcome=Outcome.RECOVERED, recovered_unix=self.clock.unix())
-                self.journal.record_incident(over)
 
     def _close_ended(self, sight: Sight) -> None:
         for job in sight.jobs:
@@ -228,17 +188,17 @@ class Daemon:
             self._close(number, Outcome.FAILED)
 
     def _close(self, job: int, outcome: Outcome) -> None:
-        self.journal.close_incidents(job, outcome)
+        self._ledger.close(job, outcome)
         self.observer.book.forget(job)
 
-    def _measure(self, sight: Sight, verdicts: tuple[Verdict, ...]) -> None:
-        self.metrics.in_doubt.set(any(verdict.kind is Kind.SELF_IN_DOUBT for verdict in verdicts))
-        self.metrics.incidents_open.set(len(self.journal.incidents(only_open=True)))
+    def _measure(self, sight: Sight, *, doubted: bool) -> None:
+        self.metrics.in_doubt.set(doubted)
+        self.metrics.incidents_open.set(self.observer.recall.open_incidents())
         if not sight.controller:
             self.metrics.slurm_failures.inc()
         self.metrics.jobs.clear()
-        for job in sight.jobs:
-            self.metrics.jobs.labels(job.phase.value).inc()
+        for phase, count in Counter(job.phase.value for job in sight.jobs).items():
+            self.metrics.jobs.labels(phase).set(count)
         for answer, count in self.observer.probes.items():
             self.metrics.probes.labels(answer.value).inc(count)
         self.observer.probes.clear()

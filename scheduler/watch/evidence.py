@@ -11,11 +11,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.records import Phase
+from deeplink.scheduler.watch.records import Kind, Phase, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from deeplink.scheduler.watch.records import Finding
     from deeplink.types import Attempt, NodeName
 
 TAG = "deeplink: "
@@ -51,10 +52,20 @@ class Policy:
         launcher_lost_s: a launcher silent for so long, though all its nodes answer, is lost.
         hang_grace_s: past the job's own step timeout we wait this long for its launcher to act.
         most_dead: so many dead nodes within `brake_window_s` are believed; a tenth of the cluster if that is more.
+        most_sick: so many nodes are drained for what their checks find; a tenth of the cluster if that is more.
         brake_window_s: how far back the brake looks.
         act_on_switch: whether the nodes of a silent leaf are given up (named after the leaf), or left alone.
-        resume: whether nodes that we drained are taken back once they have answered for `resume_s`.
+        resume: whether nodes that we drained are taken back once they have answered for `resume_s`; those drained
+            in a leaf's name are in any case.
         resume_s: see `resume`.
+        resume_sick_s: the same for a node that its own checks had drained, and for a leaf, which may come and go.
+        told_s: what a node's checks found counts for so long after it was told.
+        attend_s: a standing agent not heard for so long is silent.
+        most_frozen: stuck mounts on so many nodes at once are the storage's, not the nodes'.
+        patience_s: so long is nothing done about a job all of whose agents are silent at once.
+        help_itself_s: a launcher that misses a node which is known to be lost has so long to begin its recovery.
+        most_fruitless: so many starts that failed by themselves without one new step, and the job is held.
+        leak_s: GPUs counted as used on a node without a job for so long have leaked.
     """
 
     away_probes: int = 3
@@ -66,10 +77,19 @@ class Policy:
     launcher_lost_s: float = 20.0
     hang_grace_s: float = 3.0
     most_dead: int = 2
+    most_sick: int = 2
     brake_window_s: float = 60.0
-    act_on_switch: bool = False
+    act_on_switch: bool = True
     resume: bool = False
     resume_s: float = 10.0
+    resume_sick_s: float = 60.0
+    told_s: float = 20.0
+    attend_s: float = 20.0
+    most_frozen: int = 3
+    patience_s: float = 60.0
+    help_itself_s: float = 5.0
+    most_fruitless: int = 3
+    leak_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +108,16 @@ class NodeSight:
         ours: its reason carries our tag and our journal says that we drained it.
         idle: it runs nothing and could take work.
         strangers: running jobs on it that never beat to us.
+        why: the incident that its reason names, where it is ours.
+        findings: what its checks found wrong, as far as that was told lately.
+        heard_s: since an agent on it was last heard, by us or by the launcher of a job; None: never.
+        attended_s: since its standing agent was last heard; None where none is known.
+        well_s: for how long its standing agent has told us of nothing that speaks against its use, unbroken.
+        boot_id: its kernel's, by the newest word on that; empty where unknown.
+        booted_s: since Slurm began to show a later boot time of it; None while it showed one alone.
+        boot_shown: its boot time, as Slurm prints it; empty where it prints none.
+        leaked_gpus: GPUs that Slurm counts as used on it though it has no job.
+        leaked_s: for how long.
     """
 
     name: NodeName
@@ -102,6 +132,40 @@ class NodeSight:
     ours: bool = False
     idle: bool = False
     strangers: int = 0
+    why: str = ""
+    findings: tuple[Finding, ...] = ()
+    heard_s: float | None = None
+    attended_s: float | None = None
+    well_s: float = 0.0
+    boot_id: str = ""
+    booted_s: float | None = None
+    boot_shown: str = ""
+    leaked_gpus: int = 0
+    leaked_s: float = 0.0
+
+    @property
+    def of_leaf(self) -> bool:
+        """Whether we gave it up in the name of its leaf switch."""
+        named = self.why.partition("@")[0].endswith(f"-{Kind.SWITCH_SUSPECT}-{self.leaf}")
+        return self.ours and bool(self.leaf) and named
+
+    @property
+    def sick(self) -> bool:
+        """Whether we drained it for what its own checks found."""
+        return self.ours and f"-{Kind.NODE_SICK}-" in self.why
+
+    @property
+    def heard_since(self) -> bool:
+        """Whether an agent on it was heard after its slurmd had stopped answering: then the node lives."""
+        return self.slurmd.away and self.heard_s is not None and self.away_s - self.heard_s >= HEARD_SINCE_S
+
+    def wrong(self, *severities: Severity) -> tuple[Finding, ...]:
+        """Return its findings of these severities."""
+        return tuple(finding for finding in self.findings if finding.severity in severities)
+
+
+HEARD_SINCE_S = 1.0
+"""Between the first probe that failed and a word of an agent, so that the word is surely the later one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +189,10 @@ class JobSight:
         suspects: nodes its launcher blamed in incidents of this attempt.
         heard: we ourselves have heard it since we began, or came back; else its beats are from the journal.
         rescued: an incident of this job is open: it did not go back into the queue by its user's will.
+        boots: the kernel of each of its nodes, by the agents that this attempt began with.
+        known_s: since we first heard this attempt.
+        told: kinds of the incidents on record for this attempt that have not recovered.
+        fruitless: starts in a row, the newest among them, that failed by themselves without a new step.
     """
 
     attempt: Attempt
@@ -143,6 +211,10 @@ class JobSight:
     suspects: tuple[NodeName, ...] = ()
     heard: bool = True
     rescued: bool = False
+    boots: Mapping[NodeName, str] = field(default_factory=dict)
+    known_s: float = 0.0
+    told: frozenset[str] = frozenset()
+    fruitless: int = 0
 
     @property
     def running(self) -> bool:
@@ -157,7 +229,9 @@ class Sight:
     Attributes:
         controller: slurmctld answered just now.
         controller_problem: why not, for people.
-        dead_lately: nodes we called dead within the brake's window.
+        dead_lately: nodes we called dead within the brake's window, those of a leaf given up left out.
+        leaves_lately: leaves given up within the brake's window.
+        thawed_s: since the shared storage was last seen frozen; None when it never was.
     """
 
     jobs: tuple[JobSight, ...] = ()
@@ -165,6 +239,8 @@ class Sight:
     controller: bool = True
     controller_problem: str = ""
     dead_lately: frozenset[NodeName] = frozenset()
+    leaves_lately: frozenset[str] = frozenset()
+    thawed_s: float | None = None
 
 
 MOST_CONTROLS = 5
@@ -194,14 +270,31 @@ def targets(
 ) -> tuple[NodeName, ...]:
     """Return whom to probe: the nodes of suspicious jobs, their neighbours on the leaf, and a few others.
 
-    The neighbours tell a dead node from a dead switch, the others tell both from a watchdog cut off itself.
+    The neighbours tell a dead node from a dead switch, the others tell both from a watchdog cut off itself. And
+    nodes of which it is said that their slurmd is gone, and those that may come back.
     """
     theirs = {name for job in suspicious for name in job.nodes if name in nodes}
+    theirs |= {name for name, node in nodes.items() if _doubtful_slurmd(node)}
+    returning = {name for name, node in nodes.items() if _may_return(node, policy)}
+    if not theirs:
+        return tuple(sorted(returning))
     leaves = {nodes[name].leaf for name in theirs} - {""}
     near = {name for name, node in nodes.items() if node.leaf in leaves and not node.down}
     rest = sorted(name for name, node in nodes.items() if name not in theirs | near and not node.down)
     # Spread over the cluster, and the same ones each time: an answer is worth more in an unbroken row.
     stride = max(1, len(rest) // MOST_CONTROLS)
-    controls = rest[::stride][:MOST_CONTROLS] if theirs else []
-    returning = [name for name, node in nodes.items() if policy.resume and node.ours and node.responding]
-    return tuple(sorted({*theirs, *near, *controls, *returning}))
+    return tuple(sorted({*theirs, *near, *rest[::stride][:MOST_CONTROLS], *returning}))
+
+
+def _doubtful_slurmd(node: NodeSight) -> bool:
+    """Whether somebody on the node lives, though Slurm, or the node itself, misses its slurmd."""
+    missed = not node.responding and node.heard_s is not None and node.heard_s < FORGOTTEN_S
+    return not node.down and (missed or any(finding.check == SLURMD for finding in node.findings))
+
+
+def _may_return(node: NodeSight, policy: Policy) -> bool:
+    return node.ours and node.responding and (policy.resume or node.of_leaf)
+
+
+SLURMD, MOUNT, PROCESSES = "slurmd", "mount", "processes"
+"""Checks of a node whose findings mean something else than that the node is sick."""

@@ -1,7 +1,8 @@
 """Evidence -> verdicts, each with its reasons. Pure: no clock, no process, no wire, no memory.
 
-The order of thought: is it us? is it a switch? are there more dead than can be believed? Only then is a node
-called dead or a job restarted. docs/decisions/0006-recovery-ladder.md says why each rule is as it is.
+The order of thought: is it us? is it a switch? the storage? all agents at once? are there more dead than can be
+believed? Only then is a node called dead, sick or without its slurmd, or a job restarted.
+docs/decisions/0006-recovery-ladder.md and 0021-whom-to-blame.md say why each rule is as it is.
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.rules.agents import silent_agents
 from deeplink.scheduler.watch.rules.deaths import blamed, brake, dead_nodes
 from deeplink.scheduler.watch.rules.doubts import doubts
-from deeplink.scheduler.watch.rules.jobs import about_job
+from deeplink.scheduler.watch.rules.endings import endings
+from deeplink.scheduler.watch.rules.jobs import Around, about_job
+from deeplink.scheduler.watch.rules.leaks import leaked_gpus
 from deeplink.scheduler.watch.rules.returns import returning
+from deeplink.scheduler.watch.rules.sickness import sick_nodes
+from deeplink.scheduler.watch.rules.slurmds import lost_slurmds
+from deeplink.scheduler.watch.rules.storage import frozen_storage
 from deeplink.scheduler.watch.rules.switches import about_leaf, silent_leaves
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
@@ -28,15 +35,29 @@ def judge(sight: Sight, policy: Policy) -> tuple[Verdict, ...]:
         return (Verdict(kind=Kind.SELF_IN_DOUBT, remedy=Remedy.NOTHING, reasons=us),)
     leaves = silent_leaves(sight.nodes)
     switches = [verdict for leaf in leaves.values() for verdict in about_leaf(leaf, sight, policy, len(leaves))]
-    given_up: set[NodeName | None] = {verdict.node for verdict in switches if verdict.node}
-    dead = dead_nodes(sight, policy, {node.name for leaf in leaves.values() for node in leaf})
-    held_back = brake(dead, sight, policy)
-    if held_back:
-        return (*switches, *(blamed(sight, policy, node, why, held_back) for node, why in dead.items()))
-    given_up |= set(dead)
+    storage = frozen_storage(sight.nodes, sight.jobs, policy)
+    frozen = storage is not None
+    cut_off = {node.name for leaf in leaves.values() for node in leaf}
+    dead = dead_nodes(sight, policy, cut_off)
+    held = brake(dead, sight, policy)
+    deaths = [blamed(sight, policy, node, why, held) for node, why in dead.items()]
+    lost: set[NodeName | None] = {*cut_off, *dead}
+    around = Around(
+        given_up={
+            **{verdict.node: verdict.leaf for verdict in switches if verdict.node},
+            **dict.fromkeys(dead, ""),
+        },
+        storage_frozen=frozen,
+    )
     return (
         *switches,
-        *(blamed(sight, policy, node, why, ()) for node, why in dead.items()),
-        *(verdict for job in sight.jobs for verdict in about_job(job, sight, policy, given_up)),
-        *(returning(sight, policy)),
+        *([storage] if storage else []),
+        *silent_agents(sight, policy),
+        *deaths,
+        *lost_slurmds(sight, policy, lost),
+        *sick_nodes(sight, policy, lost, storage_frozen=frozen),
+        *([] if held else [verdict for job in sight.jobs for verdict in about_job(job, sight, policy, around)]),
+        *endings(sight),
+        *leaked_gpus(sight, policy),
+        *([] if held else returning(sight, policy)),
     )

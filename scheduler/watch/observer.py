@@ -9,37 +9,32 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.states import JobState, NodeState
-from deeplink.scheduler.watch.evidence import (
-    FORGOTTEN_S,
-    TAG,
-    Answer,
-    JobSight,
-    NodeSight,
-    Policy,
-    Sight,
-    targets,
-    tense,
-)
-from deeplink.scheduler.watch.records import Kind, Outcome
+from deeplink.scheduler.watch.evidence import FORGOTTEN_S, TAG, JobSight, NodeSight, Policy, Sight, targets, tense
+from deeplink.scheduler.watch.hearsay import NOTHING_SAID, Word, words
+from deeplink.scheduler.watch.probing import PROBE_DEADLINE_S, Probing
+from deeplink.scheduler.watch.recall import Recall
+from deeplink.scheduler.watch.rules.storage import frozen_storage
+from deeplink.scheduler.watch.tracks import Boots, Leaks, Wellness
 from deeplink.types import JobId
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from deeplink.clock import Clock
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.scheduler.watch.book import BeatBook, Heard
+    from deeplink.scheduler.watch.evidence import Answer
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.probe import Address, Prober
     from deeplink.types import NodeName
 
+__all__ = ["COMMAND_S", "PROBE_DEADLINE_S", "SLURMD_PORT", "Cluster", "Observer", "slurmd_port"]
+
 SLURMD_PORT = 6818
 COMMAND_S = 8.0
 """Bound on one command: a dead controller is given up after 4 to 9 s by Slurm's own clients (measured)."""
-PROBE_DEADLINE_S = 0.5
 TOPOLOGY_AGE_S = 60.0
-RECENT_INCIDENTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +47,39 @@ class Cluster:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """An unbroken row of like answers of one node: away or not."""
-
-    answer: Answer
-    since: float
-    until: float
-    probes: int
-
-
-@dataclass(slots=True, kw_only=True)
 class Observer:
-    """The watchdog's eyes. One thread only.
+    """The watchdog's eyes. One thread only, but for `knows`.
 
     Args:
         slurm: the way to Slurm; its commands should be bounded by a few seconds.
         prober: the way to nodes.
-        book: what launchers said.
+        book: what launchers and standing agents said.
         journal: what is on record: who was drained by us, which incidents are open.
         clock: time.
         policy: what counts as suspicious.
+
+    Attributes:
+        cluster: what Slurm said last.
+        recall: what the journal says; to be told of changes.
     """
 
-    slurm: Slurm
-    prober: Prober
-    book: BeatBook
-    journal: Journal
-    clock: Clock
-    policy: Policy
-    cluster: Cluster = field(default_factory=lambda: Cluster(at=float("-inf")))
-    probes: Counter[Answer] = field(default_factory=Counter)
-    _rows: dict[NodeName, _Row] = field(default_factory=dict)
-    _leaves: dict[NodeName, str] = field(default_factory=dict)
-    _leaves_at: float = float("-inf")
-    _port: int = 0
+    def __init__(
+        self, *, slurm: Slurm, prober: Prober, book: BeatBook, journal: Journal, clock: Clock, policy: Policy
+    ) -> None:
+        self.slurm, self.book, self.journal, self.clock, self.policy = slurm, book, journal, clock, policy
+        self.cluster = Cluster(at=float("-inf"))
+        self.recall = Recall(journal=journal, clock=clock)
+        self._probing = Probing(prober=prober, clock=clock)
+        self._boots, self._leaks, self._wellness = Boots(), Leaks(), Wellness()
+        self._frozen_at: float | None = None
+        self._leaves: dict[NodeName, str] = {}
+        self._leaves_at = float("-inf")
+        self._port = 0
+
+    @property
+    def probes(self) -> Counter[Answer]:
+        """How probes were answered, since this was cleared."""
+        return self._probing.counts
 
     def ask(self) -> None:
         """Ask Slurm for its jobs and nodes; where it does not answer, that becomes the news."""
@@ -98,40 +91,77 @@ class Observer:
             if self.clock.monotonic() - self._leaves_at > TOPOLOGY_AGE_S:
                 self._leaves = self._find_leaves()
                 self._leaves_at = self.clock.monotonic()
+            self._count_gpus(jobs.values(), nodes.values())
         except DeepLinkError as problem:
             self.cluster = replace(self.cluster, at=self.clock.monotonic(), problem=str(problem))
         else:
-            self.cluster = Cluster(self.clock.monotonic(), jobs, nodes)
+            now = self.clock.monotonic()
+            self._boots.note(nodes.values(), now)
+            self.cluster = Cluster(now, jobs, nodes)
+
+    def _count_gpus(self, jobs: Iterable[JobRow], nodes: Iterable[NodeRow]) -> None:
+        now = self.clock.monotonic()
+        if self._leaks.due(now) and any(row.gpus for row in nodes):
+            taken = {name for row in jobs if not row.state.final for name in row.nodes}
+            self._leaks.note(self.slurm.nodes(details=True), taken, now)
 
     def look(self) -> Sight:
         """Return what is to be seen now; probes where there is suspicion, for at most half a second."""
         now = self.clock.monotonic()
-        jobs = tuple(self._job(heard, now) for heard in self.book.all() if self._ours(heard))
-        before = self._nodes(jobs)
+        heard = [
+            (one, self.cluster.jobs[JobId(one.beat.attempt.job)]) for one in self.book.all() if self._ours(one)
+        ]
+        heard.sort(key=lambda one: one[0].beat.attempt.job)  # the same order each time: the first one names things
+        self.recall.forget({one.beat.attempt.job for one, _ in heard})
+        jobs = tuple(self._job(one, row, now) for one, row in heard)
+        said = words(self.book.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy)
+        before = self._nodes(jobs, said, now)
         suspicious = tense(jobs, self.policy)
         self._probe(targets(suspicious, before, self.policy))
+        nodes = self._probing.seen(before)
+        if frozen_storage(nodes, jobs, self.policy):
+            self._frozen_at = now
+        lately = self._given_up_lately(nodes)
         return Sight(
             jobs=jobs,
-            nodes={name: self._seen(node) for name, node in before.items()},
+            nodes=nodes,
             controller=not self.cluster.problem,
             controller_problem=self.cluster.problem,
-            dead_lately=frozenset(
-                name
-                for name, began in self.journal.drained().items()
-                if began >= self.clock.unix() - self.policy.brake_window_s
-            ),
+            dead_lately=frozenset(name for name, leaf in lately.items() if not leaf),
+            leaves_lately=frozenset(leaf for leaf in lately.values() if leaf),
+            thawed_s=None if self._frozen_at is None else now - self._frozen_at,
         )
+
+    def _given_up_lately(self, nodes: Mapping[NodeName, NodeSight]) -> dict[NodeName, str]:
+        """Return the nodes given up within the brake's window, and the leaf in whose name; empty: their own.
+
+        Nodes drained for what their checks find are not among them: those have a brake of their own.
+        """
+        since = self.clock.unix() - self.policy.brake_window_s
+        lately = {}
+        for name, began in self.recall.drained().items():
+            node = nodes.get(name)
+            if began >= since and not (node and node.sick):
+                lately[name] = node.leaf if node and node.of_leaf else ""
+        return lately
+
+    def knows(self, name: NodeName) -> bool:
+        """Return whether Slurm knows the node; True while it has not been heard. From any thread."""
+        nodes = self.cluster.nodes
+        return not nodes or name in nodes
 
     def reach(self, name: NodeName) -> bool | None:
         """Return whether a node answered when it was probed last; None when that says nothing now."""
-        row = self._rows.get(name)
-        if row is None or row.answer is Answer.UNKNOWN or self.clock.monotonic() - row.until > _STALE_S:
-            return None
-        return row.answer is Answer.ANSWERS
+        return self._probing.reach(name)
 
     def probe_now(self, names: tuple[NodeName, ...]) -> None:
         """Probe these nodes, suspicious or not."""
         self._probe(names)
+
+    def acted(self) -> None:
+        """Take note that an action was begun or ended: what the journal and Slurm say has changed."""
+        self.recall.changed()
+        self._leaks.hasten(self.clock.monotonic())
 
     def vanished(self) -> tuple[int, ...]:
         """Return the jobs that Slurm has forgotten and that are silent for long: they ended while we were away."""
@@ -141,7 +171,7 @@ class Observer:
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""
-        self._rows.clear()
+        self._probing.forget()
         self.book.forgive(self.clock.monotonic())
 
     def _ours(self, heard: Heard) -> bool:
@@ -149,17 +179,10 @@ class Observer:
         row = self.cluster.jobs.get(JobId(heard.beat.attempt.job))
         return row is not None and (not heard.beat.user or row.user == heard.beat.user)
 
-    def _job(self, heard: Heard, now: float) -> JobSight:
+    def _job(self, heard: Heard, row: JobRow, now: float) -> JobSight:
         beat, age = heard.beat, max(0.0, now - heard.heard_at)
-        row = self.cluster.jobs[JobId(beat.attempt.job)]
-        # Failed counts too: a launcher that Slurm ends while it waits for rescue gives its incident that end.
-        hits = [
-            hit
-            for hit in self.journal.incidents(job=beat.attempt.job, limit=RECENT_INCIDENTS)
-            if hit.attempt == beat.attempt
-            and hit.outcome is not Outcome.RECOVERED
-            and hit.kind != Kind.RANK_FAILED
-        ]
+        recalled = self.recall.of(heard)
+        again = row.restarts + 1 >= self.policy.most_fruitless
         return JobSight(
             attempt=beat.attempt,
             phase=beat.phase,
@@ -177,12 +200,18 @@ class Observer:
             },
             progress_age_s=None if heard.step is None else max(0.0, now - heard.progressed_at),
             step_timeout_s=beat.step_timeout_s,
-            suspects=tuple(sorted({hit.node for hit in hits if hit.node})),
+            suspects=recalled.suspects,
             heard=heard.ourselves,
-            rescued=bool(hits),
+            rescued=recalled.rescued,
+            boots=heard.boots,
+            known_s=now - heard.began_at,
+            told=recalled.told,
+            fruitless=self.recall.fruitless(heard) if again else 0,
         )
 
-    def _nodes(self, jobs: tuple[JobSight, ...]) -> dict[NodeName, NodeSight]:
+    def _nodes(
+        self, jobs: tuple[JobSight, ...], said: Mapping[NodeName, Word], now: float
+    ) -> dict[NodeName, NodeSight]:
         known = {job.attempt.job for job in jobs}
         strangers = Counter(
             name
@@ -190,59 +219,53 @@ class Observer:
             if row.state is JobState.RUNNING and row.id not in known
             for name in row.nodes
         )
-        drained = self.journal.drained()
+        drained = self.recall.drained()
+        ours = {name for name in drained if name in self.cluster.nodes and self._tagged(name)}
+        self._wellness.note(ours, said, now, self.policy)
         return {
-            name: NodeSight(
-                name=name,
-                leaf=self._leaves.get(name, ""),
-                responding=row.responding,
-                down=row.down,
-                drained=row.drained,
-                ours=row.reason.startswith(TAG) and name in drained,
-                idle=row.state is NodeState.IDLE and not row.flags,
-                strangers=strangers[name],
-            )
+            name: self._node(row, said.get(name, NOTHING_SAID), now, strangers=strangers[name], ours=name in ours)
             for name, row in self.cluster.nodes.items()
         }
 
-    def _seen(self, node: NodeSight) -> NodeSight:
-        row = self._rows.get(node.name)
-        if row is None or row.answer is Answer.UNKNOWN:
-            return node
-        lasted = row.until - row.since
-        if row.answer is Answer.ANSWERS:
-            return replace(node, slurmd=row.answer, answering_s=lasted)
-        return replace(node, slurmd=row.answer, away_s=lasted, away_probes=row.probes)
+    def _tagged(self, name: NodeName) -> bool:
+        return self.cluster.nodes[name].reason.startswith(TAG)
+
+    def _node(self, row: NodeRow, said: Word, now: float, *, strangers: int, ours: bool) -> NodeSight:
+        leaked, leaked_s = self._leaks.of(row.name)
+        return NodeSight(
+            name=row.name,
+            leaf=self._leaves.get(row.name, ""),
+            responding=row.responding,
+            down=row.down,
+            drained=row.drained,
+            ours=ours,
+            idle=row.state is NodeState.IDLE and not row.flags,
+            strangers=strangers,
+            why=row.reason.removeprefix(TAG) if ours else "",
+            findings=said.findings,
+            heard_s=said.heard_s,
+            attended_s=said.attended_s,
+            well_s=self._wellness.age_s(row.name, now) if ours else 0.0,
+            boot_id=said.boot_id,
+            booted_s=self._boots.age_s(row.name, now),
+            boot_shown=row.boot_time,
+            leaked_gpus=leaked,
+            leaked_s=leaked_s,
+        )
 
     def _probe(self, names: tuple[NodeName, ...]) -> None:
-        began = self.clock.monotonic()
         addresses: dict[NodeName, Address] = {
             name: (row.address, row.port or self._port or SLURMD_PORT)
             for name in names
             if (row := self.cluster.nodes.get(name))
         }
-        answers = self.prober.probe(addresses, PROBE_DEADLINE_S) if addresses else {}
-        ended = self.clock.monotonic()
-        self.probes.update(answers.values())
-        rows = {}
-        for name, answer in answers.items():
-            before = self._rows.get(name)
-            if before and before.answer.away == answer.away and before.answer is not Answer.UNKNOWN:
-                rows[name] = _Row(answer, before.since, ended, before.probes + 1)
-            else:
-                rows[name] = _Row(answer, began, ended, 1)
-        # A row that was not carried on this time is broken, unless it is only the other caller's turn.
-        kept = {name: row for name, row in self._rows.items() if name not in rows and ended - row.until < _STALE_S}
-        self._rows = {**kept, **rows}
+        self._probing.probe(addresses)
 
     def _find_leaves(self) -> dict[NodeName, str]:
         leaves = {
             name: switch.name for switch in self.slurm.topology() if switch.level == 0 for name in switch.nodes
         }
         return leaves or {node.name: node.leaf for node in self.journal.nodes() if node.leaf}
-
-
-_STALE_S = 3.0
 
 
 def slurmd_port(slurm: Slurm) -> int:

@@ -88,7 +88,9 @@ class Kind(StrEnum):
     AGENTS_SILENT = "agents-silent"  # all at once: the wire to them, not they
 
 
-NODE_LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.JOB_STRANDED})
+KNOWN_LATER = frozenset({Kind.NODE_CUT_OFF, Kind.NODE_REBOOTED})
+"""What a lost node turns out to have been."""
+NODE_LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.JOB_STRANDED}) | KNOWN_LATER
 """Kinds that, with one attempt and one node, are one thing seen by different eyes."""
 
 
@@ -218,7 +220,7 @@ def merged(old: Incident, new: Incident) -> Incident:
         number=old.number or new.number,
         attempt=old.attempt or new.attempt,
         node=old.node or new.node,
-        kind=old.kind,
+        kind=new.kind if new.kind in KNOWN_LATER and old.kind in NODE_LOST else old.kind,
         action=max(old.action, new.action, key=_weight),
         evidence=_joined(old.evidence, new.evidence),
         began_unix=_earlier(old.began_unix, new.began_unix),

@@ -1,4 +1,4 @@
-"""The watchdog's ear: launchers' beats over gRPC, kept in the journal before they are answered."""
+"""The watchdog's ear: launchers' beats and standing agents' words over gRPC, kept before they are answered."""
 
 from __future__ import annotations
 
@@ -8,26 +8,52 @@ import grpc
 from typing_extensions import override
 
 from deeplink.scheduler.watch.journal import JournalError
-from deeplink.scheduler.watch.messages import beat_from_wire, node_from_wire
-from deeplink.scheduler.watch.records import RecordError
+from deeplink.scheduler.watch.messages import beat_from_wire, finding_from_wire, node_from_wire
+from deeplink.scheduler.watch.records import (
+    LONGEST_EVIDENCE,
+    Incident,
+    Kind,
+    Outcome,
+    RecordError,
+    Severity,
+    incident_id,
+)
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.watch.book import BeatBook
     from deeplink.scheduler.watch.journal import Journal
+    from deeplink.scheduler.watch.records import Finding
+    from deeplink.types import NodeName
     from deeplink.wire import BoundServer
 
 SERVICE = watch_pb2.DESCRIPTOR.services_by_name["Watch"].full_name
 
 
 class WatchServicer(watch_pb2_grpc.WatchServicer):
-    """Takes beats: into the journal first, then into the book that the loop reads. Thread-safe."""
+    """Takes beats: into the journal first, then into the book that the loop reads. Thread-safe.
 
-    def __init__(self, journal: Journal, book: BeatBook, clock: Clock, metrics: WatchMetrics) -> None:
+    Args:
+        knows: whether Slurm knows a node of this name; True as well while Slurm has not been heard. Called from
+            any thread.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        book: BeatBook,
+        clock: Clock,
+        metrics: WatchMetrics,
+        *,
+        knows: Callable[[NodeName], bool] = lambda _name: True,
+    ) -> None:
         self._journal, self._book, self._clock, self._metrics = journal, book, clock, metrics
+        self._knows = knows
 
     @override
     def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
@@ -49,15 +75,45 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
 
     @override
     def Attend(self, request: watch_pb2.AttendRequest, context: grpc.ServicerContext) -> watch_pb2.AttendReply:
-        """Keep what a standing agent says of its node; the same errors as of a beat."""
-        now_unix = self._clock.unix()
+        """Keep what a standing agent says of its node, if Slurm knows it; the same errors as of a beat."""
+        now, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
-            self._journal.record_node(node_from_wire(request, now_unix))
+            node = node_from_wire(request, now_unix)
+            missed = [finding_from_wire(finding) for finding in request.missed]
+            if not self._knows(node.name):
+                return watch_pb2.AttendReply(known=False)
+            news = self._book.is_news(node, now)
+            if news:
+                self._journal.record_node(node)
+            for incident in _while_away(node.name, missed, now_unix):
+                self._journal.record_incident(incident)
         except RecordError as problem:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
         except JournalError as problem:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
+        self._book.attend(node, now, kept=news)
         return watch_pb2.AttendReply(known=True)
+
+
+def _while_away(node: NodeName, missed: Iterable[Finding], now_unix: float) -> list[Incident]:
+    """Return what was wrong with a node, and passed, while nobody listened: one incident; told twice, the same."""
+    grave = [finding for finding in missed if finding.severity in {Severity.COMMENT, Severity.DRAIN}]
+    if not grave:
+        return []
+    began = min(finding.since_unix for finding in grave)
+    said = "; ".join(f"{one.check} ({one.severity}): {one.problem}" for one in grave)
+    return [
+        Incident(
+            id=f"{incident_id(None, Kind.NODE_SICK, node)}@{began:.0f}",
+            kind=Kind.NODE_SICK,
+            node=node,
+            evidence=f"began and passed while the watchdog was away: {said}"[:LONGEST_EVIDENCE],
+            began_unix=began,
+            detected_unix=now_unix,
+            recovered_unix=now_unix,
+            outcome=Outcome.RECOVERED,
+        )
+    ]
 
 
 def watch_server(bind: str, token: str, servicer: WatchServicer) -> BoundServer:

@@ -84,7 +84,8 @@ def watching(
         journal = stack.enter_context(Journal(settings.journal))
         metrics = WatchMetrics(CollectorRegistry())
         daemon = _daemon(settings, journal, metrics, say, clock=clock, book=BeatBook(alarm))
-        servicer = WatchServicer(journal, daemon.observer.book, clock, metrics)
+        observer = daemon.observer
+        servicer = WatchServicer(journal, observer.book, clock, metrics, knows=observer.knows)
         bound = watch_server(settings.bind, settings.token, servicer)
         if settings.metrics_bind:
             stack.callback(serve_metrics(settings.metrics_bind, metrics.registry))

@@ -24,6 +24,10 @@ class Remedy(StrEnum):
     RESUME = "resume"
 
 
+_OF_A_LOST_NODE = frozenset({Kind.NODE_DEAD, Kind.NODE_REBOOTED, Kind.JOB_STRANDED, Kind.LAUNCHER_LOST})
+"""Kinds that, with one attempt and one node to blame, are one incident: the loss of that node."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """One thing that is wrong, why we think so, and what is to be done.
@@ -35,6 +39,7 @@ class Verdict:
         reasons: the evidence, for people.
         since_s: how long ago the first evidence was seen.
         exclude: nodes that the job is not to be started on again.
+        episode: which time of several, for what may come, pass and come again; whoever keeps the record knows it.
     """
 
     kind: Kind
@@ -45,14 +50,45 @@ class Verdict:
     leaf: str = ""
     since_s: float = 0.0
     exclude: tuple[NodeName, ...] = ()
+    episode: str = ""
+
+    @property
+    def family(self) -> Kind:
+        """The kind that names the incident: a job stranded by a dead node, or a switch, is that one's."""
+        if self.leaf:
+            return Kind.SWITCH_SUSPECT
+        return Kind.NODE_DEAD if self.node and self.kind in _OF_A_LOST_NODE else self.kind
 
     @property
     def incident(self) -> str:
-        """The id of the incident this belongs to: a job stranded by a dead node is that node's incident."""
-        kind = Kind.NODE_DEAD if self.node else self.kind
-        return incident_id(self.attempt, kind, self.node or self.leaf)
+        """The id of the incident this belongs to."""
+        about = self.leaf or self.node or ""
+        return incident_id(self.attempt, self.family, about) + (f"@{self.episode}" if self.episode else "")
+
+    @property
+    def incident_kind(self) -> Kind:
+        """The kind of the incident, as it is recorded: of a lost node also in which way it was."""
+        return Kind.NODE_REBOOTED if self.kind is Kind.NODE_REBOOTED else self.family
 
     @property
     def key(self) -> str:
         """The name of the action: the same verdict has the same key, whoever reaches it."""
-        return f"{self.incident}/{self.kind}/{self.remedy}"
+        which = f"/{self.node}" if self.leaf and self.node else ""
+        return f"{self.incident}/{self.kind}/{self.remedy}{which}"
+
+    @property
+    def passes(self) -> bool:
+        """Whether what it is about may pass by itself, and come again: each time is an incident of its own."""
+        return self.family in _PASSING
+
+
+_PASSING = frozenset(
+    {
+        Kind.NODE_SICK,
+        Kind.SLURMD_LOST,
+        Kind.STORAGE_FROZEN,
+        Kind.AGENTS_SILENT,
+        Kind.GRES_LEAKED,
+        Kind.SWITCH_SUSPECT,
+    }
+)

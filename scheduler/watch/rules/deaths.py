@@ -11,6 +11,7 @@ from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
     from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
     from deeplink.types import NodeName
@@ -47,6 +48,8 @@ def _silent(node: NodeSight) -> bool:
 
 def _witnesses(node: NodeSight, sight: Sight, policy: Policy) -> tuple[str, ...]:
     """Return who else misses the node; empty when nobody does, or when one hears it, or it is not our business."""
+    if node.heard_since:
+        return ()
     jobs = jobs_on(node.name, sight)
     said = []
     for job in jobs:
@@ -63,10 +66,15 @@ def _witnesses(node: NodeSight, sight: Sight, policy: Policy) -> tuple[str, ...]
     return tuple(said)
 
 
-def node_remedy(name: NodeName, sight: Sight, policy: Policy) -> Remedy:
-    """DOWN ends what runs on the node: only where a job of ours needs it, and no other job loses by it."""
+def node_remedy(
+    name: NodeName, sight: Sight, policy: Policy, together: AbstractSet[NodeName | None] = frozenset()
+) -> Remedy:
+    """Return DRAIN_DOWN where a job of ours needs it and no other job loses by it; `together` is given up too.
+
+    DOWN ends what runs there.
+    """
     jobs = jobs_on(name, sight)
-    needed = [job for job in jobs if needs_rescue(job, sight, policy, {name})]
+    needed = [job for job in jobs if needs_rescue(job, sight, policy, {name, *together})]
     used = [job for job in jobs if job not in needed and name in job.rank_nodes]
     return Remedy.DRAIN_DOWN if needed and not used and not sight.nodes[name].strangers else Remedy.DRAIN
 

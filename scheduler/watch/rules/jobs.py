@@ -2,55 +2,105 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.records import Kind, Phase
-from deeplink.scheduler.watch.rules.seen import answers, is_lost, live, missed
+from deeplink.scheduler.watch.rules.agents import be_patient
+from deeplink.scheduler.watch.rules.reboots import beyond_help, rebooted
+from deeplink.scheduler.watch.rules.seen import answers, is_lost, live, missed, waits_for
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Mapping
 
     from deeplink.scheduler.watch.evidence import JobSight, Policy, Sight
     from deeplink.types import NodeName
 
 
-def about_job(
-    job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]
-) -> list[Verdict]:
-    """Return what is wrong with a job, when these nodes are given up; empty when it is well or helps itself."""
-    if _held(job):
-        held = f"Slurm put it back into the queue and holds it ({job.reason or 'no reason given'})"
-        return [_restart(job, Kind.REQUEUE_HELD, (held,), exclude=_suspects(job, policy))]
-    if not live(job) or _unsettled(job, sight, given_up):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What was judged before the jobs.
+
+    Attributes:
+        given_up: nodes called dead just now, and the leaf in whose name; empty: their own.
+        storage_frozen: shared storage stands still.
+    """
+
+    given_up: Mapping[NodeName, str]
+    storage_frozen: bool = False
+
+
+def about_job(job: JobSight, sight: Sight, policy: Policy, around: Around) -> list[Verdict]:
+    """Return what is wrong with a job; empty when it is well, helps itself, or can only be waited for."""
+    waiting = _in_queue(job, policy)
+    if waiting:
+        return [waiting]
+    if not live(job) or _unsettled(job, sight, around):
         return []
-    dead = tuple(name for name in job.nodes if name in given_up) or _downed(job, sight)
-    exclude = tuple(sorted({*dead, *_suspects(job, policy)}))
-    blame = dead[0] if dead else None
+    dead = tuple(name for name in job.nodes if name in around.given_up) or _downed(job, sight)
+    if not dead and (around.storage_frozen or be_patient(job, sight, policy)):
+        return []  # on every other node it would be the same
+    verdict = _bereft(job, sight, policy, around, dead) or _hung(job, sight, policy, dead)
+    return [verdict] if verdict else []
+
+
+def _in_queue(job: JobSight, policy: Policy) -> Verdict | None:
+    """Return what is to be done about a job that Slurm has put back into its queue; None when nothing is."""
+    if job.state is not JobState.PENDING or job.restarts <= job.attempt.restart or job.phase is Phase.SUCCEEDED:
+        return None
+    if job.fruitless >= policy.most_fruitless and not job.reason.startswith("JobHeld"):
+        return _hold(job, f"Slurm is to start it again ({job.reason or 'no reason given'})")
+    # Requeued because of what went wrong, not by its user, and made to wait for the hold's end.
+    if job.rescued and job.reason in {"BeginTime", ""}:
+        held = f"Slurm put it back into the queue and holds it ({job.reason or 'no reason given'})"
+        return _restart(job, Kind.REQUEUE_HELD, (held,), exclude=_suspects(job, policy))
+    return None
+
+
+def _bereft(
+    job: JobSight, sight: Sight, policy: Policy, around: Around, dead: tuple[NodeName, ...]
+) -> Verdict | None:
+    """Return the verdict on a job that lost a node, or its launcher, and cannot help itself, or does not."""
+    given_up = set(around.given_up)
+    back = rebooted(job, sight, policy)
+    leaf = next((around.given_up[name] for name in dead if around.given_up.get(name)), "")
+    whole_leaf = {name for name, node in sight.nodes.items() if leaf and node.leaf == leaf}
+    beyond = tuple(name for name in back if beyond_help(job, name, sight, policy))
+    kind, why = None, ""
     if job.phase is Phase.STRANDED:
-        why = ("its launcher has no rung left inside the allocation",)
-        return [_restart(job, Kind.JOB_STRANDED, why, exclude=exclude, blame=blame)]
-    if is_lost(job, sight, policy, given_up):
-        why = (f"its launcher is not heard for {job.beat_age_s:.1f} s",)
-        return [_restart(job, Kind.LAUNCHER_LOST, why, exclude=exclude, blame=blame, since_s=job.beat_age_s)]
-    hung = _hung(job, policy)
-    if hung and not dead:
-        exclude = _suspects(job, policy) or _elsewhere(job, sight)
-        return [_restart(job, Kind.RANKS_HUNG, hung, exclude=exclude, since_s=job.progress_age_s or 0.0)]
-    return []
+        kind, why = Kind.JOB_STRANDED, "its launcher has no rung left inside the allocation"
+    elif beyond and job.phase is not Phase.RECOVERING:
+        kind, why = (
+            Kind.NODE_REBOOTED,
+            f"its ranks on {beyond[0]} are gone, and its launcher does nothing about it",
+        )
+    elif is_lost(job, sight, policy, given_up):
+        kind, why = Kind.LAUNCHER_LOST, f"its launcher is not heard for {job.beat_age_s:.1f} s"
+    elif lost := waits_for(job, policy, given_up):
+        kind, why = Kind.JOB_STRANDED, f"its launcher waits for {', '.join(lost)}"
+    if kind is None:
+        return None
+    reasons = (f"{', '.join(back)} has another kernel than it began with: rebooted",) if back else ()
+    blame = (*dead, *back)
+    return _restart(
+        job,
+        Kind.NODE_REBOOTED if back and not dead else kind,
+        (*reasons, why),
+        exclude=tuple(sorted({*dead, *back, *whole_leaf, *_suspects(job, policy)})),
+        blame=next(iter(blame), None),
+        leaf=leaf,
+        since_s=job.beat_age_s if kind is Kind.LAUNCHER_LOST else 0.0,
+    )
 
 
-def _held(job: JobSight) -> bool:
-    """Whether Slurm requeued it because of what went wrong, not its user, and lets it wait for the hold's end."""
-    again = job.state is JobState.PENDING and job.restarts > job.attempt.restart
-    return again and job.rescued and job.phase is not Phase.SUCCEEDED and job.reason in {"BeginTime", ""}
-
-
-def _unsettled(job: JobSight, sight: Sight, given_up: AbstractSet[NodeName | None]) -> bool:
+def _unsettled(job: JobSight, sight: Sight, around: Around) -> bool:
     """Whether a node of the job neither answers nor is given up: a requeue would hang on it."""
     return any(
-        name not in given_up and not answers(name, sight) and not (name in sight.nodes and sight.nodes[name].down)
+        name not in around.given_up
+        and not answers(name, sight)
+        and not (name in sight.nodes and sight.nodes[name].down)
         for name in job.nodes
     )
 
@@ -63,20 +113,38 @@ def _suspects(job: JobSight, policy: Policy) -> tuple[NodeName, ...]:
     return tuple(sorted(missed(job, policy) | set(job.suspects)))
 
 
-def _hung(job: JobSight, policy: Policy) -> tuple[str, ...]:
+def _hung(job: JobSight, sight: Sight, policy: Policy, dead: tuple[NodeName, ...]) -> Verdict | None:
     age, limit = job.progress_age_s, job.step_timeout_s
     heard = job.beat_age_s < policy.tense_beat_s and not missed(job, policy)
-    if job.phase is not Phase.RUNNING or not heard or age is None or limit <= 0:
-        return ()
+    if job.phase is not Phase.RUNNING or not heard or dead or age is None or limit <= 0:
+        return None
+    if sight.thawed_s is not None:
+        age = min(age, sight.thawed_s)  # what stood still with the storage has its time anew
     if age < limit + policy.hang_grace_s:
-        return ()
-    return (f"no step for {age:.1f} s (limit {limit:g} s), though its launcher and every node answer",)
+        return None
+    why = f"no step for {age:.1f} s (limit {limit:g} s), though its launcher and every node answer"
+    if job.fruitless >= policy.most_fruitless:
+        return _hold(job, why)
+    exclude = _suspects(job, policy) or _elsewhere(job, sight)
+    return _restart(job, Kind.RANKS_HUNG, (why,), exclude=exclude, since_s=age)
 
 
 def _elsewhere(job: JobSight, sight: Sight) -> tuple[NodeName, ...]:
     """Return the job's nodes if it has room elsewhere: which of them hangs is not known."""
     free = [node for name, node in sight.nodes.items() if node.idle and name not in job.nodes]
     return job.nodes if len(free) >= len(job.nodes) else ()
+
+
+def _hold(job: JobSight, why: str) -> Verdict:
+    return Verdict(
+        kind=Kind.APPLICATION_FAILED,
+        remedy=Remedy.HOLD,
+        reasons=(
+            f"{job.fruitless} starts in a row failed by themselves, without a new step: the application",
+            why,
+        ),
+        attempt=job.attempt,
+    )
 
 
 def _restart(
@@ -86,6 +154,7 @@ def _restart(
     *,
     exclude: tuple[NodeName, ...],
     blame: NodeName | None = None,
+    leaf: str = "",
     since_s: float = 0.0,
 ) -> Verdict:
     if not job.requeueable:
@@ -96,6 +165,7 @@ def _restart(
         reasons=reasons,
         attempt=job.attempt,
         node=blame,
+        leaf=leaf,
         since_s=since_s,
         exclude=exclude,
     )

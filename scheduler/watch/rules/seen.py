@@ -51,5 +51,24 @@ def is_lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[N
 
 
 def needs_rescue(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> bool:
-    """Whether the job cannot help itself, should these nodes be lost."""
-    return job.phase is Phase.STRANDED or is_lost(job, sight, policy, given_up)
+    """Whether the job cannot help itself, or does not, should these nodes be lost."""
+    return (
+        job.phase is Phase.STRANDED
+        or is_lost(job, sight, policy, given_up)
+        or bool(waits_for(job, policy, given_up))
+    )
+
+
+def waits_for(job: JobSight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> tuple[NodeName, ...]:
+    """Return the lost nodes for which a launcher waits that has had time to go on without them.
+
+    Where most of its nodes are silent at once, a launcher cannot know whether it is they or itself: it touches
+    nothing for a minute. We know.
+    """
+    if job.phase not in {Phase.STARTING, Phase.RUNNING} or job.beat_age_s >= policy.tense_beat_s:
+        return ()
+    return tuple(
+        name
+        for name in job.rank_nodes
+        if name in given_up and job.agents_silent.get(name, 0.0) >= policy.help_itself_s
+    )

@@ -22,41 +22,59 @@ if TYPE_CHECKING:
 def silent_leaves(nodes: Mapping[NodeName, NodeSight]) -> dict[str, tuple[NodeSight, ...]]:
     """Return the leaves with two nodes or more of which none answers: their switch is the simpler explanation.
 
-    Nodes given up before (down, or drained by us) do not count: two deaths far apart are no switch.
+    Nodes given up before (down, or drained by us) do not count: two deaths far apart are no switch. Those given up
+    in the leaf's own name do: it is silent still. Where an agent is heard, the switch carries it.
     """
     members = defaultdict(list)
     for node in nodes.values():
-        if node.leaf and not node.down and not node.ours:
+        if node.leaf and (node.of_leaf or not (node.down or node.ours)):
             members[node.leaf].append(node)
     return {
         leaf: tuple(sorted(those, key=lambda node: node.name))
         for leaf, those in sorted(members.items())
-        if len(those) > 1 and all(node.slurmd is Answer.SILENT for node in those)
+        if len(those) > 1 and all(map(_silent, those)) and any(node.slurmd is Answer.SILENT for node in those)
     }
 
 
+def _silent(node: NodeSight) -> bool:
+    # What is down is not probed any more.
+    silent = node.slurmd is Answer.SILENT or (node.down and node.slurmd is Answer.UNKNOWN)
+    return silent and not node.heard_since
+
+
 def about_leaf(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves: int) -> list[Verdict]:
-    """Return what is to be said and done about a silent leaf, one of so many; empty while it is too early."""
+    """Return what is to be said and done about a silent leaf, one of so many; empty while it is too early.
+
+    Nodes that a job of ours has are given up in the leaf's name: a job whose nodes cannot be reached is started
+    again only when Slurm has given them up (docs/decisions/0021). One leaf at a time.
+    """
     names = [node.name for node in leaf]
     hit = [job for job in sight.jobs if live(job) and set(names) & set(job.nodes)]
-    if not hit or not all(long_away(node, policy) and node.away_s >= policy.silence_s for node in leaf):
+    watched = [node for node in leaf if not node.down]
+    if not hit or not all(long_away(node, policy) and node.away_s >= policy.silence_s for node in watched):
         return []
     name = leaf[0].leaf
-    why = f"all {len(names)} nodes of {name} ({', '.join(names)}) are silent for {leaf[0].away_s:.1f} s"
-    since = max(node.away_s for node in leaf)
+    who = f"all {len(names)} nodes of {name} ({', '.join(names)})"
+    since = max(node.away_s for node in watched)
     verdict = Verdict(
         kind=Kind.SWITCH_SUSPECT,
         remedy=Remedy.NOTHING,
-        reasons=(f"{why}, others answer: the switch",),
+        reasons=(f"{who} are silent for {since:.1f} s, others answer: the switch",),
         attempt=hit[0].attempt,
         leaf=name,
         since_s=since,
     )
-    if not policy.act_on_switch or leaves > 1:
+    lately = sight.leaves_lately - {name}
+    if leaves > 1 or lately:
+        said = (
+            f"brake: {leaves + len(lately)} leaves within {policy.brake_window_s:.0f} s; one at a time is believed"
+        )
+        return [replace(verdict, reasons=(*verdict.reasons, said))]
+    if not policy.act_on_switch:
         return [verdict]
     down = [
-        replace(verdict, remedy=node_remedy(node.name, sight, policy), node=node.name)
-        for node in leaf
+        replace(verdict, remedy=node_remedy(node.name, sight, policy, set(names)), node=node.name)
+        for node in watched
         if any(node.name in job.nodes for job in hit)
     ]
     return [verdict, *down]

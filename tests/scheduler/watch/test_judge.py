@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.evidence import Answer, JobSight, NodeSight, Policy, Sight, targets, tense
 from deeplink.scheduler.watch.judge import judge
-from deeplink.scheduler.watch.records import Kind, Phase
+from deeplink.scheduler.watch.records import Finding, Kind, Phase, Severity
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 
@@ -59,6 +59,19 @@ def missing(name: NodeName, silent_s: float = 4.0) -> Mapping[NodeName, float]:
 
 
 STRANDED = job(phase=Phase.STRANDED, agents_silent=missing(NAMES[1]))
+
+
+LEAF0 = tuple(gone(name) for name in ("n0", "n1", "n2", "n3"))
+TOLD = tuple(replace(up(name), attended_s=2.0, heard_s=2.0) for name in NAMES)
+REBOOTED = replace(up("n1"), boot_id="b", attended_s=1.0, heard_s=1.0)
+
+
+def found(check: str, severity: Severity) -> Finding:
+    return Finding(check=check, severity=severity, problem="something is wrong")
+
+
+def sick(name: str, severity: Severity, check: str = "disk") -> NodeSight:
+    return replace(up(name), findings=(found(check, severity),), heard_s=0.5)
 
 
 def brief(verdicts: tuple[Verdict, ...]) -> list[tuple[str, str, str]]:
@@ -128,9 +141,199 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     ),
     "no step yet: it may be importing": (Sight(jobs=(job(progress_age_s=None),), nodes=cluster()), []),
     "steps are not watched": (Sight(jobs=(job(progress_age_s=900.0, step_timeout_s=0.0),), nodes=cluster()), []),
-    "a whole leaf is silent: the switch is named, no node is touched": (
-        Sight(jobs=(STRANDED,), nodes=cluster(gone("n0"), gone("n1"), gone("n2"), gone("n3"))),
+    "a whole leaf is silent: the job's nodes are given up in its name, and the job runs elsewhere": (
+        Sight(jobs=(STRANDED,), nodes=cluster(*LEAF0)),
+        [
+            ("switch-suspect", "leaf0", "nothing"),
+            ("switch-suspect", "n0", "drain-down"),
+            ("switch-suspect", "n1", "drain-down"),
+            ("job-stranded", "n0", "restart"),
+        ],
+    ),
+    "the launcher waits for a silent leaf, not knowing whether it is itself": (
+        Sight(jobs=(job(agents_silent=missing(NAMES[1], 5.5)),), nodes=cluster(*LEAF0[1:], gone("n0"))),
+        [
+            ("switch-suspect", "leaf0", "nothing"),
+            ("switch-suspect", "n0", "drain-down"),
+            ("switch-suspect", "n1", "drain-down"),
+            ("job-stranded", "n0", "restart"),
+        ],
+    ),
+    "the launcher helps itself when a leaf is cut: its nodes are kept from others": (
+        Sight(
+            jobs=(job(phase=Phase.RECOVERING, batch_host=NAMES[4], agents_silent=missing(NAMES[1], 9.0)),),
+            nodes=cluster(*LEAF0),
+        ),
+        [
+            ("switch-suspect", "leaf0", "nothing"),
+            ("switch-suspect", "n0", "drain"),
+            ("switch-suspect", "n1", "drain"),
+        ],
+    ),
+    "a second leaf within a minute: the brake": (
+        Sight(jobs=(STRANDED,), nodes=cluster(*LEAF0), leaves_lately=frozenset({"leaf1"})),
         [("switch-suspect", "leaf0", "nothing")],
+    ),
+    "an agent on a silent leaf is heard: no switch, and not dead": (
+        Sight(jobs=(job(),), nodes=cluster(*LEAF0[1:], replace(gone("n0"), heard_s=0.5))),
+        [("slurmd-lost", "n0", "nothing")],
+    ),
+    "slurmd is killed, its node's agent is heard after that": (
+        Sight(jobs=(job(),), nodes=cluster(replace(gone("n1", answer=Answer.REFUSES), heard_s=0.4))),
+        [("slurmd-lost", "n1", "nothing")],
+    ),
+    "the same, on a node without a job": (
+        Sight(nodes=cluster(replace(gone("n5", answer=Answer.REFUSES), heard_s=0.4))),
+        [("slurmd-lost", "n5", "nothing")],
+    ),
+    "an agent says that slurmd is gone: told at the first probe": (
+        Sight(
+            nodes=cluster(replace(gone("n5", 0.0, Answer.REFUSES), findings=(found("slurmd", Severity.COMMENT),)))
+        ),
+        [("slurmd-lost", "n5", "nothing")],
+    ),
+    "a standing agent hears its node that a launcher misses: not dead": (
+        Sight(jobs=(STRANDED,), nodes=cluster(replace(gone("n1"), heard_s=1.0, attended_s=1.0))),
+        [("slurmd-lost", "n1", "nothing")],
+    ),
+    "sick by its own checks: drained, its jobs go on": (
+        Sight(jobs=(job(),), nodes=cluster(sick("n1", Severity.DRAIN))),
+        [("node-sick", "n1", "drain")],
+    ),
+    "sick and drained already": (
+        Sight(nodes=cluster(replace(sick("n1", Severity.DRAIN), drained=True))),
+        [("node-sick", "n1", "nothing")],
+    ),
+    "worth a comment": (Sight(nodes=cluster(sick("n1", Severity.COMMENT))), [("node-sick", "n1", "comment")]),
+    "worth a look": (Sight(nodes=cluster(sick("n1", Severity.OBSERVE))), [("node-sick", "n1", "nothing")]),
+    "a check that could not tell": (Sight(nodes=cluster(sick("n1", Severity.UNKNOWN))), []),
+    "a check gone wrong on a whole site: the brake": (
+        Sight(nodes=cluster(*(sick(name, Severity.DRAIN) for name in NAMES[:3]))),
+        [("node-sick", name, "nothing") for name in NAMES[:3]],
+    ),
+    "a check gone wrong, slowly: those it had drained before count": (
+        Sight(
+            nodes=cluster(
+                sick("n4", Severity.DRAIN),
+                *(
+                    replace(up(name), ours=True, drained=True, why=f"cluster-node-sick-{name}@17")
+                    for name in ("n1", "n2")
+                ),
+            )
+        ),
+        [("node-sick", "n4", "nothing")],
+    ),
+    "one stuck mount is its node's": (
+        Sight(nodes=cluster(sick("n1", Severity.DRAIN, "mount"))),
+        [("node-sick", "n1", "drain")],
+    ),
+    "stuck mounts on several nodes are the storage's": (
+        Sight(
+            jobs=(job(progress_age_s=40.0),),
+            nodes=cluster(*(sick(name, Severity.DRAIN, "mount") for name in NAMES[:3])),
+        ),
+        [("storage-frozen", "", "nothing")],
+    ),
+    "two nodes of two that tell are everywhere": (
+        Sight(nodes=cluster(*(sick(name, Severity.COMMENT, "mount") for name in NAMES[:2]))),
+        [("storage-frozen", "", "nothing")],
+    ),
+    "a launcher says that its writes hang: it is not restarted": (
+        Sight(jobs=(job(progress_age_s=40.0, told=frozenset({"storage-frozen"})),), nodes=cluster()),
+        [("storage-frozen", "", "nothing")],
+    ),
+    "storage thawed a moment ago: no hang yet": (
+        Sight(jobs=(job(progress_age_s=40.0),), nodes=cluster(), thawed_s=2.0),
+        [],
+    ),
+    "storage thawed long ago": (
+        Sight(jobs=(job(progress_age_s=40.0),), nodes=cluster(), thawed_s=20.0),
+        [("ranks-hung", "", "restart")],
+    ),
+    "all agents of a job are silent, all nodes answer": (
+        Sight(jobs=(job(phase=Phase.STRANDED, agents_silent=dict.fromkeys(job().nodes, 30.0)),), nodes=cluster()),
+        [("agents-silent", "", "nothing")],
+    ),
+    "for more than a minute: its launcher is believed": (
+        Sight(jobs=(job(phase=Phase.STRANDED, agents_silent=dict.fromkeys(job().nodes, 70.0)),), nodes=cluster()),
+        [("agents-silent", "", "nothing"), ("job-stranded", "", "restart")],
+    ),
+    "most standing agents are silent": (
+        Sight(nodes=cluster(*(replace(up(name), attended_s=30.0) for name in NAMES[:5]), *(TOLD[5:]))),
+        [("agents-silent", "", "nothing")],
+    ),
+    "a few standing agents are silent": (
+        Sight(nodes=cluster(*(replace(up(name), attended_s=30.0) for name in NAMES[:3]), *(TOLD[3:]))),
+        [],
+    ),
+    "a fast reboot under a rank that its launcher does nothing about": (
+        Sight(jobs=(job(agents_silent=missing(NAMES[1], 5.5), boots={NAMES[1]: "a"}),), nodes=cluster(REBOOTED)),
+        [("node-rebooted", "n1", "restart")],
+    ),
+    "a fast reboot: the launcher has a few seconds": (
+        Sight(jobs=(job(agents_silent=missing(NAMES[1], 4.0), boots={NAMES[1]: "a"}),), nodes=cluster(REBOOTED)),
+        [],
+    ),
+    "a fast reboot: the launcher recovers": (
+        Sight(
+            jobs=(job(phase=Phase.RECOVERING, agents_silent=missing(NAMES[1], 9.0), boots={NAMES[1]: "a"}),),
+            nodes=cluster(REBOOTED),
+        ),
+        [],
+    ),
+    "a fast reboot of the batch host": (
+        Sight(jobs=(job(beat_age_s=3.5, boots={NAMES[0]: "a"}),), nodes=cluster(replace(up("n0"), boot_id="b"))),
+        [("node-rebooted", "n0", "restart")],
+    ),
+    "a fast reboot that Slurm's boot time shows": (
+        Sight(jobs=(job(beat_age_s=3.5, known_s=60.0),), nodes=cluster(replace(up("n0"), booted_s=1.0))),
+        [("node-rebooted", "n0", "restart")],
+    ),
+    "a boot before the attempt began": (
+        Sight(jobs=(job(beat_age_s=3.5, known_s=60.0),), nodes=cluster(replace(up("n0"), booted_s=90.0))),
+        [],
+    ),
+    "another kernel, but its launcher hears the agent": (
+        Sight(jobs=(job(boots={NAMES[1]: "a"}),), nodes=cluster(REBOOTED)),
+        [],
+    ),
+    "stranded by a fast reboot": (
+        Sight(jobs=(replace(STRANDED, boots={NAMES[1]: "a"}),), nodes=cluster(REBOOTED)),
+        [("node-rebooted", "n1", "restart")],
+    ),
+    "requeued again and again without a new step: held": (
+        Sight(
+            jobs=(job(state=JobState.PENDING, restarts=4, nodes=(), reason="BeginTime", fruitless=3),),
+            nodes=cluster(),
+        ),
+        [("application-failed", "", "hold")],
+    ),
+    "held already": (
+        Sight(
+            jobs=(job(state=JobState.PENDING, restarts=4, nodes=(), reason="JobHeldUser", fruitless=3),),
+            nodes=cluster(),
+        ),
+        [],
+    ),
+    "hangs at the same step again": (
+        Sight(jobs=(job(progress_age_s=14.0, fruitless=3),), nodes=cluster()),
+        [("application-failed", "", "hold")],
+    ),
+    "preempted": (
+        Sight(jobs=(job(state=JobState.PREEMPTED, nodes=()),), nodes=cluster()),
+        [("preempted", "", "nothing")],
+    ),
+    "out of time, and its launcher said so": (
+        Sight(jobs=(job(state=JobState.TIMEOUT, nodes=(), told=frozenset({"time-limit"})),), nodes=cluster()),
+        [],
+    ),
+    "leaked GPUs": (
+        Sight(nodes=cluster(replace(up("n1"), leaked_gpus=2, leaked_s=61.0))),
+        [("gres-leaked", "", "nothing")],
+    ),
+    "GPUs counted as used for a moment": (
+        Sight(nodes=cluster(replace(up("n1"), leaked_gpus=2, leaked_s=15.0))),
+        [],
     ),
     "a mate drained by us before does not make it a switch": (
         Sight(
@@ -201,18 +404,26 @@ def test_a_hung_job_leaves_all_its_nodes_when_there_is_room_elsewhere_and_none_w
     assert verdict.exclude == (NAMES[4],)
 
 
-def test_by_policy_the_nodes_of_a_silent_leaf_are_given_up_in_the_leafs_name() -> None:
-    nodes = {name: node for name, node in cluster().items() if name != NAMES[3]}
-    wide = nodes | {NodeName(f"m{number}"): replace(up("n4"), name=NodeName(f"m{number}")) for number in range(4)}
-    away = wide | {name: gone(name) for name in NAMES[:3]}
-    verdicts = judge(Sight(jobs=(STRANDED,), nodes=away), replace(POLICY, act_on_switch=True))
-    assert brief(verdicts) == [
-        ("switch-suspect", "leaf0", "nothing"),
-        ("switch-suspect", "n0", "drain-down"),
-        ("switch-suspect", "n1", "drain-down"),
-        ("job-stranded", "n0", "restart"),
+def test_a_leaf_is_named_in_every_order_and_the_whole_of_it_is_left_out() -> None:
+    *orders, restart = judge(Sight(jobs=(STRANDED,), nodes=cluster(*LEAF0)), POLICY)
+    assert {verdict.incident for verdict in (*orders, restart)} == {"17.0.0-switch-suspect-leaf0"}
+    assert len({verdict.key for verdict in (*orders, restart)}) == 4
+    assert restart.exclude == NAMES[:4]
+    left = judge(Sight(jobs=(STRANDED,), nodes=cluster(*LEAF0)), replace(POLICY, act_on_switch=False))
+    assert brief(left) == [("switch-suspect", "leaf0", "nothing")]
+
+
+def test_a_leaf_given_up_stays_a_leaf_until_it_answers() -> None:
+    why = "17.0.0-switch-suspect-leaf0@1700000000"
+    drained = tuple(replace(node, ours=True, drained=True, why=why) for node in LEAF0[:2])
+    verdicts = judge(Sight(jobs=(STRANDED,), nodes=cluster(*drained, *LEAF0[2:])), POLICY)
+    assert brief(verdicts)[0] == ("switch-suspect", "leaf0", "nothing")
+    assert {verdict.kind for verdict in verdicts} == {Kind.SWITCH_SUSPECT, Kind.JOB_STRANDED}
+    back = tuple(replace(up(node.name), ours=True, drained=True, why=why, answering_s=61.0) for node in LEAF0[:2])
+    assert brief(judge(Sight(nodes=cluster(*back)), POLICY)) == [
+        ("node-back", "n0", "resume"),
+        ("node-back", "n1", "resume"),
     ]
-    assert all("leaf0" in " ".join(verdict.reasons) for verdict in verdicts[:3])
 
 
 def test_only_nodes_that_we_drained_come_back_and_only_by_policy() -> None:
@@ -223,6 +434,28 @@ def test_only_nodes_that_we_drained_come_back_and_only_by_policy() -> None:
     assert judge(Sight(nodes=cluster(back)), replace(POLICY, resume=True)) == ()
     too_soon = replace(back, ours=True, answering_s=3.0)
     assert judge(Sight(nodes=cluster(too_soon)), replace(POLICY, resume=True)) == ()
+
+
+CHECKED = replace(
+    up("n1"), ours=True, drained=True, answering_s=100.0, attended_s=1.0, heard_s=1.0, well_s=11.0, why="17.0.0-x"
+)
+NOT_BACK = {
+    "its agent finds it sick": replace(CHECKED, findings=(found("disk", Severity.COMMENT),)),
+    "a rank of an old attempt is left there": replace(CHECKED, findings=(found("processes", Severity.OBSERVE),)),
+    "its agent is well for too short a time": replace(CHECKED, well_s=5.0),
+    "its agent is silent": replace(CHECKED, attended_s=60.0, heard_s=60.0, well_s=0.0),
+    "it was sick: it has to be well for longer": replace(CHECKED, why="cluster-node-sick-n1@17"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_BACK)
+def test_a_node_comes_back_only_when_its_own_checks_pass(case: str) -> None:
+    policy = replace(POLICY, resume=True)
+    assert brief(judge(Sight(nodes=cluster(CHECKED)), policy)) == [("node-back", "n1", "resume")]
+    verdicts = judge(Sight(nodes=cluster(NOT_BACK[case])), policy)
+    assert not [verdict for verdict in verdicts if verdict.remedy is Remedy.RESUME]
+    noteworthy = replace(CHECKED, findings=(found("clock", Severity.OBSERVE),))
+    assert ("node-back", "n1", "resume") in brief(judge(Sight(nodes=cluster(noteworthy)), policy))
 
 
 def test_one_node_one_incident_whichever_verdict_names_it() -> None:
@@ -246,6 +479,15 @@ seconds = st.floats(0, 60)
 ages = st.floats(0, 60)
 
 
+maybe_seconds = st.none() | st.floats(0, 60)
+findings = st.builds(
+    Finding,
+    check=st.sampled_from(["disk", "mount", "slurmd", "processes"]),
+    severity=st.sampled_from(list(Severity)),
+    problem=st.just("something is wrong"),
+)
+
+
 @st.composite
 def nodes_seen(draw: st.DrawFn) -> dict[NodeName, NodeSight]:
     seen = {}
@@ -263,6 +505,15 @@ def nodes_seen(draw: st.DrawFn) -> dict[NodeName, NodeSight]:
             ours=draw(st.booleans()),
             idle=draw(st.booleans()),
             strangers=draw(st.integers(0, 1)),
+            why=draw(st.sampled_from(["", "17.0.0-switch-suspect-leaf0@1", f"cluster-node-sick-{name}@1"])),
+            findings=tuple(draw(st.lists(findings, max_size=2))),
+            heard_s=draw(maybe_seconds),
+            attended_s=draw(maybe_seconds),
+            well_s=draw(seconds),
+            boot_id=draw(st.sampled_from(["", "a", "b"])),
+            booted_s=draw(maybe_seconds),
+            leaked_gpus=draw(st.integers(0, 1)),
+            leaked_s=draw(seconds),
         )
     return seen
 
@@ -285,6 +536,10 @@ def jobs_seen(draw: st.DrawFn) -> JobSight:
         heard=draw(st.booleans()),
         rescued=draw(st.booleans()),
         reason=draw(st.sampled_from(["", "BeginTime", "Resources"])),
+        boots=draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["a", "b"]))),
+        known_s=draw(seconds),
+        told=draw(st.frozensets(st.sampled_from(["storage-frozen", "rank-failed"]))),
+        fruitless=draw(st.integers(0, 4)),
     )
 
 
@@ -294,8 +549,10 @@ sights = st.builds(
     nodes=nodes_seen(),
     controller=st.booleans(),
     dead_lately=st.frozensets(st.sampled_from(NAMES), max_size=2),
+    leaves_lately=st.frozensets(st.sampled_from(["leaf0", "leaf1"]), max_size=1),
+    thawed_s=maybe_seconds,
 )
-policies = st.sampled_from([POLICY, replace(POLICY, act_on_switch=True, resume=True)])
+policies = st.sampled_from([POLICY, replace(POLICY, act_on_switch=False, resume=True)])
 
 
 @settings(deadline=None, max_examples=100)
@@ -313,7 +570,10 @@ def test_nothing_is_done_while_we_are_in_doubt(sight: Sight, policy: Policy) -> 
 @given(sight=sights, policy=policies)
 def test_no_node_is_condemned_that_was_not_tried_or_that_answers(sight: Sight, policy: Policy) -> None:
     for verdict in judge(sight, policy):
-        if verdict.remedy in {Remedy.DRAIN, Remedy.DRAIN_DOWN} and verdict.node:
+        if verdict.kind is Kind.NODE_SICK and verdict.remedy is not Remedy.NOTHING and verdict.node:
+            assert sight.nodes[verdict.node].wrong(Severity.COMMENT, Severity.DRAIN)
+            assert verdict.remedy in {Remedy.COMMENT, Remedy.DRAIN}, "its jobs go on"
+        elif verdict.remedy in {Remedy.DRAIN, Remedy.DRAIN_DOWN} and verdict.node:
             node = sight.nodes[verdict.node]
             assert node.slurmd.away
             assert node.away_probes >= policy.away_probes
@@ -350,3 +610,90 @@ def test_more_silence_never_clears_a_node(sight: Sight) -> None:
     after = judge(replace(sight, nodes=longer), POLICY)
     blamed = {verdict.node for verdict in after if verdict.kind is Kind.NODE_DEAD}
     assert before <= blamed
+
+
+def touched(verdicts: tuple[Verdict, ...]) -> set[tuple[object, ...]]:
+    return {
+        (verdict.node, verdict.attempt, verdict.remedy)
+        for verdict in verdicts
+        if verdict.remedy not in {Remedy.NOTHING, Remedy.RESUME}
+    }
+
+
+@settings(deadline=None, max_examples=100)
+@given(sight=sights, policy=policies, check=st.sampled_from(["disk", "mount", "slurmd", "processes"]))
+def test_what_a_check_could_not_tell_is_no_reason_to_touch_anything(
+    sight: Sight, policy: Policy, check: str
+) -> None:
+    unknown = (found(check, Severity.UNKNOWN),)
+    nodes = {name: replace(node, findings=node.findings + unknown) for name, node in sight.nodes.items()}
+    assert touched(judge(replace(sight, nodes=nodes), policy)) <= touched(judge(sight, policy))
+
+
+@settings(deadline=None, max_examples=100)
+@given(sight=sights, policy=policies, name=st.sampled_from(NAMES))
+def test_a_node_that_is_seen_to_be_well_is_not_touched(sight: Sight, policy: Policy, name: NodeName) -> None:
+    well = replace(up(name), leaf=sight.nodes[name].leaf, heard_s=0.1, attended_s=0.1, well_s=60.0)
+    verdicts = judge(replace(sight, nodes={**sight.nodes, name: well}), policy)
+    assert not [
+        verdict for verdict in verdicts if verdict.node == name and verdict.remedy in ACTS - {Remedy.RESTART}
+    ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(sight=sights, policy=policies, name=st.sampled_from(NAMES))
+def test_an_agent_that_is_heard_makes_no_verdict_on_its_node_worse(
+    sight: Sight, policy: Policy, name: NodeName
+) -> None:
+    order = [Remedy.NOTHING, Remedy.COMMENT, Remedy.DRAIN, Remedy.DRAIN_DOWN]
+
+    def worst(seen: Sight) -> int:
+        about = [verdict.remedy for verdict in judge(seen, policy) if verdict.node == name]
+        return max((order.index(remedy) for remedy in about if remedy in order), default=-1)
+
+    heard = replace(sight.nodes[name], heard_s=0.0, attended_s=0.0)
+    assert worst(replace(sight, nodes={**sight.nodes, name: heard})) <= max(worst(sight), 0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(sight=sights, policy=policies)
+def test_all_nodes_silent_at_once_are_not_touched(sight: Sight, policy: Policy) -> None:
+    nodes = {name: replace(gone(name, 30.0), leaf=node.leaf) for name, node in sight.nodes.items()}
+    assert brief(judge(replace(sight, nodes=nodes), policy)) == [("self-in-doubt", "", "nothing")]
+
+
+@settings(deadline=None, max_examples=60)
+@given(jobs=st.lists(jobs_seen(), max_size=2), policy=policies, silent_s=st.floats(3.0, 59.0))
+def test_all_agents_silent_at_once_cost_no_node_and_no_running_job(
+    jobs: list[JobSight], policy: Policy, silent_s: float
+) -> None:
+    mute = tuple(
+        replace(one, agents_silent=dict.fromkeys(one.nodes, silent_s), beat_age_s=0.5)
+        for one in jobs
+        if len(one.nodes) > 1 and one.state is JobState.RUNNING
+    )
+    nodes = cluster(*(replace(up(name), attended_s=30.0) for name in NAMES))
+    assert touched(judge(Sight(jobs=mute, nodes=nodes), policy)) == set()
+
+
+@settings(deadline=None, max_examples=60)
+@given(sight=sights, policy=policies)
+def test_frozen_storage_restarts_no_job_whose_nodes_live(sight: Sight, policy: Policy) -> None:
+    nodes = cluster(*(sick(name, Severity.DRAIN, "mount") for name in NAMES))
+    verdicts = judge(replace(sight, nodes=nodes, controller=True), policy)
+    running = {one.attempt for one in sight.jobs if one.running}
+    queued = {one.attempt for one in sight.jobs if not one.running}
+    assert not [
+        verdict
+        for verdict in verdicts
+        if verdict.remedy in ACTS and (verdict.node or verdict.attempt in running - queued)
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(count=st.integers(0, 8), held=st.integers(0, 3))
+def test_no_more_nodes_are_drained_for_their_checks_than_can_be_believed(count: int, held: int) -> None:
+    grave = [sick(name, Severity.DRAIN) for name in NAMES[:count]]
+    grave = [replace(node, drained=index < held) for index, node in enumerate(grave)]
+    drained = [v for v in judge(Sight(nodes=cluster(*grave)), POLICY) if v.remedy is Remedy.DRAIN]
+    assert len(drained) <= POLICY.most_sick

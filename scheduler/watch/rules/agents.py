@@ -1,0 +1,45 @@
+"""Are all agents silent at once? Then it is what they share, not they. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.rules.seen import live
+from deeplink.scheduler.watch.verdict import Remedy, Verdict
+
+if TYPE_CHECKING:
+    from deeplink.scheduler.watch.evidence import JobSight, Policy, Sight
+
+
+def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
+    """Return that agents are silent at once though their nodes are not: one verdict at most; nothing is done."""
+    standing = [node for node in sight.nodes.values() if node.attended_s is not None and not node.down]
+    quiet = [node for node in standing if (node.attended_s or 0.0) >= policy.attend_s and not node.slurmd.away]
+    reasons = []
+    if len(standing) > 1 and len(quiet) * 2 > len(standing):
+        reasons.append(f"{len(quiet)} of {len(standing)} standing agents are not heard any more")
+    deaf = [job for job in sight.jobs if agents_are_silent(job, sight, policy)]
+    reasons += [
+        f"the launcher of job {job.attempt.job} hears none of its {len(job.agents_silent)} agents" for job in deaf
+    ]
+    if not reasons:
+        return []
+    alone = deaf[0].attempt if len(deaf) == 1 and not quiet else None
+    return [Verdict(kind=Kind.AGENTS_SILENT, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)]
+
+
+def agents_are_silent(job: JobSight, sight: Sight, policy: Policy) -> bool:
+    """Whether the job's launcher lives and misses most of its agents at once, though their nodes answer."""
+    if not live(job) or job.beat_age_s >= policy.tense_beat_s:
+        return False
+    silent = [name for name, silent_s in job.agents_silent.items() if silent_s >= policy.silence_s]
+    answering = [name for name in silent if name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS]
+    return len(silent) > 1 and len(answering) * 2 > len(job.agents_silent)
+
+
+def be_patient(job: JobSight, sight: Sight, policy: Policy) -> bool:
+    """Whether to wait for the agents of this job to be heard again before anything is done about it."""
+    shortest = min(job.agents_silent.values(), default=0.0)
+    return agents_are_silent(job, sight, policy) and shortest < policy.patience_s

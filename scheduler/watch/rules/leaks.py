@@ -1,0 +1,32 @@
+"""Which GPUs does Slurm count as used though no job has them? Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.verdict import Remedy, Verdict
+from deeplink.wording import counted
+
+if TYPE_CHECKING:
+    from deeplink.scheduler.watch.evidence import Policy, Sight
+
+_NAMED = 8
+
+
+def leaked_gpus(sight: Sight, policy: Policy) -> list[Verdict]:
+    """Return that GPUs have leaked, with the cure for an operator to decide on; it is never done from here."""
+    nodes = [node for node in sight.nodes.values() if node.leaked_gpus and node.leaked_s >= policy.leak_s]
+    if not nodes:
+        return []
+    names = sorted(node.name for node in nodes)
+    shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    gpus = counted(sum(node.leaked_gpus for node in nodes), "GPU")
+    return [
+        Verdict(
+            kind=Kind.GRES_LEAKED,
+            remedy=Remedy.NOTHING,
+            reasons=(f"{gpus} counted as used on idle nodes ({shown})", "`scontrol reconfigure` frees them"),
+            since_s=max(node.leaked_s for node in nodes),
+        )
+    ]

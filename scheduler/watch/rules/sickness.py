@@ -1,0 +1,63 @@
+"""Which nodes are sick by their own checks. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.watch.evidence import MOUNT, SLURMD
+from deeplink.scheduler.watch.records import Kind, Severity
+from deeplink.scheduler.watch.verdict import Remedy, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.records import Finding
+    from deeplink.types import NodeName
+
+_REMEDIES = {Severity.OBSERVE: Remedy.NOTHING, Severity.COMMENT: Remedy.COMMENT, Severity.DRAIN: Remedy.DRAIN}
+
+
+def sick_nodes(
+    sight: Sight, policy: Policy, elsewhere: AbstractSet[NodeName | None], *, storage_frozen: bool
+) -> list[Verdict]:
+    """Return what the nodes' checks found, leaving out nodes that are `elsewhere`: another verdict's."""
+    found = {
+        name: those
+        for name, node in sorted(sight.nodes.items())
+        if name not in elsewhere and not node.down and (those := counting(node, storage_frozen=storage_frozen))
+    }
+    grave = {name for name, those in found.items() if those[0].severity is Severity.DRAIN}
+    held = _brake(grave, sight, policy)
+    return [_verdict(sight.nodes[name], those, held) for name, those in found.items()]
+
+
+def counting(node: NodeSight, *, storage_frozen: bool) -> tuple[Finding, ...]:
+    """Return the findings that speak of the node itself, the gravest first.
+
+    A slurmd that is gone is a verdict of its own, a mount stuck everywhere is the storage's; what a check
+    could not tell is never bad.
+    """
+    apart = {SLURMD, MOUNT} if storage_frozen else {SLURMD}
+    known = [one for one in node.findings if one.severity in _REMEDIES and one.check not in apart]
+    ladder = list(_REMEDIES)
+    return tuple(sorted(known, key=lambda one: -ladder.index(one.severity)))
+
+
+def _brake(grave: set[NodeName], sight: Sight, policy: Policy) -> tuple[str, ...]:
+    """A site's check gone wrong finds fault with every node, one after another: it must not drain them all."""
+    already = {name for name, node in sight.nodes.items() if node.sick}
+    count, most = len(grave | already), max(policy.most_sick, len(sight.nodes) // 10)
+    if count <= most:
+        return ()
+    return (f"brake: {count} nodes sick at once are more than the {most} believed; is a check at fault?",)
+
+
+def _verdict(node: NodeSight, findings: tuple[Finding, ...], held: tuple[str, ...]) -> Verdict:
+    reasons = tuple(f"{one.check} ({one.severity}): {one.problem}" for one in findings)
+    remedy = _REMEDIES[findings[0].severity]
+    if remedy is Remedy.DRAIN and held:
+        remedy, reasons = Remedy.NOTHING, (*reasons, *held)
+    elif remedy is Remedy.DRAIN and node.drained:
+        remedy = Remedy.NOTHING
+    return Verdict(kind=Kind.NODE_SICK, remedy=remedy, reasons=reasons, node=node.name)

@@ -1,0 +1,47 @@
+"""Where is slurmd gone and the node is not? Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.watch.evidence import SLURMD, Answer
+from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.rules.seen import jobs_on, long_away
+from deeplink.scheduler.watch.verdict import Remedy, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
+    from deeplink.types import NodeName
+
+
+def lost_slurmds(sight: Sight, policy: Policy, elsewhere: AbstractSet[NodeName | None]) -> list[Verdict]:
+    """Return the nodes that live without a slurmd: told, and nothing is done to them or to their jobs.
+
+    The node's system agent starts slurmd again. Where none stands, Slurm sets the node down after SlurmdTimeout
+    and starts the job again; that this was slurmd's fault, not the node's, is on record then. Nodes that are
+    `elsewhere` are another verdict's.
+    """
+    return [
+        verdict
+        for name, node in sorted(sight.nodes.items())
+        if name not in elsewhere and not node.down and (verdict := _lost(node, sight, policy))
+    ]
+
+
+def _lost(node: NodeSight, sight: Sight, policy: Policy) -> Verdict | None:
+    said = tuple(f"its own check: {one.problem}" for one in node.findings if one.check == SLURMD)
+    heard = (f"an agent on it was heard {node.heard_s:.1f} s ago",) if node.heard_since else ()
+    if not (node.slurmd.away and said) and not (long_away(node, policy) and heard):
+        return None
+    jobs = jobs_on(node.name, sight)
+    how = "refuses connections" if node.slurmd is Answer.REFUSES else "is silent"
+    return Verdict(
+        kind=Kind.SLURMD_LOST,
+        remedy=Remedy.NOTHING,
+        reasons=(f"slurmd {how} for {node.away_s:.1f} s ({node.away_probes} probes)", *said, *heard),
+        attempt=jobs[0].attempt if jobs else None,
+        node=node.name,
+        since_s=node.away_s,
+    )
