@@ -11,12 +11,15 @@ from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.nodeset import fold, unfold
 from deeplink.scheduler.slurm.parse import (
     JOB_FIELDS,
+    PLACE_FORMAT,
+    JobPlace,
     JobRow,
     NodeRow,
     SlurmTextError,
     SwitchRow,
     parse_jobs,
     parse_nodes,
+    parse_place,
     parse_topology,
 )
 from deeplink.scheduler.slurm.separator import fresh_separator
@@ -96,6 +99,24 @@ class Slurm:
         return unfold(
             self.run(["squeue", "-h", "--states=all", "-o", "%n", "-j", str(job)]).strip().partition("\n")[0]
         )
+
+    def place(self, job: int) -> JobPlace:
+        """Return where a job may run.
+
+        Raises:
+            JobVanishedError: Slurm does not know it (any more).
+        """
+        separator = fresh_separator()
+        layout = "".join(f"{field}{separator}" for field in PLACE_FORMAT)
+        found = parse_place(self.run(["squeue", "-h", "--states=all", "-o", layout, "-j", str(job)]), separator)
+        if found is None:
+            raise JobVanishedError(job)
+        return found
+
+    def partition_nodes(self, partitions: Iterable[str]) -> frozenset[NodeName]:
+        """Return the nodes of partitions."""
+        said = self.run(["sinfo", "-h", "-N", "-o", "%N", "-p", ",".join(partitions)])
+        return frozenset(map(NodeName, said.split()))
 
     def nodes(self, names: Iterable[str] = (), *, details: bool = False) -> list[NodeRow]:
         """Return every node of the cluster, or the named ones; with details also what of their GPUs is used."""

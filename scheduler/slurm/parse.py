@@ -174,6 +174,47 @@ def _job(fields: list[str]) -> JobRow:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlace:
+    """Where a job may run.
+
+    Attributes:
+        partitions: those it may start in.
+        nodes: how many it has, or asks for; 0 where that cannot be told. While one waits that lost nodes before,
+            Slurm may tell what was left then (measured with 22.05).
+        excluded: those it must not have.
+        required: those it must have, in part or whole.
+    """
+
+    partitions: tuple[str, ...]
+    nodes: int
+    excluded: tuple[NodeName, ...]
+    required: tuple[NodeName, ...]
+
+
+PLACE_FORMAT = ("%P", "%D", "%x", "%n")
+"""Columns of `squeue -o` in the order that `parse_place` wants."""
+
+
+def parse_place(text: str, separator: str) -> JobPlace | None:
+    """Read `squeue -h -o` of one job with `separator` behind every field of PLACE_FORMAT; None where it has none.
+
+    Raises:
+        SlurmTextError: the text is something else.
+    """
+    rows = rows_of(text, separator, len(PLACE_FORMAT))
+    if not rows:
+        return None
+    partitions, nodes, excluded, required = (field.strip() for field in rows[0])
+    count = nodes.partition("-")[0]
+    return JobPlace(
+        partitions=tuple(filter(None, partitions.split(","))),
+        nodes=int(count) if count.isascii() and count.isdigit() else 0,
+        excluded=names_of(excluded, "squeue"),
+        required=names_of(required, "squeue"),
+    )
+
+
 _UNTOLD = "-"
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
 

@@ -16,7 +16,8 @@ from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.evidence import TAG
-from deeplink.scheduler.watch.ladder import Facts, Step, next_step
+from deeplink.scheduler.watch.exclusion import bounded, required_without, still_suspected
+from deeplink.scheduler.watch.ladder import RELAX_S, Facts, Step, next_step
 from deeplink.scheduler.watch.records import Action, ActionRecord
 from deeplink.scheduler.watch.remark import remark, with_ours
 from deeplink.scheduler.watch.verdict import Remedy
@@ -177,6 +178,7 @@ class Actor:
             job=job,
             unreachable=away,
             comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
+            untrue=self._untrue(action, job, facts),
             waits_s=self._waits_s(action, job),
             given_up=bool(action.node) and {*away} <= {*action.exclude, action.node},
             being_downed=any(
@@ -184,6 +186,16 @@ class Actor:
                 for other in self.journal.actions(only_open=True)
             ),
         )
+
+    def _untrue(self, action: ActionRecord, job: JobRow, facts: Facts) -> bool:
+        """Whether a node that we keep the job off is dead and Slurm does not know: before it may be used again."""
+        if job.state is not JobState.PENDING or facts.sent.get(Step.RELEASE, 0.0) < RELAX_S:
+            return False
+        rows = self.observer.cluster.nodes
+        serving = [
+            name for name in action.exclude if name in rows and not rows[name].down and rows[name].responding
+        ]
+        return any(self._reach(name) is False for name in serving)
 
     def _waits_s(self, action: ActionRecord, job: JobRow) -> float:
         """Return for how long we have seen it wait; a run that began meanwhile begins the count anew."""
@@ -266,23 +278,37 @@ class Actor:
             case Step.RELEASE:
                 self._release(job, action.exclude)
             case Step.RELAX:
-                self._release(job, ())
+                self._release(job, (), carry=False)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
 
-    def _release(self, job: int, exclude: tuple[NodeName, ...]) -> None:
-        """Clear the hold of a waiting job; its own exclusions stay, ours of an earlier action are replaced."""
-        now = set(self.slurm.excluded_nodes(job))
-        users = now - set(self.journal.excluded(job))
-        known = {name for name in exclude if name in self.observer.cluster.nodes}
-        wanted = users | known
+    def _release(self, job: int, exclude: tuple[NodeName, ...], *, carry: bool = True) -> None:
+        """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for.
+
+        Args:
+            job: which.
+            exclude: nodes that it is not to run on again.
+            carry: whether those of its earlier restarts that are suspected still are among them.
+        """
+        place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
+        users = {*place.excluded} - before.keys()
+        older = (
+            still_suspected(before, {node.name: node for node in self.journal.nodes()}, now_unix) if carry else ()
+        )
+        known = self.journal.job(job)
+        size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
+        asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
+        partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
+        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes)
         # Written first: killed in between, we take away at most what we never added.
-        self.journal.set_excluded(job, known - users)
-        changes = {} if wanted == now else {"ExcNodeList": fold(sorted(wanted)) if wanted else ""}
-        # Nodes wished for it when it was submitted bind it still. It starts nowhere if it must run on one that it
-        # must not run on.
-        if known and known.intersection(self.slurm.required_nodes(job)):
-            changes["ReqNodeList"] = ""
+        since = {name: before[name] if name in older else now_unix for name in ours if name not in users}
+        self.journal.set_excluded(job, since)
+        wanted = users | {*ours}
+        changes = {} if wanted == {*place.excluded} else {"ExcNodeList": fold(sorted(wanted)) if wanted else ""}
+        # It starts nowhere if it must run on a node that it must not run on.
+        required = required_without(asks, {*ours})
+        if required is not None:
+            changes["ReqNodeList"] = fold(required) if required else ""
         self.slurm.update_job(job, **changes, StartTime="now")
 
     def _end(self, action: ActionRecord, step: Step, why: str) -> None:

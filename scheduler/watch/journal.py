@@ -30,7 +30,7 @@ from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, 
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from deeplink.scheduler.watch.records import (
@@ -191,10 +191,10 @@ class Journal:
             db.execute("UPDATE actions SET done_unix = ?, result = ? WHERE key = ?", (now_unix, result, key))
             _put_moment(db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}"))
 
-    def set_excluded(self, job: int, nodes: Iterable[str]) -> None:
-        """Remember which nodes of a job's ExcNodeList are there because of us, not of its user."""
+    def set_excluded(self, job: int, nodes: Mapping[NodeName, float]) -> None:
+        """Remember which nodes of a job's ExcNodeList are there because of us, not of its user, and since when."""
         with self._transaction(durable=True) as db:
-            db.execute("UPDATE jobs SET excluded = ? WHERE job = ?", (json.dumps(sorted(nodes)), job))
+            db.execute("UPDATE jobs SET excluded = ? WHERE job = ?", (json.dumps(dict(nodes)), job))
 
     # Reading.
 
@@ -209,11 +209,13 @@ class Journal:
             found = rows.to_jobs(db.execute(rows.JOBS, {"limit": 1, "job": job}))
         return found[0] if found else None
 
-    def excluded(self, job: int) -> tuple[NodeName, ...]:
-        """Return the nodes that `set_excluded` was given last."""
+    def excluded(self, job: int) -> dict[NodeName, float]:
+        """Return the nodes that `set_excluded` was given last, with since when; 0 where an older journal has none."""
         with self._reading() as db:
             row = db.execute("SELECT excluded FROM jobs WHERE job = ?", (job,)).fetchone()
-        return tuple(NodeName(name) for name in json.loads(row[0])) if row else ()
+        known = json.loads(row[0]) if row else {}
+        since = known if isinstance(known, dict) else dict.fromkeys(known, 0.0)
+        return {NodeName(name): float(unix) for name, unix in since.items()}
 
     def points(self, job: int, *, after_unix: float = 0.0, limit: int = 100_000) -> tuple[ProgressPoint, ...]:
         """Return a job's reports in order of attempt and step: its loss curve."""

@@ -70,6 +70,7 @@ class Facts:
         comment: of the job, as it is; None when it was not asked for.
         given_up: the unreachable nodes are those that the verdict calls dead.
         being_downed: an action of ours is about to set one of them down.
+        untrue: an excluded node does not answer, and Slurm would start the job on it all the same.
         waits_s: for how long we have seen the job wait in the queue, at least.
     """
 
@@ -83,6 +84,7 @@ class Facts:
     comment: str | None = None
     given_up: bool = False
     being_downed: bool = False
+    untrue: bool = False
     waits_s: float = math.inf
 
     def lately(self, step: Step) -> bool:
@@ -231,6 +233,8 @@ def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # n
     if Step.RELAX in facts.sent:
         return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
     if released >= RELAX_S:
+        if facts.untrue:
+            return Next(Step.WAIT, "until Slurm knows that the node is dead")
         if action.exclude:
             return Next(Step.RELAX, "no other nodes are free")
         return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")

@@ -69,13 +69,14 @@ class Watch:
         return submit(self.cluster, options, self.exports + script, folder=folder_of(self.cluster))
 
     @contextmanager
-    def running(self, *options: str) -> Iterator[Callable[[], None]]:
-        """Run `deeplink watch` on the control host as root; gives what kills it without mercy."""
+    def running(self, *options: str, root: bool = True) -> Iterator[Callable[[], None]]:
+        """Run `deeplink watch` on the control host, with or without rights; gives what kills it without mercy."""
         argv = [sys.executable, "-m", "deeplink", "-v", "watch", "--bind", self.address]
-        argv += ["--journal", str(self.journal), "--token-file", str(self.folder / "token"), *options]
+        token = self.folder / ("token" if root else "user.token")
+        argv += ["--journal", str(self.journal), "--token-file", str(token), *options]
         before = self.said().count("watching: ")
         with (self.folder / "said").open("ab") as said:
-            process = self.cluster.spawn(CTL, argv, root=True, stdout=said, stderr=said)
+            process = self.cluster.spawn(CTL, argv, root=root, stdout=said, stderr=said)
         try:
             until(lambda: self.said().count("watching: ") > before, 20, self.said)
             yield lambda: kill_watchdog(self.journal)
@@ -165,6 +166,33 @@ def test_a_node_that_dies_without_a_spare_is_drained_and_its_job_runs_elsewhere(
         with watch.running("--act", "--resume"):
             until(lambda: not node(watch.cluster, victim).drained, 60, watch.said)
             assert not node(watch.cluster, victim).down
+
+
+def test_without_rights_a_dead_node_is_taken_out_of_its_job_and_no_gpu_leaks(watch: Watch) -> None:
+    slurm = Slurm(watch.cluster.runner())
+    with watch.running("--act", root=False):
+        job = watch.submit("-N4 --exclusive --gres=gpu:2 --no-kill --requeue", RUN)
+        job.await_event("first-step")
+        victim = next(name for name in reversed(job.row().nodes) if name != job.row().batch_host)
+        began = time.monotonic()
+        watch.cluster.crash(victim)
+        until(lambda: in_second_run(job), 60, watch.said)
+        told("node lost, no rights: job runs again", began)
+        assert victim not in job.row().nodes
+        job.await_event("first-step", 60, count=2)
+        told("node lost, no rights: job trains again", began)
+        incident = await_recovered(watch, job)
+        assert (incident.node, incident.action) == (victim, "requeue-exclude")
+        assert not node(watch.cluster, victim).drained
+        time.sleep(5.0)  # what is left of the first run's steps must not end those of the second
+        assert in_second_run(job), watch.said()
+    assert watch.cluster.run(CTL, ["scancel", str(job.id)]).code == 0
+    until(lambda: node(watch.cluster, victim).down, 60)
+    left = len(watch.cluster.nodes) - 1
+    whole = submit(
+        watch.cluster, f"-N{left} --exclusive --gres=gpu:2", "sleep 60", folder=folder_of(watch.cluster)
+    )
+    until(lambda: whole.row().state is JobState.RUNNING, 20, lambda: str(slurm.jobs()))
 
 
 def heals_and_stays_out(watch: Watch, victim: str) -> None:

@@ -60,6 +60,8 @@ class Cluster:
         if self.frozen:
             raise CommandError(argv, 1, "Unable to contact slurm controller (connect failure)")
         line = " ".join(argv)
+        if argv[0] == "sinfo":
+            return "".join(f"{name}\n" for name in self.node_states)
         if argv[0] == "squeue":
             return self._squeue(argv)
         if argv[:3] == ["scontrol", "show", "node"]:
@@ -75,12 +77,11 @@ class Cluster:
         return ""
 
     def _squeue(self, argv: Sequence[str]) -> str:
-        if "%x" in argv:
-            return self.excluded
-        if "%n" in argv:
-            return self.required
         if "%k" in argv:
             return f"{self.comment}\n"
+        if "%P" in " ".join(argv):
+            (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
+            return "".join(f"{field}{separator}" for field in ("main", "2", self.excluded, self.required))
         (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
         if not self.job_state:  # forgotten: it ended more than MinJobAge ago
             return ""
@@ -228,7 +229,7 @@ def test_a_dead_node_costs_its_job_one_restart_and_the_users_exclusions_stay(ben
     (incident,) = bench.journal.incidents()
     assert (incident.action, incident.outcome) == ("drain-down", Outcome.OPEN), "open until it trains again"
     assert incident.acted_unix > 0
-    assert bench.journal.excluded(17) == ("n1",)
+    assert bench.journal.excluded(17).keys() == {"n1"}
 
 
 def test_nodes_that_were_wished_for_it_do_not_bind_a_job_to_a_dead_one(bench: Bench) -> None:
@@ -242,7 +243,7 @@ def test_no_room_without_the_excluded_nodes_ends_in_the_users_own_exclusions(ben
     lose(bench, "n1")
     bench.turn(40, silent="n1")
     assert bench.cluster.excluded == "n9"
-    assert bench.journal.excluded(17) == ()
+    assert bench.journal.excluded(17) == {}
     assert any("waits in the queue" in line for line in bench.said)
 
 

@@ -417,7 +417,6 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 def test_our_exclusions_of_a_job_are_remembered(journal: Journal) -> None:
     journal.record_beat(beat(FIRST), 60.0)
-    assert journal.excluded(17) == ()
-    journal.set_excluded(17, ["n2", "n1"])
-    assert journal.excluded(17) == ("n1", "n2")
-    assert json.loads(json.dumps(journal.excluded(17))) == ["n1", "n2"]
+    assert journal.excluded(17) == {}
+    journal.set_excluded(17, {NodeName("n2"): 5.0, NodeName("n1"): 7.0})
+    assert journal.excluded(17) == {"n1": 7.0, "n2": 5.0}

@@ -89,6 +89,11 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
         Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: RELAX_S}),
         Step.RELAX,
     ),
+    "not onto a node of whose death Slurm does not know": (
+        RESTART,
+        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: RELAX_S}, untrue=True),
+        Step.WAIT,
+    ),
     "relaxed, it waits like any other job": (
         RESTART,
         Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}),
