@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.checkpoints.lightning import NoFrameworkError
+from deeplink.progress import should_save
 
 if TYPE_CHECKING:
     from deeplink.checkpoints.folder import Checkpoints
@@ -41,6 +42,12 @@ def trainer_callback(checkpoints: Checkpoints, *, framework: Any = None) -> Any:
 
     class DeepLinkCheckpoints(hf.TrainerCallback):  # type: ignore[misc, name-defined] # its base is known when made
         """Saves through DeepLink."""
+
+        def on_step_end(self, _args: Any, state: Any, control: Any, **_more: Any) -> Any:
+            """Have a checkpoint written where the job is about to end."""
+            if should_save(step=int(state.global_step)):
+                control.should_save = True
+            return control
 
         def on_save(self, args: Any, state: Any, _control: Any, **_more: Any) -> None:
             """Take in what was written a moment ago."""

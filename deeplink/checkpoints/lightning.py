@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.checkpoints.found import STATE
 from deeplink.errors import DeepLinkError
+from deeplink.progress import should_save
 
 if TYPE_CHECKING:
     from deeplink.checkpoints.folder import Checkpoints
@@ -66,7 +67,7 @@ def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any =
         def on_train_batch_end(self, trainer: Any, *_batch: Any) -> None:
             """Save if it is time; several batches may make one step."""
             step = int(trainer.global_step)
-            if step and step % every == 0 and step != self.saved:
+            if step and step != self.saved and (step % every == 0 or should_save(step=step)):
                 self.saved = step
                 state = _taken(trainer)
                 if trainer.is_global_zero:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deeplink.checkpoints.states import SAMPLER
+from deeplink.progress import should_save
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -58,5 +59,5 @@ class Loop:
             if SAMPLER in self.parts and hasattr(self.parts[SAMPLER], "finished"):
                 self.parts[SAMPLER].finished()
             self.step += 1
-            if self.step % every == 0:
+            if self.step % every == 0 or should_save(step=self.step):
                 self._checkpoints.save_state(self.parts, step=self.step, spread=how)

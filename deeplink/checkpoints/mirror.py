@@ -217,7 +217,7 @@ class Mirror:
         self._to_shared = Line("copying a checkpoint to shared storage", self._copy)
         self._to_partner = Line("copying a checkpoint to a partner node", self._give)
         self._complained = ""
-        self._is_on_partner = False
+        self._is_on_partner = agents is not None and len(agents.members) > 1  # until it is known better
         self._tidying = threading.Lock()
 
     def begin(self) -> None:

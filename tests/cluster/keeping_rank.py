@@ -1,0 +1,34 @@
+"""A rank that saves on its node's own disk, and says where it goes on from. A user's file.
+
+    keeping_rank.py FOLDER STEPS
+
+The last rank saves every 5 steps; FOLDER/run is the shared folder of checkpoints, /local/ssd/run the node's own.
+Each rank leaves FOLDER/<attempt>.from<N> with the step it begins at and where that was found.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import deeplink
+
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+checkpoints = deeplink.Checkpoints(folder / "run", local="/local/ssd/run")
+found = checkpoints.latest()
+step = found.step if found else 0
+state = (found.path / "state").read_text() if found else "0"
+attempt = os.environ["DEEPLINK_ATTEMPT"]
+origin = found.origin if found else "nowhere"
+(folder / f"{attempt}.from{rank}").write_text(f"{step} {state} {os.environ['DEEPLINK_NODE']} {origin}\n")
+while step < steps:
+    time.sleep(0.1)
+    step += 1
+    deeplink.report(step=step)
+    if rank == world - 1 and step % 5 == 0:
+        with checkpoints.save(step=step) as draft:
+            (draft / "state").write_text(str(step))
+        (folder / "saved").write_text(str(step))
