@@ -99,6 +99,8 @@ class Reporter:
     _metrics: Mapping[str, float] = field(default_factory=dict)
     _sections: list[Named] = field(default_factory=list)
     _fenced_by: Attempt | None = None
+    _save_at: int = 0
+    _saved_at: int = 0
     _sending: bool = False
     _closing: bool = False
     _thread: threading.Thread | None = None
@@ -140,6 +142,14 @@ class Reporter:
             self._thread = threading.Thread(target=self._run, name="deeplink-report", daemon=True)
             self._thread.start()
         self._changed.notify_all()
+
+    def is_save_due(self, step: int) -> bool:
+        """Tell whether a checkpoint is wanted at this step; true once for each wish."""
+        wanted = self._save_at
+        if not wanted or wanted == self._saved_at or step < wanted:
+            return False
+        self._saved_at = wanted
+        return True
 
     def _numbers(self, metrics: Mapping[str, object]) -> dict[str, float]:
         numbers = {}
@@ -226,6 +236,7 @@ class Reporter:
 
     def _take(self, reply: bytes) -> None:
         answer = node_pb2.ReportReply.FromString(reply)
+        self._save_at = answer.save_at or self._save_at
         if answer.fenced:
             newest = answer.newest
             self._fenced_by = Attempt(job=newest.job, restart=newest.restart, relaunch=newest.relaunch)
@@ -327,3 +338,16 @@ def report(*, step: int, work_s: float | None = None, **metrics: float) -> None:
 def measure_with(meter: Meter | None) -> None:
     """Ask this meter at each report how long the rank's own work took; no meter when None."""
     _process.meter = meter
+
+
+def should_save(*, step: int) -> bool:
+    """Tell whether a checkpoint is wanted now, besides those the loop saves anyway; microseconds, never waits.
+
+    True once, at the same step on every rank, when the job is about to lose its nodes: its time limit comes. The
+    loop must `report` its steps to be told. `Checkpoints.over` and the callbacks ask by themselves.
+
+    Args:
+        step: as of `report`.
+    """
+    reporter = _process.get()
+    return reporter is not None and reporter.is_save_due(step)
