@@ -1,7 +1,8 @@
 """DeepLink: what training code imports.
 
 `Dataset`, `IterableDataset` and `GroupedDataset` read packed samples, `Checkpoints` saves whole or not at all,
-`report` tells how far the training is, `section` what it is about besides, `timed` how long its own work takes.
+`report` tells how far the training is, `section` what it is about besides, `timed` how long its own work takes,
+`should_save` when the job is about to end.
 
 Names are loaded when first used, so that a head node without torch can import the package and a command that needs
 none of it starts at once.
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from deeplink.grouped import GroupedDataset as GroupedDataset
     from deeplink.iterable import IterableDataset as IterableDataset
     from deeplink.progress import report as report
+    from deeplink.progress import should_save as should_save
     from deeplink.sections import section as section
     from deeplink.timing import timed as timed
 
@@ -34,6 +36,7 @@ _HOMES = {
     "IterableDataset": "deeplink.iterable",
     "report": "deeplink.progress",
     "section": "deeplink.sections",
+    "should_save": "deeplink.progress",
     "timed": "deeplink.timing",
 }
 
@@ -47,6 +50,7 @@ __all__ = [
     "__version__",
     "report",
     "section",
+    "should_save",
     "timed",
 ]
 

@@ -45,8 +45,11 @@ class ReportReply(_message.Message):
 
     FENCED_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
+    SAVE_AT_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """a newer attempt of this job has begun: this rank must stop"""
+    save_at: _builtins.int
+    """a checkpoint is wanted of this step or the first one after it: the job is about to end; 0: none"""
     @_builtins.property
     def newest(self) -> _common_pb2.Attempt: ...
     def __init__(
@@ -54,10 +57,11 @@ class ReportReply(_message.Message):
         *,
         fenced: _builtins.bool = ...,
         newest: _common_pb2.Attempt | None = ...,
+        save_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced", b"fenced", "newest", b"newest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced", b"fenced", "newest", b"newest", "save_at", b"save_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -70,10 +74,13 @@ class StatusRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     AFTER_REPORT_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    SAVE_AT_FIELD_NUMBER: _builtins.int
     after_report: _builtins.int
     """return only progress with a greater sequence number"""
     members: _builtins.str
     """NAME=HOST:PORT[*WEIGHT],... of the job's agents, this one among them"""
+    save_at: _builtins.int
+    """what the attempt's ranks are to be told (ReportReply); 0: nothing"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt:
         """the attempt the caller runs; the agent fences older ones from now on"""
@@ -84,10 +91,11 @@ class StatusRequest(_message.Message):
         attempt: _common_pb2.Attempt | None = ...,
         after_report: _builtins.int = ...,
         members: _builtins.str = ...,
+        save_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members", "save_at", b"save_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
     from deeplink.scheduler.launch.failure import Failed
+    from deeplink.scheduler.launch.standing import Standing
     from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Attempt, NodeName
 
@@ -128,6 +129,20 @@ class Backend(Protocol):
         """Ask for the job to be started again elsewhere, if these nodes have been given up; True once asked.
 
         May take seconds; what goes wrong is logged.
+        """
+        ...
+
+    def standing(self) -> Standing | None:
+        """Return how the job stands with whoever gave the nodes; None where nobody says.
+
+        May take seconds; what goes wrong is logged.
+        """
+        ...
+
+    def requeue(self) -> bool:
+        """Have the job started again as soon as may be; True once that is under way, which ends us.
+
+        Only while every node answers. May take seconds; what goes wrong is logged.
         """
         ...
 

@@ -114,6 +114,9 @@ class Silence:
 class Fleet:
     """The agents of one run. Not thread-safe: the supervising thread alone uses it.
 
+    Attributes:
+        save_at: the step the ranks are to be told to save at; 0: none.
+
     Args:
         step: the running agents.
         token: what every call carries.
@@ -124,6 +127,7 @@ class Fleet:
         self._step, self._token, self._clock = step, token, clock
         self._nodes: dict[NodeName, _Watched] = {}
         self._ticked = clock.monotonic()
+        self.save_at = 0
 
     @property
     def facts(self) -> dict[NodeName, NodeFacts]:
@@ -202,7 +206,10 @@ class Fleet:
             if now - watched.asked >= POLL_S and len(watched.pending) < MOST_IN_FLIGHT:
                 watched.asked = now
                 request = node_pb2.StatusRequest(
-                    attempt=attempt_to_wire(attempt), after_report=watched.after_report, members=members
+                    attempt=attempt_to_wire(attempt),
+                    after_report=watched.after_report,
+                    members=members,
+                    save_at=self.save_at,
                 )
                 watched.pending.append((now, watched.stub.Status.future(request, timeout=ANSWER_S)))
         return reports

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from signal import Signals
 
+    from deeplink.scheduler.launch.standing import Standing
     from deeplink.types import Attempt
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,14 @@ class LocalBackend(Backend):
 
     @override
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
+        return False
+
+    @override
+    def standing(self) -> Standing | None:
+        return None
+
+    @override
+    def requeue(self) -> bool:
         return False
 
     @override

@@ -16,13 +16,16 @@ from deeplink.scheduler.launch.container import PYXIS, pyxis_options
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, step_environment
 from deeplink.scheduler.launch.process import leave_host_file, python_command
 from deeplink.scheduler.launch.srun import SlurmAgents, SlurmRanks
+from deeplink.scheduler.launch.standing import Standing
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.programs import real_program
+from deeplink.scheduler.slurm.standing import standing
+from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.graph import fabric_from_switches
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from deeplink.scheduler.launch.backend import AgentStep, RankStep
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 
 PMI = "pmi2"
 """Which plugin of srun's tells MPI who is who: it serves MPICH and its kin. Open MPI wants pmix."""
+_ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
 _PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
 
 
@@ -184,13 +188,36 @@ class SlurmBackend(Backend):
         return True
 
     @override
+    def standing(self) -> Standing | None:
+        try:
+            told = standing(self.slurm, self.job)
+        except DeepLinkError as problem:
+            log.info("asking Slurm how the job stands: %s", problem)
+            return None
+        return Standing(
+            ours=told.job.restarts == self.restart,
+            runs=told.job.state in _ALIVE,
+            left_s=told.left_s,
+            preempting=told.preempting or told.job.state is JobState.PREEMPTED,
+            requeueable=told.job.requeueable,
+            word=f"{told.job.state.value} {told.job.reason}".strip(),
+        )
+
+    @override
+    def requeue(self) -> bool:
+        return self._back_into_the_queue(self.slurm.requeue)
+
+    @override
     def hold(self) -> bool:
+        return self._back_into_the_queue(self.slurm.hold)
+
+    def _back_into_the_queue(self, order: Callable[[int], object]) -> bool:
         try:
             if self.slurm.job(self.job).restarts != self.restart:
                 return False  # what runs now is not ours
-            self.slurm.hold(self.job)
+            order(self.job)
         except DeepLinkError as problem:
-            log.warning("the job could not be held: %s", problem)
+            log.warning("the job could not be put back into the queue: %s", problem)
             return False
         return True
 

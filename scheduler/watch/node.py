@@ -31,6 +31,7 @@ KEPT_REPORTS = 1024
 KEPT_JOBS = 256
 """Jobs whose newest attempt is remembered; a standing agent forgets the job heard of longest ago."""
 MOST_METRICS = 64
+MOST_WISHES = 16
 LONGEST_METRIC_NAME = 128
 STACKS_S = 10.0
 """The longest an agent looks for the stacks of its ranks."""
@@ -161,6 +162,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         boot_id: str = "",
     ) -> None:
         self.bulletin = Bulletin()
+        self._save_at: dict[Attempt, int] = {}
         self._health, self._stacks, self._boot_id = health, stacks, boot_id
         self._node, self._topology_address = node, topology_address
         self._store_status, self._told_members = store_status, told_members
@@ -177,9 +179,11 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         except ReportRefusedError as refused:
             NODE_REPORTS.labels("refused").inc()
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-        fenced = newest > attempt_from_wire(request.progress.attempt)
+        attempt = attempt_from_wire(request.progress.attempt)
+        fenced = newest > attempt
         NODE_REPORTS.labels("fenced" if fenced else "kept").inc()
-        return node_pb2.ReportReply(fenced=fenced, newest=attempt_to_wire(newest))
+        save_at = self._save_at.get(attempt, 0)
+        return node_pb2.ReportReply(fenced=fenced, newest=attempt_to_wire(newest), save_at=save_at)
 
     @override
     def Status(self, request: node_pb2.StatusRequest, context: grpc.ServicerContext) -> node_pb2.StatusReply:
@@ -191,6 +195,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         if request.HasField("attempt"):
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
             job = newest.job
+            self._wish(attempt_from_wire(request.attempt), request.save_at)
         heard = self.bulletin.since(request.after_report, job)
         return node_pb2.StatusReply(
             node=self._node,
@@ -204,6 +209,12 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             boot_id=self._boot_id,
             unix=self._clock.unix(),
         )
+
+    def _wish(self, attempt: Attempt, save_at: int) -> None:
+        """Remember at which step an attempt's ranks are to save; of few attempts, the newest ones."""
+        if save_at:
+            kept = {**self._save_at, attempt: save_at}
+            self._save_at = dict(list(kept.items())[-MOST_WISHES:])
 
     @override
     def Stacks(self, request: node_pb2.StacksRequest, context: grpc.ServicerContext) -> node_pb2.StacksReply:

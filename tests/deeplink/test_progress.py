@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,7 @@ from deeplink.scheduler.watch.node import NodeServicer, add_to
 from deeplink.tokens import write_token
 from deeplink.types import Attempt, FencedError, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
-from deeplink.wire import BoundServer, bound_server, open_channel
+from deeplink.wire import BoundServer, attempt_to_wire, bound_server, open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +62,11 @@ class Agent:
 
     def stop(self) -> None:
         self.bound.server.stop(None).wait(5)
+
+    def wish(self, save_at: int) -> None:
+        asked = node_pb2.StatusRequest(attempt=attempt_to_wire(ATTEMPT), save_at=save_at)
+        with open_channel(f"127.0.0.1:{self.port}", "secret") as channel:
+            node_pb2_grpc.NodeStub(channel).Status(asked, timeout=5)
 
     def steps(self) -> list[int]:
         return [record.step for record in self.servicer.bulletin.since(0).records]
@@ -122,6 +128,34 @@ def test_a_fenced_rank_learns_it_in_its_training_loop(agent: Agent, to: Destinat
     assert (refused.value.attempt, refused.value.newest) == (ATTEMPT, Attempt(5, 1, 0))
     reporter.flush(5.0)
     assert agent.steps() == []
+
+
+def test_ranks_are_told_once_each_at_which_step_to_save(agent: Agent, to: Destination) -> None:
+    reporter = Reporter(to)
+    assert not reporter.is_save_due(1)
+    agent.wish(7)
+
+    def told() -> bool:
+        reporter.tell(5, {})
+        return reporter.is_save_due(8)
+
+    eventually(told)
+    assert not reporter.is_save_due(9), "once is enough"
+    reporter.flush(5.0)
+
+
+def test_a_wish_is_for_its_own_attempt_and_no_step_before(agent: Agent, to: Destination) -> None:
+    agent.wish(7)
+    reporter = Reporter(to)
+    reporter.tell(5, {})
+    eventually(lambda: agent.steps() == [5])
+    assert reporter.flush(5.0)
+    assert not reporter.is_save_due(6)
+    assert reporter.is_save_due(7)
+    other = Reporter(replace(to, attempt=Attempt(ATTEMPT.job, ATTEMPT.restart, ATTEMPT.relaunch + 1)))
+    other.tell(5, {})
+    assert other.flush(5.0)
+    assert not other.is_save_due(100)
 
 
 def test_reports_go_on_when_the_agent_comes_back(

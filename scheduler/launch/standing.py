@@ -1,0 +1,86 @@
+"""How the job stands with Slurm: asked from a thread, since Slurm may take its time, and never waited for."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deeplink.clock import Clock
+    from deeplink.scheduler.launch.backend import Backend
+
+OFTEN_S, SELDOM_S = 5.0, 300.0
+"""Between two questions: a quarter of the time that is left, within these bounds. The limit may be changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What Slurm says of the job.
+
+    Attributes:
+        ours: what runs under the job's number is this run of it, and not a later one elsewhere.
+        runs: it has not been cancelled, requeued or ended.
+        left_s: until its time limit, seconds; None where there is none.
+        preempting: somebody else is to get its nodes.
+        requeueable: it may be started again.
+        word: its state and reason, for people.
+    """
+
+    ours: bool
+    runs: bool
+    left_s: float | None = None
+    preempting: bool = False
+    requeueable: bool = False
+    word: str = ""
+
+
+class Desk:
+    """Where Slurm is asked. The supervising thread alone uses it.
+
+    Args:
+        backend: the allocation.
+        clock: for every duration.
+    """
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend, self._clock = backend, clock
+        self._thread: threading.Thread | None = None
+        self._asked = float("-inf")  # when the question of the newest answer was asked
+        self._answer: Standing | None = None
+
+    def ask(self) -> None:
+        """Ask now, unless a question is under way."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=self._run, args=(self._clock.monotonic(),), name="deeplink-standing", daemon=True
+            )
+            self._thread.start()
+
+    def tick(self) -> None:
+        """Ask, if it is time to."""
+        left = self.left_s()
+        pause = SELDOM_S if left is None else min(SELDOM_S, max(OFTEN_S, left / 4))
+        if self._clock.monotonic() - self._asked >= pause:
+            self.ask()
+
+    def since(self, moment: float) -> Standing | None:
+        """Return the answer to a question asked at `moment` or later; None while there is none."""
+        return self._answer if self._asked >= moment else None
+
+    def left_s(self) -> float | None:
+        """Return the seconds until the time limit as of now; None where there is none, or nobody says."""
+        if self._answer is None or self._answer.left_s is None:
+            return None
+        return self._answer.left_s - (self._clock.monotonic() - self._asked)
+
+    @property
+    def requeueable(self) -> bool:
+        """Whether Slurm said that it may start the job again."""
+        return self._answer is not None and self._answer.requeueable
+
+    def _run(self, asked: float) -> None:
+        answer = self._backend.standing()
+        if answer is not None:
+            self._answer = answer
+        self._asked = asked  # no answer is not asked for again at once
