@@ -34,7 +34,7 @@ class Answer(Enum):
     @property
     def away(self) -> bool:
         """Whether slurmd was tried and was not there."""
-        return self in {Answer.REFUSES, Answer.SILENT}
+        return self is Answer.REFUSES or self is Answer.SILENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
