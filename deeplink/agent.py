@@ -24,6 +24,7 @@ from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
 from deeplink.links import Link, Route, links, routes
 from deeplink.listening import ListenError
+from deeplink.nodehealth import NodeHealth
 from deeplink.scheduler.watch import node as node_service
 from deeplink.scheduler.watch.stacks import Stacks
 from deeplink.v1 import node_pb2
@@ -66,6 +67,7 @@ class AgentSettings:
             it only keeps what it is given.
         keeps_copies: serve the node's checkpoints and keep copies for others: for an agent of a job, whose user's
             files these are.
+        of_job: it belongs to a job: of the health checks it runs the cheap ones, and starts nothing anew.
     """
 
     node: NodeName
@@ -76,6 +78,7 @@ class AgentSettings:
     topology_address: str = ""
     config: Config | None = None
     keeps_copies: bool = False
+    of_job: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,7 @@ class Agent:
         ListenError: `start` cannot listen there.
         MetricsBindError: `start` cannot serve the metrics there.
         StoreError: the store's folder cannot be made.
+        ConfigError: the settings of the health checks cannot be used.
     """
 
     def __init__(self, settings: AgentSettings, clock: Clock | None = None) -> None:
@@ -133,6 +137,9 @@ class Agent:
         store = Store(settings.store)
         self._keeper = Keeper(settings.node, store, settings.token, settings.config, clock=self._clock)
         self.verified = self._keeper.verified
+        self._health = NodeHealth(
+            settings.config, settings.node, settings.store, self._clock, of_job=settings.of_job
+        )
 
     def start(self, token_file: Path) -> Announcement:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
@@ -151,6 +158,7 @@ class Agent:
         self._server.server.start()
         self._data.start()
         self._keeper.start()
+        self._health.start(self.settings.topology_address, self.store_status)
         address, interface = _reached_at(host, self._server.port)
         is_everywhere = host in ANYWHERE
         return Announcement(
@@ -169,6 +177,7 @@ class Agent:
 
     def stop(self) -> None:
         """Return once nothing is served any more; calls in flight get `STOP_GRACE_S`."""
+        self._health.stop()
         self._keeper.stop()
         if self._server is not None:
             self._server.health.enter_graceful_shutdown()
@@ -185,6 +194,8 @@ class Agent:
             clock=self._clock,
             told_members=self._keeper.told_members,
             stacks=Stacks(self.settings.node),
+            health=self._health.findings,
+            boot_id=self._health.boot_id,
         )
         services = [node_service.add_to(server, servicer), *self._keeper.register(server)]
         if self.settings.keeps_copies:

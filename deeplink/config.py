@@ -61,6 +61,7 @@ class Config:
         token_file: 0600 file with the token that calls carry.
         watch: `host:port` of the site's watchdog; empty where there is none.
         watch_token_file: file with the watchdog's token.
+        notify_file: whom `deeplink watch` tells of incidents, a TOML file; nobody where None.
         console_bind: `host:port` the operator console listens on.
         topology: the site's fabric, a file of anything `deeplink topology` reads; Slurm's word
             where None.
@@ -77,6 +78,11 @@ class Config:
         source_requests_per_s: most files that one node asks of sources per second, for the same.
         scrub_days: how often an agent reads every shard again and compares it with its name.
         unused_days: a shard that nobody read for so long is dropped if it can be had again.
+        health: look after the node's health.
+        health_file: how each check is done, a TOML file; the defaults where None.
+        health_folder: the site's own checks, executables with Nagios exit codes.
+        slurmd_restart: command that starts slurmd anew where it died, given by a standing agent; empty for none.
+        boot_id_file: what names this boot of the node's kernel.
     """
 
     catalog: Path = Path("~/.local/share/deeplink/catalog")
@@ -92,6 +98,7 @@ class Config:
     token_file: Path | None = None
     watch: str = ""
     watch_token_file: Path | None = None
+    notify_file: Path | None = None
     console_bind: str = "127.0.0.1:8642"
     topology: Path | None = None
     model: Path | None = None
@@ -103,6 +110,11 @@ class Config:
     source_requests_per_s: int = 2000
     scrub_days: int = 7
     unused_days: int = 30
+    health: bool = True
+    health_file: Path | None = None
+    health_folder: Path | None = None
+    slurmd_restart: str = ""
+    boot_id_file: Path = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _converted(origin: str, key: str, kind: str, value: Any) -> Any:

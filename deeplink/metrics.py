@@ -21,6 +21,14 @@ NODE_INFO = Info("deeplink_node", "This node agent: its member name and version.
 NODE_REPORTS = Counter("deeplink_node_reports", "Progress reports received from ranks.", ["answer"])
 NODE_HEARTBEATS = Counter("deeplink_node_heartbeats", "Heartbeats answered.")
 
+# The node's own checks.
+HEALTH_FINDINGS = Gauge("deeplink_health_findings", "What a check finds wrong now.", ["check", "severity"])
+HEALTH_LOOKS = Counter("deeplink_health_looks", "Looks of a check, by what was seen.", ["check", "answer"])
+HEALTH_LOOK_SECONDS = Gauge("deeplink_health_look_seconds", "Time the last look of a check took.", ["check"])
+HEALTH_ATTENDED = Gauge(
+    "deeplink_health_attended_time_seconds", "When the watchdog last heard of this node, Unix time."
+)
+
 # What its store holds; the agent sets the functions that read them at each scrape.
 STORE_SHARDS = Gauge("deeplink_store_shards", "Sealed shards in this node's store.")
 STORE_BYTES = Gauge("deeplink_store_bytes", "Bytes of the sealed shards in this node's store.")
@@ -103,6 +111,23 @@ class WatchMetrics:
         self.actions = Counter("deeplink_watch_actions", "Actions ended.", ["remedy", "result"], registry=registry)
         self.incidents_open = Gauge(
             "deeplink_watch_incidents_open", "Incidents without an end.", registry=registry
+        )
+        self.journal_time = Gauge(
+            "deeplink_watch_journal_time_seconds",
+            "When the journal last took a write, Unix time.",
+            registry=registry,
+        )
+        self.notify_time = Gauge(
+            "deeplink_watch_notify_time_seconds",
+            "When a channel of notifications last had nothing that it could not tell, Unix time.",
+            ["channel"],
+            registry=registry,
+        )
+        self.notify_waiting = Gauge(
+            "deeplink_watch_notify_waiting", "Incidents that wait to be told.", ["channel"], registry=registry
+        )
+        self.notify_messages = Counter(
+            "deeplink_watch_notify_messages", "Tries to send a message.", ["channel", "result"], registry=registry
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PLURALS = {"leaf": "leaves", "switch": "switches"}
+_PLURALS = {"leaf": "leaves", "switch": "switches", "process": "processes"}
 
 
 def counted(count: int, thing: str) -> str:

@@ -47,6 +47,7 @@ VERBS = {
     "incidents": "List what went wrong, and how it ended.",
     "incident": "Show one incident: evidence, course, actions, cost, and where the ranks hung.",
     "topology": "Discover, draw, check and export the fabric the nodes hang on.",
+    "health": "Look after this node's health: run its checks once, and say what is wrong.",
     "doctor": "Check a site before the first job, and say what is to be changed.",
     "simulate": "Replay a trace of jobs on a cluster and compare who chooses the nodes: queueing, leaves, steps.",
     "console": "Serve the operator's page.",

@@ -81,6 +81,7 @@ def command(
             topology_address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
             config=config,
             keeps_copies=job,
+            of_job=job,
         )
         _serve(settings, token_file)
 

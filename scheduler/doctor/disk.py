@@ -35,7 +35,7 @@ def measured_disk(folder: Path, size: int, clock: Clock, *, longest_s: float = L
         free = os.statvfs(folder)
         if free.f_bavail * free.f_frsize < 2 * size:
             return Disk(problem=f"too little room for {size} bytes")
-        with _nameless(folder) as file:
+        with nameless(folder) as file:
             written, write_s = _write(file, size, clock, longest_s)
             return _read(file, written, write_s, clock, longest_s)
     except OSError as problem:
@@ -43,7 +43,12 @@ def measured_disk(folder: Path, size: int, clock: Clock, *, longest_s: float = L
 
 
 @contextmanager
-def _nameless(folder: Path) -> Iterator[int]:
+def nameless(folder: Path) -> Iterator[int]:
+    """Give the descriptor of a new file in a folder that has no name there, and is gone when closed.
+
+    Raises:
+        OSError: no file can be made there.
+    """
     try:
         file = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     except OSError as problem:

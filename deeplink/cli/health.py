@@ -1,0 +1,194 @@
+"""`deeplink health`: is this node well?"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from deeplink.errors import DeepLinkError
+from deeplink.ranges import FiniteRange
+
+if TYPE_CHECKING:
+    from deeplink.clock import Clock
+    from deeplink.config import Config
+    from deeplink.scheduler.health.check import Check
+    from deeplink.scheduler.health.once import Looked
+    from deeplink.scheduler.health.switch import Off
+    from deeplink.scheduler.watch.records import Finding
+
+DEADLINE_S = 30.0
+BETWEEN_S = 1.0
+"""Between the two looks: what rises is seen by comparing."""
+NAGIOS_UNKNOWN = 3
+
+_EPILOG = """
+All checks look at the same time, twice, a second apart, each in a thread or child of its own: one that hangs is
+told and left alone. Nothing is changed, nothing is started anew. What the agents find, after several bad looks,
+is in their metrics and at the watchdog.
+
+\b
+Examples:
+  deeplink health
+  deeplink health --list
+  deeplink health --check disk --check gpu
+  deeplink health --once --nagios      as a Nagios plugin, or in Slurm's HealthCheckProgram
+  deeplink health --json | jq '.findings[] | select(.severity == "drain")'
+
+\b
+Exit codes: 0 nothing wrong, or nothing that asks for a comment or a drain; 1 something does; 2 wrong usage or
+configuration. With --nagios: 0 OK, 1 a comment, 2 a drain, 3 unknown.
+"""
+
+
+class HangsError(DeepLinkError):
+    """The checks cannot even be listed."""
+
+    def __init__(self, deadline_s: float) -> None:
+        super().__init__(
+            f"the checks could not be put together within {deadline_s:g} s",
+            remedy="A folder hangs: that of health_folder, of the state, or one on PATH.",
+        )
+
+
+@click.command("health", epilog=_EPILOG)
+@click.option("--once", is_flag=True, help="Look once: quicker, and blind for what rises.")
+@click.option("--check", "names", multiple=True, metavar="NAME", help="This check only; repeatable.")
+@click.option("--list", "as_list", is_flag=True, help="List the checks of this node, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--nagios", is_flag=True, help="Print one line, and exit as a Nagios plugin.")
+@click.option(
+    "--deadline",
+    type=FiniteRange(1, 3600),
+    default=DEADLINE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="End by then, whatever hangs. Slurm ends a HealthCheckProgram after 60.",
+)
+@click.option("--forget", is_flag=True, help="Forget what this node had at its best (GPUs, links), and end.")
+def command(
+    *,
+    once: bool,
+    names: tuple[str, ...],
+    as_list: bool,
+    as_json: bool,
+    nagios: bool,
+    deadline: float,
+    forget: bool,
+) -> None:
+    """Look after this node's health: run its checks once, and say what is wrong."""
+    try:
+        code = _health(
+            once=once,
+            names=names,
+            as_list=as_list,
+            as_json=as_json,
+            nagios=nagios,
+            deadline=deadline,
+            forget=forget,
+        )
+    except DeepLinkError as problem:
+        if not nagios:
+            raise
+        click.echo(f"UNKNOWN: {problem}")
+        code = NAGIOS_UNKNOWN
+    _end(code)
+
+
+def _health(
+    *,
+    once: bool,
+    names: tuple[str, ...],
+    as_list: bool,
+    as_json: bool,
+    nagios: bool,
+    deadline: float,
+    forget: bool,
+) -> int:
+    from deeplink.cli import health_printing as printing
+    from deeplink.clock import SystemClock
+    from deeplink.config import load_config
+    from deeplink.scheduler.health.seen import FILE
+
+    config, clock = load_config(), SystemClock()
+    if forget:
+        (config.state / FILE).unlink(missing_ok=True)
+        return 0
+    off, checks = _checks(config, clock, deadline)
+    chosen = _chosen(checks, names)
+    if as_list:
+        click.echo(printing.listed_json(chosen, off) if as_json else printing.listed(chosen, off))
+        return 0
+    looking = [check for check in chosen if not (check.absent or check.timing.off or check.name in off)]
+    if not config.health:
+        looking = []
+    looked, findings = _looked(looking, clock, deadline, once=once)
+    if nagios:
+        line, code = printing.nagios(findings)
+        click.echo(line)
+        return code
+    if as_json:
+        click.echo(printing.as_json_text(looked, findings))
+    else:
+        click.echo(printing.as_text(chosen, looked, findings, off))
+    return printing.exit_code(findings)
+
+
+def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[Check]]:
+    """Return the switch and the checks; the folders that they come from may hang."""
+    from deeplink.daemon import member_name
+    from deeplink.scheduler.doctor.bounded import within
+    from deeplink.scheduler.health.builtin import Place, checks_of
+    from deeplink.scheduler.health.switch import read_switch, switch_paths
+
+    place = Place(node=member_name(config.node), store=config.store.absolute(), may_start=False)
+
+    def prepared() -> tuple[Off, list[Check]]:
+        return read_switch(switch_paths(config)), checks_of(config, place, clock)
+
+    try:
+        return within(prepared, deadline)
+    except TimeoutError:
+        raise HangsError(deadline) from None
+
+
+def _chosen(checks: list[Check], names: tuple[str, ...]) -> list[Check]:
+    known = [check.name for check in checks]
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"no check {name!r}; there are {', '.join(known)}", param_hint="--check")
+    return [check for check in checks if not names or check.name in names]
+
+
+def _looked(
+    checks: list[Check], clock: Clock, deadline: float, *, once: bool
+) -> tuple[list[Looked], list[Finding]]:
+    """Return the looks that count, and what they find."""
+    from deeplink.scheduler.health.once import found_by, looked_at
+
+    end = clock.monotonic() + deadline
+    looked = looked_at(checks, clock, deadline)
+    again = [one.check for one in looked if one.took_s is not None]
+    if not once and clock.monotonic() + 2 * BETWEEN_S < end:
+        clock.sleep(BETWEEN_S)
+        second = {one.check.name: one for one in looked_at(again, clock, end - clock.monotonic())}
+        looked = [second.get(one.check.name, one) for one in looked]
+    for one in looked:
+        if one.took_s is not None:
+            one.check.close()
+    order = [check.name for check in checks]
+    looked.sort(key=lambda one: order.index(one.check.name))
+    return looked, found_by(looked, clock.unix())
+
+
+def _end(code: int) -> None:
+    """Exit at once: a look that hangs in a thread must not keep the process."""
+    import os
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(thread.name.startswith("deeplink-") for thread in threading.enumerate()):
+        os._exit(code)
+    raise click.exceptions.Exit(code)

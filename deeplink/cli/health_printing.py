@@ -1,0 +1,131 @@
+"""What `deeplink health` prints: a line per check, then what is wrong; or JSON; or Nagios's one line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.health.look import gravity
+from deeplink.scheduler.watch.records import Severity
+from deeplink.wording import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.scheduler.health.check import Check
+    from deeplink.scheduler.health.once import Looked
+    from deeplink.scheduler.health.switch import Off
+    from deeplink.scheduler.watch.records import Finding
+
+_WORDS = {
+    Severity.DRAIN: "CRITICAL",
+    Severity.COMMENT: "WARNING",
+    Severity.OBSERVE: "OK",
+    Severity.UNKNOWN: "UNKNOWN",
+}
+_CODES = {Severity.DRAIN: 2, Severity.COMMENT: 1, Severity.OBSERVE: 0, Severity.UNKNOWN: 3}
+_NAMED = 3
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return 1 when something asks for a comment or a drain, else 0."""
+    return int(any(gravity(finding.severity) >= gravity(Severity.COMMENT) for finding in findings))
+
+
+def nagios(findings: Sequence[Finding]) -> tuple[str, int]:
+    """Return the line and the exit code of a Nagios plugin; `findings` begin with the gravest.
+
+    What is only observed leaves it OK. UNKNOWN only where nothing worse is known.
+    """
+    bad = [finding for finding in findings if gravity(finding.severity) >= gravity(Severity.COMMENT)]
+    unknown = [finding for finding in findings if finding.severity is Severity.UNKNOWN]
+    told = bad or unknown or findings
+    if not told:
+        return "OK: all checks are well", 0
+    more = f" (and {len(told) - _NAMED} more)" if len(told) > _NAMED else ""
+    said = "; ".join(f"{finding.check}: {finding.problem}" for finding in told[:_NAMED])
+    worst = told[0].severity
+    # A bar would begin performance data.
+    return printable(f"{_WORDS[worst]}: {said}{more}".replace("|", "/")), _CODES[worst]
+
+
+def as_text(chosen: Sequence[Check], looked: Sequence[Looked], findings: Sequence[Finding], off: Off) -> str:
+    """Return a line per check, and one per finding below it."""
+    width = max((len(check.name) for check in chosen), default=0)
+    times = {one.check.name: one.took_s for one in looked}
+    lines = []
+    for check in chosen:
+        own = [finding for finding in findings if finding.check == check.name]
+        lines.append(f"{check.name:<{width}}  {_state(check, own, times, off)}")
+        lines += [f"{'':<{width}}  {finding.severity}: {finding.problem}" for finding in own]
+    return "\n".join(map(printable, lines))
+
+
+def _state(check: Check, own: Sequence[Finding], times: dict[str, float | None], off: Off) -> str:
+    if check.absent:
+        return f"-  {check.absent}"
+    if check.name not in times:
+        return "off (health-off)" if check.name in off else "off (configuration)"
+    took_s = times[check.name]
+    took = f"{took_s:.2f} s" if took_s is not None else "hangs"
+    worst = max((finding.severity for finding in own), key=gravity, default=None)
+    return f"{worst or 'ok'}  ({took})"
+
+
+def as_json_text(looked: Sequence[Looked], findings: Sequence[Finding]) -> str:
+    """Return the same as one JSON object."""
+    facts = {
+        "worst": findings[0].severity.value if findings else None,
+        "findings": [
+            {"check": one.check, "severity": one.severity.value, "problem": one.problem} for one in findings
+        ],
+        "checks": [{"check": one.check.name, "took_s": one.took_s} for one in looked],
+    }
+    return json.dumps(facts, indent=1)
+
+
+def listed(checks: Sequence[Check], off: Off) -> str:
+    """Return the checks as a table."""
+    rows = [("check", "every", "deadline", "bad", "good", "at most", "", "")]
+    for check in checks:
+        timing = check.timing
+        rows.append(
+            (
+                check.name,
+                f"{timing.interval_s:g} s",
+                f"{timing.deadline_s:g} s",
+                str(timing.bad),
+                str(timing.good),
+                timing.most,
+                _why_not(check, off),
+                check.about,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(printable(line.rstrip()) for line in lines)
+
+
+def listed_json(checks: Sequence[Check], off: Off) -> str:
+    """Return the checks as one JSON object."""
+    rows = [
+        {
+            "check": check.name,
+            "about": check.about,
+            "interval_s": check.timing.interval_s,
+            "deadline_s": check.timing.deadline_s,
+            "bad": check.timing.bad,
+            "good": check.timing.good,
+            "most": check.timing.most.value,
+            "off": check.name in off or check.timing.off,
+            "absent": check.absent,
+        }
+        for check in checks
+    ]
+    return json.dumps({"checks": rows}, indent=1)
+
+
+def _why_not(check: Check, off: Off) -> str:
+    if check.absent:
+        return f"none: {check.absent}"
+    return "off" if check.timing.off or check.name in off else "on"

@@ -1,0 +1,165 @@
+"""All checks of a node, put together from its configuration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.health.check import Check
+from deeplink.scheduler.health.clock import ClockCheck
+from deeplink.scheduler.health.disk import judge_disk, read_disk
+from deeplink.scheduler.health.gpucheck import GpuCheck, GpuTools, tools_here
+from deeplink.scheduler.health.look import Look
+from deeplink.scheduler.health.memory import MemoryCheck
+from deeplink.scheduler.health.mount import MountCheck
+from deeplink.scheduler.health.network import NetworkCheck
+from deeplink.scheduler.health.processes import ProcessCheck
+from deeplink.scheduler.health.seen import FILE, Seen
+from deeplink.scheduler.health.settings import HealthSettings, load_settings
+from deeplink.scheduler.health.site import SiteCheck, site_checks
+from deeplink.scheduler.health.slurmd import SlurmdCheck
+from deeplink.scheduler.watch.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from deeplink.clock import Clock
+    from deeplink.config import Config
+
+OF_A_JOB = frozenset({"disk", "memory", "clock", "network", "gpu", "slurmd", "processes"})
+"""What a job's agent looks at. A child that hangs on a mount would keep its step from ending."""
+_LONGEST_ID = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the checks look.
+
+    Attributes:
+        node: this node's name.
+        store: the folder of the shards.
+        of_job: for a job's agent: the cheap ones, and nothing is kept or started anew.
+        may_start: slurmd is started anew where the configuration says how.
+        gpus: which tools for GPUs there are; looked for when not given.
+        env: the environment.
+    """
+
+    node: str
+    store: Path
+    of_job: bool = False
+    may_start: bool = True
+    gpus: GpuTools | None = None
+    env: Mapping[str, str] | None = None
+
+
+def checks_of(config: Config, place: Place, clock: Clock) -> list[Check]:
+    """Return the checks of this node, with those for which there is nothing here, and the site's own.
+
+    Raises:
+        ConfigError: the settings of the checks cannot be used.
+    """
+    settings = load_settings(config.health_file)
+    if not place.of_job:
+        return [*_built_in(config, settings, place, clock), *_sites(config, settings, clock)]
+    return [check for check in _built_in(config, settings, place, clock) if check.name in OF_A_JOB]
+
+
+def boot_id_of(config: Config) -> str:
+    """Return what names this boot of the node's kernel; empty where it cannot be read."""
+    try:
+        with config.boot_id_file.open(encoding="ascii", errors="replace") as file:
+            return file.read(_LONGEST_ID).strip()
+    except OSError:
+        return ""
+
+
+def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clock) -> Iterator[Check]:
+    seen = Seen(None if place.of_job else config.state / FILE)
+    yield _disk(settings, place, clock, seen)
+    memory = MemoryCheck(settings.memory, clock)
+    yield Check(name="memory", look=memory.look, timing=settings.memory, about="available memory, OOM kills, ECC")
+    yield Check(
+        name="clock", look=ClockCheck(clock).look, timing=settings.clock, about="synchronised, has not jumped"
+    )
+    mount = MountCheck(settings.mount, clock)
+    yield Check(
+        name="mount", look=mount.look, timing=settings.mount, close=mount.close, about="shared file systems answer"
+    )
+    network = NetworkCheck(settings.network, clock, seen)
+    yield Check(
+        name="network",
+        look=network.look,
+        timing=settings.network,
+        about="links up, as fast as they were, without errors; InfiniBand ports",
+    )
+    yield _gpu(settings, place, clock, seen)
+    yield _slurmd(config, settings, place, clock)
+    processes = ProcessCheck(settings.processes, clock)
+    yield Check(
+        name="processes", look=processes.look, timing=settings.processes, about="zombies, uninterruptible sleep"
+    )
+
+
+def _disk(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Check:
+    folder = str(place.store)
+
+    def look() -> Look:
+        reading = read_disk(place.store, clock)
+        was_there = seen.best(f"folder {folder}", float(reading.there)) > 0
+        return judge_disk(reading, folder, settings.disk, was_there=was_there)
+
+    return Check(
+        name="disk",
+        look=look,
+        timing=settings.disk,
+        hangs=Severity.DRAIN,
+        about=f"{folder}: space, takes writes, gives back what was written, in time",
+    )
+
+
+def _gpu(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Check:
+    env = os.environ if place.env is None else place.env
+    tools = place.gpus or tools_here(env.get("PATH", ""))
+    gpu = GpuCheck(settings.gpu, clock, seen, tools)
+    return Check(
+        name="gpu",
+        look=gpu.look,
+        timing=settings.gpu,
+        close=gpu.close,
+        about="all there, ECC, retired and remapped memory, clocks, NVLink, Xid",
+        absent="" if tools.any else "neither nvidia-smi nor NVML is here",
+    )
+
+
+def _slurmd(config: Config, settings: HealthSettings, place: Place, clock: Clock) -> Check:
+    env = os.environ if place.env is None else place.env
+    slurmd = SlurmdCheck(
+        settings.slurmd,
+        clock,
+        place.node,
+        restart=config.slurmd_restart if place.may_start and not place.of_job else "",
+        expected="SLURM_JOB_ID" in env and bool(env.get("SLURMD_NODENAME")),
+    )
+    return Check(
+        name="slurmd",
+        look=slurmd.look,
+        timing=settings.slurmd,
+        close=slurmd.close,
+        about="lives; started anew where slurmd_restart is set",
+    )
+
+
+def _sites(config: Config, settings: HealthSettings, clock: Clock) -> Iterator[Check]:
+    found = site_checks(config.health_folder, settings.site)
+    for name, one in found.checks.items():
+        site = SiteCheck(one, clock)
+        about = " ".join(one.command)
+        yield Check(name=name, look=site.look, timing=one, close=site.close, about=about)
+    if found.refused:
+        said = "; ".join(found.refused)
+        timing = settings.processes
+        yield Check(
+            name="site", look=lambda: Look((), said), timing=timing, about="programs that cannot be checks"
+        )

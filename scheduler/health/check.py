@@ -1,0 +1,36 @@
+"""One check, as the schedule sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.scheduler.health.look import Look
+    from deeplink.scheduler.health.settings import Timing
+    from deeplink.scheduler.watch.records import Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A check of this node.
+
+    Attributes:
+        name: of the findings.
+        look: looks once. It is called from one thread at a time; what it raises means that it could not tell.
+        timing: how often, for how long, and what becomes of it.
+        hangs: what it asks for when a look does not end; None: then the check cannot tell.
+        about: what it looks at, for people.
+        close: ends what a look may have left behind.
+        absent: why there is nothing for it to look at on this node; empty where there is.
+    """
+
+    name: str
+    look: Callable[[], Look]
+    timing: Timing
+    hangs: Severity | None = None
+    about: str = ""
+    close: Callable[[], None] = lambda: None
+    absent: str = ""

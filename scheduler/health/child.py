@@ -1,0 +1,128 @@
+"""A command that may hang for ever: asked, left alone, and found again when it returns. Never more than one.
+
+Everything is started through env(1): its program lies on the node's own disk, so that our process, which holds
+Python's lock while it starts another one, does not wait for a mount that the command itself lies on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.slurm.command import PIPE, spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.slurm.command import Process
+
+ENV = "/usr/bin/env"
+SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_KEPT = 64 << 10
+_KILLED_WAIT_S = 1.0
+_LOOK_S = 0.05
+NOT_FOUND = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a command ended; `code` is negative for a signal."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def clean_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what a check's command is started with: a PATH also where ours is empty, and messages in English."""
+    given = dict(os.environ if env is None else env)
+    path = given.get("PATH", "")
+    return {**given, "PATH": f"{path}:{SAFE_PATH}" if path else SAFE_PATH, "LC_ALL": "C"}
+
+
+class Child:
+    """At most one running command.
+
+    Of what it writes the first 64 KiB are kept; nobody is waited for who still holds its pipes when it has ended.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._process: Process[bytes] | None = None
+        self._written: dict[int, bytearray] = {}
+        self._began = 0.0
+
+    @property
+    def age_s(self) -> float:
+        """For how long the running command has; 0 where none is."""
+        return self._clock.monotonic() - self._began if self._process is not None else 0.0
+
+    def begin(self, argv: Sequence[str], *, cwd: Path | None = None) -> None:
+        """Start a command, unless one still runs: then that one is waited for.
+
+        Raises:
+            OSError: no process can be made.
+        """
+        if self._process is not None:
+            return
+        self._began = self._clock.monotonic()
+        process = spawn([ENV, *argv], env=clean_environment(), cwd=cwd, stdout=PIPE, stderr=PIPE)
+        self._written = {}
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self._written[pipe.fileno()] = bytearray()
+        self._process = process
+
+    def answer(self, wait_s: float) -> Answer | None:
+        """Return how the command ended; None when it has not within `wait_s`. It is left alone then."""
+        process = self._process
+        if process is None:
+            return None
+        end = self._clock.monotonic() + wait_s
+        with selectors.DefaultSelector() as selector:
+            for number in self._written:
+                selector.register(number, selectors.EVENT_READ)
+            while process.poll() is None:
+                left = end - self._clock.monotonic()
+                if left <= 0:
+                    return None
+                self._read(selector, min(_LOOK_S, left))
+            self._read(selector, 0.0)
+        return self._ended(process)
+
+    def kill(self) -> None:
+        """End the command with all it started, if that works at once; one that hangs in the kernel is kept."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self.answer(_KILLED_WAIT_S)
+
+    def _read(self, selector: selectors.BaseSelector, wait_s: float) -> None:
+        if not selector.get_map():
+            self._clock.sleep(wait_s)
+            return
+        for key, _ in selector.select(wait_s):
+            kept = self._written[key.fd]
+            try:
+                while chunk := os.read(key.fd, _KEPT):
+                    kept += chunk[: _KEPT - len(kept)]
+                selector.unregister(key.fd)
+            except BlockingIOError:
+                continue
+
+    def _ended(self, process: Process[bytes]) -> Answer:
+        said = [kept.decode(errors="replace") for kept in self._written.values()]
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._process, self._written = None, {}
+        return Answer(process.returncode, *said)

@@ -1,0 +1,182 @@
+"""The GPU check: asks NVML or nvidia-smi, and DCGM, by children that may hang; reads the kernel's log."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.health.child import SAFE_PATH, Answer, Child
+from deeplink.scheduler.health.gpu import Gpu, GpuReading, judge_gpus
+from deeplink.scheduler.health.gpureading import (
+    NEW_NAMES,
+    NO_DEVICES,
+    OLD_NAMES,
+    QUERIES,
+    REFUSED,
+    nvidia_smi,
+    parse_csv,
+    parse_dcgm,
+    parse_lost,
+    parse_nvlink,
+    parse_nvml,
+    with_row,
+)
+from deeplink.scheduler.health.look import Complaint, Look, one_line
+from deeplink.scheduler.health.nvml import MODULE
+from deeplink.scheduler.health.recent import Counters, Recent
+from deeplink.scheduler.health.xid import HELD_S, KernelLog, judge_xid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.health.seen import Seen
+    from deeplink.scheduler.health.settings import GpuSettings
+
+_PREFIX = "gpu "
+_NO_NVML = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTools:
+    """Which tools there are on this node."""
+
+    nvml: bool = False
+    smi: bool = False
+    dcgm: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one that knows of GPUs."""
+        return self.nvml or self.smi
+
+
+def tools_here(path: str) -> GpuTools:
+    """Return the tools that this node has; NVML alone, without a driver, is none."""
+    path = f"{path}:{SAFE_PATH}"
+    smi = shutil.which("nvidia-smi", path=path) is not None
+    driver = smi or Path("/proc/driver/nvidia/version").exists()
+    nvml = driver and importlib.util.find_spec(MODULE) is not None
+    return GpuTools(nvml, smi, shutil.which("dcgmi", path=path) is not None)
+
+
+@dataclass(slots=True)
+class GpuCheck:
+    """Looks at the GPUs; which there were is in `seen`.
+
+    Attributes:
+        nvml: the command of our program around NVML.
+    """
+
+    settings: GpuSettings
+    clock: Clock
+    seen: Seen
+    tools: GpuTools
+    log: KernelLog = field(default_factory=KernelLog)
+    nvml: Sequence[str] = (sys.executable, "-m", "deeplink.scheduler.health.nvml")
+    _child: Child | None = None
+    _left_out: set[int] = field(default_factory=set)
+    _first: dict[str, int] = field(default_factory=dict)
+    _nvlink: Counters = field(default_factory=Counters)
+    _xids: Recent = field(default_factory=lambda: Recent(HELD_S))
+
+    def look(self) -> Look:
+        """Look once; what the tools do not say within the deadline is unknown."""
+        now = self.clock.monotonic()
+        self._note_xids(now)
+        end = now + self.settings.deadline_s * 0.8
+        reading = self._read(end)
+        dcgm = self._dcgm(end) if self.tools.dcgm else ()
+        known = self._known(reading)
+        for gpu in reading.gpus:
+            self._first.setdefault(gpu.uuid, gpu.uncorrected or 0)
+        risen = self._nvlink.rises(
+            {f"{gpu.uuid} {link}": count for gpu in reading.gpus for link, count in gpu.nvlink_errors.items()}
+        )
+        complaints = judge_gpus(reading, known, self._first, risen)
+        return Look((*complaints, *dcgm, *self._xids.complaints(now)), reading.unknown)
+
+    def close(self) -> None:
+        """End a child that still runs."""
+        if self._child is not None:
+            self._child.kill()
+        self.log.close()
+
+    def _note_xids(self, now: float) -> None:
+        for xid in self.log.news():
+            if now - xid.at < HELD_S:
+                self._xids.note(judge_xid(xid), min(now, xid.at))
+
+    def _known(self, reading: GpuReading) -> dict[str, int]:
+        for gpu in reading.gpus:
+            self.seen.best(_PREFIX + gpu.uuid, gpu.index + 1.0)
+        return {uuid: int(self.seen.best(_PREFIX + uuid)) - 1 for uuid in self.seen.names(_PREFIX)}
+
+    def _ask(self, argv: Sequence[str], end: float) -> Answer | None:
+        """Return how a command ended; None when it hangs, or an earlier one still does."""
+        left = end - self.clock.monotonic()
+        child = self._child or Child(self.clock)
+        if child.age_s:
+            child.kill()
+            if child.age_s:  # in the kernel: left alone, and no other is started
+                return None
+        self._child = child
+        child.begin(argv)
+        answer = child.answer(max(0.0, left))
+        if answer is None:
+            child.kill()
+        return answer
+
+    def _read(self, end: float) -> GpuReading:
+        if self.tools.nvml:
+            answer = self._ask(self.nvml, end)
+            if answer is None:
+                return GpuReading(unknown="NVML does not answer")
+            if answer.code != _NO_NVML:
+                return parse_nvml(answer.stdout)
+        if not self.tools.smi:
+            return GpuReading(unknown="NVML finds no driver, and there is no nvidia-smi")
+        return self._read_smi(end)
+
+    def _read_smi(self, end: float) -> GpuReading:
+        gpus: dict[str, Gpu] = {}
+        lost: tuple[str, ...] = ()
+        for number, (flag, fields) in enumerate(QUERIES):
+            if number in self._left_out:
+                continue
+            answer = self._ask(nvidia_smi(flag, fields), end)
+            if answer is None:
+                return GpuReading(unknown="nvidia-smi does not answer")
+            lost = (*lost, *parse_lost(answer.stdout + answer.stderr))
+            rows = parse_csv(answer.stdout, fields)
+            self._learn(number, answer, has_rows=bool(rows))
+            if not number and not rows and not lost and NO_DEVICES not in answer.stdout + answer.stderr:
+                said = one_line(answer.stderr or answer.stdout) or f"it exited {answer.code}"
+                return GpuReading(unknown=f"nvidia-smi: {said}")
+            for row in rows:
+                uuid = row.get("uuid") or row.get("gpu_uuid", "")
+                gpus[uuid] = with_row(gpus.get(uuid, Gpu(uuid=uuid)), row)
+        return GpuReading(self._with_links(gpus, end), tuple(dict.fromkeys(lost)))
+
+    def _learn(self, number: int, answer: Answer, *, has_rows: bool) -> None:
+        """Leave out from now on what this driver does not know, and the second of two names for one thing."""
+        if number and REFUSED in answer.stdout + answer.stderr:
+            self._left_out.add(number)
+        elif number == OLD_NAMES and has_rows:
+            self._left_out.add(NEW_NAMES)
+
+    def _with_links(self, gpus: dict[str, Gpu], end: float) -> tuple[Gpu, ...]:
+        answer = self._ask(["nvidia-smi", "nvlink", "-e"], end)
+        links = parse_nvlink(answer.stdout) if answer is not None else {}
+        return tuple(
+            dataclasses.replace(gpu, nvlink_errors=links.get(gpu.index, {})) for gpu in gpus.values() if gpu.uuid
+        )
+
+    def _dcgm(self, end: float) -> tuple[Complaint, ...]:
+        answer = self._ask(["dcgmi", "health", "--check", "--json"], end)
+        return parse_dcgm(answer.stdout) if answer is not None else ()

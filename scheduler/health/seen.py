@@ -1,0 +1,75 @@
+"""What this node had at its best: GPUs, interfaces, speeds. What is gone, or slower, is judged by that.
+
+An agent that stands keeps it in its state folder, over its own restarts; `deeplink health --forget` drops it, for
+hardware that was taken out on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from deeplink.publish import write_unsynced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FILE = "health-seen.json"
+MOST = 512
+
+
+class Seen:
+    """Numbers by name, the greatest there were. Thread-safe.
+
+    Args:
+        path: where it is kept; None: in memory. One that cannot be read begins anew, one that cannot be written is
+            logged once.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._best = _loaded(path) if path is not None else {}
+        self._complained = False
+
+    def best(self, name: str, now: float = 0.0) -> float:
+        """Return the greatest number there was of this name, `now` included."""
+        with self._lock:
+            before = self._best.get(name)
+            if before is not None and before >= now:
+                return before
+            if now <= 0 or len(self._best) >= MOST:
+                return now
+            self._best[name] = now
+            text = json.dumps(self._best, indent=1, sort_keys=True)
+        self._keep(text)
+        return now
+
+    def names(self, prefix: str) -> list[str]:
+        """Return what is known of that begins with `prefix`, without the prefix."""
+        with self._lock:
+            return sorted(name.removeprefix(prefix) for name in self._best if name.startswith(prefix))
+
+    def _keep(self, text: str) -> None:
+        if self._path is None:
+            return
+        try:
+            write_unsynced(self._path, text.encode())
+        except OSError as problem:
+            if not self._complained:
+                log.warning("%s: %s", self._path, problem)
+            self._complained = True
+
+
+def _loaded(path: Path) -> dict[str, float]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    numbers = [(name, value) for name, value in found.items() if isinstance(value, int | float)]
+    return {str(name): float(value) for name, value in numbers[:MOST]}

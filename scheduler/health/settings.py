@@ -1,0 +1,304 @@
+"""What a site says about its checks, in a TOML file: a table for each check, `[site.NAME]` for one of its own.
+
+An unknown table or key is an error that names the file and the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tomllib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from deeplink.config import WHOLE, ConfigError
+from deeplink.scheduler.health.hysteresis import Rule
+from deeplink.scheduler.watch.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LONGEST_S = 86_400.0
+_MOST_LOOKS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What every check has.
+
+    Attributes:
+        interval_s: seconds from the beginning of one look to that of the next.
+        deadline_s: a look that takes longer counts as hung; the next one begins when it has ended.
+        bad: looks in a row that must be bad before a finding rises.
+        good: looks in a row that must be good before it ends.
+        most: the gravest a finding may become: observe, comment or drain.
+        off: leave this check out.
+    """
+
+    interval_s: float = 60.0
+    deadline_s: float = 20.0
+    bad: int = 3
+    good: int = 3
+    most: Severity = Severity.DRAIN
+    off: bool = False
+
+    @property
+    def rule(self) -> Rule:
+        """The part that the hysteresis needs."""
+        return Rule(self.bad, self.good, self.most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSettings(Timing):
+    """The store's disk.
+
+    Attributes:
+        min_free_bytes: less free space than this is complained of.
+        slow_s: a probe (write 64 KiB, fsync, read back) that takes longer is complained of.
+    """
+
+    interval_s: float = 30.0
+    deadline_s: float = 15.0
+    min_free_bytes: int = 1 << 30
+    slow_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings(Timing):
+    """Memory.
+
+    Attributes:
+        min_available: the least share of memory that should be available, in percent.
+    """
+
+    interval_s: float = 30.0
+    deadline_s: float = 5.0
+    most: Severity = Severity.DRAIN
+    min_available: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSettings(Timing):
+    """The clock."""
+
+    deadline_s: float = 5.0
+    most: Severity = Severity.COMMENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountSettings(Timing):
+    """Shared file systems.
+
+    Attributes:
+        paths: mount points that must be there and answer, besides the shared file systems that are found.
+        skip: mount points to leave alone.
+    """
+
+    interval_s: float = 30.0
+    deadline_s: float = 10.0
+    # Storage that is frozen for everybody is no fault of this node: a site may raise it.
+    most: Severity = Severity.COMMENT
+    paths: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings(Timing):
+    """Network interfaces and InfiniBand ports.
+
+    Attributes:
+        interfaces: those that must be up, besides the physical ones that were.
+        skip: interfaces and ports (`mlx5_0/1`) to leave alone.
+        errors: errors since the last look from which on they are complained of.
+    """
+
+    interval_s: float = 15.0
+    deadline_s: float = 5.0
+    # A dead switch takes the links of a whole leaf down: nodes must not be drained for it.
+    most: Severity = Severity.COMMENT
+    interfaces: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    errors: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSettings(Timing):
+    """GPUs."""
+
+    bad: int = 2
+    deadline_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmdSettings(Timing):
+    """Slurm's daemon on this node.
+
+    Attributes:
+        port: where it listens.
+        tries: how often it is started anew before that is given up, until it has lived for ten minutes.
+    """
+
+    interval_s: float = 2.0
+    deadline_s: float = 30.0
+    bad: int = 2
+    good: int = 2
+    most: Severity = Severity.COMMENT
+    port: int = 6818
+    tries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings(Timing):
+    """Processes.
+
+    Attributes:
+        zombie_s: a process that is dead and not waited for so long is complained of.
+        stuck_s: the same for one that sleeps uninterruptibly.
+    """
+
+    deadline_s: float = 10.0
+    most: Severity = Severity.COMMENT
+    zombie_s: float = 600.0
+    stuck_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteSettings(Timing):
+    """A check of the site's own.
+
+    Attributes:
+        command: program and arguments; empty where this only says how one of the folder's is looked at.
+    """
+
+    interval_s: float = 120.0
+    deadline_s: float = 30.0
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSettings:
+    """All checks' settings."""
+
+    disk: DiskSettings = field(default_factory=DiskSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    clock: ClockSettings = field(default_factory=ClockSettings)
+    mount: MountSettings = field(default_factory=MountSettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    gpu: GpuSettings = field(default_factory=GpuSettings)
+    slurmd: SlurmdSettings = field(default_factory=SlurmdSettings)
+    processes: ProcessSettings = field(default_factory=ProcessSettings)
+    site: Mapping[str, SiteSettings] = field(default_factory=dict)
+
+
+_CHECKS: dict[str, type[Timing]] = {
+    "disk": DiskSettings,
+    "memory": MemorySettings,
+    "clock": ClockSettings,
+    "mount": MountSettings,
+    "network": NetworkSettings,
+    "gpu": GpuSettings,
+    "slurmd": SlurmdSettings,
+    "processes": ProcessSettings,
+}
+BUILT_IN = tuple(_CHECKS)
+"""The checks that DeepLink has, by name."""
+
+_Settings = TypeVar("_Settings", bound=Timing)
+
+
+def is_check_name(name: str) -> bool:
+    """Return whether a check may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def load_settings(path: Path | None) -> HealthSettings:
+    """Return the settings of a file; the defaults where there is none.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed, or holds something that cannot be used.
+    """
+    if path is None:
+        return HealthSettings()
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ConfigError(str(path), WHOLE, problem.strerror or str(problem)) from problem
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise ConfigError(str(path), WHOLE, f"not TOML: {problem}") from problem
+    return parse_settings(tables, str(path))
+
+
+def parse_settings(tables: Mapping[str, Any], origin: str) -> HealthSettings:
+    """Return the settings that a file's tables say; `origin` names it in errors.
+
+    Raises:
+        ConfigError: a table or key is unknown, or a value cannot be used.
+    """
+    found: dict[str, Any] = {}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(origin, name, "not a table", f"There are [{'], ['.join(BUILT_IN)}] and [site.NAME].")
+        if name == "site":
+            found["site"] = _site(table, origin)
+        elif name in _CHECKS:
+            found[name] = _filled(_CHECKS[name], table, f"{name}.", origin)
+        else:
+            raise ConfigError(
+                origin, name, "no such check", f"There are {', '.join(BUILT_IN)}; your own are [site.{name}]."
+            )
+    return HealthSettings(**found)
+
+
+def _site(tables: Mapping[str, Any], origin: str) -> dict[str, SiteSettings]:
+    found = {}
+    for name, table in tables.items():
+        if not is_check_name(name) or name in BUILT_IN or not isinstance(table, dict):
+            raise ConfigError(
+                origin, f"site.{name}", "cannot be a check's name", "Letters, digits, '.', '_', '-'."
+            )
+        found[name] = _filled(SiteSettings, table, f"site.{name}.", origin)
+    return found
+
+
+def _filled(kind: type[_Settings], table: Mapping[str, Any], prefix: str, origin: str) -> _Settings:
+    defaults: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in defaults:
+            raise ConfigError(origin, prefix + key, "unknown key", f"There are {', '.join(defaults)}.")
+        values[key] = _converted(origin, prefix + key, defaults[key], value)
+    return kind(**values)
+
+
+def _converted(origin: str, key: str, default: object, value: object) -> object:
+    if isinstance(default, Severity):
+        if value in {Severity.OBSERVE, Severity.COMMENT, Severity.DRAIN}:
+            return Severity(str(value))
+        raise ConfigError(origin, key, f"expected observe, comment or drain, got {value!r}")
+    if isinstance(default, bool):
+        if isinstance(value, bool):
+            return value
+        raise ConfigError(origin, key, f"expected true or false, got {value!r}")
+    if isinstance(default, tuple):
+        if isinstance(value, list) and all(isinstance(one, str) and one for one in value):
+            return tuple(value)
+        raise ConfigError(origin, key, f"expected a list of texts, got {value!r}")
+    return _number(origin, key, default, value)
+
+
+def _number(origin: str, key: str, default: object, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(origin, key, f"expected a number, got {value!r}")
+    least, most = 0.0, math.inf
+    if key.endswith("_s"):
+        least, most = 0.1, _LONGEST_S
+    elif key.endswith((".bad", ".good")):
+        least, most = 1, _MOST_LOOKS
+    if not least <= value <= most:
+        raise ConfigError(origin, key, f"must be from {least:g} to {most:g}, got {value}")
+    if isinstance(default, int) and not isinstance(value, int):
+        raise ConfigError(origin, key, f"expected a whole number, got {value!r}")
+    return value

@@ -1,0 +1,158 @@
+"""Slurm's daemon on this node: does it live, and where the site allows it, it is started anew.
+
+Its process is looked for, and its port is tried only where none is found: slurmd logs two error lines for a
+connection that says nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shlex
+import socket
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.health.child import Child
+from deeplink.scheduler.health.look import GOOD, Look, comment, one_line
+from deeplink.scheduler.health.restart import Restarts, Step, next_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.health.settings import SlurmdSettings
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 0.5
+_SUBJECT = "slurmd"
+
+
+class Life(Enum):
+    """How slurmd is."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+def processes_of_slurmd(proc: Path, node: str) -> Iterator[int]:
+    """Yield the process numbers of this node's slurmd; several nodes may share a host (slurmd -N NODE)."""
+    for path in proc.iterdir():
+        if path.name.isdigit() and is_slurmd(path, node):
+            yield int(path.name)
+
+
+def is_slurmd(process: Path, node: str) -> bool:
+    """Return whether a folder below /proc is that of this node's slurmd. A zombie is none."""
+    try:
+        # Debian calls it slurmd-wlm; slurmstepd is another program.
+        if (process / "comm").read_bytes().strip() not in {b"slurmd", b"slurmd-wlm"}:
+            return False
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    names = [after for word, after in pairwise(words) if word == "-N"]
+    names += [word.removeprefix("-N") for word in words if word.startswith("-N") and word != "-N"]
+    return any(words) and (not names or node in names)
+
+
+def knock(port: int) -> Life:
+    """Return whether somebody listens on a port of this host."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_S):
+            return Life.ALIVE
+    except OSError as problem:
+        return Life.DEAD if problem.errno == errno.ECONNREFUSED else Life.UNKNOWN
+
+
+@dataclass(slots=True)
+class SlurmdCheck:
+    """Looks for slurmd, and starts it anew with the command that the configuration gives.
+
+    Attributes:
+        node: this node's name in Slurm.
+        restart: the command, empty for none: then it is told, and left to Slurm.
+        expected: slurmd is to run here; else it is missed only once it was seen. One that was never seen alive is
+            told, and not started: somebody may have stopped it.
+    """
+
+    settings: SlurmdSettings
+    clock: Clock
+    node: str
+    restart: str = ""
+    expected: bool = False
+    proc: Path = Path("/proc")
+    _process: int = 0
+    _restarts: Restarts = field(default_factory=Restarts)
+    _child: Child | None = None
+    _said: str = ""
+    _lived: bool = False
+
+    def look(self) -> Look:
+        """Look once; a command that is given is waited for within the deadline."""
+        life = self._life()
+        if life is Life.ALIVE:
+            self.expected = self._lived = True
+        elif life is Life.UNKNOWN:
+            return Look((), "neither its process nor its port tells whether slurmd lives")
+        elif not self.expected:
+            return GOOD
+        step, self._restarts = next_step(
+            self._restarts, alive=life is Life.ALIVE, now=self.clock.monotonic(), most=self.settings.tries
+        )
+        if life is Life.ALIVE:
+            return GOOD
+        if step is Step.RESTART and self.restart and self._lived:
+            self._start_anew()
+            if self._life() is Life.ALIVE:
+                log.warning("slurmd was gone and was started anew (%s)", self.restart)
+                return GOOD
+        return Look((comment(_SUBJECT, self._problem(step)),))
+
+    def close(self) -> None:
+        """End a command that still runs."""
+        if self._child is not None:
+            self._child.kill()
+
+    def _life(self) -> Life:
+        if self._process and is_slurmd(self.proc / str(self._process), self.node):
+            return Life.ALIVE
+        try:
+            self._process = next(processes_of_slurmd(self.proc, self.node), 0)
+        except OSError:
+            self._process = 0
+        return Life.ALIVE if self._process else knock(self.settings.port)
+
+    def _start_anew(self) -> None:
+        try:
+            argv = shlex.split(self.restart)
+        except ValueError as problem:
+            self._said = f"slurmd_restart: {problem}"
+            return
+        child = self._child = self._child or Child(self.clock)
+        try:
+            child.begin(argv)
+        except OSError as problem:
+            self._said = one_line(str(problem))
+            return
+        answer = child.answer(self.settings.deadline_s * 0.8)
+        if answer is None:
+            child.kill()
+            self._said = f"{argv[0]} did not end"
+        else:
+            said = one_line(answer.stderr or answer.stdout)
+            self._said = f"{argv[0]} exited {answer.code}{f': {said}' if said else ''}" if answer.code else ""
+
+    def _problem(self, step: Step) -> str:
+        tries = self._restarts.tries
+        if not (self.restart and self._lived):
+            return "slurmd is gone"
+        if step is Step.GIVEN_UP:
+            why = f": {self._said}" if self._said else ""
+            return f"slurmd is gone, and {tries} tries to start it anew did not help{why}"
+        return f"slurmd is gone, being started anew{f' (try {tries}: {self._said})' if self._said else ''}"

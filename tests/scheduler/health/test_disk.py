@@ -1,0 +1,107 @@
+"""Disks that are really full, read-only or failing; and the judge over made-up readings."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deeplink.clock import SystemClock
+from deeplink.scheduler.health.disk import DiskReading, judge_disk, read_disk
+from deeplink.scheduler.health.look import Look
+from deeplink.scheduler.health.settings import DiskSettings
+from deeplink.scheduler.watch.records import Severity
+from tests.faults.disks import disk_in_memory, disk_on_loop
+
+SETTINGS = DiskSettings(min_free_bytes=1 << 20)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+
+
+def judged(folder: Path, settings: DiskSettings = SETTINGS, *, was_there: bool = True) -> dict[str, Severity]:
+    return told(judge_disk(read_disk(folder, SystemClock()), str(folder), settings, was_there=was_there))
+
+
+def told(look: Look) -> dict[str, Severity]:
+    return {complaint.subject: complaint.severity for complaint in look.complaints}
+
+
+def test_a_disk_that_is_well_says_nothing_and_keeps_nothing(tmp_path: Path) -> None:
+    assert judged(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+def test_the_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    with disk_in_memory(tmp_path / "disk", 4 << 20) as disk:
+        assert judged(disk.path) == {}
+        disk.fill()
+        assert judged(disk.path) == {"space": Severity.COMMENT}
+
+
+@needs_root
+def test_the_disk_that_nears_its_end_is_told(tmp_path: Path) -> None:
+    with disk_in_memory(tmp_path / "disk", 4 << 20) as disk:
+        assert judged(disk.path, DiskSettings(min_free_bytes=5 << 20)) == {"space": Severity.COMMENT}
+
+
+@needs_root
+def test_the_disk_that_takes_no_writes_is_to_be_drained(tmp_path: Path) -> None:
+    with disk_in_memory(tmp_path / "disk", 4 << 20) as disk:
+        disk.refuse_writes()
+        assert judged(disk.path) == {"read-only": Severity.DRAIN}
+
+
+@needs_root
+def test_the_disk_that_fails_is_to_be_drained(tmp_path: Path) -> None:
+    with disk_on_loop(tmp_path / "disk", 8 << 20) as disk:
+        (disk.path / "store").mkdir()
+        assert judged(disk.path / "store") == {}
+        # Mounted anew, it has nothing in memory that would answer for the disk.
+        subprocess.run(["umount", disk.path], check=True)
+        subprocess.run(["mount", "-o", "loop,errors=continue", str(disk.image), disk.path], check=True)
+        disk.fail()
+        assert judged(disk.path / "store") == {"error": Severity.DRAIN}
+
+
+@needs_root
+def test_the_disk_whose_writes_get_lost_is_told_though_it_has_room(tmp_path: Path) -> None:
+    with disk_on_loop(tmp_path / "disk", 8 << 20) as disk:
+        assert judged(disk.path) == {}
+        disk.fail()
+        look = judge_disk(read_disk(disk.path, SystemClock()), "/ssd", SETTINGS, was_there=True)
+        (told_,) = look.complaints
+        assert told_.severity in {Severity.COMMENT, Severity.DRAIN}
+
+
+def test_a_folder_that_was_there_and_is_gone_is_told_and_one_that_never_was_is_not(tmp_path: Path) -> None:
+    assert judged(tmp_path / "store") == {"gone": Severity.DRAIN}
+    assert judged(tmp_path / "store", was_there=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("reading", "found"),
+    [
+        (DiskReading(free_bytes=1 << 30, probe_s=0.1), {}),
+        (DiskReading(free_bytes=1 << 30, probe_s=3.0), {"slow": Severity.OBSERVE}),
+        (DiskReading(free_bytes=1 << 30, probe_s=5.0), {"slow": Severity.COMMENT}),
+        (DiskReading(free_bytes=1 << 30, probe_s=0.1, differs=True), {"differs": Severity.DRAIN}),
+        (DiskReading(free_bytes=1 << 30, error=errno.EIO), {"error": Severity.DRAIN}),
+        (DiskReading(free_bytes=1 << 30, error=errno.EROFS), {"read-only": Severity.DRAIN}),
+        (DiskReading(free_bytes=1 << 30, error=errno.EDQUOT), {"space": Severity.COMMENT}),
+        (DiskReading(free_bytes=1 << 30, files_free=0), {"space": Severity.COMMENT}),
+        (DiskReading(error=errno.ENXIO), {"error": Severity.DRAIN}),
+        (DiskReading(free_bytes=0, read_only=True), {"read-only": Severity.DRAIN, "space": Severity.COMMENT}),
+    ],
+)
+def test_what_a_reading_asks_for(reading: DiskReading, found: dict[str, Severity]) -> None:
+    look = judge_disk(reading, "/ssd", SETTINGS, was_there=True)
+    assert told(look) == found
+    assert look.unknown == ""
+
+
+def test_a_folder_that_we_may_not_enter_is_unknown() -> None:
+    look = judge_disk(DiskReading(error=errno.EACCES), "/ssd", SETTINGS, was_there=True)
+    assert (told(look), look.unknown) == ({}, "/ssd: Permission denied")

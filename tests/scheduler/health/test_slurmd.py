@@ -1,0 +1,128 @@
+"""A process by the name of slurmd that really dies, and is really started anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deeplink.clock import SystemClock
+from deeplink.scheduler.health.look import GOOD
+from deeplink.scheduler.health.settings import SlurmdSettings
+from deeplink.scheduler.health.slurmd import Life, SlurmdCheck, is_slurmd, knock, processes_of_slurmd
+
+NODE = f"test{os.getpid()}"
+
+
+@pytest.fixture
+def closed() -> int:
+    """A port of this host on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def slurmd(tmp_path: Path) -> Iterator[Path]:
+    """A program that is called slurmd and does nothing; those that run at the end are ended."""
+    path = tmp_path / "slurmd"
+    path.write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+    path.chmod(0o755)
+    yield path
+    for pid in processes_of_slurmd(Path("/proc"), NODE):
+        os.kill(pid, signal.SIGKILL)
+
+
+def begun(slurmd: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([slurmd, "-N", NODE])
+    deadline = time.monotonic() + 10
+    while not is_slurmd(Path(f"/proc/{process.pid}"), NODE):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def check(port: int, **more: str | bool) -> SlurmdCheck:
+    return SlurmdCheck(SlurmdSettings(port=port), SystemClock(), NODE, **more)  # type: ignore[arg-type]
+
+
+def test_one_that_dies_is_told_and_where_nothing_says_how_not_started(slurmd: Path, closed: int) -> None:
+    here = check(closed)
+    with begun(slurmd) as process:
+        assert here.look() == GOOD
+        process.kill()
+    (told,) = here.look().complaints
+    assert told.problem == "slurmd is gone"
+    with begun(slurmd) as process:
+        assert here.look() == GOOD
+        process.kill()
+
+
+def test_one_that_dies_is_started_anew_at_the_second_look(slurmd: Path, closed: int, tmp_path: Path) -> None:
+    # Like slurmd itself, it goes into the background.
+    starts = tmp_path / "start"
+    starts.write_text(f"#!/bin/sh\n{slurmd} -N {NODE} >/dev/null 2>&1 &\nsleep 0.3\n")
+    starts.chmod(0o755)
+    here = check(closed, restart=str(starts))
+    with begun(slurmd) as process:
+        assert here.look() == GOOD
+        process.kill()
+    assert here.look().complaints
+    assert list(processes_of_slurmd(Path("/proc"), NODE)) == []
+    assert here.look() == GOOD
+    assert len(list(processes_of_slurmd(Path("/proc"), NODE))) == 1
+    assert here.look() == GOOD
+    here.close()
+
+
+def test_a_command_that_does_not_help_is_told(slurmd: Path, closed: int) -> None:
+    here = check(closed, restart="sh -c 'echo no such unit >&2; exit 5'")
+    with begun(slurmd) as process:
+        here.look()
+        process.kill()
+    here.look()
+    (told,) = here.look().complaints
+    assert told.problem == "slurmd is gone, being started anew (try 1: sh exited 5: no such unit)"
+
+
+def test_one_that_was_never_seen_is_neither_missed_nor_started(closed: int, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    here = check(closed, restart=f"touch {touched}")
+    for _ in range(3):
+        assert here.look() == GOOD
+    expected = check(closed, restart=f"touch {touched}", expected=True)
+    for _ in range(3):
+        assert [one.problem for one in expected.look().complaints] == ["slurmd is gone"]
+    assert not touched.exists()
+
+
+def test_one_that_listens_lives_though_its_process_is_not_seen(closed: int, tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert knock(port) is Life.ALIVE
+        here = SlurmdCheck(SlurmdSettings(port=port), SystemClock(), NODE, proc=tmp_path)
+        assert here.look() == GOOD
+        assert here.expected
+    assert knock(closed) is Life.DEAD
+
+
+def test_another_nodes_slurmd_on_this_host_and_slurmstepd_are_not_ours(tmp_path: Path) -> None:
+    def process(comm: str, *words: str) -> bool:
+        (tmp_path / "comm").write_text(f"{comm}\n")
+        (tmp_path / "cmdline").write_bytes(b"\0".join(word.encode() for word in [*words, ""]))
+        return is_slurmd(tmp_path, "n1")
+
+    assert process("slurmd", "/usr/sbin/slurmd", "-D")
+    assert process("slurmd-wlm", "slurmd", "-b", "-N", "n1", "-f", "x")
+    assert process("slurmd", "slurmd", "-Nn1")
+    assert not process("slurmd", "slurmd", "-N", "n10")
+    assert not process("slurmstepd", "slurmstepd: [3.0]")
+    assert not process("slurmd")  # a zombie has no command line
