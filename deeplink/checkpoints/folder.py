@@ -22,7 +22,7 @@ from deeplink.checkpoints.council import SHARED, Council
 from deeplink.checkpoints.entries import Retention
 from deeplink.checkpoints.finding import newest_whole
 from deeplink.checkpoints.found import Checkpoint, ReadOnlyError, Skipped
-from deeplink.checkpoints.guard import Guard, guarded, witnesses_of
+from deeplink.checkpoints.guard import Guard, guarded, last_resort_of, witnesses_of
 from deeplink.checkpoints.hold import Hold
 from deeplink.checkpoints.lease import LENGTH_S
 from deeplink.checkpoints.looping import Loop
@@ -194,9 +194,12 @@ class Checkpoints:
     def _watch_over(self, claim: Claim) -> None:
         """End this process when it has no business any more (`lease_s`)."""
         if self._lease_s and self.guard is None:
-            witnesses = witnesses_of(os.environ, self._hold.claims, claim, self._clock)
-            world = int(os.environ.get("WORLD_SIZE") or 1)
-            self.guard = guarded(witnesses, self._lease_s, world=world, clock=self._clock)
+            env, clock = os.environ, self._clock
+            agents = JobAgents.of_environment(env, self.folder, self.attempt, clock)
+            witnesses = witnesses_of(env, self._hold.claims, claim, clock, agents)
+            world = int(env.get("WORLD_SIZE") or 1)
+            last = last_resort_of(env, agents)
+            self.guard = guarded(witnesses, self._lease_s, world=world, clock=clock, last_resort=last)
 
     # -- saving
 

@@ -18,14 +18,18 @@ from typing_extensions import override
 
 from deeplink.checkpoints.lease import Lease, Standing, pause
 from deeplink.errors import DeepLinkError
-from deeplink.plainrpc import PlainCallError, PlainConnection
+from deeplink.plainrpc import PlainCallError, PlainConnection, PlainStatusError
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.states import JobState
 from deeplink.types import FencedError, parse_members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from deeplink.checkpoints.agents import JobAgents
     from deeplink.checkpoints.claims import Claim, Claims
     from deeplink.clock import Clock
+    from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.types import Member
 
 log = logging.getLogger(__name__)
@@ -82,6 +86,8 @@ class FolderWitness(Witness):
         if newest == self.claim.number:
             return ""
         by = self.claims.read(newest).attempt
+        if by is not None and by == self.claim.attempt:  # another rank had to claim once more
+            return ""
         return str(by) if by else "a process outside of a job"
 
     @override
@@ -99,19 +105,32 @@ class FolderWitness(Witness):
 
 
 class AgentsWitness(Witness):
-    """The agents of the job's other nodes, asked in turn: that one answers shows that this node is not cut off."""
+    """The agents of the job's other nodes, asked in turn: that one answers shows that this node is not cut off.
+
+    Agents that know of checkpoints say who has taken over, too: that needs no shared storage.
+
+    Args:
+        members: the other nodes.
+        token_file: what calls carry.
+        clock: where time comes from.
+        agents: asked who holds the run; None: only whether they answer.
+    """
 
     name = "the other nodes' agents"
 
-    def __init__(self, members: Sequence[Member], token_file: Path, clock: Clock) -> None:
-        self._members, self._token_file, self._clock = members, token_file, clock
+    def __init__(
+        self, members: Sequence[Member], token_file: Path, clock: Clock, agents: JobAgents | None = None
+    ) -> None:
+        self._members, self._token_file, self._clock, self._agents = members, token_file, clock, agents
         self._turn = 0
 
     @override
     def ask(self) -> str:
-        token = self._token_file.read_text(encoding="ascii").strip()
         member = self._members[self._turn % len(self._members)]
         self._turn += 1
+        if self._agents is not None:
+            return _taken_over(self._agents, member.address)
+        token = self._token_file.read_text(encoding="ascii").strip()
         with PlainConnection(member.address, token, self._clock) as connection:
             connection.call(_HEALTH, b"", self._clock.monotonic() + _CALL_TIMEOUT_S)
         return ""
@@ -121,21 +140,110 @@ class AgentsWitness(Witness):
         pass
 
 
-def witnesses_of(env: Mapping[str, str], claims: Claims, claim: Claim, clock: Clock) -> list[Witness]:
+def _taken_over(agents: JobAgents, address: str) -> str:
+    try:
+        newest = agents.hold(address).newest
+    except PlainStatusError:  # of an older release: it answers, and knows nothing of it
+        return ""
+    return str(newest) if newest > agents.attempt else ""
+
+
+class NotOursError(DeepLinkError):
+    """Slurm does not say that this node runs the job."""
+
+    def __init__(self, job: int, state: str) -> None:
+        super().__init__(f"Slurm has job {job} as {state}")
+        self.job, self.state = job, state
+
+
+class Controller(Protocol):
+    """Who knows which jobs run where: `Slurm`."""
+
+    def job(self, job: int) -> JobRow:
+        """Return one job.
+
+        Raises:
+            DeepLinkError: it is not known, or nobody answers.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerWitness(Witness):
+    """What proves for a job of one node that nobody else has started it, while its shared storage is frozen.
+
+    A later attempt within the allocation is the launcher's, and this node's agent is told of it. A later run is
+    Slurm's: its controller must say that the job runs, here, and was not started again since. Both are asked, and
+    both must answer.
+
+    Attributes:
+        agents: of the job.
+        slurm: its commands.
+    """
+
+    agents: JobAgents
+    slurm: Controller
+
+    @property
+    @override
+    def name(self) -> str:
+        return "Slurm's controller"
+
+    @override
+    def ask(self) -> str:
+        attempt = self.agents.attempt
+        newest = self.agents.hold().newest
+        if newest > attempt:
+            return str(newest)
+        row = self.slurm.job(attempt.job)
+        if row.restarts > attempt.restart:
+            return f"{attempt.job}.{row.restarts}.0"
+        if row.state is not JobState.RUNNING or self.agents.node not in row.nodes:
+            raise NotOursError(attempt.job, f"{row.state.value} on {', '.join(row.nodes) or 'no node'}")
+        return ""
+
+    @override
+    def rest(self) -> None:
+        pass
+
+
+def witnesses_of(
+    env: Mapping[str, str], claims: Claims, claim: Claim, clock: Clock, agents: JobAgents | None = None
+) -> list[Witness]:
     """Return whom a rank with this environment can ask.
+
+    Args:
+        env: the rank's environment.
+        claims: of the shared folder.
+        claim: that this attempt holds it with.
+        clock: where time comes from.
+        agents: of the job, where they know of checkpoints.
 
     Raises:
         ValueError: DEEPLINK_MEMBERS is malformed.
     """
     found: list[Witness] = [FolderWitness(claims, claim, beats=env.get("RANK", "0") == "0")]
-    others = [
-        member
-        for member in parse_members(env.get("DEEPLINK_MEMBERS", ""))
-        if member.name != env.get("DEEPLINK_NODE", "")
-    ]
+    others = other_members(env)
     if others and env.get("DEEPLINK_TOKEN_FILE"):
-        found.append(AgentsWitness(others, Path(env["DEEPLINK_TOKEN_FILE"]), clock))
+        found.append(AgentsWitness(others, Path(env["DEEPLINK_TOKEN_FILE"]), clock, agents))
     return found
+
+
+def other_members(env: Mapping[str, str]) -> list[Member]:
+    """Return the job's other nodes.
+
+    Raises:
+        ValueError: DEEPLINK_MEMBERS is malformed.
+    """
+    everyone = parse_members(env.get("DEEPLINK_MEMBERS", ""))
+    return [member for member in everyone if member.name != env.get("DEEPLINK_NODE", "")]
+
+
+def last_resort_of(env: Mapping[str, str], agents: JobAgents | None) -> list[Witness]:
+    """Return whom to ask only when the others are silent: Slurm, for a job of one node in a Slurm job."""
+    if agents is None or other_members(env) or env.get("SLURM_JOB_ID") != str(agents.attempt.job):
+        return []
+    return [ControllerWitness(agents, Slurm())]
 
 
 def end_process(why: str) -> None:
@@ -153,6 +261,7 @@ class Guard:
         lease: renewed by their answers.
         world: ranks that do the same.
         clock: where time comes from.
+        last_resort: whom to ask besides, once the others have been silent for a third of the lease.
         end: called once, from a thread, with the reason; ends the process.
     """
 
@@ -163,17 +272,18 @@ class Guard:
         *,
         world: int,
         clock: Clock,
+        last_resort: Sequence[Witness] = (),
         end: Callable[[str], None] = end_process,
     ) -> None:
         self.lease = lease
-        self._witnesses, self._clock, self._end = witnesses, clock, end
+        self._witnesses, self._last_resort, self._clock, self._end = witnesses, last_resort, clock, end
         self._pause_s = pause(lease.length_s, world)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Begin; the threads are daemons."""
-        for witness in self._witnesses:
+        for witness in (*self._witnesses, *self._last_resort):
             threading.Thread(target=self._watch, args=(witness,), name="deeplink-witness", daemon=True).start()
         threading.Thread(target=self._judge, name="deeplink-lease", daemon=True).start()
 
@@ -196,6 +306,13 @@ class Guard:
             else:
                 self.lease.renew(witness.name, self._clock.monotonic())
 
+    def is_due(self, witness: Witness) -> bool:
+        """Tell whether a witness is to be asked now."""
+        if witness not in self._last_resort:
+            return True
+        with self._lock:
+            return self._clock.monotonic() - self.lease.renewed > self.lease.length_s / 3
+
     def judge(self) -> bool:
         """End the process if it must; tell whether it may go on."""
         with self._lock:
@@ -215,7 +332,8 @@ class Guard:
 
     def _watch(self, witness: Witness) -> None:
         while not self._stopped.is_set():
-            self.ask(witness)
+            if self.is_due(witness):
+                self.ask(witness)
             if self.lease.fenced_by:
                 self.judge()
             self._stopped.wait(self._pause_s)
@@ -225,9 +343,16 @@ class Guard:
             self._stopped.wait(self._pause_s / 4)
 
 
-def guarded(witnesses: Sequence[Witness], length_s: float, *, world: int, clock: Clock) -> Guard:
+def guarded(
+    witnesses: Sequence[Witness],
+    length_s: float,
+    *,
+    world: int,
+    clock: Clock,
+    last_resort: Sequence[Witness] = (),
+) -> Guard:
     """Start a guard over this process and return it."""
-    lease = Lease(length_s, clock.monotonic(), tuple(witness.name for witness in witnesses))
-    guard = Guard(witnesses, lease, world=world, clock=clock)
+    lease = Lease(length_s, clock.monotonic(), tuple(witness.name for witness in (*witnesses, *last_resort)))
+    guard = Guard(witnesses, lease, world=world, clock=clock, last_resort=last_resort)
     guard.start()
     return guard

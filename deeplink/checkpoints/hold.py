@@ -102,7 +102,10 @@ class Hold:
             self._make_up_for(claim)
             newest = self.claims.newest_number()
         if newest != claim.number:
-            raise FencedError(self.attempt, self.claims.read(newest).attempt if newest else None, str(self.folder))
+            holder = self.claims.read(newest) if newest else None
+            if holder is None or holder.attempt is None or holder.attempt != self.attempt:
+                raise FencedError(self.attempt, holder.attempt if holder else None, str(self.folder))
+            self.claim = holder  # another rank of ours had to claim once more
         self.is_apart = False
 
     def _make_up_for(self, claim: Claim) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.checkpoints import Checkpoints
-from deeplink.checkpoints.guard import AgentsWitness, FolderWitness, Guard, witnesses_of
+from deeplink.checkpoints.agents import JobAgents
+from deeplink.checkpoints.guard import (
+    AgentsWitness,
+    ControllerWitness,
+    FolderWitness,
+    Guard,
+    NotOursError,
+    last_resort_of,
+    witnesses_of,
+)
 from deeplink.checkpoints.lease import Lease, Standing, pause
 from deeplink.clock import ManualClock, SystemClock
-from deeplink.types import Attempt, FencedError
+from deeplink.plainrpc import PlainCallError
+from deeplink.scheduler.slurm.client import JobVanishedError
+from deeplink.scheduler.slurm.parse import JobRow
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.types import Attempt, FencedError, JobId, NodeName
+from tests.deeplink.checkpoints.nodes import Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,6 +190,107 @@ def test_another_job_that_only_looks_does_not_end_the_ranks_at_work(tmp_path: Pa
     witness.rest()
     Checkpoints(tmp_path, attempt=Attempt(98, 0, 0)).latest()
     assert witness.ask() == "98.0.0"
+
+
+# -- who else can be asked
+
+
+def rank_of(nodes: Nodes, node: str, among: list[str], **more: str) -> tuple[dict[str, str], JobAgents]:
+    env = {**nodes.env(FIRST, node, among), **more}
+    agents = JobAgents.of_environment(env, nodes.root / "shared", FIRST, SystemClock())
+    assert agents is not None
+    return env, agents
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    job = Nodes(tmp_path, count=2)
+    yield job
+    job.close()
+
+
+def test_another_nodes_agent_says_who_has_taken_over_without_shared_storage(nodes: Nodes) -> None:
+    env, agents = rank_of(nodes, "n0", ["n0", "n1"])
+    old = Checkpoints(nodes.root / "shared", attempt=FIRST)
+    _, other = witnesses_of(env, old._hold.claims, old._hold.claimed(), SystemClock(), agents)
+    assert other.ask() == ""
+    nodes.bulletins["n1"].learn(SECOND)
+    assert other.ask() == "17.0.1"
+    nodes.stop("n1")
+    with pytest.raises(PlainCallError):
+        other.ask()
+
+
+@dataclass
+class Told:
+    """What a controller says of the job."""
+
+    state: JobState = JobState.RUNNING
+    restarts: int = 0
+    nodes: tuple[NodeName, ...] = (NodeName("n0"),)
+    is_silent: bool = False
+
+    def job(self, job: int) -> JobRow:
+        if self.is_silent:
+            raise JobVanishedError(job)
+        return JobRow(
+            id=JobId(job),
+            label=str(job),
+            state=self.state,
+            reason="",
+            restarts=self.restarts,
+            requeueable=True,
+            user="someone",
+            nodes=self.nodes,
+            batch_host=None,
+            name="train",
+        )
+
+
+def test_the_controller_is_asked_for_a_job_of_one_node_in_slurm_alone(nodes: Nodes) -> None:
+    assert last_resort_of(*rank_of(nodes, "n0", ["n0"], SLURM_JOB_ID="17"))
+    assert not last_resort_of(*rank_of(nodes, "n0", ["n0"]))
+    assert not last_resort_of(*rank_of(nodes, "n0", ["n0"], SLURM_JOB_ID="18"))
+    assert not last_resort_of(*rank_of(nodes, "n0", ["n0", "n1"], SLURM_JOB_ID="17"))
+    assert not last_resort_of({"SLURM_JOB_ID": "17"}, None)
+
+
+def test_agent_and_controller_together_prove_that_nobody_else_has_begun(nodes: Nodes) -> None:
+    _, agents = rank_of(nodes, "n0", ["n0"])
+    told = Told()
+    witness = ControllerWitness(agents, told)
+    assert witness.ask() == ""
+    told.restarts = 1
+    assert witness.ask() == "17.1.0"
+    told.restarts = 0
+    for state, where in [(JobState.PENDING, ()), (JobState.RUNNING, (NodeName("n7"),)), (JobState.CANCELLED, ())]:
+        told.state, told.nodes = state, where
+        with pytest.raises(NotOursError):
+            witness.ask()
+    told.state, told.nodes, told.is_silent = JobState.RUNNING, (NodeName("n0"),), True
+    with pytest.raises(JobVanishedError):
+        witness.ask()
+    told.is_silent = False
+    nodes.bulletins["n0"].learn(SECOND)  # the launcher began again
+    assert witness.ask() == "17.0.1"
+    nodes.stop("n0")
+    with pytest.raises(PlainCallError):
+        witness.ask()
+
+
+def test_the_last_resort_is_asked_only_once_the_others_are_silent_for_a_third_of_the_lease() -> None:
+    clock, ended = ManualClock(), list[str]()
+    silent, last = Said(*[TimeoutError()] * 99), Said(*[""] * 99)
+    lease = Lease(60, clock.monotonic(), ("folder", "last"))
+    guard = Guard([silent], lease, world=1, clock=clock, last_resort=[last], end=ended.append)
+    for _ in range(30):
+        for witness in (silent, last):
+            if guard.is_due(witness):
+                guard.ask(witness)
+        assert guard.judge()
+        clock.sleep(10)
+    assert 9 <= 99 - len(last.answers) <= 11
+    assert not ended
 
 
 # -- real processes
