@@ -204,13 +204,18 @@ def heals_and_stays_out(watch: Watch, victim: str) -> None:
     assert lost.drained, f"{lost} {watch.said().splitlines()[seen:]}"
 
 
-def test_a_hung_job_is_requeued_elsewhere_when_every_node_answers(watch: Watch) -> None:
+def submit_beating(watch: Watch) -> Job:
     shutil.copy(BEATING, watch.folder / "beating.py")
     (watch.folder / "beating.py").chmod(0o644)
     script = f"exec {sys.executable} {watch.folder}/beating.py {watch.address} {watch.folder}/user.token 2"
+    job = watch.submit("-N3 --exclusive --requeue", script)
+    until(lambda: job.row().state is JobState.RUNNING, 20, watch.said)
+    return job
+
+
+def test_a_hung_job_is_requeued_elsewhere_when_every_node_answers(watch: Watch) -> None:
     with watch.running("--act"):
-        job = watch.submit("-N3 --exclusive --requeue", script)
-        until(lambda: job.row().state is JobState.RUNNING, 20, watch.said)
+        job = submit_beating(watch)
         first = job.row().nodes
         until(lambda: bool(watch.incidents()), 40, lambda: watch.said() + job.output())
         began = time.monotonic()
@@ -221,6 +226,24 @@ def test_a_hung_job_is_requeued_elsewhere_when_every_node_answers(watch: Watch) 
         assert (incident.kind, incident.action, incident.node) == ("ranks-hung", "requeue-exclude", None)
         assert incident.steps_repeated == 5
         assert not any(row.drained or row.down for row in Slurm(watch.cluster.runner()).nodes())
+
+
+def test_killed_between_requeue_and_exclude_it_finishes_on_return_and_does_nothing_twice(watch: Watch) -> None:
+    with watch.running("--act") as kill:
+        job = submit_beating(watch)
+        first = job.row().nodes
+        until(lambda: ": requeue job" in watch.said(), 60, lambda: watch.said() + job.output())
+        kill()
+    assert ": release job" not in watch.said(), "it was to die before that"
+    time.sleep(2.0)
+    assert job.row().state is JobState.PENDING, "Slurm holds it for two minutes"
+    with watch.running("--act"):
+        until(lambda: in_second_run(job), 30, watch.said)
+        assert not set(job.row().nodes) & set(first)
+        until(lambda: all(action.done_unix for action in watch.actions()), 20, watch.said)
+    assert [action.remedy for action in watch.actions()] == ["restart"]
+    assert watch.said().count(": requeue job") == 1
+    assert job.row().restarts == 1
 
 
 def test_a_frozen_controller_and_a_cut_node_at_once_are_left_alone(watch: Watch) -> None:
