@@ -60,6 +60,7 @@ def command(
     import json
 
     from deeplink.cli import incidents_shown
+    from deeplink.scheduler.watch.telling import document
 
     readable = Readable.found(journal_file)
     if name is not None:
@@ -77,6 +78,6 @@ def command(
     elif summary:
         incidents_shown.summarized(incidents)
     elif as_json:
-        click.echo(json.dumps([incidents_shown.fields(incident) for incident in incidents], indent=2))
+        click.echo(json.dumps([document(incident) for incident in incidents], indent=2))
     else:
         incidents_shown.listed({readable.label(incident): incident for incident in incidents})

@@ -18,28 +18,11 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import Incident, RankStack
 
 
-def fields(incident: Incident) -> dict[str, Any]:
-    """Return an incident as JSON has it, with its cost; without the stacks, which are not read with it."""
-    import dataclasses
-
-    from deeplink.scheduler.watch.costs import cost
-
-    told = dataclasses.asdict(incident)
-    del told["stacks"]
-    told["attempt"] = str(incident.attempt) if incident.attempt else None
-    told["outcome"] = incident.outcome.value
-    spent = cost(incident)
-    told["cost"] = {
-        "rank_hours": spent.total_h,
-        "standing_rank_hours": spent.standing_h,
-        "repeated_rank_hours": spent.repeated_h,
-    }
-    return told
-
-
 def detail(found: Found) -> dict[str, Any]:
     """Return one incident with its actions and stacks as JSON has it."""
     import dataclasses
+
+    from deeplink.scheduler.watch.telling import document
 
     actions = []
     for action in found.actions:
@@ -47,7 +30,7 @@ def detail(found: Found) -> dict[str, Any]:
         told["attempt"] = str(action.attempt) if action.attempt else None
         actions.append(told)
     stacks = [dataclasses.asdict(stack) for stack in found.stacks]
-    return {**fields(found.incident), "actions": actions, "stacks": stacks}
+    return {**document(found.incident), "actions": actions, "stacks": stacks}
 
 
 def listed(incidents: Mapping[str, Incident]) -> None:

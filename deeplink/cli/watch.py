@@ -33,6 +33,7 @@ Examples:
   deeplink watch --act --bind 0.0.0.0:7412 --token-file /etc/deeplink/watch.token
   deeplink watch --act --resume --metrics-bind 127.0.0.1:9412
   deeplink watch --once                                   look once, report, end
+  deeplink watch --notify-test                            try who is told of incidents
 """
 
 
@@ -53,7 +54,10 @@ Examples:
     "--resume", is_flag=True, help="Take nodes that we drained back into service once they answer again."
 )
 @click.option(
-    "--act-on-switch", is_flag=True, help="Also give up the nodes of jobs on a leaf that is wholly silent."
+    "--act-on-switch/--no-act-on-switch",
+    default=True,
+    show_default=True,
+    help="Give up the nodes that jobs have on a leaf that is wholly silent, in the leaf's name.",
 )
 @click.option(
     "--interval",
@@ -70,6 +74,7 @@ Examples:
     help="0600 file with the token every beat must carry; made when it is not there. Needed beyond loopback.",
 )
 @click.option("--metrics-bind", metavar="HOST:PORT", default="", help="Serve Prometheus metrics over HTTP there.")
+@click.option("--notify-test", is_flag=True, help="Send a test message to each channel of `notify_file`, end.")
 @click.option("--once", is_flag=True, help="Look for some seconds, do what is to be done, end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line instead of sentences.")
 def command(  # noqa: PLR0913 - one parameter for each option
@@ -83,16 +88,22 @@ def command(  # noqa: PLR0913 - one parameter for each option
     interval: float,
     token_file: Path | None,
     metrics_bind: str,
+    notify_test: bool,
     once: bool,
     as_json: bool,
 ) -> None:
     """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
+    from deeplink.cli.watch_notifying import channels_of, try_channels
     from deeplink.config import load_config
     from deeplink.scheduler.watch.evidence import Policy
     from deeplink.scheduler.watch.journal import default_journal
     from deeplink.scheduler.watch.service import WatchSettings
 
     config = load_config()
+    channels = channels_of(config.notify_file)
+    if notify_test:
+        try_channels(channels, as_json=as_json)
+        return
     settings = WatchSettings(
         journal=(journal_file or default_journal(config.state)).absolute(),
         bind=bind,
@@ -101,6 +112,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
         policy=Policy(resume=resume, act_on_switch=act_on_switch),
         interval_s=interval,
         metrics_bind=metrics_bind,
+        channels=channels,
     )
     stop = _Stop()
     _lead(settings, _speaker(as_json=as_json), stop, once=once)

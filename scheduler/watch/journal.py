@@ -30,9 +30,10 @@ from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, 
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from deeplink.scheduler.watch.notify.news import News
     from deeplink.scheduler.watch.records import (
         ActionRecord,
         Beat,
@@ -109,6 +110,7 @@ class Journal:
     def __init__(self, path: Path, *, shared_file_system: bool = False, read_only: bool = False) -> None:
         self.path = path
         self._lock = threading.RLock()
+        self._listeners: list[Callable[[], None]] = []
         if read_only and not path.exists():
             raise JournalMissingError(path)
         with self._guarded():
@@ -144,7 +146,9 @@ class Journal:
             _put_points(db, beat.progress)
             for incident in beat.incidents:
                 _put_incident(db, incident)
-            _settle(db, attempt, now_unix)
+            settled = _settle(db, attempt, now_unix)
+        if beat.incidents or settled:
+            self._tell_listeners()
 
     def record_node(self, node: NodeRecord) -> None:
         """Keep what a node's standing agent said."""
@@ -157,7 +161,9 @@ class Journal:
         A node that one attempt lost is one incident: a second record of it, under another id, joins the first.
         """
         with self._transaction(durable=True) as db:
-            return _put_incident(db, incident)
+            kept = _put_incident(db, incident)
+        self._tell_listeners()
+        return kept
 
     def record_moment(self, incident: str, unix: float, what: str) -> None:
         """Add to the timeline of the incident of this id, if it is on record."""
@@ -172,6 +178,8 @@ class Journal:
                 db.execute("UPDATE incidents SET outcome = ? WHERE id = ?", (outcome.value, row["id"]))
                 if now_unix:
                     _put_moment(db, row["id"], Moment(now_unix, f"the job ended: {outcome.value}"))
+        if found:
+            self._tell_listeners()
 
     def begin_action(self, action: ActionRecord) -> bool:
         """Write down an intent, before its first command; False if it was begun before (then finish it)."""
@@ -195,6 +203,34 @@ class Journal:
         """Remember which nodes of a job's ExcNodeList are there because of us, not of its user, and since when."""
         with self._transaction(durable=True) as db:
             db.execute("UPDATE jobs SET excluded = ? WHERE job = ?", (json.dumps(dict(nodes)), job))
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every incident that begins or changes here: it must not wait, nor raise."""
+        self._listeners.append(listener)
+
+    def open_channel(self, channel: str) -> None:
+        """Begin to keep account of what a channel was told, from the next incident on, unless that has begun."""
+        with self._transaction() as db:
+            db.execute(rows.OPEN_CHANNEL, {"channel": channel})
+
+    def note_sent(self, channel: str, results: Mapping[tuple[str, str], str], now_unix: float) -> None:
+        """Write down what became of telling a channel: incident and state -> "sent", or why it will not be."""
+        with self._transaction() as db:
+            told = [
+                {"channel": channel, "incident": incident, "state": state, "unix": now_unix, "result": result}
+                for (incident, state), result in results.items()
+            ]
+            db.executemany(rows.PUT_NOTICE, told)
+            db.execute(rows.MOVE_CHANNEL, {"channel": channel, "unix": now_unix})
+            db.execute(rows.THIN_NOTICES, {"channel": channel})
+
+    def beat(self, who: str, now_unix: float) -> None:
+        """Write that `who` is alive: whether it can be written is what it is for."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO pulse (who, unix) VALUES (?, ?) ON CONFLICT (who) DO UPDATE SET unix = excluded.unix",
+                (who, now_unix),
+            )
 
     # Reading.
 
@@ -257,6 +293,12 @@ class Journal:
             found = db.execute("SELECT * FROM stacks WHERE incident = ? ORDER BY rank", (incident,))
             return tuple(rows.to_stack(row) for row in found)
 
+    def unsent(self, channel: str, *, limit: int = 1_000) -> tuple[News, ...]:
+        """Return what a channel (see `open_channel`) was not told, the oldest incident first."""
+        with self._reading() as db:
+            found = db.execute(rows.UNSENT, {"channel": channel, "limit": limit}).fetchall()
+        return tuple(rows.to_news(row) for row in found)
+
     def action(self, key: str) -> ActionRecord | None:
         """Return the action of this key, or None."""
         with self._reading() as db:
@@ -301,6 +343,10 @@ class Journal:
                     version = version + 1 if version else SCHEMA_VERSION
                     db.execute(f"PRAGMA user_version = {version}")
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+    def _tell_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def _pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
@@ -386,14 +432,14 @@ def _with_scale(db: sqlite3.Connection, incident: Incident) -> Incident:
     )
 
 
-def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> None:
-    """Close the incidents of older attempts once this one trains, and count the steps done again."""
+def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> bool:
+    """Close the incidents of older attempts once this one trains, and count the steps done again; True if any."""
     first = db.execute(rows.FIRST_STEP, attempt).fetchone()
     if first is None or first[0] is None:
-        return
+        return False
     waiting = [rows.to_incident(row) for row in db.execute(rows.TO_SETTLE, attempt)]
     if not waiting:
-        return
+        return False
     last = db.execute(rows.LAST_STEP_BEFORE, attempt).fetchone()[0]
     again = 0 if last is None else max(0, last - first[0] + 1)
     for known in waiting:
@@ -404,6 +450,7 @@ def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> No
             steps_repeated=max(known.steps_repeated, again),
         )
         db.execute(rows.CHANGE_INCIDENT, rows.of_incident(with_course(whole, known, whole)))
+    return True
 
 
 def _has_table(db: sqlite3.Connection, name: str) -> bool:

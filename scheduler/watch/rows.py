@@ -7,6 +7,7 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from deeplink.scheduler.watch.notify.news import News
 from deeplink.scheduler.watch.records import (
     ActionRecord,
     AttemptRecord,
@@ -128,7 +129,8 @@ SELECT step, unix FROM progress WHERE {_THIS} AND rank = 0 ORDER BY step DESC LI
 """  # noqa: S608 - a constant of ours
 WORLD_SIZE = f"SELECT world_size FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
 SAME_NODE = f"""
-SELECT * FROM incidents WHERE {_THIS} AND node = :node AND kind IN ('node-silent', 'node-dead', 'job-stranded')
+SELECT * FROM incidents WHERE {_THIS} AND node = :node
+  AND kind IN ('node-silent', 'node-dead', 'job-stranded', 'node-cut-off', 'node-rebooted')
 ORDER BY number LIMIT 1
 """  # noqa: S608 - a constant of ours
 PUT_ACTION = """
@@ -150,6 +152,36 @@ INCIDENTS = """
 SELECT * FROM incidents WHERE (:job IS NULL OR job = :job) AND (NOT :open OR outcome = 'open')
   AND (:kind IS NULL OR kind = :kind) AND (:node IS NULL OR node = :node) AND began_unix >= :since
 ORDER BY number DESC LIMIT :limit
+"""
+UNSENT = """
+SELECT incidents.*, EXISTS (SELECT 1 FROM notices
+    WHERE channel = :channel AND incident = incidents.id AND state = 'open' AND result = 'sent') AS opened_told
+FROM incidents JOIN channels ON channels.channel = :channel
+WHERE number > after_number AND NOT EXISTS (SELECT 1 FROM notices
+    WHERE channel = :channel AND incident = incidents.id AND state = incidents.outcome)
+ORDER BY number LIMIT :limit
+"""
+OPEN_CHANNEL = """
+INSERT INTO channels (channel, after_number) SELECT :channel, ifnull(max(number), 0) FROM incidents
+WHERE true ON CONFLICT (channel) DO NOTHING
+"""
+PUT_NOTICE = """
+INSERT INTO notices (channel, incident, state, unix, result) VALUES (:channel, :incident, :state, :unix, :result)
+ON CONFLICT (channel, incident, state) DO NOTHING
+"""
+# Up to where all is told: those need not be looked at again. One that failed may yet recover, if it is of late.
+MOVE_CHANNEL = """
+UPDATE channels SET after_number = ifnull((
+  SELECT min(number) - 1 FROM incidents WHERE number > after_number AND (
+    outcome = 'open' OR outcome = 'failed' AND detected_unix > :unix - 86400
+    OR NOT EXISTS (SELECT 1 FROM notices
+      WHERE channel = :channel AND incident = incidents.id AND state = incidents.outcome))),
+  (SELECT ifnull(max(number), 0) FROM incidents))
+WHERE channel = :channel
+"""
+THIN_NOTICES = """
+DELETE FROM notices WHERE channel = :channel AND incident IN (
+  SELECT id FROM incidents WHERE number <= (SELECT after_number FROM channels WHERE channel = :channel))
 """
 ACTIONS = """
 SELECT * FROM actions WHERE (NOT :open OR done_unix = 0) AND (:incident IS NULL OR incident = :incident)
@@ -253,7 +285,7 @@ def of_action(action: ActionRecord) -> Fields:
     }
 
 
-def _attempt(row: sqlite3.Row) -> Attempt | None:
+def _attempt(row: sqlite3.Row | Fields) -> Attempt | None:
     return None if row["job"] is None else Attempt(row["job"], row["restart"], row["relaunch"])
 
 
@@ -321,13 +353,24 @@ def to_node(row: sqlite3.Row) -> NodeRecord:
 
 def to_incident(row: sqlite3.Row) -> Incident:
     """Return the incident of a row."""
-    fields = dict(row)
+    return _to_incident(dict(row))
+
+
+def _to_incident(fields: Fields) -> Incident:
+    attempt = _attempt(fields)
     for name in ("job", "restart", "relaunch"):
         del fields[name]
     outcome = Outcome(fields.pop("outcome"))
     told = json.loads(fields.pop("timeline", "[]"))  # an older schema has none
     timeline = tuple(Moment(unix, what) for unix, what in told)
-    return Incident(attempt=_attempt(row), outcome=outcome, timeline=timeline, **fields)
+    return Incident(attempt=attempt, outcome=outcome, timeline=timeline, **fields)
+
+
+def to_news(row: sqlite3.Row) -> News:
+    """Return the news of a row of UNSENT."""
+    fields = dict(row)
+    told = bool(fields.pop("opened_told"))
+    return News(_to_incident(fields), told)
 
 
 def to_stack(row: sqlite3.Row) -> RankStack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,8 @@ from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.daemon import Daemon, leading
 from deeplink.scheduler.watch.evidence import Policy
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.notify.notifier import notifying
+from deeplink.scheduler.watch.notify.pulse import beating
 from deeplink.scheduler.watch.observer import COMMAND_S, Observer
 from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from deeplink.scheduler.watch.notify.channels import Channel
 
 STOP_GRACE_S = 1.0
 
@@ -44,6 +49,7 @@ class WatchSettings:
         policy: when evidence is enough.
         interval_s: seconds between two looks in calm.
         metrics_bind: `host:port` for Prometheus; empty for none.
+        channels: who is told of incidents.
     """
 
     journal: Path
@@ -53,6 +59,7 @@ class WatchSettings:
     policy: Policy = field(default_factory=Policy)
     interval_s: float = 1.0
     metrics_bind: str = ""
+    channels: tuple[Channel, ...] = ()
 
 
 @contextmanager
@@ -83,6 +90,8 @@ def watching(
         stack.enter_context(leading(settings.journal))
         journal = stack.enter_context(Journal(settings.journal))
         metrics = WatchMetrics(CollectorRegistry())
+        stack.enter_context(notifying(settings.channels, journal, clock, metrics, socket.gethostname()))
+        stack.enter_context(beating(settings.channels, journal, clock, metrics, socket.gethostname()))
         daemon = _daemon(settings, journal, metrics, say, clock=clock, book=BeatBook(alarm))
         observer = daemon.observer
         servicer = WatchServicer(journal, observer.book, clock, metrics, knows=observer.knows)

@@ -1,0 +1,1 @@
+"""Messages about incidents, to people and programs: by HTTP, by e-mail, by a command."""

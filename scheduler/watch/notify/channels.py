@@ -1,0 +1,254 @@
+"""Where messages go, as the site's file says: `notify_file`, TOML with a `[[notify]]` table for each channel."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deeplink.config import WHOLE, ConfigError
+from deeplink.scheduler.watch.notify.news import Gravity, Wanted
+from deeplink.scheduler.watch.notify.pacing import Pace
+from deeplink.scheduler.watch.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MOST_CHANNELS = 16
+LONGEST_TIMEOUT_S = 60.0
+LARGEST_FILE = 1 << 20
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_URL = re.compile(r"https?://[^\s/@]+(?:/\S*)?", re.ASCII)
+_ADDRESS = re.compile(r"[^\s@<>,]+@[^\s@<>,]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """An HTTP POST of JSON. What it is sent to may be a secret, and is then in a file."""
+
+    url: str = ""
+    url_file: Path | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Email:
+    """A mail by SMTP. `tls` is "starttls", "tls" (from the first byte) or "none"."""
+
+    to: tuple[str, ...]
+    sender: str
+    host: str = "localhost"
+    port: int = 25
+    tls: str = "none"
+    user: str = ""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A command that is given the JSON on its standard input; it says by exiting 0 that it took it."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One place messages go to.
+
+    Attributes:
+        name: what journal, metrics and log call it.
+        heartbeat: it is called every so often while all is well, and told of no incident.
+        timeout_s: bound on one try.
+    """
+
+    name: str
+    way: Webhook | Email | Program
+    wanted: Wanted = field(default_factory=Wanted)
+    pace: Pace = field(default_factory=Pace)
+    heartbeat: bool = False
+    timeout_s: float = 10.0
+
+
+def load_channels(path: Path) -> tuple[Channel, ...]:
+    """Return the channels that a file names.
+
+    Raises:
+        ConfigError: it cannot be read, is no TOML, or a channel in it cannot be used; it names the key.
+    """
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.loads(file.read(LARGEST_FILE).decode())
+    except OSError as problem:
+        raise ConfigError(
+            str(path), WHOLE, problem.strerror or str(problem), "`notify_file` names it."
+        ) from problem
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise ConfigError(
+            str(path), WHOLE, f"not TOML: {problem}", "docs/incidents.md has an example."
+        ) from problem
+    for key in tables.keys() - {"notify"}:
+        raise ConfigError(str(path), key, "unknown key", "It holds [[notify]] tables, and nothing else.")
+    listed = tables.get("notify", [])
+    if not isinstance(listed, list) or len(listed) > MOST_CHANNELS:
+        raise ConfigError(str(path), "notify", f"expected at most {MOST_CHANNELS} tables [[notify]]")
+    channels = tuple(_channel(_Table(str(path), number, table)) for number, table in enumerate(listed, 1))
+    for name, count in Counter(channel.name for channel in channels).items():
+        if count > 1:
+            raise ConfigError(
+                str(path), "notify.name", f"{name!r} is {count} channels", "Give each a name of its own."
+            )
+    return channels
+
+
+class _Table:
+    """One `[[notify]]` table: keys are taken out one by one, and none may be left."""
+
+    def __init__(self, origin: str, number: int, table: object) -> None:
+        self._origin, self._number = origin, number
+        if not isinstance(table, dict):
+            raise self.wrong("", f"expected a table, got {table!r}")
+        self._left: dict[str, Any] = dict(table)
+
+    def wrong(self, key: str, problem: str) -> ConfigError:
+        return ConfigError(
+            self._origin, f"notify #{self._number}{f': {key}' if key else ''}", problem, "See docs/incidents.md."
+        )
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._left.pop(key, default)
+        if not isinstance(value, str) or (default is None and not value):
+            raise self.wrong(key, "it is needed, a text" if value is None else f"expected a text, got {value!r}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._left.pop(key, [])
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, list) or not all(isinstance(each, str) and each for each in listed):
+            raise self.wrong(key, f"expected a list of texts, got {value!r}")
+        return tuple(listed)
+
+    def file(self, key: str) -> Path | None:
+        value = self.text(key, "")
+        return Path(value).expanduser() if value else None
+
+    def number(self, key: str, default: float, low: float, high: float) -> float:
+        value = self._left.pop(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise self.wrong(key, f"expected a number from {low:g} to {high:g}, got {value!r}")
+        return float(value)
+
+    def one_of(self, key: str, known: Mapping[str, Any], default: str | None = None) -> Any:
+        value = self.text(key, default)
+        if value not in known:
+            raise self.wrong(key, f"{value!r} is none of {', '.join(known)}")
+        return known[value]
+
+    def end(self) -> None:
+        for key in self._left:
+            raise self.wrong(key, "unknown key for this kind")
+
+
+def _channel(table: _Table) -> Channel:
+    kind = table.one_of("kind", {name: name for name in _WAYS})
+    name = table.text("name", kind)
+    if not _NAME.fullmatch(name):
+        raise table.wrong("name", f"{name!r} is no lower-case name")
+    heartbeat = kind == "heartbeat"
+    channel = Channel(
+        name=name,
+        way=_WAYS[kind](table),
+        wanted=Wanted() if heartbeat else _wanted(table),
+        pace=Pace() if heartbeat else _pace(table),
+        heartbeat=heartbeat,
+        timeout_s=table.number("timeout_s", 10.0, 0.1, LONGEST_TIMEOUT_S),
+    )
+    table.end()
+    return channel
+
+
+def _wanted(table: _Table) -> Wanted:
+    on = table.texts("on") or ("opened", "closed")
+    for word in set(on) - {"opened", "closed"}:
+        raise table.wrong("on", f"{word!r} is neither opened nor closed")
+    kinds = table.texts("kinds")
+    known = {kind.value for kind in Kind}
+    for word in set(kinds) - known:
+        raise table.wrong("kinds", f"{word!r} is none of {', '.join(sorted(known))}")
+    return Wanted(
+        kinds=frozenset(kinds),
+        severity=table.one_of("severity", {each.value: each for each in Gravity}, Gravity.INFO.value),
+        opened="opened" in on,
+        closed="closed" in on,
+    )
+
+
+def _pace(table: _Table) -> Pace:
+    usual = Pace()
+    return Pace(
+        burst=int(table.number("burst", usual.burst, 1, 1_000)),
+        every_s=table.number("every_s", usual.every_s, 0.1, 86_400),
+        flaps=int(table.number("flaps", usual.flaps, 1, 1_000)),
+        window_s=table.number("window_s", usual.window_s, 1, 86_400),
+    )
+
+
+def _webhook(table: _Table) -> Webhook:
+    url, url_file = table.text("url", ""), table.file("url_file")
+    if bool(url) == bool(url_file):
+        raise table.wrong("url", "one of url and url_file is needed, and not both")
+    if url:
+        checked_url(url, table.wrong)
+    return Webhook(url=url, url_file=url_file, token_file=table.file("token_file"), ca_file=table.file("ca_file"))
+
+
+def checked_url(url: str, wrong: Callable[[str, str], Exception]) -> str:
+    """Return a URL that can be called; else raise what `wrong` makes, which is not told it: it may be a secret."""
+    if not _URL.fullmatch(url):
+        raise wrong("url", "it is no http:// or https:// URL (without a user name in it)")
+    return url
+
+
+def _email(table: _Table) -> Email:
+    to, sender = table.texts("to"), table.text("from")
+    for address in (*to, sender):
+        if not _ADDRESS.fullmatch(address):
+            raise table.wrong("to" if address in to else "from", f"{address!r} is no address")
+    if not to:
+        raise table.wrong("to", "it is needed, a list of addresses")
+    tls: str = table.one_of("tls", {word: word for word in ("starttls", "tls", "none")}, "none")
+    user, password_file = table.text("user", ""), table.file("password_file")
+    if bool(user) != bool(password_file):
+        raise table.wrong("password_file", "user and password_file go together")
+    if user and tls == "none":
+        raise table.wrong("tls", "a password is not sent in the clear: starttls or tls")
+    return Email(
+        to=to,
+        sender=sender,
+        host=table.text("host", "localhost"),
+        port=int(table.number("port", {"starttls": 587, "tls": 465, "none": 25}[tls], 1, 65_535)),
+        tls=tls,
+        user=user,
+        password_file=password_file,
+        ca_file=table.file("ca_file"),
+    )
+
+
+def _program(table: _Table) -> Program:
+    argv = table.texts("argv")
+    if not argv:
+        raise table.wrong("argv", "it is needed, a list: the program and its arguments")
+    return Program(argv=argv)
+
+
+_WAYS: dict[str, Callable[[_Table], Webhook | Email | Program]] = {
+    "webhook": _webhook,
+    "email": _email,
+    "command": _program,
+    "heartbeat": _webhook,
+}

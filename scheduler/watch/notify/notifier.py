@@ -1,0 +1,218 @@
+"""Tells the channels what the journal holds and they were not told: a thread each, so that none waits for another.
+
+What waits is in the journal, not in memory: the loop that records incidents never waits for a channel, a watchdog
+that is killed goes on where it was, and what was told is not told again (unless it was killed between the two).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.watch.notify.message import message
+from deeplink.scheduler.watch.notify.pacing import Pacer, Turn
+from deeplink.scheduler.watch.notify.sending import sender
+from deeplink.scheduler.watch.notify.trying import NotSentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from deeplink.clock import Clock
+    from deeplink.metrics import WatchMetrics
+    from deeplink.scheduler.watch.journal import Journal
+    from deeplink.scheduler.watch.notify.channels import Channel
+    from deeplink.scheduler.watch.notify.message import Message
+    from deeplink.scheduler.watch.notify.news import News
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 15.0
+"""A channel looks for news so often even when nobody says that there is some."""
+LONGEST_PAUSE_S = 60.0
+GIVE_UP_S = 3_600.0
+"""News that could not be told for so long are not told any more."""
+MOST_NEWS = 500
+CLOSE_S = 2.0
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True, kw_only=True)
+class Teller:
+    """Tells one channel. One thread only; `tell` is one round.
+
+    Args:
+        send: one try; raises NotSentError.
+        host: what the watchdog's machine is called in messages.
+    """
+
+    channel: Channel
+    journal: Journal
+    send: Callable[[Message], None]
+    clock: Clock
+    metrics: WatchMetrics
+    host: str
+    _pacer: Pacer = field(init=False)
+    _failures: int = 0
+    _not_before: float = 0.0
+    _first: dict[Key, float] = field(default_factory=dict)
+    _unnoted: dict[Key, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin to keep account of what the channel was told."""
+        self._pacer = Pacer(self.channel.pace)
+
+    def tell(self) -> float:
+        """Send what may be sent; return how many seconds there is nothing to do unless there is news."""
+        name = self.channel.name
+        while True:
+            self._note_left()
+            waiting = self._waiting()
+            self.metrics.notify_waiting.labels(name).set(len(waiting))
+            now = self.clock.monotonic()
+            if not waiting:
+                self._well()
+                return LOOK_S
+            if now < self._not_before:
+                return min(LOOK_S, self._not_before - now)
+            turn = self._pacer.turn(waiting, now)
+            if not turn.batch:
+                self._well()  # it is we who hold them
+                return _until(turn)
+            self._try(turn.batch)
+
+    def _waiting(self) -> list[News]:
+        """News to be told, in order; what the channel does not want, or nobody can tell it, is struck off."""
+        now = self.clock.monotonic()
+        found = [
+            news
+            for news in self.journal.unsent(self.channel.name, limit=MOST_NEWS)
+            if news.key not in self._unnoted
+        ]
+        self._first = {news.key: self._first.get(news.key, now) for news in found}
+        wanted: list[News] = []
+        for news in found:
+            if not self.channel.wanted.wants(news):
+                self._unnoted[news.key] = "not wanted"
+            elif self._failures and now - self._first[news.key] >= GIVE_UP_S:
+                self._unnoted[news.key] = "given up"
+                self.metrics.notify_messages.labels(self.channel.name, "given_up").inc()
+                log.warning("channel %s: %s could not be told, given up", self.channel.name, news)
+            else:
+                wanted.append(news)
+        if len(wanted) < len(found):
+            self._note_left()
+        return wanted
+
+    def _try(self, batch: Sequence[News]) -> None:
+        name = self.channel.name
+        try:
+            self.send(message(batch, self.host))
+        except NotSentError as problem:
+            self._failures += 1
+            pause = min(LONGEST_PAUSE_S, max(problem.after_s, 2.0 ** min(self._failures - 1, 10)))
+            self._not_before = self.clock.monotonic() + pause
+            self.metrics.notify_messages.labels(name, "failed").inc()
+            if self._failures == 1:  # once for each time that it fails, not for each try
+                log.warning("%s; it is tried again", problem)
+            else:
+                log.info("%s; tried again in %.0f s", problem, pause)
+            return
+        if self._failures:
+            log.info("channel %s: messages are taken again", name)
+        self._failures = 0
+        self._pacer.sent(batch, self.clock.monotonic())
+        self.metrics.notify_messages.labels(name, "sent").inc()
+        self._unnoted.update((news.key, "sent") for news in batch)
+        self._well()
+
+    def _note_left(self) -> None:
+        # In memory until the journal has it: a full disk must not make us say the same again and again.
+        if self._unnoted:
+            self.journal.note_sent(self.channel.name, dict(self._unnoted), self.clock.unix())
+            self._unnoted.clear()
+
+    def _well(self) -> None:
+        self.metrics.notify_time.labels(self.channel.name).set(self.clock.unix())
+
+
+def _until(turn: Turn) -> float:
+    return LOOK_S if turn.wait_s is None else min(LOOK_S, max(0.05, turn.wait_s))
+
+
+class Notifier:
+    """The threads of all channels."""
+
+    def __init__(self, tellers: Sequence[Teller]) -> None:
+        self._tellers = tellers
+        self._news = [threading.Event() for _ in tellers]
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(teller, news), name=f"deeplink-notify-{teller.channel.name}", daemon=True
+            )
+            for teller, news in zip(tellers, self._news, strict=True)
+        ]
+
+    def start(self) -> None:
+        """Begin to tell."""
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """Say that there is news; does not wait."""
+        for news in self._news:
+            news.set()
+
+    def close(self) -> None:
+        """Stop; a try under way has CLOSE_S to end, what was not told stays in the journal."""
+        self._stop.set()
+        self.wake()
+        end = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _run(self, teller: Teller, news: threading.Event) -> None:
+        while not self._stop.is_set():
+            news.clear()
+            try:
+                wait_s = teller.tell()
+            except DeepLinkError as problem:  # of the journal
+                log.warning("channel %s: %s", teller.channel.name, problem)
+                wait_s = LOOK_S
+            except Exception:
+                # Whatever is wrong with one channel, the others go on, and its metric stands still.
+                log.exception("channel %s", teller.channel.name)
+                wait_s = LOOK_S
+            news.wait(wait_s)
+
+
+@contextmanager
+def notifying(
+    channels: Sequence[Channel], journal: Journal, clock: Clock, metrics: WatchMetrics, host: str
+) -> Iterator[Notifier]:
+    """Tell the channels of incidents in `journal` that begin or change from now on, until the end of the block.
+
+    Raises:
+        JournalError: the journal cannot be written.
+    """
+    tellers = [
+        Teller(channel=channel, journal=journal, send=sender(channel), clock=clock, metrics=metrics, host=host)
+        for channel in channels
+        if not channel.heartbeat
+    ]
+    for teller in tellers:
+        journal.open_channel(teller.channel.name)  # before the first incident of this watchdog
+        metrics.notify_time.labels(teller.channel.name).set(clock.unix())
+    notifier = Notifier(tellers)
+    notifier.start()
+    journal.listen(notifier.wake)
+    try:
+        yield notifier
+    finally:
+        notifier.close()

@@ -1,0 +1,27 @@
+"""An incident as JSON has it: for programs that read it, wherever they get it from. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from deeplink.scheduler.watch.costs import cost
+
+if TYPE_CHECKING:
+    from deeplink.scheduler.watch.records import Incident
+
+
+def document(incident: Incident) -> dict[str, Any]:
+    """Return an incident with its timeline and cost; without its stacks, which are not read with it."""
+    plain = dataclasses.replace(incident, stacks=())
+    told = dataclasses.asdict(plain)
+    del told["stacks"]
+    told["attempt"] = str(incident.attempt) if incident.attempt else None
+    told["outcome"] = incident.outcome.value
+    spent = cost(incident)
+    told["cost"] = {
+        "rank_hours": spent.total_h,
+        "standing_rank_hours": spent.standing_h,
+        "repeated_rank_hours": spent.repeated_h,
+    }
+    return told

@@ -1,0 +1,139 @@
+"""The file of channels: what it may say, and that every mistake is named by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deeplink.config import ConfigError
+from deeplink.scheduler.watch.notify.channels import Channel, Email, Program, Webhook, load_channels
+from deeplink.scheduler.watch.notify.news import Gravity, News, Wanted, gravity
+from deeplink.scheduler.watch.notify.pacing import Pace
+from deeplink.scheduler.watch.records import Kind, Outcome
+from tests.scheduler.watch.notify.things import dead, recovered
+
+EVERYTHING = """
+[[notify]]
+name = "chat"
+kind = "webhook"
+url_file = "/etc/deeplink/chat.url"
+severity = "warning"
+on = ["opened"]
+
+[[notify]]
+kind = "email"
+to = ["ops@example.org", "night@example.org"]
+from = "deeplink@example.org"
+host = "mail.example.org"
+tls = "starttls"
+user = "deeplink"
+password_file = "/etc/deeplink/mail.password"
+burst = 3
+every_s = 600
+timeout_s = 20
+
+[[notify]]
+kind = "command"
+argv = ["/usr/local/bin/page", "--now"]
+kinds = ["job-stranded", "switch-suspect"]
+
+[[notify]]
+kind = "heartbeat"
+url = "https://hc.example.org/ping"
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "notify.toml"
+    path.write_text(text)
+    return path
+
+
+def test_each_kind_is_read(tmp_path: Path) -> None:
+    chat, mail, page, beat = load_channels(written(tmp_path, EVERYTHING))
+    assert chat == Channel(
+        name="chat",
+        way=Webhook(url_file=Path("/etc/deeplink/chat.url")),
+        wanted=Wanted(severity=Gravity.WARNING, closed=False),
+    )
+    assert mail.way == Email(
+        to=("ops@example.org", "night@example.org"),
+        sender="deeplink@example.org",
+        host="mail.example.org",
+        port=587,
+        tls="starttls",
+        user="deeplink",
+        password_file=Path("/etc/deeplink/mail.password"),
+    )
+    assert (mail.pace, mail.timeout_s) == (Pace(burst=3, every_s=600.0), 20.0)
+    assert page.way == Program(argv=("/usr/local/bin/page", "--now"))
+    assert page.wanted.kinds == {"job-stranded", "switch-suspect"}
+    assert (beat.name, beat.heartbeat) == ("heartbeat", True)
+    assert load_channels(written(tmp_path, "")) == ()
+
+
+HOOK = '[[notify]]\nkind = "webhook"\nurl = "https://x.example/y"\n'
+MAIL = '[[notify]]\nkind = "email"\nto = "a@b"\nfrom = "c@d"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("not toml", "(file)"),
+        ("notfy = 1", "notfy"),
+        ("notify = 1", "notify"),
+        ("notify = [1]", "notify #1"),
+        ('[[notify]]\nurl = "https://x"', "notify #1: kind"),
+        ('[[notify]]\nkind = "pigeon"', "notify #1: kind"),
+        ('[[notify]]\nkind = "webhook"', "notify #1: url"),
+        (HOOK + 'url_file = "/x"', "notify #1: url"),
+        (HOOK.replace("https", "ftp"), "notify #1: url"),
+        (HOOK.replace("x.example", "me:secret@x.example"), "notify #1: url"),
+        (HOOK + "urll = 1", "notify #1: urll"),
+        (HOOK + 'to = "a@b"', "notify #1: to"),
+        (HOOK + 'on = "sometimes"', "notify #1: on"),
+        (HOOK + 'kinds = ["node-deaf"]', "notify #1: kinds"),
+        (HOOK + 'severity = "grave"', "notify #1: severity"),
+        (HOOK + "burst = 0", "notify #1: burst"),
+        (HOOK + "every_s = nan", "notify #1: every_s"),
+        (HOOK + "timeout_s = true", "notify #1: timeout_s"),
+        (HOOK + 'name = "Über"', "notify #1: name"),
+        (HOOK + HOOK, "notify.name"),
+        (HOOK * 17, "notify"),
+        (MAIL.replace("a@b", "a b"), "notify #1: to"),
+        (MAIL.replace("c@d", "c@d\\nBcc: e@f"), "notify #1: from"),
+        (MAIL + 'user = "me"', "notify #1: password_file"),
+        (MAIL + 'user = "me"\npassword_file = "/x"', "notify #1: tls"),
+        ('[[notify]]\nkind = "command"\nargv = []', "notify #1: argv"),
+        ('[[notify]]\nkind = "command"\nargv = [1]', "notify #1: argv"),
+        ('[[notify]]\nkind = "heartbeat"\nurl = "https://x"\nkinds = []', "notify #1: kinds"),
+    ],
+)
+def test_a_mistake_is_named_by_its_key(tmp_path: Path, text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_channels(written(tmp_path, text))
+    assert caught.value.key == key
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_channels(tmp_path / "absent.toml")
+
+
+def test_who_wants_what() -> None:
+    open_one, ended = News(dead(17)), News(recovered(dead(17)), opened_told=True)
+    missed = News(recovered(dead(17)))
+    failed = News(dead(17, outcome=Outcome.FAILED), opened_told=True)
+    assert [Wanted().wants(one) for one in (open_one, ended, failed)] == [True] * 3
+    begins = Wanted(closed=False)
+    assert [begins.wants(one) for one in (open_one, ended, missed)] == [True, False, True]
+    ends = Wanted(opened=False)
+    assert [ends.wants(one) for one in (open_one, ended, missed)] == [False, True, True]
+    assert not Wanted(kinds=frozenset({"ranks-hung"})).wants(open_one)
+    worst = Wanted(severity=Gravity.CRITICAL)
+    assert [worst.wants(one) for one in (open_one, ended, failed)] == [False, False, True]
+    assert [gravity(dead(1, kind=kind)) for kind in (Kind.NODE_BACK, Kind.NODE_DEAD, Kind.JOB_STRANDED)] == list(
+        Gravity
+    )
