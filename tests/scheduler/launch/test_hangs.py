@@ -1,0 +1,173 @@
+"""Ranks that hang, in whole runs on this machine: who is restarted, who is left alone, what is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeplink.scheduler.watch.journal import Journal
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+import deeplink
+
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+rank, attempt = int(os.environ["RANK"]), os.environ["DEEPLINK_ATTEMPT"].rpartition(".")[2]
+(folder / f"{attempt}.{rank}").write_text(str(os.getpid()))
+state = folder / "state"
+first = int(state.read_text()) if state.exists() else 0
+
+def all_reduce(step):
+    '''Wait until every rank has done this step.'''
+    (folder / f"at.{rank}.{step}").touch()
+    while not all((folder / f"at.{other}.{step}").exists() for other in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.01)
+
+for step in range(first + 1, steps + 1):
+    if step == 110 and os.environ.get("PAUSE_AT_110") and attempt == "0":
+        until = time.monotonic() + float(os.environ["PAUSE_AT_110"])
+        while time.monotonic() < until:
+            sum(range(10_000))
+    time.sleep(0.05)
+    all_reduce(step)
+    deeplink.report(step=step, work_s=0.05 * (2.0 if os.environ.get("SLOW") == str(rank) else 1.0))
+    if rank == 0 and step % 5 == 0:
+        (folder / "draft").write_text(str(step))
+        (folder / "draft").replace(state)
+"""
+
+
+class Run:
+    def __init__(self, folder: Path, *options: str, steps: int = 10, **env: str) -> None:
+        self.folder = folder
+        script = folder / "rank.py"
+        script.write_text(textwrap.dedent(RANK))
+        argv = [sys.executable, "-m", "deeplink", "run", *options, "--"]
+        argv += [sys.executable, str(script), str(folder), str(steps)]
+        state = {
+            "DEEPLINK_STATE": str(folder / "own"),
+            "DEEPLINK_STORE": str(folder / "store"),
+            "HOME": str(folder),
+        }
+        self.process = subprocess.Popen(
+            argv, env={**os.environ, **state, **env}, stderr=subprocess.PIPE, text=True
+        )
+
+    @property
+    def job(self) -> Path:
+        (found,) = self.folder.glob("own/jobs/*")
+        return found
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [
+            line for path in self.folder.glob("own/jobs/*/events.jsonl") for line in path.read_text().splitlines()
+        ]
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    def wait_for(self, question: Callable[[], object], bound_s: float = 60.0) -> None:
+        end = time.monotonic() + bound_s
+        while not question():
+            assert self.process.poll() is None or question(), self.process.communicate()[1]
+            assert time.monotonic() < end, self.events("late")
+            time.sleep(0.05)
+
+    def has_step(self, step: int) -> bool:
+        state = self.folder / "state"
+        return state.exists() and int(state.read_text()) >= step
+
+    def stop_rank(self, rank: int) -> None:
+        os.kill(int((self.folder / f"0.{rank}").read_text()), signal.SIGSTOP)
+
+    def ended(self) -> tuple[int, str]:
+        said = self.process.communicate(timeout=90)[1]
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(*options: str, **env: Any) -> Run:
+        runs.append(Run(tmp_path, *options, **env))
+        return runs[-1]
+
+    yield begin
+    for one in runs:
+        if one.process.poll() is None:
+            one.process.kill()
+            for file in one.folder.glob("[0-9].[0-9]"):  # a stopped one minds nothing else
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(file.read_text()), signal.SIGKILL)
+            one.process.communicate(timeout=10)
+
+
+def test_a_stopped_rank_is_found_by_what_was_learned_and_its_node_left_out(run: Callable[..., Run]) -> None:
+    job = run("--local", "4", "--spares", "1", steps=170)
+    job.wait_for(lambda: job.has_step(100))
+    job.stop_rank(1)
+    code, said = job.ended()
+    assert code == 0, said
+    (relaunch,) = job.events("relaunch")
+    assert "rank 1 is stopped by a signal" in relaunch["because"]
+    assert "learned" in relaunch["because"]
+    (stacks,) = job.events("stacks")
+    assert stacks["blamed"] == [1]
+    assert "local3" in job.events("attempt-started")[1]["nodes"]
+    text = Path(stacks["file"]).read_text()
+    assert "=== rank 1 on local1" in text
+    assert "stopped (T)" in text
+    assert "all_reduce" in text, "where the others wait"
+    with Journal(job.job / "journal.sqlite", read_only=True) as journal:
+        (incident,) = journal.incidents()
+        assert incident.kind == "ranks-hung"
+        assert stacks["file"] in incident.evidence
+        assert [stack.state for stack in journal.stacks(incident.id)][1] == "T"
+
+
+def test_a_pause_in_which_ranks_work_is_told_and_nothing_else(run: Callable[..., Run]) -> None:
+    job = run("--local", "2", steps=120, PAUSE_AT_110="14")
+    code, said = job.ended()
+    assert code == 0, said
+    assert not job.events("relaunch")
+    assert job.events("ended")[0]["attempts"] == 1
+    assert [event["answer"] for event in job.events("late")] == ["working"]
+
+
+def test_a_job_whose_ranks_are_all_stopped_is_somebody_elses_business(run: Callable[..., Run]) -> None:
+    job = run("--local", "2", steps=150)
+    job.wait_for(lambda: job.has_step(100))
+    for rank in range(2):
+        job.stop_rank(rank)
+    job.wait_for(lambda: job.events("late"))
+    assert job.events("late")[0]["answer"] == "held"
+    for rank in range(2):
+        os.kill(int((job.folder / f"0.{rank}").read_text()), signal.SIGCONT)
+    code, said = job.ended()
+    assert code == 0, said
+    assert not job.events("relaunch")
+
+
+def test_a_straggler_is_told_and_replaced_where_that_is_wanted(run: Callable[..., Run]) -> None:
+    job = run("--local", "4", "--spares", "1", "--replace-stragglers", steps=200, SLOW="2")
+    job.wait_for(lambda: job.events("relaunch"))
+    (told,) = job.events("straggler")
+    assert (told["rank"], told["node"]) == (2, "local2")
+    assert 1.9 < told["factor"] < 2.1
+    job.wait_for(lambda: len(job.events("attempt-started")) > 1)
+    assert "local2" not in job.events("attempt-started")[1]["nodes"]
+    job.process.send_signal(signal.SIGTERM)
+    job.ended()

@@ -1,0 +1,186 @@
+"""Who is late, and whether they hang."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.scheduler.launch.lateness import (
+    IDLE_S,
+    IDLE_SETUP_S,
+    Answer,
+    News,
+    Pulse,
+    Sight,
+    Watch,
+    seen,
+)
+from deeplink.scheduler.launch.silences import ENOUGH_STEPS, STEPS, Silences
+
+
+def knowing(seconds: float = 0.5) -> Silences:
+    silences = Silences()
+    for _ in range(ENOUGH_STEPS):
+        silences.learn(STEPS, seconds)
+        silences.learn("setup", 20.0)
+    return silences
+
+
+def pulse(steps_s: float | None = None, silences: Silences | None = None, world: int = 2) -> Pulse:
+    made = Pulse(silences or knowing(), steps_s)
+    made.begin(0.0, world)
+    return made
+
+
+def running(made: Pulse, until: float, *ranks: int) -> Pulse:
+    step, now = 0, 0.0
+    while now < until:
+        now, step = now + 0.5, step + 1
+        made.tick(now)
+        for rank in ranks:
+            made.take(News(rank=rank, step=step), now)
+    return made
+
+
+def ticked(made: Pulse, start: float, end: float) -> float:
+    now = start
+    while now < end:
+        now += 0.5
+        made.tick(now)
+    return now
+
+
+def test_who_reports_is_not_late() -> None:
+    assert not running(pulse(), 60.0, 0, 1).late(60.0)
+
+
+def test_the_rank_that_is_silent_is_late_though_others_go_on() -> None:
+    made = running(pulse(), 30.0, 0, 1)
+    now, step = 30.0, 60
+    while now < 41.0:
+        now, step = now + 0.5, step + 1
+        made.tick(now)
+        made.take(News(rank=0, step=step), now)
+    (late,) = made.late(now)
+    assert (late.rank, late.limit_s, late.is_learned) == (1, 10.0, True)
+    assert not made.are_all([late])
+
+
+def test_the_same_step_again_is_nothing_new() -> None:
+    made = running(pulse(), 5.0, 0)
+    now = ticked(made, 5.0, 16.0)
+    made.take(News(rank=0, step=3), now)
+    assert made.late(now)
+
+
+def test_time_in_which_we_did_not_run_ourselves_counts_for_nobody() -> None:
+    made = running(pulse(), 30.0, 0, 1)
+    made.tick(900.0)  # the whole job was suspended
+    assert not made.late(901.0)
+
+
+def test_another_section_has_a_limit_of_its_own_and_is_told_by_its_entry() -> None:
+    made = running(pulse(), 30.0, 0, 1)
+    made.take(News(rank=0, step=60, section="evaluation"), 30.0)
+    now = ticked(made, 30.0, 45.0)
+    assert [one.rank for one in made.late(now)] == [1]
+    assert made.has_sections
+    made.take(News(rank=0, step=60), now)
+    now = ticked(made, now, now + 5)
+    assert [one.rank for one in made.late(now)] == [1], "leaving it is news, too"
+
+
+def test_a_limit_that_was_set_holds_for_steps_and_gives_sections_their_own_time() -> None:
+    made = running(pulse(steps_s=3.0), 30.0, 0, 1)
+    made.take(News(rank=0, step=60, section="checkpoint"), 30.0)
+    now = ticked(made, 30.0, 34.0)
+    late = made.late(now)
+    assert [one.rank for one in late] == [1]
+    assert not made.are_all(late)
+
+
+def test_a_job_that_never_reports_is_never_late() -> None:
+    made = pulse(silences=Silences())
+    assert not made.late(ticked(made, 0.0, 3000.0))
+
+
+def test_a_job_that_is_known_to_report_is_late_if_it_does_not_come_to_it() -> None:
+    made = pulse(world=3)
+    now = ticked(made, 0.0, 61.0)
+    assert [(one.rank, one.section) for one in made.late(now)] == [(0, "setup"), (1, "setup"), (2, "setup")]
+
+
+def test_setting_up_is_a_section_until_the_first_step() -> None:
+    made = pulse(silences=Silences())
+    made.take(News(rank=0, step=None, section="setup"), 1.0)
+    now = ticked(made, 0.0, 599.0)
+    assert not made.late(now)
+    assert made.is_setting_up
+    assert not made.has_sections
+    made.take(News(rank=0, step=1), now)
+    assert not made.is_setting_up
+
+
+def sights(states: str, cpu: float = 0.0) -> dict[int, Sight]:
+    return {rank: Sight(state=state.strip("-"), cpu_s=cpu) for rank, state in enumerate(states)}
+
+
+CASES = {
+    "one is stopped": ("SSTS", "SSTS", 0.0, Answer.STOPPED),
+    "one is stopped while the others work": ("SSTS", "SSTS", 9.0, Answer.STOPPED),
+    "one was stopped for a moment": ("SSTS", "SSSS", 0.0, Answer.IDLE),
+    "all are stopped": ("TTTT", "TTTT", 0.0, Answer.HELD),
+    "the only one that is left is stopped": ("T", "T", 0.0, Answer.HELD),
+    "one is held by a debugger": ("StSS", "StSS", 0.0, Answer.HELD),
+    "all wait": ("SSSS", "SSSS", 0.0, Answer.IDLE),
+    "all wait, one of them in the kernel": ("SDSS", "SDSS", 0.0, Answer.IDLE),
+    "somebody works": ("SSSS", "SSSS", 0.5, Answer.WORKING),
+    "a node did not answer": ("SSS", "SSS", 0.0, Answer.UNKNOWN),
+    "nobody is there": ("----", "----", 0.0, Answer.UNKNOWN),
+    "some have ended, the others wait": ("S--S", "S--S", 0.0, Answer.IDLE),
+}
+
+
+@pytest.mark.parametrize(("before", "now", "cpu", "answer"), CASES.values(), ids=CASES.keys())
+def test_what_processes_do(before: str, now: str, cpu: float, answer: Answer) -> None:
+    world = 1 if len(now) == 1 else 4
+    assert seen(sights(before), sights(now, cpu), 2.0, world).answer is answer
+
+
+states = st.text("RSDTtZ-", min_size=4, max_size=4)
+
+
+@given(states, states, st.floats(0, 10))
+def test_nobody_counts_as_stopped_unless_another_is_not(before: str, now: str, cpu: float) -> None:
+    found = seen(sights(before), sights(now, cpu), 2.0, 4)
+    if found.answer is Answer.STOPPED:
+        assert found.ranks
+        assert all(before[rank] in "Tt" and now[rank] == "T" for rank in found.ranks)
+        assert any(state in "RSD" or before[rank] not in "Tt" for rank, state in enumerate(now))
+
+
+def test_nobody_works_for_as_long_as_was_seen_without_a_break() -> None:
+    watch = Watch()
+    for at in range(0, 100, 10):
+        watch.look(sights("SS"), float(at), 2)
+    assert watch.idle_s() == 90.0
+    watch.look(sights("SS", 5.0), 100.0, 2)
+    assert watch.idle_s() == 0.0
+    watch.look(sights("SS", 5.0), 110.0, 2)
+    assert watch.idle_s() == 10.0
+    watch.forget()
+    assert (watch.idle_s(), watch.newest.answer) == (0.0, Answer.UNKNOWN)
+
+
+def test_patience_with_ranks_that_do_not_work() -> None:
+    made = running(pulse(), 300.0, 0)
+    now = ticked(made, 300.0, 315.0)
+    assert made.patience_s(made.late(now)) == IDLE_S
+    now = ticked(made, now, 700.0)
+    made.take(News(rank=0, step=1000), now)
+    now = ticked(made, now, 740.0)
+    assert made.patience_s(made.late(now)) == pytest.approx(1200.0), "three times the longest that ended well"
+    new = pulse()
+    now = ticked(new, 0.0, 100.0)
+    assert new.patience_s(new.late(now)) == IDLE_SETUP_S

@@ -1,0 +1,192 @@
+"""Where a node's ranks are: real processes, asked in every way there is."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from deeplink.scheduler.watch.asking import catches
+from deeplink.scheduler.watch.flight import NEWEST, newest_collectives
+from deeplink.scheduler.watch.rankprocesses import ProcessTable, Reported, rank_processes
+from deeplink.scheduler.watch.stacks import Stacks, found_py_spy
+from deeplink.types import Attempt
+
+pytestmark = pytest.mark.slow
+
+ATTEMPT = Attempt(77, 0, 3)
+RANK = """
+import sys, threading, time
+from pathlib import Path
+from deeplink.answering import answer_in
+
+if sys.argv[1] != "-":
+    assert answer_in(Path(sys.argv[1]))
+
+def wait_for_the_others():
+    threading.Event().wait()
+
+def work():
+    while True:
+        sum(range(100_000))
+
+print("ready", flush=True)
+work() if sys.argv[2:] else wait_for_the_others()
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK))
+    begun: list[subprocess.Popen[str]] = []
+
+    def rank(number: int, *words: str, answers: bool = True, **env: str) -> subprocess.Popen[str]:
+        folder = str(tmp_path) if answers else "-"
+        settings = {
+            "DEEPLINK_ATTEMPT": str(ATTEMPT),
+            "DEEPLINK_NODE": "n0",
+            "DEEPLINK_TOKEN_FILE": str(tmp_path / "token"),
+            "RANK": str(number),
+        }
+        argv = [sys.executable, str(script), folder, *words]
+        process = subprocess.Popen(argv, env={**os.environ, **settings, **env}, stdout=subprocess.PIPE, text=True)
+        begun.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield rank
+    for process in begun:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def said(process: subprocess.Popen[str]) -> Reported:
+    return Reported(pid=process.pid, unix=time.time())
+
+
+def test_py_spy_tells_of_a_stopped_rank_where_it_is(start: Start) -> None:
+    assert found_py_spy(), "py-spy is among the tools of the tests"
+    process = start(0, answers=False)
+    process.send_signal(signal.SIGSTOP)
+    (found,) = Stacks("n0")(ATTEMPT, {0: said(process)}, 8.0, states_only=False)
+    assert (found.rank, found.pid, found.state, found.source) == (0, process.pid, "T", "py-spy")
+    assert found.text.startswith("stopped (T)")
+    assert "wait_for_the_others (rank.py" in found.text
+
+
+def test_without_py_spy_a_rank_is_asked_and_goes_on(start: Start) -> None:
+    process = start(3)
+    for _ in range(2):
+        (found,) = Stacks("n0", py_spy="")(ATTEMPT, {3: said(process)}, 8.0, states_only=False)
+        assert (found.source, found.state) == ("faulthandler", "S")
+        assert found.text.count("in wait_for_the_others") == 1
+    assert process.poll() is None
+
+
+def test_one_that_has_not_said_that_it_answers_is_not_sent_a_signal(start: Start) -> None:
+    process = start(0, answers=False)
+    (found,) = Stacks("n0", py_spy="")(ATTEMPT, {0: said(process)}, 8.0, states_only=False)
+    assert found.source == "kernel"
+    assert f"thread {process.pid} (python" in found.text
+    assert process.poll() is None
+
+
+def test_a_stopped_one_is_not_sent_a_signal_either(start: Start) -> None:
+    process = start(0)
+    process.send_signal(signal.SIGSTOP)
+    (found,) = Stacks("n0", py_spy="")(ATTEMPT, {0: said(process)}, 8.0, states_only=False)
+    assert (found.source, found.state) == ("kernel", "T")
+    assert "cannot answer" in found.text
+
+
+def test_ranks_that_reported_nothing_are_found_by_their_environment(start: Start) -> None:
+    ranks = {number: start(number) for number in (1, 0)}
+    start(2, DEEPLINK_NODE="n1")
+    start(3, DEEPLINK_ATTEMPT="77.0.2")
+    found = rank_processes(ProcessTable(), ATTEMPT, "n0", {})
+    assert [(one.rank, one.pid) for one in found] == [(0, ranks[0].pid), (1, ranks[1].pid)]
+
+
+def test_a_number_that_somebody_else_has_by_now_is_not_believed(start: Start) -> None:
+    rank, other = start(0), start(1, DEEPLINK_ATTEMPT="78.0.0")
+    younger = Reported(pid=rank.pid, unix=time.time() - 3600)
+    reported = {0: younger, 4: said(other), 5: Reported(pid=os.getpid(), unix=time.time())}
+    found = {one.rank: one for one in rank_processes(ProcessTable(), ATTEMPT, "n0", reported)}
+    assert found[0].pid == rank.pid, "by its environment"
+    assert found[4].state == found[5].state == ""
+
+
+def test_states_alone_tell_who_works(start: Start) -> None:
+    working, waiting = start(0, "work"), start(1)
+    ask = Stacks("n0")
+    reported = {0: said(working), 1: said(waiting)}
+    before = ask(ATTEMPT, reported, 5.0, states_only=True)
+    time.sleep(0.5)
+    now = ask(ATTEMPT, reported, 5.0, states_only=True)
+    used = [two.cpu_s - one.cpu_s for one, two in zip(before, now, strict=True)]
+    assert used[0] > 0.05
+    assert used[1] <= 0.01
+    assert not any(one.text for one in now)
+
+
+def test_a_rank_that_has_ended_is_named_so(start: Start) -> None:
+    process = start(0)
+    reported = {0: said(process)}
+    process.kill()
+    process.wait(10)
+    (found,) = Stacks("n0")(ATTEMPT, reported, 8.0, states_only=False)
+    assert (found.state, found.source, found.text) == ("", "", "there is no such process")
+
+
+def test_nobody_is_waited_for_longer_than_is_left(start: Start) -> None:
+    process = start(0)
+    began = time.monotonic()
+    (found,) = Stacks("n0")(ATTEMPT, {0: said(process)}, 0.0, states_only=False)
+    assert time.monotonic() - began < 5
+    assert found.state == "S"
+
+
+def test_torchs_flight_recorder_is_read_where_it_dumped(start: Start, tmp_path: Path) -> None:
+    process = start(5, TORCH_NCCL_DEBUG_INFO_TEMP_FILE=str(tmp_path / "trace_"))
+    entries = [
+        {"collective_seq_id": number, "profiling_name": "nccl:all_reduce", "state": "started", "frames": [{}]}
+        for number in range(40)
+    ]
+    (tmp_path / "trace_5").write_bytes(pickle.dumps({"version": "2.9", "entries": entries}))
+    (found,) = Stacks("n0")(ATTEMPT, {5: said(process)}, 8.0, states_only=False)
+    assert found.flight.count("nccl:all_reduce") == NEWEST
+    assert '"collective_seq_id": 39' in found.flight
+    assert "frames" not in found.flight
+
+
+class Evil:
+    @override
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch /tmp/deeplink-evil",)
+
+
+@pytest.mark.parametrize("dump", [pickle.dumps({"entries": [Evil()]}), b"", b"not a pickle", pickle.dumps([1])])
+def test_a_dump_that_is_none_does_nothing(tmp_path: Path, dump: bytes) -> None:
+    (tmp_path / "dump").write_bytes(dump)
+    assert not newest_collectives(tmp_path / "dump", since_unix=0.0)
+    assert not newest_collectives(tmp_path / "none", since_unix=0.0)
+    assert not Path("/tmp/deeplink-evil").exists()
+
+
+def test_what_is_no_mask_catches_nothing() -> None:
+    assert not catches([], 5)
+    assert not catches(["SigCgt:\t0000000000000010"], 4)
+    assert catches(["SigCgt:\t0000000000000010"], 5)
