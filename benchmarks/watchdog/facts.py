@@ -58,7 +58,8 @@ class Facts:
         over_unix: when it was undone; 0 where it was not.
         victims: nodes that the fault hit.
         lines: of all ranks of all attempts, by time.
-        incidents: those that began about the fault or later.
+        incidents: those that were detected after the fault.
+        early: ids of those that were detected before it, when nothing was wrong.
         actions: keys and remedies of what the watchdog did, each once for every time it was begun.
         attempt: that ran when the fault came.
         state: of the job in the end, in Slurm's words.
@@ -80,6 +81,7 @@ class Facts:
     victims: tuple[str, ...] = ()
     lines: tuple[Line, ...] = ()
     incidents: tuple[Told, ...] = ()
+    early: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
     state: str = ""
     reason: str = ""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 AT_ONCE_S = 10.0
 """A job of all GPUs begins within so long where nothing is leaked (Slurm's scheduler looks every 5 s here)."""
-EARLY_S = 1.0
-"""An incident may be told to have begun so long before the fault: the last answer came before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +54,8 @@ def judge(scenario: Scenario, facts: Facts) -> Figures:
         why = _CHECKS[never](scenario, facts)
         if why:
             broken[never.value] = why
+    if facts.early:
+        broken["an incident before the fault"] = ", ".join(facts.early)
     missing = []
     if scenario.kinds and not right:
         seen = ", ".join(sorted({told.kind for told in facts.incidents})) or "none"

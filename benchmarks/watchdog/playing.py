@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.facts import Facts, newest_step
-from benchmarks.watchdog.judging import EARLY_S, Figures, judge
+from benchmarks.watchdog.judging import Figures, judge
 from benchmarks.watchdog.scenarios import AT_STEP, EIGHT, After, Hit, Never, Rights, Scenario, StockCase
 from benchmarks.watchdog.stand import Stand, StandError, until
 from deeplink.errors import DeepLinkError
@@ -158,7 +158,7 @@ def _gathered(
     lines, row = stand.lines(), stand.row()
     first = Facts(fault_unix=began, attempt=attempt, lines=lines).first_step
     fence = first.unix if first else 0.0
-    incidents = tuple(told for told in stand.incidents() if told.detected_unix >= began - EARLY_S)
+    incidents = stand.incidents()
     drained: dict[str, str] = {str(node.name): node.reason for node in stand.nodes() if node.drained or node.down}
     gpus = stand.all_gpus() if Never.GRES in scenario.never and first else None
     return Facts(
@@ -167,13 +167,14 @@ def _gathered(
         over_unix=over,
         victims=victims,
         lines=lines,
-        incidents=incidents,
+        incidents=tuple(told for told in incidents if told.detected_unix >= began),
+        early=tuple(sorted({told.id for told in incidents if told.detected_unix < began})),
         actions=stand.actions(),
         state=row.state.value if row else "",
         reason=row.reason if row else "",
         restarts=row.restarts if row else 0,
         drained=drained,
-        saves=_late_saves(stand, attempt, fence) if first else (),
+        saves=late_saves(stand, attempt, fence) if first else (),
         late_lines=_late_output(stand.output(), attempt) if first else 0,
         late_points=stand.late_points(attempt, fence) if first else 0,
         output=stand.output()[-MOST_LINES_OF_OUTPUT:],
@@ -183,7 +184,7 @@ def _gathered(
     )
 
 
-def _late_saves(stand: Stand, attempt: Attempt, fence: float) -> tuple[str, ...]:
+def late_saves(stand: Stand, attempt: Attempt, fence: float) -> tuple[str, ...]:
     """Return the checkpoints that an older attempt put into the folder after the fence."""
     found = []
     for path in sorted((stand.folder / "checkpoints").glob("step-*/manifest.json")):

@@ -68,16 +68,15 @@ class Stand:
         options = Options(slurmd_timeout=SLURMD_TIMEOUT_S, freezable=freezable)
         try:
             cluster = Sandbox.up(name, shape, options)
-            folder = cluster.home / "run"
-            folder.mkdir()
-            shutil.copy(RANK, folder / "rank.py")
-            token = new_token()
-            write_token(folder / "watch.token", token)
-            for path in (folder, folder / "rank.py", folder / "watch.token"):
-                shutil.chown(path, cluster.user.uid, cluster.user.gid)
-            yield cls(cluster, Laboratory(cluster), folder)
+            write_token(cluster.home / "watch.token", new_token())
+            shutil.chown(cluster.home / "watch.token", cluster.user.uid, cluster.user.gid)
+            yield cls(cluster, Laboratory(cluster), _folder(cluster, "run"))
         finally:
             Sandbox.clear(name)
+
+    def another(self, name: str) -> Stand:
+        """Return the same stand with a folder for another job."""
+        return Stand(self.cluster, self.lab, _folder(self.cluster, name))
 
     @property
     def watch_folder(self) -> Path:
@@ -89,8 +88,8 @@ class Stand:
         """Slurm's commands, on the login host."""
         return Slurm(self.cluster.runner())
 
-    def watch(self, rights: Rights) -> None:
-        """Start `deeplink watch --act`, and return once it watches.
+    def watch(self, rights: Rights, *more: str) -> None:
+        """Start `deeplink watch --act` with more options, and return once it watches.
 
         Raises:
             StandError: it does not.
@@ -100,14 +99,14 @@ class Stand:
         user = self.cluster.user
         self.watch_folder.mkdir()
         token = self.watch_folder / "token"
-        shutil.copy(self.folder / "watch.token", token)
+        shutil.copy(self.cluster.home / "watch.token", token)
         token.chmod(0o600)
         if rights is Rights.USER:
             for path in (self.watch_folder, token):
                 shutil.chown(path, user.uid, user.gid)
         own = self.cluster.layout.own / "watch"  # as the machine sees it
         argv = [sys.executable, "-m", "deeplink", "-v", "watch", "--act", "--bind", self._address]
-        argv += ["--journal", str(own / "journal.sqlite"), "--token-file", str(own / "token")]
+        argv += ["--journal", str(own / "journal.sqlite"), "--token-file", str(own / "token"), *more]
         with (self.watch_folder / "said").open("ab") as said:
             process = self.cluster.spawn(CTL, argv, root=rights is Rights.OPERATOR, stdout=said, stderr=said)
         process.returncode = 0  # it ends with the cluster
@@ -133,7 +132,7 @@ class Stand:
         lines = ["#!/bin/bash"]
         if watched:
             lines += [f"export DEEPLINK_WATCH={self._address}"]
-            lines += [f"export DEEPLINK_WATCH_TOKEN_FILE={self.folder}/watch.token"]
+            lines += [f"export DEEPLINK_WATCH_TOKEN_FILE={self.cluster.home}/watch.token"]
         script = self.folder / "job.sh"
         script.write_text("\n".join([*lines, command, ""]), encoding="utf-8")
         argv = ["sbatch", *shlex.split(options), "--parsable", "--open-mode=append"]
@@ -221,6 +220,16 @@ class Stand:
             if self.cluster.run(CTL, argv, timeout_s=bound_s).code == 0:
                 return time.monotonic() - began
         return math.inf
+
+
+def _folder(cluster: Sandbox, name: str) -> Path:
+    """Make a job's folder, with the ranks' program in it."""
+    folder = cluster.home / name
+    folder.mkdir()
+    shutil.copy(RANK, folder / "rank.py")
+    for path in (folder, folder / "rank.py"):
+        shutil.chown(path, cluster.user.uid, cluster.user.gid)
+    return folder
 
 
 def _incidents(by: str, path: Path) -> list[Told]:

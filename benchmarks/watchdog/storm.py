@@ -1,0 +1,412 @@
+"""An hour of random faults on a real Slurm with three jobs running, and what must hold at the end.
+
+    python -m benchmarks.watchdog.storm [--minutes 60] [--seed 7] [--write-docs]
+
+Eight nodes, three jobs of an ordinary user that read a packed dataset in short epochs, save and resume; one has a
+spare. A job that ends is checked and followed by another. Faults come as the seed says (`strikes.py`); one that
+takes a node or rank away waits until all is well again: never more at once than can be survived. At the end all
+is healed, and the jobs may finish. Then: every job finished, or is held for the right reason; every epoch was fed
+each sample exactly once (the delivery digest); no checkpoint of a fenced attempt appeared after the fence; every
+fault has exactly one incident, and every incident a fault. Exit code 1 when something of that does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from benchmarks.frame import TOP, unwind_when_told
+from benchmarks.rows import BENCH, machine
+from benchmarks.watchdog.facts import newest_step
+from benchmarks.watchdog.playing import late_saves
+from benchmarks.watchdog.scenarios import EIGHT, Rights
+from benchmarks.watchdog.stand import Stand, StandError, until
+from benchmarks.watchdog.strikes import KINDRED, Strike, Struck, complaints, matched, strikes
+from deeplink.data.digest import DeliveryDigest
+from deeplink.errors import DeepLinkError
+from deeplink.publish import write_text
+from deeplink.scheduler.sandbox.lab.laboratory import How
+from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.slurm.states import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.watchdog.facts import Told
+
+PAGE = TOP / "docs" / "storm.md"
+DATASET, FILES, FILE_BYTES = "storm", 600, 700
+EPOCHS = 24
+WELL_S = 150.0
+"""So long a strike waits until all is well; then it is left out, and that is told."""
+FINISH_S = 600.0
+PACK_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What runs, one job after another."""
+
+    name: str
+    nodes: int
+    spares: int
+
+
+SLOTS = (Slot("a", 3, 1), Slot("b", 2, 0), Slot("c", 2, 0))
+
+
+@dataclass(slots=True)
+class Run:
+    """One job of a slot, and how it ended."""
+
+    slot: Slot
+    stand: Stand
+    began: float
+    ended: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Storm:
+    """A storm under way.
+
+    Attributes:
+        problems: what does not hold.
+        remarks: what happened besides.
+    """
+
+    stand: Stand
+    seed: int
+    say: Callable[[str], None]
+    expected: DeliveryDigest
+    runs: list[Run] = field(default_factory=list)
+    struck: list[Struck] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    _open: list[Struck] = field(default_factory=list)
+
+    # -- jobs
+
+    def running(self) -> list[Run]:
+        """Return the jobs that have not ended."""
+        return [run for run in self.runs if not run.ended]
+
+    def follow(self, *, more: bool) -> None:
+        """Check jobs that have ended, and start the next ones in their places."""
+        for run in self.running():
+            row = run.stand.row()
+            if row is None:
+                continue
+            if row.state.final:
+                run.ended = row.state.value
+                self._check(run)
+            elif row.state is JobState.PENDING and "held" in row.reason.lower():
+                run.ended = f"held ({row.reason})"
+                self._check(run)
+                with suppress(DeepLinkError):
+                    run.stand.slurm.cancel(run.stand.job)
+        taken = {run.slot.name for run in self.running()}
+        for slot in SLOTS if more else ():
+            if slot.name not in taken and self._answers():
+                self._submit(slot)
+
+    def _answers(self) -> bool:
+        frozen = {"controller-down", "controller-frozen", "storage-frozen"}
+        return not any(one.strike.fault in frozen for one in self._open)
+
+    def _submit(self, slot: Slot) -> None:
+        number = len(self.runs) + 1
+        stand = self.stand.another(f"job{number}")
+        options = f"-N{slot.nodes} --exclusive --no-kill --requeue --job-name=storm-{slot.name}"
+        train = stand.train("--dataset", DATASET, "--epochs", str(EPOCHS), "--batch", "8")
+        command = f"exec deeplink run --nproc-per-node 1 --spares {slot.spares} -- {train}"
+        try:
+            stand.submit(options, command, watched=True)
+        except DeepLinkError as problem:
+            self.remarks.append(f"a job could not be submitted: {problem}")
+            return
+        self.runs.append(Run(slot, stand, time.time()))
+        self.say(f"job {stand.job} of slot {slot.name} submitted")
+
+    def _check(self, run: Run) -> None:
+        job = f"job {run.stand.job} (slot {run.slot.name})"
+        always = any(one.strike.fault == "rank-exit" and one.job == run.stand.job for one in self.struck)
+        if run.ended == "COMPLETED":
+            run.problems += [f"{job}: {what}" for what in self._fed_wrongly(run)]
+        elif not (always and "held" in run.ended):
+            run.problems.append(f"{job} ended as {run.ended}, neither finished nor held for a reason of its own")
+        run.problems += [f"{job}: a fenced attempt saved {name}" for name in self._late(run)]
+        self.problems += run.problems
+        attempts = len({line.attempt for line in run.stand.lines()})
+        took = time.time() - run.began
+        self.say(
+            f"{job}: {run.ended} after {took:.0f} s, {attempts} attempts; {'; '.join(run.problems) or 'well'}"
+        )
+
+    def _fed_wrongly(self, run: Run) -> list[str]:
+        try:
+            text = (run.stand.folder / "digest.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ["it left no digest"]
+        fed = DeliveryDigest()
+        fed.load_state_dict(json.loads(text))
+        return fed.differences(self.expected)
+
+    @staticmethod
+    def _late(run: Run) -> list[str]:
+        lines = run.stand.lines()
+        found: list[str] = []
+        attempts = sorted({line.attempt for line in lines})
+        for old, new in pairwise(attempts):
+            fence = min(line.unix for line in lines if line.attempt == new and line.what != "process")
+            resumed = [line.unix for line in lines if line.attempt == new and line.what == "resumed"]
+            found += late_saves(run.stand, old, max(resumed, default=fence))
+        return found
+
+    # -- faults
+
+    def strike(self, strike: Strike) -> None:
+        """Let a fault come, when all is well if it takes something away."""
+        kindred = KINDRED[strike.fault]
+        if kindred.taking and not until(self._well, WELL_S):
+            why = f"all was not well within {WELL_S:.0f} s: {self._ill()}"
+            self._miss(strike, why)
+            self.problems.append(f"before {strike.fault} at {strike.at_s:.0f} s: {why}")
+            self._mend()
+            return
+        if any(one.strike.fault == strike.fault for one in self._open):
+            self._miss(strike, "the same is in effect still")
+            return
+        chance = random.Random(strike.pick)  # noqa: S311 - no secret
+        run, target, how = self._aim(strike, chance)
+        began = time.time()
+        try:
+            self.stand.lab.inject(strike.fault, target, how)
+        except DeepLinkError as problem:
+            self._miss(strike, str(problem))
+            return
+        job = run.stand.job if run and kindred.taking else 0
+        one = Struck(strike=strike, target=target, job=job, began_unix=began, over_unix=began + strike.hold_s)
+        self._open.append(one)
+        self.say(
+            f"{strike.fault} {target.rpartition('/')[2]} for {strike.hold_s:g} s"
+            + (f" (job {job})" if job else "")
+        )
+
+    def _miss(self, strike: Strike, why: str) -> None:
+        now = time.time()
+        self.struck.append(Struck(strike=strike, target="", job=0, began_unix=now, over_unix=now, missed=why))
+        self.say(f"{strike.fault} left out: {why}")
+
+    def _aim(self, strike: Strike, chance: random.Random) -> tuple[Run | None, str, How]:
+        """Return whom it hits, where, and how."""
+        running = [run for run in self.running() if newest_step(run.stand.lines()) > 0]
+        run = chance.choice(running) if running else None
+        if strike.fault in {"controller-down", "controller-frozen", "watchdog-killed"}:
+            return run, CTL, How()
+        if strike.fault in {"storage-frozen", "agents-silent"} or run is None:
+            return run, "", How()
+        lines = run.stand.lines()
+        newest = max(line.attempt for line in lines)
+        nodes = {line.rank: line.node for line in lines if line.attempt == newest}
+        rank = chance.choice(sorted(nodes))
+        if strike.fault == "rank-exit":
+            return run, str(run.stand.folder), How(rank=rank)
+        return run, nodes[rank], How(rank=rank if "rank" in strike.fault else None, share=0.6)
+
+    def tend(self, *, now: bool = False) -> None:
+        """Undo the faults whose time is over, or all of them."""
+        for one in list(self._open):
+            if not now and time.time() < one.over_unix:
+                continue
+            target = "" if one.strike.fault in {"storage-frozen", "agents-silent"} else one.target
+            try:
+                self.stand.lab.undo(one.strike.fault, target)
+            except DeepLinkError as problem:
+                self.problems.append(f"{one.strike.fault} {one.target} could not be undone: {problem}")
+            self._open.remove(one)
+            self.struck.append(dataclasses.replace(one, over_unix=time.time()))
+
+    def _well(self) -> bool:
+        self.tend()
+        self.follow(more=True)
+        return not self._ill()
+
+    def _ill(self) -> str:
+        taking = [one.strike.fault for one in self._open if KINDRED[one.strike.fault].taking]
+        if taking:
+            return f"{', '.join(taking)} in effect"
+        out = [str(node.name) for node in self.stand.nodes() if node.drained or node.down or not node.responding]
+        if out:
+            return f"nodes out of service: {', '.join(sorted(out))}"
+        now = time.time()
+        still = [
+            run.stand.job
+            for run in self.running()
+            if not any(line.what == "step" and line.unix > now - 5.0 for line in run.stand.lines()[-40:])
+        ]
+        return (
+            f"jobs without a step for 5 s: {', '.join(map(str, still))}"
+            if still or len(self.running()) < len(SLOTS)
+            else ""
+        )
+
+    def _mend(self) -> None:
+        """Do what an administrator would when the watchdog did not."""
+        self.stand.lab.heal()
+        self._open.clear()
+        out = [str(node.name) for node in self.stand.nodes() if node.drained or node.down]
+        if out:
+            self.remarks.append(f"resumed by hand: {', '.join(sorted(out))}")
+            argv = ["scontrol", "update", f"nodename={','.join(out)}", "state=resume"]
+            self.stand.cluster.run(CTL, argv, root=True)
+
+    # -- the end
+
+    def finish(self) -> None:
+        """Heal all, and let the jobs come to their ends."""
+        self.tend(now=True)
+        self.stand.lab.heal()
+
+        def done() -> bool:
+            self.follow(more=False)
+            return not self.running()
+
+        until(done, FINISH_S / 2)
+        if self.running():
+            self.remarks.append(f"not finished {FINISH_S / 2:.0f} s after the end: {self._ill()}")
+            self._mend()
+            until(done, FINISH_S / 2)
+        for run in self.running():
+            row = run.stand.row()
+            said = f"{row.state.value} ({row.reason})" if row else "gone"
+            self.problems.append(f"job {run.stand.job} has not finished: {said}")
+        self.struck.sort(key=lambda one: one.began_unix)
+        self.problems += complaints(self.struck, self.stand.incidents())
+
+
+def prepare(stand: Stand, say: Callable[[str], None]) -> DeliveryDigest:
+    """Pack the dataset onto the nodes' disks, and return what each job is to be fed.
+
+    Raises:
+        StandError: it cannot be packed.
+    """
+    cluster = stand.cluster
+    store = f'store = "{cluster.ssd_in_jobs}/deeplink"\n'
+    make = f"""
+mkdir -p .config/deeplink source && cat > .config/deeplink/config.toml
+for i in $(seq {FILES}); do head -c {FILE_BYTES} /dev/urandom > source/$i.bin; done
+"""
+    cluster.run(CTL, ["bash", "-c", make], stdin=store, timeout_s=60)
+    argv = ["salloc", "--quiet", "-N8", "--exclusive", "deeplink", "pack", str(cluster.home / "source"), DATASET]
+    done = cluster.run(CTL, [*argv, "--shard-size", "65536"], timeout_s=PACK_S)
+    if done.code:
+        raise StandError(f"packing: {done.stderr[-2000:]}")
+    tell = f"""
+import json, numpy, deeplink.data.digest as d
+from deeplink.cache.reader import Reader
+index = Reader.open({DATASET!r}).index
+class All: rows = numpy.arange(len(index), dtype=numpy.int64); checksums = index.checksums
+print(json.dumps(d.DeliveryDigest.expected(All, {EPOCHS}).state_dict()))
+"""
+    told = cluster.run(CTL, [sys.executable, "-c", tell], timeout_s=60)
+    if told.code:
+        raise StandError(f"the digest to expect: {told.stderr[-2000:]}")
+    expected = DeliveryDigest()
+    expected.load_state_dict(json.loads(told.stdout))
+    say(f"{FILES} samples packed onto 8 nodes")
+    return expected
+
+
+def weather(minutes: float, seed: int, say: Callable[[str], None]) -> tuple[Storm, tuple[Told, ...]]:
+    """Let a storm pass, and return it with the incidents that are on record."""
+    with Stand.up(EIGHT, freezable=True) as stand:
+        expected = prepare(stand, say)
+        stand.watch(Rights.OPERATOR, "--resume")
+        storm = Storm(stand, seed, say, expected)
+        began = time.monotonic()
+        coming = list(strikes(minutes * 60, seed))
+        while (passed := time.monotonic() - began) < minutes * 60:
+            storm.follow(more=True)
+            storm.tend()
+            if coming and coming[0].at_s <= passed:
+                storm.strike(coming.pop(0))
+            time.sleep(0.3)
+        storm.remarks += [f"no time was left for {len(coming)} faults"] if coming else []
+        storm.finish()
+        return storm, stand.incidents()
+
+
+def report(storm: Storm, incidents: Sequence[Told], minutes: float) -> str:
+    """Return what came of it, as a page."""
+    found, _ = matched(storm.struck, incidents)
+    came = [one for one in storm.struck if not one.missed]
+    lines = [
+        "# A storm of faults",
+        "",
+        "Written by the command itself. Random faults of [the laboratory](faults.md) from a seed, three jobs",
+        "running on a sandbox of eight nodes; what is held at the end is in `benchmarks/watchdog/storm.py`.",
+        "",
+        f"    python -m benchmarks.watchdog.storm --minutes {minutes:g} --seed {storm.seed} --write-docs",
+        "",
+        f"{machine()}. {len(came)} faults came, {len(storm.struck) - len(came)} were left out.",
+        f"{len(storm.runs)} jobs: {_counted([run.ended or 'not finished' for run in storm.runs])}.",
+        "",
+        f"## What does not hold: {len(storm.problems) or 'nothing'}",
+        "",
+        *[f"- {problem}" for problem in storm.problems],
+        *([""] if storm.problems else []),
+        *(["Besides:", "", *[f"- {remark}" for remark in storm.remarks], ""] if storm.remarks else []),
+        "## Faults",
+        "",
+        "| s | fault | target | for s | job | incident |",
+        "|---|---|---|---|---|---|",
+    ]
+    for place, one in enumerate(storm.struck):
+        what = one.missed and f"left out: {one.missed}"
+        what = what or ", ".join(f"{told.kind} ({told.action}, {told.outcome.value})" for told in found[place])
+        held = f"{one.over_unix - one.began_unix:.0f}"
+        lines.append(
+            f"| {one.strike.at_s:.0f} | {one.strike.fault} | {one.target.rpartition('/')[2]} | {held} "
+            f"| {one.job or ''} | {what.replace('|', '/')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _counted(words: Sequence[str]) -> str:
+    return ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write; 1 when something does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--write-docs", action="store_true", help="write docs/storm.md besides")
+    asked = parser.parse_args(arguments)
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:5.0f} s] {line}", flush=True)
+
+    storm, incidents = weather(asked.minutes, asked.seed, say)
+    text = report(storm, incidents, asked.minutes)
+    BENCH.mkdir(parents=True, exist_ok=True)
+    write_text(BENCH / "storm.md", text)
+    print(text)
+    if asked.write_docs:
+        write_text(PAGE, text)
+    return 1 if storm.problems else 0
+
+
+if __name__ == "__main__":
+    unwind_when_told()
+    sys.exit(main())

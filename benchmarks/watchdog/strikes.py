@@ -1,0 +1,171 @@
+"""Which faults strike when, from a seed, and what is held against them afterwards. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.watchdog.scenarios import LOST
+from deeplink.scheduler.watch.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from benchmarks.watchdog.facts import Told
+
+BEFORE_S = 2.0
+"""An incident may be told to have begun so long before its fault: the last answer came before it."""
+AFTER_S = 45.0
+"""And be detected so long after the fault was over (a hang is believed after 10 s, a lost launcher after 20)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kindred:
+    """One kind of strike.
+
+    Attributes:
+        weight: how often it is drawn, beside the others.
+        hold_s: the shortest and the longest time it is in effect.
+        taking: it takes a node or rank away: one such at a time, and only while all is well.
+        kinds: of the one incident it is to have; none where it is to have none.
+        must: there is to be an incident; else there may be one of these kinds.
+    """
+
+    weight: int
+    hold_s: tuple[float, float]
+    kinds: frozenset[Kind]
+    taking: bool = True
+    must: bool = True
+
+
+_OF_RANKS = frozenset({Kind.RANK_FAILED, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
+KINDRED = {
+    "node-killed": Kindred(weight=4, hold_s=(15, 40), kinds=LOST | {Kind.NODE_REBOOTED, Kind.LAUNCHER_LOST}),
+    "node-cut": Kindred(weight=4, hold_s=(10, 40), kinds=LOST | {Kind.LAUNCHER_LOST}),
+    "fast-reboot": Kindred(
+        weight=2, hold_s=(0, 0), kinds=LOST | {Kind.NODE_REBOOTED, Kind.LAUNCHER_LOST, Kind.RANK_FAILED}
+    ),
+    "rank-stopped": Kindred(weight=2, hold_s=(60, 60), kinds=frozenset({Kind.RANKS_HUNG})),
+    "rank-killed": Kindred(weight=2, hold_s=(0, 0), kinds=_OF_RANKS),
+    "rank-exit": Kindred(weight=2, hold_s=(10, 10), kinds=_OF_RANKS),
+    "slurmd-killed": Kindred(
+        weight=1, hold_s=(3, 6), kinds=frozenset({Kind.SLURMD_LOST}), taking=False, must=False
+    ),
+    "controller-down": Kindred(
+        weight=1, hold_s=(5, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, must=False
+    ),
+    "controller-frozen": Kindred(
+        weight=1, hold_s=(5, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, must=False
+    ),
+    "watchdog-killed": Kindred(weight=2, hold_s=(1, 10), kinds=frozenset(), taking=False, must=False),
+    "storage-frozen": Kindred(
+        weight=1, hold_s=(5, 30), kinds=frozenset({Kind.STORAGE_FROZEN}), taking=False, must=False
+    ),
+    "agents-silent": Kindred(
+        weight=1,
+        hold_s=(10, 30),
+        kinds=frozenset({Kind.AGENTS_SILENT, Kind.SELF_IN_DOUBT}),
+        taking=False,
+        must=False,
+    ),
+    "disk-full": Kindred(weight=1, hold_s=(5, 20), kinds=frozenset({Kind.NODE_SICK}), taking=False, must=False),
+    "disk-readonly": Kindred(
+        weight=1, hold_s=(5, 20), kinds=frozenset({Kind.NODE_SICK}), taking=False, must=False
+    ),
+    "slow-rank": Kindred(weight=1, hold_s=(10, 30), kinds=frozenset({Kind.STRAGGLER}), taking=False, must=False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One fault that is to come.
+
+    Attributes:
+        at_s: since the beginning, not before.
+        hold_s: for how long.
+        pick: draws job, node and rank when the time has come.
+    """
+
+    at_s: float
+    fault: str
+    hold_s: float
+    pick: int
+
+
+def strikes(seconds: float, seed: int, gap_s: tuple[float, float] = (12.0, 35.0)) -> tuple[Strike, ...]:
+    """Return the faults of a storm: the same for the same seed, whatever becomes of them."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    names = sorted(KINDRED)
+    found, at = [], chance.uniform(*gap_s)
+    while at < seconds:
+        name = chance.choices(names, [KINDRED[name].weight for name in names])[0]
+        hold_s = round(chance.uniform(*KINDRED[name].hold_s), 1)
+        found.append(Strike(at_s=round(at, 1), fault=name, hold_s=hold_s, pick=chance.getrandbits(30)))
+        at += chance.uniform(*gap_s)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """One fault that came.
+
+    Attributes:
+        job: that it hit; 0 where it hit none of them alone.
+        missed: why it did not come after all; empty where it came.
+    """
+
+    strike: Strike
+    target: str
+    job: int
+    began_unix: float
+    over_unix: float
+    missed: str = ""
+
+
+def matched(struck: Sequence[Struck], incidents: Iterable[Told]) -> tuple[dict[int, list[Told]], list[Told]]:
+    """Return the incidents of each fault by its place, and those that no fault explains.
+
+    Launcher and watchdog tell of one thing with one id: that is one incident. One fits a fault if its time does,
+    its kind is among the expected ones, and it is about the fault's job, where both name one.
+    """
+    found: dict[int, list[Told]] = {place: [] for place in range(len(struck))}
+    left = []
+    for told in {told.id: told for told in incidents}.values():
+        fits = [place for place, one in enumerate(struck) if not one.missed and _fits(one, told)]
+        if fits:
+            found[max(fits, key=lambda place: struck[place].began_unix)].append(told)
+        else:
+            left.append(told)
+    return found, left
+
+
+def _fits(one: Struck, told: Told) -> bool:
+    if told.kind not in KINDRED[one.strike.fault].kinds:
+        return False
+    if not one.began_unix - BEFORE_S <= told.detected_unix <= one.over_unix + AFTER_S:
+        return False
+    job = int(told.attempt.split(".")[0]) if told.attempt else 0
+    return not (one.job and job and job != one.job)
+
+
+def complaints(struck: Sequence[Struck], incidents: Iterable[Told]) -> list[str]:
+    """Return every fault without exactly one incident, and every incident without a fault."""
+    found, left = matched(struck, incidents)
+    said = []
+    for place, one in enumerate(struck):
+        kindred = KINDRED[one.strike.fault]
+        if one.missed:
+            continue
+        if kindred.must and not found[place]:
+            said.append(f"{_named(one)}: no incident")
+        if len(found[place]) > 1:
+            kinds = ", ".join(told.id for told in found[place])
+            said.append(f"{_named(one)}: {len(found[place])} incidents ({kinds})")
+    said += [f"incident {told.id} ({told.evidence[:120]}) without a fault" for told in left]
+    return said
+
+
+def _named(one: Struck) -> str:
+    where = one.target.rpartition("/")[2]
+    return f"{one.strike.fault} {where} at {one.strike.at_s:.0f} s" + (f" (job {one.job})" if one.job else "")

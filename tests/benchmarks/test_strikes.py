@@ -1,0 +1,85 @@
+"""The faults of a storm are the same for the same seed, and each is held against exactly one incident."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.watchdog.facts import Told
+from benchmarks.watchdog.strikes import KINDRED, Strike, Struck, complaints, matched, strikes
+from deeplink.scheduler.sandbox.lab.catalog import FAULTS
+from deeplink.scheduler.watch.records import Outcome
+
+
+def test_every_kind_of_strike_is_a_fault() -> None:
+    assert KINDRED.keys() <= FAULTS.keys()
+    assert all(kindred.kinds or not kindred.must for kindred in KINDRED.values())
+
+
+@given(st.integers(0, 1 << 30), st.floats(60, 7200))
+def test_a_seed_is_a_storm(seed: int, seconds: float) -> None:
+    coming = strikes(seconds, seed)
+    assert coming == strikes(seconds, seed)
+    times = [strike.at_s for strike in coming]
+    assert times == sorted(times)
+    assert all(0 < at <= seconds + 0.1 for at in times)
+    for strike in coming:
+        low, high = KINDRED[strike.fault].hold_s
+        assert low <= strike.hold_s <= high
+
+
+def test_an_hour_has_every_fault_and_another_seed_is_another_storm() -> None:
+    assert {strike.fault for strike in strikes(3600, 7)} == KINDRED.keys()
+    assert strikes(3600, 7) != strikes(3600, 8)
+
+
+STRIKE = Strike(at_s=30, fault="node-killed", hold_s=20, pick=1)
+STRUCK = Struck(strike=STRIKE, target="n3", job=5, began_unix=1000, over_unix=1020)
+TOLD = Told(
+    by="watchdog",
+    id="5.0.0-node-dead-n3",
+    kind="node-dead",
+    node="n3",
+    attempt="5.0.0",
+    began_unix=1000,
+    detected_unix=1003,
+    action="drain-down",
+    outcome=Outcome.RECOVERED,
+    evidence="",
+)
+
+
+def test_one_incident_of_two_tellers_is_one() -> None:
+    both = [TOLD, dataclasses.replace(TOLD, by="launcher")]
+    found, left = matched([STRUCK], both)
+    assert (len(found[0]), left) == (1, [])
+    assert complaints([STRUCK], both) == []
+
+
+def test_no_incident_two_of_them_and_one_too_many_are_told() -> None:
+    assert "no incident" in complaints([STRUCK], [])[0]
+    second = dataclasses.replace(TOLD, id="5.0.1-node-dead-n3", attempt="5.0.1", detected_unix=1010)
+    assert "2 incidents" in complaints([STRUCK], [TOLD, second])[0]
+    for other in (
+        dataclasses.replace(TOLD, kind="ranks-hung"),
+        dataclasses.replace(TOLD, attempt="6.0.0"),
+        dataclasses.replace(TOLD, detected_unix=900),
+        dataclasses.replace(TOLD, detected_unix=1200),
+    ):
+        said = complaints([STRUCK], [TOLD, dataclasses.replace(other, id="x")])
+        assert len(said) == 1
+        assert "without a fault" in said[0]
+
+
+def test_what_was_left_out_or_need_not_be_told_has_no_incident() -> None:
+    assert complaints([dataclasses.replace(STRUCK, missed="all was not well")], []) == []
+    quiet = dataclasses.replace(STRUCK, strike=dataclasses.replace(STRIKE, fault="slurmd-killed"), job=0)
+    assert complaints([quiet], []) == []
+
+
+def test_of_two_faults_the_later_one_explains() -> None:
+    later = dataclasses.replace(STRUCK, began_unix=1002)
+    found, left = matched([STRUCK, later], [TOLD])
+    assert (found[0], found[1], left) == ([], [TOLD], [])
