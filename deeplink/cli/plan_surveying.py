@@ -28,13 +28,13 @@ MOST_AT_ONCE = 4
 """Jobs for which nodes bring data at the same time: each is a process here."""
 
 
-def surveyed(config: Config, jobs: Sequence[Mine]) -> Survey:
+def surveyed(config: Config, jobs: Sequence[Mine], run: command.Runner = command.run) -> Survey:
     """Return the cluster as it is now, for these jobs; one question to Slurm.
 
     Raises:
         CommandError, CommandTimeoutError, CommandMissingError, SurveyTextError, UnknownStateError: see `survey`.
     """
-    now, site = survey(sources_of(config, command.run))
+    now, site = survey(sources_of(config, run))
     data = {job.ask.data for job in jobs if job.ask.data}
     machines = machines_of(config) if any(job.ask.profile for job in jobs) else Machines()
     return Survey(now, site, {names: residency_of(names, config)[0] for names in data}, machines)

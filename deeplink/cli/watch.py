@@ -12,7 +12,9 @@ from deeplink.ranges import FiniteRange
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deeplink.config import Config
     from deeplink.scheduler.watch.daemon import Daemon
+    from deeplink.scheduler.watch.rewish import Wishes
     from deeplink.scheduler.watch.service import WatchSettings
 
 DEFAULT_BIND = "127.0.0.1:7412"
@@ -113,9 +115,16 @@ def command(  # noqa: PLR0913 - one parameter for each option
         interval_s=interval,
         metrics_bind=metrics_bind,
         channels=channels,
+        wishes=_wishes(config) if act and not dry_run else None,
     )
     stop = _Stop()
     _lead(settings, _speaker(as_json=as_json), stop, once=once)
+
+
+def _wishes(config: Config) -> Wishes:
+    from deeplink.cli.watch_wishing import wishes_of
+
+    return wishes_of(config)
 
 
 def _token(bind: str, path: Path | None, state: Path) -> str:

@@ -7,7 +7,7 @@ coming back.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -16,9 +16,9 @@ from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.evidence import TAG
-from deeplink.scheduler.watch.exclusion import bounded, required_without, still_suspected
 from deeplink.scheduler.watch.ladder import RELAX_S, Facts, Step, next_step
 from deeplink.scheduler.watch.records import Action, ActionRecord
+from deeplink.scheduler.watch.release import Releaser
 from deeplink.scheduler.watch.remark import remark, with_ours
 from deeplink.scheduler.watch.verdict import Remedy
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.observer import Observer
     from deeplink.scheduler.watch.records import Incident
+    from deeplink.scheduler.watch.rewish import Wishes
     from deeplink.scheduler.watch.verdict import Verdict
     from deeplink.types import NodeName
 
@@ -78,6 +79,7 @@ class Actor:
 
     Args:
         say: told one line for each command and each end.
+        wishes: says on which nodes a job that starts again should run; None: Slurm alone says it.
     """
 
     slurm: Slurm
@@ -86,9 +88,22 @@ class Actor:
     clock: Clock
     metrics: WatchMetrics
     say: Callable[[str], None]
+    wishes: InitVar[Wishes | None] = None
     _sent: dict[str, dict[Step, float]] = field(default_factory=dict)
     _refused: dict[str, set[Step]] = field(default_factory=dict)
     _waiting: dict[str, float] = field(default_factory=dict)
+    _releaser: Releaser = field(init=False)
+
+    def __post_init__(self, wishes: Wishes | None) -> None:
+        """Begin with nothing sent."""
+        self._releaser = Releaser(
+            slurm=self.slurm,
+            journal=self.journal,
+            observer=self.observer,
+            clock=self.clock,
+            say=self.say,
+            wishes=wishes,
+        )
 
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
         """Write down what is to be done about a verdict; False if that is under way, or done, already."""
@@ -178,6 +193,7 @@ class Actor:
             job=job,
             unreachable=away,
             comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
+            wished=self._releaser.wished(job.id),
             untrue=self._untrue(action, job, facts),
             waits_s=self._waits_s(action, job),
             given_up=bool(action.node) and {*away} <= {*action.exclude, action.node},
@@ -276,40 +292,13 @@ class Actor:
             case Step.REQUEUE:
                 self.slurm.requeue(job)
             case Step.RELEASE:
-                self._release(job, action.exclude)
+                self._releaser.release(job, action.exclude)
+            case Step.UNWISH if facts.job:
+                self._releaser.unwish(facts.job)
             case Step.RELAX:
-                self._release(job, (), carry=False)
+                self._releaser.release(job, (), carry=False)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
-
-    def _release(self, job: int, exclude: tuple[NodeName, ...], *, carry: bool = True) -> None:
-        """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for.
-
-        Args:
-            job: which.
-            exclude: nodes that it is not to run on again.
-            carry: whether those of its earlier restarts that are suspected still are among them.
-        """
-        place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
-        users = {*place.excluded} - before.keys()
-        older = (
-            still_suspected(before, {node.name: node for node in self.journal.nodes()}, now_unix) if carry else ()
-        )
-        known = self.journal.job(job)
-        size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
-        asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
-        partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
-        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes)
-        # Written first: killed in between, we take away at most what we never added.
-        since = {name: before[name] if name in older else now_unix for name in ours if name not in users}
-        self.journal.set_excluded(job, since)
-        wanted = users | {*ours}
-        changes = {} if wanted == {*place.excluded} else {"ExcNodeList": fold(sorted(wanted)) if wanted else ""}
-        # It starts nowhere if it must run on a node that it must not run on.
-        required = required_without(asks, {*ours})
-        if required is not None:
-            changes["ReqNodeList"] = fold(required) if required else ""
-        self.slurm.update_job(job, **changes, StartTime="now")
 
     def _end(self, action: ActionRecord, step: Step, why: str) -> None:
         done = step is Step.DONE
@@ -318,6 +307,8 @@ class Actor:
         self._sent.pop(action.key, None)
         self._refused.pop(action.key, None)
         self._waiting.pop(action.key, None)
+        if action.attempt:
+            self._releaser.forget(action.attempt.job)
         self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
         incident = self.journal.incident(action.incident)
         if done and incident:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.planner.reasons import refused_nodes
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.records import Kind
 from deeplink.scheduler.watch.remark import ours_in, with_ours
@@ -30,6 +31,9 @@ NEXT_SECOND_S = 1.1
 """A job that is started again in the second in which its last run was ended, on a node of that run, is lost:
 slurmd has revoked what was signed up to that second ("Killing non-startable batch job: Job credential revoked",
 measured with 22.05)."""
+UNWISH_S = 5.0
+"""A job that was wished to start on some nodes and has not for so long starts anywhere; before that, if Slurm has
+looked at it and did not start it."""
 RELAX_S = 15.0
 """A job that waits in the queue for so long after its release may use the nodes we excluded again."""
 LONGEST_S = 600.0
@@ -49,6 +53,7 @@ class Step(Enum):
     SHED = "shed"  # what is dead, out of the job's allocation
     REQUEUE = "requeue"
     RELEASE = "release"
+    UNWISH = "unwish"  # the nodes that the job was wished to start on
     RELAX = "relax"
     WAIT = "wait"
     DONE = "done"
@@ -70,6 +75,7 @@ class Facts:
         comment: of the job, as it is; None when it was not asked for.
         given_up: the unreachable nodes are those that the verdict calls dead.
         being_downed: an action of ours is about to set one of them down.
+        wished: nodes that it is to start on were named at its release.
         untrue: an excluded node does not answer, and Slurm would start the job on it all the same.
         waits_s: for how long we have seen the job wait in the queue, at least.
     """
@@ -84,6 +90,7 @@ class Facts:
     comment: str | None = None
     given_up: bool = False
     being_downed: bool = False
+    wished: bool = False
     untrue: bool = False
     waits_s: float = math.inf
 
@@ -230,6 +237,9 @@ def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # n
         return Next(Step.WAIT, "for the second after its end")
     if released is None or (job.reason == "BeginTime" and released >= SETTLE_S):
         return Next(Step.RELEASE)
+    looked_at = refused_nodes(job.reason) and job.reason != "BeginTime"
+    if facts.wished and (looked_at or released >= UNWISH_S):
+        return Next(Step.UNWISH, job.reason)
     if Step.RELAX in facts.sent:
         return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
     if released >= RELAX_S:

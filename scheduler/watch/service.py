@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.scheduler.watch.notify.channels import Channel
+    from deeplink.scheduler.watch.rewish import Wishes
 
 STOP_GRACE_S = 1.0
 
@@ -50,6 +51,7 @@ class WatchSettings:
         interval_s: seconds between two looks in calm.
         metrics_bind: `host:port` for Prometheus; empty for none.
         channels: who is told of incidents.
+        wishes: says where a job that starts again should run; None: Slurm alone says it.
     """
 
     journal: Path
@@ -60,6 +62,7 @@ class WatchSettings:
     interval_s: float = 1.0
     metrics_bind: str = ""
     channels: tuple[Channel, ...] = ()
+    wishes: Wishes | None = None
 
 
 @contextmanager
@@ -123,7 +126,15 @@ def _daemon(
         clock=clock,
         policy=settings.policy,
     )
-    actor = Actor(slurm=slurm, journal=journal, observer=observer, clock=clock, metrics=metrics, say=say)
+    actor = Actor(
+        slurm=slurm,
+        journal=journal,
+        observer=observer,
+        clock=clock,
+        metrics=metrics,
+        say=say,
+        wishes=settings.wishes,
+    )
     return Daemon(
         observer=observer,
         actor=actor if settings.act else None,

@@ -8,7 +8,16 @@ import pytest
 
 from deeplink.scheduler.slurm.parse import JobRow, NodeRow
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState
-from deeplink.scheduler.watch.ladder import LONGEST_S, NEXT_SECOND_S, RELAX_S, SETTLE_S, Facts, Step, next_step
+from deeplink.scheduler.watch.ladder import (
+    LONGEST_S,
+    NEXT_SECOND_S,
+    RELAX_S,
+    SETTLE_S,
+    UNWISH_S,
+    Facts,
+    Step,
+    next_step,
+)
 from deeplink.scheduler.watch.records import ActionRecord
 from deeplink.scheduler.watch.verdict import Remedy
 from deeplink.types import Attempt, JobId, NodeName
@@ -186,3 +195,21 @@ def test_whoever_gives_up_says_why() -> None:
     for action, facts, expected in CASES.values():
         if expected is Step.GIVE_UP:
             assert next_step(action, facts).why
+
+
+WISHED = replace(WAITS, job=job(JobState.PENDING, 1, ""), sent={Step.RELEASE: 1.0}, waits_s=9.0, wished=True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "released", "expected"),
+    [
+        ("", 1.0, Step.WAIT),  # Slurm has not come to it
+        ("BeginTime", 1.0, Step.WAIT),
+        ("Resources", 1.0, Step.UNWISH),  # it has, and did not start it
+        ("", UNWISH_S, Step.UNWISH),
+    ],
+)
+def test_nodes_that_were_named_at_its_release_hold_no_job(reason: str, released: float, expected: Step) -> None:
+    facts = replace(WISHED, job=job(JobState.PENDING, 1, reason), sent={Step.RELEASE: released})
+    assert next_step(RESTART, facts).step is expected
+    assert next_step(RESTART, replace(facts, wished=False)).step is Step.WAIT

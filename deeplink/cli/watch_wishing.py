@@ -1,0 +1,30 @@
+"""`deeplink watch`: where a job that starts again should run, by the placement that also serves submissions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from deeplink.cli.plan_surveying import surveyed
+from deeplink.clock import SystemClock
+from deeplink.scheduler.slurm import command
+from deeplink.scheduler.watch.rewish import QUESTION_S, Wishes, state_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.config import Config
+
+
+def wishes_of(config: Config) -> Wishes:
+    """Return what makes wishes for jobs of all users whose records can be read here."""
+    return Wishes(
+        run=_quick,
+        state_of=partial(state_folder, config.state),
+        ground=lambda jobs: surveyed(config, jobs, _quick),
+        clock=SystemClock(),
+    )
+
+
+def _quick(argv: Sequence[str], /, *, timeout_s: float = QUESTION_S) -> str:
+    return command.run(argv, timeout_s=min(timeout_s, QUESTION_S))

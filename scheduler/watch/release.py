@@ -1,0 +1,88 @@
+"""Letting a requeued job go: without its hold, off the nodes that are suspected, onto the best of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.watch.exclusion import bounded, required_without, still_suspected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.slurm.client import Slurm
+    from deeplink.scheduler.slurm.parse import JobRow
+    from deeplink.scheduler.watch.journal import Journal
+    from deeplink.scheduler.watch.observer import Observer
+    from deeplink.scheduler.watch.rewish import Wishes
+    from deeplink.types import NodeName
+
+
+@dataclass(slots=True, kw_only=True)
+class Releaser:
+    """Lets jobs go. One thread only.
+
+    Args:
+        say: told where a job was wished to run.
+        wishes: says on which nodes a job should run; None: Slurm alone says it.
+    """
+
+    slurm: Slurm
+    journal: Journal
+    observer: Observer
+    clock: Clock
+    say: Callable[[str], None]
+    wishes: Wishes | None = None
+    _wished: set[int] = field(default_factory=set)
+
+    def wished(self, job: int) -> bool:
+        """Whether nodes were named at the job's last release, and stand."""
+        return job in self._wished
+
+    def forget(self, job: int) -> None:
+        """The job is none of ours any more."""
+        self._wished.discard(job)
+
+    def release(self, job: int, exclude: tuple[NodeName, ...], *, carry: bool = True) -> None:
+        """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for.
+
+        Args:
+            job: which.
+            exclude: nodes that it is not to run on again.
+            carry: whether those of its earlier restarts that are suspected still are among them.
+        """
+        place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
+        users = {*place.excluded} - before.keys()
+        older = (
+            still_suspected(before, {node.name: node for node in self.journal.nodes()}, now_unix) if carry else ()
+        )
+        known = self.journal.job(job)
+        size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
+        asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
+        partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
+        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes)
+        # Written first: killed in between, we take away at most what we never added.
+        since = {name: before[name] if name in older else now_unix for name in ours if name not in users}
+        self.journal.set_excluded(job, since)
+        wanted = users | {*ours}
+        changes = {} if wanted == {*place.excluded} else {"ExcNodeList": fold(sorted(wanted)) if wanted else ""}
+        wish = self.wishes.anew(job, wanted) if self.wishes and carry else None
+        changes |= wish.changes if wish else {}
+        # It starts nowhere if it must run on a node that it must not run on.
+        required = required_without(asks, {*ours})
+        if required is not None and "ReqNodeList" not in changes:
+            changes["ReqNodeList"] = fold(required) if required else ""
+        self._wished.discard(job)
+        self.slurm.update_job(job, **changes, StartTime="now")
+        if wish and wish.nodes:
+            self._wished.add(job)
+            self.say(f"job {job} is wished to run on {fold(wish.nodes)}")
+
+    def unwish(self, job: JobRow) -> None:
+        """Let a waiting job start anywhere: it was not started on the nodes that it was wished to."""
+        self.slurm.update_job(job.id, ReqNodeList="")
+        self._wished.discard(job.id)
+        if self.wishes:
+            self.wishes.drop(job.id, job.user)

@@ -1,0 +1,145 @@
+"""Where a job that starts again should run: its wish made anew, as at its submission, from what is left.
+
+The same code places it as `deeplink plan` places waiting jobs: near its data, close together, and by name only
+where all those nodes are free and no job before it may be given them. In doubt nothing is wished.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.errors import DeepLinkError
+from deeplink.scheduler.planner.ground import wishes_nodes
+from deeplink.scheduler.planner.loop import read_queue
+from deeplink.scheduler.planner.round import Mine, Move, plan
+from deeplink.scheduler.wish import record
+from deeplink.scheduler.wish.decide import unasked
+from deeplink.scheduler.wish.decision import Decision, Kind, Recorded, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.planner.ground import Ground
+    from deeplink.scheduler.planner.queue import Row
+    from deeplink.scheduler.slurm.command import Runner
+    from deeplink.types import NodeName
+
+log = logging.getLogger(__name__)
+
+QUESTION_S = 1.0
+"""How long one question to Slurm may take here: a wish is worth no more of a job's recovery."""
+USUAL_STATE = Path(".local/state/deeplink")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to change about a job before it starts again.
+
+    Attributes:
+        changes: in scontrol's words; empty for nothing.
+        nodes: those that it is wished to run on now; empty for none.
+    """
+
+    changes: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[NodeName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """Makes wishes anew for jobs that were submitted with `deeplink sbatch`.
+
+    Args:
+        run: runs Slurm's commands, each for `QUESTION_S` at most.
+        state_of: the state folder of a user; None where it cannot be told.
+        ground: surveys the cluster for jobs, in bounded time.
+    """
+
+    run: Runner
+    state_of: Callable[[str], Path | None]
+    ground: Callable[[Sequence[Mine]], Ground]
+    clock: Clock
+
+    def anew(self, job: int, excluded: AbstractSet[NodeName]) -> Wish | None:
+        """Return the wish for a job that waits and is about to be let go; None where nothing is known of it.
+
+        Args:
+            job: which.
+            excluded: nodes that it will not be given.
+        """
+        try:
+            return self._anew(job, frozenset(excluded))
+        except (DeepLinkError, OSError) as problem:
+            log.info("job %d: no wish for nodes: %s", job, problem)
+            return None
+
+    def drop(self, job: int, user: str) -> None:
+        """Note that the wish was taken back: the job was not started with it."""
+        try:
+            known = self._known(user, str(job))
+            if known is not None:
+                folder, last = known
+                self._append(folder, last, unasked(Why.WITHDRAWN, "Slurm did not start it there"))
+        except (DeepLinkError, OSError) as problem:
+            log.info("job %d: %s", job, problem)
+
+    def _anew(self, job: int, excluded: frozenset[NodeName]) -> Wish | None:
+        queue = read_queue(self.run)
+        row = next((row for row in queue if row.id == job and row.waits), None)
+        known = self._known(row.user, row.record_id) if row else None
+        if row is None or known is None:
+            return None
+        folder, last = known
+        mine = self._mine(row, last, excluded)
+        moves = plan(
+            [mine], [mine.row if one is row else one for one in queue], self.ground([mine]), mine.wished_at
+        )
+        if not moves:
+            return None
+        return self._carried(folder, last, moves[0])
+
+    def _mine(self, row: Row, last: Recorded, excluded: frozenset[NodeName]) -> Mine:
+        # Slurm tells a job that lost nodes by those it had left, and its hold is about to be cleared.
+        nodes = max(row.nodes, last.ask.nodes)
+        wish = last.decision
+        if wishes_nodes(wish) and not row.required:
+            wish = replace(wish, kind=Kind.NOTHING, nodes=())
+        row = replace(row, reason="", nodes=nodes, excluded=excluded)
+        return Mine(row=row, ask=last.ask, wish=wish, wished_at=self.clock.unix())
+
+    def _carried(self, folder: Path, last: Recorded, move: Move) -> Wish:
+        nodes = move.decision.nodes if wishes_nodes(move.decision) else ()
+        if move.fields:
+            self._append(folder, last, move.decision)
+        return Wish(move.fields, nodes)
+
+    def _known(self, user: str, job: str) -> tuple[Path, Recorded] | None:
+        state = self.state_of(user)
+        if state is None:
+            return None
+        folder = record.job_folder(state, job)
+        found = record.read(folder)
+        return (folder, found[-1]) if found else None
+
+    def _append(self, folder: Path, last: Recorded, decision: Decision) -> None:
+        line = Recorded(unix=self.clock.unix(), by="watch", ask=last.ask, decision=decision)
+        record.append(folder, line)
+
+
+def state_folder(own: Path, user: str) -> Path | None:
+    """Return where a user's records are: as ours, below his home; where ours are elsewhere, at the usual place."""
+    try:
+        entry = pwd.getpwnam(user)
+        if entry.pw_uid == os.getuid():
+            return own
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+    below = own.relative_to(home) if own.is_relative_to(home) else USUAL_STATE
+    return Path(entry.pw_dir) / below
