@@ -1,6 +1,6 @@
 """A rank that saves on its node's own disk, and says where it goes on from. A user's file.
 
-    keeping_rank.py FOLDER STEPS
+    keeping_rank.py FOLDER STEPS [LEASE_S]
 
 The last rank saves every 5 steps; FOLDER/run is the shared folder of checkpoints, /local/ssd/run the node's own.
 Each rank leaves FOLDER/<attempt>.from<N> with the step it begins at and where that was found.
@@ -17,7 +17,8 @@ import deeplink
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-checkpoints = deeplink.Checkpoints(folder / "run", local="/local/ssd/run")
+lease_s = float(sys.argv[3]) if len(sys.argv) > 3 else 60.0
+checkpoints = deeplink.Checkpoints(folder / "run", local="/local/ssd/run", lease_s=lease_s)
 found = checkpoints.latest()
 step = found.step if found else 0
 state = (found.path / "state").read_text() if found else "0"

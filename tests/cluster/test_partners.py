@@ -5,17 +5,20 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox import storage
+from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import JobState
 from tests.cluster.jobs import folder_of, submit, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+LEASE_S = 5.0
 RANK = Path(__file__).parent / "keeping_rank.py"
 
 
@@ -44,3 +47,24 @@ def test_a_dead_nodes_newest_checkpoint_is_had_from_its_partner(fresh_sandbox: C
     assert steps.pop()[0] in {newest, newest - 5}, begins
     assert any(f"copy for {victim}" in origin for *_, origin in begins), begins
     assert (folder / "run").is_file()
+
+
+def test_a_job_of_one_node_outlives_storage_that_is_frozen_for_longer_than_its_lease(
+    fresh_sandbox: Callable[..., Sandbox],
+) -> None:
+    cluster = fresh_sandbox(Shape.of(1), Options(freezable=True))
+    folder = folder_of(cluster)
+    shutil.copy(RANK, folder / "keeping.py")
+    train = shlex.join([sys.executable, str(folder / "keeping.py"), str(folder), "60", str(LEASE_S)])
+    script = f"export DEEPLINK_STORE=/local/ssd/store; exec deeplink run --nproc-per-node 1 -- {train}"
+    job = submit(cluster, "-N1", script, folder=folder)
+    saved = folder / "saved"
+    until(lambda: saved.exists() and int(saved.read_text() or 0) >= 10, 40, job.told)
+    storage.freeze(cluster.layout)
+    try:
+        time.sleep(3 * LEASE_S)
+    finally:
+        storage.thaw(cluster.layout)
+    assert job.await_end().state is JobState.COMPLETED, job.told()
+    assert len(job.events("attempt-started")) == 1, job.told()
+    assert saved.read_text() == "60"
