@@ -175,12 +175,22 @@ def _looked(
         clock.sleep(BETWEEN_S)
         second = {one.check.name: one for one in looked_at(again, clock, end - clock.monotonic())}
         looked = [second.get(one.check.name, one) for one in looked]
-    for one in looked:
-        if one.took_s is not None:
-            one.check.close()
+    _close(checks)
     order = [check.name for check in checks]
     looked.sort(key=lambda one: order.index(one.check.name))
     return looked, found_by(looked, clock.unix())
+
+
+def _close(checks: list[Check]) -> None:
+    """Leave no child behind that can be ended."""
+    import contextlib
+
+    from deeplink.scheduler.doctor.bounded import within
+
+    for check in checks:
+        # Its thread may still be waiting for the same child.
+        with contextlib.suppress(TimeoutError, OSError, ValueError):
+            within(check.close, BETWEEN_S)
 
 
 def _end(code: int) -> None:

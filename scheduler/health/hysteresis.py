@@ -153,7 +153,8 @@ def _bounded(subjects: Mapping[str, Standing], now: Moment) -> dict[str, Standin
 def findings(check: str, state: CheckState, rule: Rule) -> dict[str, Finding]:
     """Return what the check finds wrong now, by subject.
 
-    That it cannot tell is a finding of its own (UNKNOWN, of `COULD_NOT_TELL`) once it has lasted `rule.bad` looks.
+    That it cannot tell is a finding (UNKNOWN, of `COULD_NOT_TELL`) once it has lasted `rule.bad` looks, and there is
+    no other.
     """
     found = {
         subject: Finding(
@@ -165,7 +166,7 @@ def findings(check: str, state: CheckState, rule: Rule) -> dict[str, Finding]:
         for subject, standing in state.subjects.items()
         if standing.level
     }
-    if state.unknown_looks >= rule.bad:
+    if not found and state.unknown_looks >= rule.bad:
         found[COULD_NOT_TELL] = Finding(
             check=check, severity=Severity.UNKNOWN, problem=state.unknown, since_unix=state.unknown_since
         )
