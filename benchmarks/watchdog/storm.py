@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 PAGE = TOP / "docs" / "storm.md"
 DATASET, FILES, FILE_BYTES = "storm", 600, 700
 EPOCHS = 24
+APART_S = 15.0
+"""From one fault that takes something away to the next: so long it may take until anybody sees it."""
 WELL_S = 150.0
 """So long a strike waits until all is well; then it is left out, and that is told."""
 FINISH_S = 600.0
@@ -241,9 +243,12 @@ class Storm:
         return not self._ill()
 
     def _ill(self) -> str:
-        taking = [one.strike.fault for one in self._open if KINDRED[one.strike.fault].taking]
-        if taking:
-            return f"{', '.join(taking)} in effect"
+        taken = [one for one in (*self.struck, *self._open) if KINDRED[one.strike.fault].taking and not one.missed]
+        lasting = [one.strike.fault for one in taken if one in self._open]
+        if lasting:
+            return f"{', '.join(lasting)} in effect"
+        if taken and time.time() < max(one.began_unix for one in taken) + APART_S:
+            return f"{taken[-1].strike.fault} came just now"
         out = [str(node.name) for node in self.stand.nodes() if node.drained or node.down or not node.responding]
         if out:
             return f"nodes out of service: {', '.join(sorted(out))}"
