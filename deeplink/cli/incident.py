@@ -38,6 +38,6 @@ def command(*, name: str, journal_file: Path | None, stacks: bool, as_json: bool
 
     found = Readable.found(journal_file).one(name)
     if as_json:
-        click.echo(json.dumps(incidents_shown.detail(found), indent=2))
+        click.echo(json.dumps(found.document(), indent=2))
     else:
         incidents_shown.shown(found, stacks=stacks)

@@ -66,7 +66,7 @@ def command(
     if name is not None:
         found = readable.one(name)
         if as_json:
-            click.echo(json.dumps(incidents_shown.detail(found), indent=2))
+            click.echo(json.dumps(found.document(), indent=2))
         else:
             incidents_shown.shown(found, stacks=False)
         return

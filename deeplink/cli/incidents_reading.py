@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -44,6 +44,12 @@ class Found:
     incident: Incident
     actions: tuple[ActionRecord, ...]
     stacks: tuple[RankStack, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        from deeplink.scheduler.watch.telling import whole_document
+
+        return whole_document(self.incident, self.actions, self.stacks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import Incident, RankStack
 
 
-def detail(found: Found) -> dict[str, Any]:
-    """Return one incident with its actions and stacks as JSON has it."""
-    import dataclasses
-
-    from deeplink.scheduler.watch.telling import document
-
-    actions = []
-    for action in found.actions:
-        told = dataclasses.asdict(action)
-        told["attempt"] = str(action.attempt) if action.attempt else None
-        actions.append(told)
-    stacks = [dataclasses.asdict(stack) for stack in found.stacks]
-    return {**document(found.incident), "actions": actions, "stacks": stacks}
-
-
 def listed(incidents: Mapping[str, Incident]) -> None:
     """Print a line for each incident, by label."""
     from deeplink.scheduler.watch.costs import cost

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from deeplink.console.feed import encode
 from deeplink.console.guard import Guard, Refusal, answer
+from deeplink.errors import DeepLinkError
 from deeplink.metrics import CONSOLE_DROPPED, CONSOLE_STREAMS
 
 if TYPE_CHECKING:
@@ -62,10 +63,11 @@ def _fresh(body: bytes, status: int = 200) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """The endpoints; each answers from the newest frame and asks nobody."""
+    """The endpoints; each answers from the newest frame and asks nobody, but for one incident's whole record."""
 
     feed: Feed
     assets: dict[str, _Asset]
+    recall: Callable[[str], dict[str, Any] | None] | None = None
 
     async def page(self, request: Request) -> Response:
         asset = self.assets.get(request.path_params.get("name", "index.html"))
@@ -95,6 +97,17 @@ class _Pages:
         about = {key: document[key] for key in ("seq", "unix", "sources")}
         curve = document["curves"].get(job)
         return _json({**about, "job": document["jobs"][job], "curve": curve, "incidents": incidents})
+
+    async def incident(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        try:
+            found = await asyncio.to_thread(self.recall, name) if self.recall else None
+        except DeepLinkError as problem:
+            return _json({"error": str(problem), "remedy": problem.remedy}, 503)
+        if found is None:
+            remedy = "api/v1/incidents lists the newest."
+            return _json({"error": f"no incident {name} on record", "remedy": remedy}, 404)
+        return _json({"incident": found})
 
     async def metrics(self, _request: Request) -> Response:
         return Response(
@@ -159,6 +172,7 @@ def build_app(
     access: Access,
     *,
     background: Callable[[], contextlib.AbstractAsyncContextManager[None]] | None = None,
+    recall: Callable[[str], dict[str, Any] | None] | None = None,
 ) -> ASGIApp:
     """Return the console as an ASGI application.
 
@@ -166,8 +180,9 @@ def build_app(
         feed: where the frames come from.
         access: who may ask.
         background: what runs while the application does (the collector).
+        recall: returns all that is on record of an incident, by number or id; called in a thread.
     """
-    pages = _Pages(feed, _assets())
+    pages = _Pages(feed, _assets(), recall)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -182,6 +197,7 @@ def build_app(
         Route("/api/v1/jobs", pages.table("jobs")),
         Route("/api/v1/jobs/{job}", pages.job),
         Route("/api/v1/incidents", pages.table("incidents")),
+        Route("/api/v1/incidents/{name}", pages.incident),
         Route("/api/v1/events", _Stream(feed)),
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.console.readings import JournalFacts, Readings, SlurmFacts, Source, SourceState
@@ -13,6 +13,7 @@ from deeplink.metrics import CONSOLE_QUERIES, CONSOLE_QUERY_SECONDS, CONSOLE_REA
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.watch.journal import Journal, JournalMissingError
+from deeplink.scheduler.watch.telling import whole_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -217,6 +218,19 @@ class Collector:
             slurm=slurm,
             journal=journal,
         )
+
+    def incident(self, name: str) -> dict[str, Any] | None:
+        """Return all that is on record of the incident of this number or id, or None; from any thread.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        # A connection of its own: it is asked for seldom, and must not wait for, nor hold up, what the page shows.
+        with Journal(self.settings.journal, read_only=True) as journal:
+            hit = journal.incident(name)
+            if hit is None:
+                return None
+            return whole_document(hit, journal.actions(incident=hit.id), journal.stacks(hit.id))
 
     def close(self) -> None:
         """Close the journal."""

@@ -121,7 +121,8 @@ def run(collector: Collector, bind: str, access: Access, started: Callable[[str]
     listener = listen(address, token=access.token)
     console = Console(collector)
     started(address.url(listener.getsockname()[1]))
-    server = Server(build_app(console.feed, access, background=console.collecting), console.feed)
+    app = build_app(console.feed, access, background=console.collecting, recall=collector.incident)
+    server = Server(app, console.feed)
     console.failed = server.leave
     asyncio.run(server.serve(sockets=[listener]))
     if console.failure is not None:

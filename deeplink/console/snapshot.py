@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink.console.jobs import MOST_JOBS, CurveView, Drawn, JobView, job_views, seats
 from deeplink.console.nodes import Health, NodeView, SwitchView, node_views, switch_views
 from deeplink.console.readings import Source, SourceState
+from deeplink.scheduler.watch.costs import cost
 from deeplink.scheduler.watch.records import Incident, Outcome
 
 if TYPE_CHECKING:
@@ -146,9 +147,17 @@ def _unwell(nodes: tuple[NodeView, ...]) -> list[tuple[Mood, str]]:
 
 
 def _incident(each: Incident) -> dict[str, Any]:
-    plain = _plain(each)
+    plain = _plain(dataclasses.replace(each, timeline=(), stacks=()))
     attempt = each.attempt
-    return {**plain, "attempt": str(attempt) if attempt else "", "job": attempt.job if attempt else None}
+    # Its course and its stacks are asked for when somebody opens it, and again when there are more moments.
+    del plain["timeline"], plain["stacks"]
+    return {
+        **plain,
+        "attempt": str(attempt) if attempt else "",
+        "job": attempt.job if attempt else None,
+        "moments": len(each.timeline),
+        "rank_hours": cost(each).total_h,
+    }
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from deeplink.scheduler.watch.costs import cost
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.watch.records import Incident
+    from collections.abc import Iterable
+
+    from deeplink.scheduler.watch.records import ActionRecord, Incident, RankStack
 
 
 def document(incident: Incident) -> dict[str, Any]:
@@ -25,3 +27,14 @@ def document(incident: Incident) -> dict[str, Any]:
         "repeated_rank_hours": spent.repeated_h,
     }
     return told
+
+
+def whole_document(
+    incident: Incident, actions: Iterable[ActionRecord], stacks: Iterable[RankStack]
+) -> dict[str, Any]:
+    """Return all that is on record of an incident."""
+    done = [
+        {**dataclasses.asdict(action), "attempt": str(action.attempt) if action.attempt else None}
+        for action in actions
+    ]
+    return {**document(incident), "actions": done, "stacks": [dataclasses.asdict(stack) for stack in stacks]}

@@ -12,6 +12,19 @@ const KINDS = {
   "requeue-held": "requeue held",
   "switch-suspect": "switch suspected",
   "self-in-doubt": "watchdog in doubt of itself",
+  "node-back": "node came back",
+  "node-sick": "node is sick",
+  "node-cut-off": "node was cut off",
+  "node-rebooted": "node was rebooted",
+  "slurmd-lost": "slurmd lost",
+  "straggler": "rank lags behind",
+  "application-failed": "application failed",
+  "out-of-memory": "out of memory",
+  "preempted": "preempted",
+  "time-limit": "time limit reached",
+  "gres-leaked": "GPUs leaked",
+  "storage-frozen": "storage frozen",
+  "agents-silent": "agents silent",
 };
 
 function makeIncident() {
@@ -19,8 +32,42 @@ function makeIncident() {
   const bar = el("span", "i-bar", el("i", "b-detect"), el("i", "b-act"), el("i", "b-recover"));
   bar.setAttribute("aria-hidden", "true");
   const line = el("summary", "", el("span", "i-what"), el("span", "badge"), el("span", "i-when"), el("span", "i-times"), bar);
-  box.append(line, el("dl", "i-more"));
+  box.append(line, el("dl", "i-more"), el("ol", "i-course"), el("div", "i-stacks"));
   return box;
+}
+
+/** The course and the stacks, which are not part of the stream: asked for when somebody looks, and when there is more. */
+async function recall(box, each) {
+  const version = `${each.moments} ${each.outcome}`;
+  if (!box.open || box.dataset.version === version) return;
+  box.dataset.version = version;
+  try {
+    const answer = await fetch(`api/v1/incidents/${each.number}`);
+    if (!answer.ok) throw new Error(answer.statusText);
+    const { incident } = await answer.json();
+    fillCourse(box.children[2], incident);
+    fillStacks(box.children[3], incident.stacks);
+  } catch {
+    delete box.dataset.version; // asked again with the next news
+  }
+}
+
+function fillCourse(list, incident) {
+  const make = () => el("li", "", el("span", "i-after"), el("span"));
+  keyed(list, incident.timeline, ({ unix, what }) => `${unix} ${what}`, make, (made, { unix, what }) => {
+    say(made.children[0], `+${span(unix - incident.began_unix)}`);
+    put(made.children[0], "title", moment(unix));
+    say(made.children[1], what);
+  });
+}
+
+function fillStacks(root, stacks) {
+  const make = () => el("details", "", el("summary"), el("pre"));
+  keyed(root, stacks, (stack) => stack.rank, make, (made, stack) => {
+    const process = stack.pid ? `process ${stack.pid} ${stack.state || "gone"}` : "no process";
+    say(made.children[0], `rank ${stack.rank}: ${process}${stack.source ? `, by ${stack.source}` : ""}`);
+    say(made.children[1], stack.flight ? `${stack.text}\n\ncollectives:\n${stack.flight}` : stack.text);
+  });
 }
 
 function since(each, unix) {
@@ -65,6 +112,7 @@ function fillIncident(box, each, now) {
     ["action", each.action || "none"],
     ["attempt it ended", each.attempt || "none"],
     ["steps repeated", whole(each.steps_repeated)],
+    ["cost", each.rank_hours === null ? "unknown" : `${each.rank_hours.toFixed(2)} GPU-hours`],
     ["first evidence", moment(each.began_unix)],
     ["detected", moment(each.detected_unix)],
     ["acted", moment(each.acted_unix)],
@@ -72,6 +120,7 @@ function fillIncident(box, each, now) {
     ["id", each.id],
   ];
   keyed(more, rows, (row) => row[0], (row) => el("div", "row", el("dt", "", row[0]), el("dd")), (made, row) => say(made.children[1], row[1]));
+  recall(box, each);
 }
 
 export class Incidents {
@@ -79,9 +128,20 @@ export class Incidents {
     Object.assign(this, { root, count });
   }
 
+  /** An incident that is opened tells its course at once, not with the next tick. */
+  made() {
+    const box = makeIncident();
+    box.addEventListener("toggle", () => {
+      const each = this.known?.[box.dataset.incident];
+      if (each) recall(box, each);
+    });
+    return box;
+  }
+
   update(state, now) {
+    this.known = state.incidents;
     const all = Object.values(state.incidents).sort((a, b) => b.began_unix - a.began_unix || (a.id < b.id ? 1 : -1));
-    keyed(this.root, all, (each) => each.id, makeIncident, (box, each) => fillIncident(box, each, now));
+    keyed(this.root, all, (each) => each.id, () => this.made(), (box, each) => fillIncident(box, each, now));
     put(this.root, "data-empty", all.length ? null : "None on record. May it stay so.");
     const open = all.filter((each) => each.outcome === "open").length;
     say(this.count, all.length ? `${all.length}${open ? `, ${open} open` : ", none open"}` : "");

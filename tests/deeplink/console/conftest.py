@@ -32,6 +32,7 @@ from deeplink.scheduler.watch.records import (
     Outcome,
     Phase,
     ProgressPoint,
+    RankStack,
     incident_id,
 )
 from deeplink.types import Attempt, NodeName
@@ -190,6 +191,10 @@ def older(journal: Journal, now: float) -> None:
             recovered_unix=now - 87_928,
             outcome=Outcome.RECOVERED,
             steps_repeated=55,
+            stacks=(
+                RankStack(rank=0, pid=4000, state="S", source="py-spy", text="all_reduce (dist.py:7)"),
+                RankStack(rank=2, pid=4002, state="D", source="kernel", text="<b>nfs_wait</b>"),
+            ),
         )
     )
     journal.record_incident(
@@ -314,7 +319,7 @@ def serve() -> Iterator[Callable[..., Served]]:
     def start(collector: Collector, access: Access | None = None) -> Served:
         console = Console(collector)
         listener = listen(parse_address("127.0.0.1:0"), token="")
-        app = build_app(console.feed, access or Access(), background=console.collecting)
+        app = build_app(console.feed, access or Access(), background=console.collecting, recall=collector.incident)
         server = Server(app, console.feed)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()

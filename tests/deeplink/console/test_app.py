@@ -71,10 +71,34 @@ def test_the_api_tells_what_the_page_shows(
     assert len(one["curve"]["points"]) > 100
     assert [each["kind"] for each in one["incidents"]] == ["node-silent"]
     assert len(served.json("/api/v1/incidents")["incidents"]) == 3
+    assert not any({"stacks", "timeline"} & set(each) for each in served.json("/api/v1/incidents")["incidents"])
     assert served.json("/healthz")["sources"]["nodes"] == "ok"
     status, _, body = served.get("/api/v1/jobs/4711")
     assert status == 404
     assert "4711" in json.loads(body)["error"]
+
+
+def test_one_incident_is_told_whole_when_it_is_asked_for(
+    filled: Journal, collector: Collector, serve: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    (hung,) = [each for each in filled.incidents() if each.kind == "ranks-hung"]
+    one = served.json(f"/api/v1/incidents/{hung.number}")["incident"]
+    assert [stack["text"] for stack in one["stacks"]] == ["all_reduce (dist.py:7)", "<b>nfs_wait</b>"]
+    assert [moment["what"] for moment in one["timeline"]][-1] == "training again, 55 steps done again"
+    assert served.json(f"/api/v1/incidents/{hung.id}")["incident"] == one
+    for unknown in ("4711", "x", "%27"):
+        assert served.get(f"/api/v1/incidents/{unknown}")[0] == 404
+
+
+def test_an_incident_of_a_journal_that_is_gone_is_an_error_with_a_remedy(
+    journal: Journal, collector: Collector, serve: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    journal.path.unlink()
+    status, _, body = served.get("/api/v1/incidents/1")
+    assert status == 503
+    assert "--journal" in json.loads(body)["remedy"]
 
 
 def test_only_reading_and_only_by_our_own_name(collector: Collector, serve: Callable[..., Any]) -> None:

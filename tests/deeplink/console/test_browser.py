@@ -133,6 +133,15 @@ def test_the_page_shows_the_cluster_and_follows_it(
     newest.find_element(By.CSS_SELECTOR, "summary").send_keys(Keys.ENTER)
     eventually(lambda: "<img src=x onerror=alert(1)>" in newest.text)  # shown as text, not as a page
     assert "1 incident open" in texts(browser, "#headline")[0]
+    eventually(lambda: "first sign of it" in newest.text)
+    assert texts(browser, ".incident:first-child .i-course li")[-1].startswith("+1.5 sdetected: node-dead")
+    living.record_moment("21.0.0-node-dead-n5", now + 2.0, "its agent was asked")
+    eventually(lambda: "its agent was asked" in newest.text)
+    (hung,) = [each for each in browser.find_elements(By.CSS_SELECTOR, ".incident") if "ranks hung" in each.text]
+    hung.find_element(By.CSS_SELECTOR, "summary").click()
+    eventually(lambda: "rank 2: process 4002 D, by kernel" in hung.text)
+    hung.find_elements(By.CSS_SELECTOR, ".i-stacks summary")[1].click()
+    eventually(lambda: "<b>nfs_wait</b>" in hung.text)
     assert texts(browser, ".tile[data-witness=kept]"), "tiles are updated in place, not made anew"
 
 
