@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli.run_recovery import recovery_options
 from deeplink.ranges import FiniteRange
 from deeplink.scheduler.launch.container import RUNTIMES
 from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES
 
 if TYPE_CHECKING:
+    from deeplink.cli.run_recovery import Recovery
     from deeplink.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.container import Container
@@ -118,43 +120,7 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
     envvar="DEEPLINK_REPLACE_STRAGGLERS",
     help="Start the ranks again on a spare in place of a persistently slow one's node. [default: tell of it]",
 )
-@click.option(
-    "--elastic",
-    type=click.IntRange(min=1),
-    envvar="DEEPLINK_ELASTIC",
-    metavar="MIN",
-    help="Go on with fewer nodes, down to MIN, where no more are left. [default: wait for a rescue]",
-)
-@click.option("--no-retry", is_flag=True, help="Ranks that fail end the run; lost nodes are still replaced.")
-@click.option(
-    "--max-relaunches",
-    type=click.IntRange(min=0),
-    envvar="DEEPLINK_MAX_RELAUNCHES",
-    metavar="N",
-    help="Start the ranks again so often at most, progress or not. [default: as long as they get further]",
-)
-@click.option(
-    "--final-code",
-    "final_codes",
-    multiple=True,
-    type=click.IntRange(1, 255),
-    metavar="CODE",
-    help="Ranks that exit so end the run, and their code is passed on; repeatable.",
-)
-@click.option(
-    "--hold",
-    is_flag=True,
-    envvar="DEEPLINK_HOLD",
-    help="When the application itself fails again and again, have Slurm hold the job instead of ending it.",
-)
-@click.option(
-    "--strand-timeout",
-    type=FiniteRange(min=0),
-    default=900.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for a rescue when too few nodes are left.",
-)
+@recovery_options
 @click.option(
     "--srun-option",
     "srun_options",
@@ -202,12 +168,7 @@ def command(  # noqa: PLR0913 - one for each option
     group_sizes: tuple[int, ...],
     step_timeout: float | None,
     replace_stragglers: bool,
-    elastic: int | None,
-    no_retry: bool,
-    max_relaunches: int | None,
-    final_codes: tuple[int, ...],
-    hold: bool,
-    strand_timeout: float,
+    recovery: Recovery,
     srun_options: tuple[str, ...],
     interface: str | None,
     image: str | None,
@@ -228,10 +189,8 @@ def command(  # noqa: PLR0913 - one for each option
 
     from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
-    from deeplink.scheduler.launch.failure import Limits
     from deeplink.scheduler.launch.job import passed_on, run_job
     from deeplink.scheduler.launch.order import Order
-    from deeplink.scheduler.launch.verdict import Policy
 
     config = load_config()
     if interface is not None:
@@ -241,25 +200,24 @@ def command(  # noqa: PLR0913 - one for each option
         command=command_line,
         per_node=nproc_per_node or _auto_per_node(),
         count=_count(len(backend.nodes), nnodes, spares),
-        elastic=elastic or 0,
-        hold=hold,
+        elastic=recovery.elastic or 0,
+        hold=recovery.hold,
+        margin_s=recovery.time_margin,
         step_timeout_s=step_timeout,
         replace_stragglers=replace_stragglers,
-        strand_timeout_s=strand_timeout,
+        strand_timeout_s=recovery.strand_timeout,
         passed_on=passed_on(config),
         group_sizes=tuple(sorted(set(group_sizes))),
         recipe_name=recipe,
         container=_container(image, runtime, mounts, container_options, is_local=local is not None),
     )
     order.groups.check(order.count)
-    if order.elastic > order.count:
-        raise click.UsageError(f"--elastic {order.elastic}: only {order.count} nodes run ranks")
+    recovery.check(order.count)
     site = site_of(config)
     if dry_run:
         _print_plan(backend, order, site, as_json=as_json)
         return 0
-    limits = Limits(most_relaunches=max_relaunches, retries=not no_retry, final_codes=frozenset(final_codes))
-    return run_job(backend, order, config, policy=Policy(limits=limits), site=site, as_json=as_json)
+    return run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json)
 
 
 def _container(

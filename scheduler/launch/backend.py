@@ -55,6 +55,10 @@ class AgentStep(Protocol):
         """Return the last line that the agents or their starter wrote; empty if there is none."""
         ...
 
+    def abandon(self) -> None:
+        """Let go of the agents without a word to Slurm: under the job's number runs something newer."""
+        ...
+
     def stop(self) -> None:
         """End the agents; returns in bounded time, whatever has become of their nodes."""
         ...
@@ -73,6 +77,10 @@ class RankStep(Protocol):
 
     def send(self, number: Signals) -> None:
         """Pass a signal on to every rank; does not wait."""
+        ...
+
+    def abandon(self) -> None:
+        """Let go of the ranks without a word to Slurm: under the job's number runs something newer."""
         ...
 
     def kill(self) -> None:

@@ -306,6 +306,15 @@ class Fleet:
         known = [node for node in nodes if node in self._nodes]
         return {node: self._nodes[node].stub.Stacks.future(request, timeout=timeout_s) for node in known}
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether all agents have ended."""
+        return self._step.ended() is not None
+
+    def abandon(self) -> None:
+        """Let go of the agents, where they are not ours to end any more."""
+        self._step.abandon()
+
     def close(self) -> None:
         """End the agents and let go of every connection; returns in bounded time."""
         for watched in self._nodes.values():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.scheduler.launch.progress import Progress
+    from deeplink.scheduler.launch.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,44 @@ class History:
         fruitless = progress.fruitless_now(now)
         recent = self.setbacks[-fruitless:] if fruitless else []
         return Tried(since_progress=tuple(recent), relaunches=self.relaunches, best=progress.best)
+
+
+@dataclass(slots=True)
+class Log:
+    """The history of one run, with the file it is kept in and the progress it counts against.
+
+    Args:
+        path: of the file.
+        restart: of this run.
+        progress: of all its attempts.
+    """
+
+    path: Path
+    restart: int
+    progress: Progress
+    history: History = field(init=False)
+    _best_before: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take over what an earlier run of the job left."""
+        self.history = carried_over(self.path, self.restart, self.progress)
+        self._best_before = self.progress.best
+
+    @property
+    def gained(self) -> bool:
+        """Whether a newer step than before this run was reported."""
+        return self.progress.best is not None and self.progress.best != self._best_before
+
+    def tried(self, now: float) -> Tried:
+        """Return what was tried, as verdicts want to know it."""
+        return self.history.tried(self.progress, now)
+
+    def leave(self, verdict: Verdict, now: float) -> None:
+        """Write down that the run ended so."""
+        tried = self.tried(now)
+        if verdict.cause is not None:
+            self.history.note(verdict.cause, verdict.code)
+        leave(self.path, self.restart, self.history, tried, verdict.kind)
 
 
 def file_of(folder: Path, command: Sequence[str]) -> Path:

@@ -187,6 +187,10 @@ class LocalAgents(AgentStep):
         return last_line(self._logfile, self._log_start)
 
     @override
+    def abandon(self) -> None:
+        self.stop()
+
+    @override
     def stop(self) -> None:
         _end_all(self._processes)
         for process in self._processes:
@@ -248,6 +252,10 @@ class LocalRanks(RankStep):
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
+
+    @override
+    def abandon(self) -> None:
+        self.kill()
 
     @override
     def kill(self) -> None:

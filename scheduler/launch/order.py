@@ -37,6 +37,7 @@ class Order:
         step_timeout_s: without a newer step for so long the ranks are started again; 0: never; None: as the job's
             own history tells, and what its processes do.
         replace_stragglers: start the ranks again without a slow one's node, where a spare is left.
+        margin_s: how long before the time limit the ranks are to save; None: learned.
         strand_timeout_s: how long to wait for a rescue when too few nodes are left.
         passed_on: settings every rank gets in its environment.
         group_sizes: ranks that are to stay together, as `Groups` has them.
@@ -53,6 +54,7 @@ class Order:
     hold: bool = False
     step_timeout_s: float | None = 0.0
     replace_stragglers: bool = False
+    margin_s: float | None = None
     strand_timeout_s: float = 900.0
     passed_on: Mapping[str, str] = field(default_factory=dict)
     group_sizes: tuple[int, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -54,6 +55,16 @@ def drained(said: queue.Queue[NodeFacts]) -> list[NodeFacts]:
             found.append(said.get_nowait())
         except queue.Empty:
             return found
+
+
+def abandon_process(process: processes.Process[bytes]) -> None:
+    """Kill a process group at once, so that an srun has no time to ask Slurm for the end of its step.
+
+    Its step's number may belong to a newer run of the job by now, which Slurm would end in its place.
+    """
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def end_process(process: processes.Process[bytes]) -> None:

@@ -16,7 +16,7 @@ from deeplink.clock import SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import AgentStep, RankStep
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.process import drained, end_process, last_line
+from deeplink.scheduler.launch.process import abandon_process, drained, end_process, last_line
 from deeplink.scheduler.launch.relay import FailureWatcher
 from deeplink.scheduler.slurm import command as processes
 
@@ -83,6 +83,10 @@ class SlurmAgents(AgentStep):
         return last_line(self._logfile, self._log_start)
 
     @override
+    def abandon(self) -> None:
+        abandon_process(self._process)
+
+    @override
     def stop(self) -> None:
         end_process(self._process)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -142,6 +146,10 @@ class SlurmRanks(RankStep):
                 self._slurm.cancel_step(self._job, step, signal=number.name.removeprefix("SIG") if number else "")
         except DeepLinkError as problem:
             log.info("scancel of step %s: %s", self._name, problem)  # also said where the step ended meanwhile
+
+    @override
+    def abandon(self) -> None:
+        abandon_process(self._process)
 
     @override
     def kill(self) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend
 
+AGAIN_S = 1.0
 OFTEN_S, SELDOM_S = 5.0, 300.0
 """Between two questions: a quarter of the time that is left, within these bounds. The limit may be changed."""
 
@@ -46,7 +47,7 @@ class Desk:
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend, self._clock = backend, clock
         self._thread: threading.Thread | None = None
-        self._asked = float("-inf")  # when the question of the newest answer was asked
+        self._asked = self._answered = float("-inf")  # when the newest question was asked, and the newest answered
         self._answer: Standing | None = None
 
     def ask(self) -> None:
@@ -64,15 +65,20 @@ class Desk:
         if self._clock.monotonic() - self._asked >= pause:
             self.ask()
 
+    def press(self, moment: float) -> None:
+        """Ask, and again after a while, until there is an answer to a question asked at `moment` or later."""
+        if self._answered < moment and (self._asked < moment or self._clock.monotonic() - self._asked >= AGAIN_S):
+            self.ask()
+
     def since(self, moment: float) -> Standing | None:
         """Return the answer to a question asked at `moment` or later; None while there is none."""
-        return self._answer if self._asked >= moment else None
+        return self._answer if self._answered >= moment else None
 
     def left_s(self) -> float | None:
         """Return the seconds until the time limit as of now; None where there is none, or nobody says."""
         if self._answer is None or self._answer.left_s is None:
             return None
-        return self._answer.left_s - (self._clock.monotonic() - self._asked)
+        return self._answer.left_s - (self._clock.monotonic() - self._answered)
 
     @property
     def requeueable(self) -> bool:
@@ -82,5 +88,5 @@ class Desk:
     def _run(self, asked: float) -> None:
         answer = self._backend.standing()
         if answer is not None:
-            self._answer = answer
-        self._asked = asked  # no answer is not asked for again at once
+            self._answer, self._answered = answer, asked
+        self._asked = asked

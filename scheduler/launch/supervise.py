@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.account import Account, first_attempt, note_attempt, points_of
+from deeplink.scheduler.launch.ending import Ending
 from deeplink.scheduler.launch.failure import Cause
 from deeplink.scheduler.launch.hangs import Hangs
-from deeplink.scheduler.launch.history import ITS_OWN_FAULT, carried_over, file_of, leave
+from deeplink.scheduler.launch.history import Log, file_of
+from deeplink.scheduler.launch.liaison import Liaison
 from deeplink.scheduler.launch.muster import muster
 from deeplink.scheduler.launch.order import Layout, Order, lay_out
 from deeplink.scheduler.launch.progress import Progress
@@ -34,10 +36,6 @@ if TYPE_CHECKING:
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
-HELD_WAIT_S = 30.0
-"""How long Slurm may take to end a job that it was told to hold."""
-STRANDED_CODE = 75
-"""EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
 
 
 @dataclass(slots=True)
@@ -77,8 +75,18 @@ class Supervisor:
         self._account = Account(backend, fleet, chronicle, clock)
         self._rescue = Rescue(backend, fleet, chronicle, clock=clock, doubt_s=self._policy.doubt_s)
         self._progress = Progress()
-        self._kept = file_of(backend.folder, order.command)
-        self._history = carried_over(self._kept, backend.restart, self._progress)
+        self._log = Log(file_of(backend.folder, order.command), backend.restart, self._progress)
+        self._liaison = Liaison(
+            backend, fleet, chronicle, clock, margin_s=order.margin_s, partition_s=self._policy.partition_s
+        )
+        self._ends = Ending(
+            backend,
+            self._account,
+            chronicle,
+            clock=clock,
+            hold=order.hold,
+            told_to_end=lambda: self.ending is not None,
+        )
         self._hangs = Hangs(fleet, chronicle, backend.folder, order, clock)
         self._attempt = first_attempt(backend)
         self._begun = 0
@@ -86,7 +94,6 @@ class Supervisor:
         self._signals = signals
         self._ending: signal.Signals | None = None
         self._said = ""
-        self._held = False
         self._step: RankStep | None = None
 
     def close(self) -> None:
@@ -110,7 +117,8 @@ class Supervisor:
             elif verdict.move is Move.STRANDED:
                 self._strand(running, verdict)
                 if not self._is_rescued(verdict.lost):
-                    return self._leave(verdict)
+                    told = self.ending.name if self.ending else ""
+                    return self._ends.leave_stranded(verdict, told, self._begun)
                 self._usable += verdict.lost
                 running = self._start_next(self._usable, running)
             else:
@@ -123,6 +131,7 @@ class Supervisor:
         layout = lay_out(order, self._attempt, facts, port=port, before=before)
         self._progress.begin(self._clock.monotonic(), relaunch=self._begun > 0)
         self._hangs.begin(layout.launch)
+        self._liaison.begin()
         self._begun += 1
         note_attempt(self._backend, self._attempt)
         self._said = ""
@@ -135,7 +144,7 @@ class Supervisor:
 
     def _start_next(self, candidates: Collection[NodeName], last: _Running) -> _Running:
         self._attempt = replace(self._attempt, relaunch=self._attempt.relaunch + 1)
-        self._history.relaunches += 1
+        self._log.history.relaunches += 1
         return self._start(candidates, last.layout.active)
 
     def _watch(self, running: _Running) -> Verdict:
@@ -158,6 +167,7 @@ class Supervisor:
         self._hangs.take(reports)
         points = points_of(reports)
         self._account.note(points)
+        self._liaison.take(point for point in points if point.attempt == self._attempt)
         if self._progress.take(points, self._attempt, now):
             step, repeated = self._progress.first, self._progress.repeated
             self._account.tell_first_step(step, repeated)
@@ -169,9 +179,10 @@ class Supervisor:
         code = running.step.exit_code()
         if code is not None and running.exited_at is None:
             running.exited_at = now
-        if code is not None and self._ending is not None:
-            because = f"ended after {self._ending.name}"
-            return Verdict(move=Move.FAILED if code else Move.SUCCEEDED, because=because, code=code)
+        told = self._ending.name if self._ending else ""
+        outside = self._liaison.look(code, told, gained=self._log.gained)
+        if outside is not None:
+            return outside
         active = running.layout.active
         silence = self._fleet.silence()
         spares = tuple(node for node in self._usable if node not in active)
@@ -189,9 +200,9 @@ class Supervisor:
             suspects=late.suspects,
             health=self._fleet.health(),
             fewest=self._order.fewest,
-            tried=self._history.tried(self._progress, now),
+            tried=self._log.tried(now),
         )
-        verdict = decide(seen, self._policy)
+        verdict = self._liaison.weigh(decide(seen, self._policy))
         if verdict.move in {Move.RELAUNCH, Move.STRANDED} and self._ending is not None:
             return Verdict(move=Move.FAILED, because=verdict.because, code=128 + self._ending)
         return verdict
@@ -225,7 +236,7 @@ class Supervisor:
         )
         self._account.enter(Phase.RECOVERING, verdict.because)
         self._while_listening(running.step.kill)
-        self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code)
+        self._log.history.note(verdict.cause or Cause.UNKNOWN, verdict.code)
         return self._start_next(self._mustered(verdict.suspects), running)
 
     def _mustered(self, suspects: Collection[NodeName] = ()) -> list[NodeName]:
@@ -289,65 +300,19 @@ class Supervisor:
             self._chronicle.event("waiting", because, because=because)
 
     def _finish(self, running: _Running, verdict: Verdict) -> int:
+        if verdict.move is Move.ELSEWHERE:
+            running.step.abandon()
+            self._fleet.abandon()
+            self._step = None
+            return self._ends.elsewhere(verdict, self._begun)
         if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)
         self._while_listening(running.step.kill)
-        if verdict.move in {Move.FAILED, Move.GIVE_UP} and self._ending is None:
-            self._give_up(verdict)
-        return self._end(verdict)
-
-    def _give_up(self, verdict: Verdict) -> None:
-        now = self._clock.monotonic()
-        tried = self._history.tried(self._progress, now)
-        self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code)
-        self._while_listening(lambda: leave(self._kept, self._backend.restart, self._history, tried, verdict.kind))
-        # Where the run before this one ended so, too, somebody starts the job again and again (RequeueExit).
-        again = self._history.before is not None
-        holds = verdict.kind in ITS_OWN_FAULT and (self._order.hold or again) and self._backend.can_requeue
-        self._open(verdict, Action.HOLD if holds else Action.NONE)
-        if holds:
-            self._hold(verdict)
-
-    def _hold(self, verdict: Verdict) -> None:
-        """Have Slurm hold the job, and wait until it ends us; what it refuses is told."""
-        because = "held: mend it, then `scontrol release` starts it again where it was saved"
-        self._account.enter(Phase.FAILED, f"{verdict.because}; {because}")
-        self._while_listening(lambda: self._holding(because))
-        deadline = self._clock.monotonic() + HELD_WAIT_S
-        while self._held and self.ending is None and self._clock.monotonic() < deadline:
-            self._clock.sleep(TICK_S)
-
-    def _holding(self, because: str) -> None:
-        self._held = self._backend.hold()
-        if self._held:
-            self._chronicle.event("held", because)
-
-    def _leave(self, verdict: Verdict) -> int:
-        """End while stranded: told to, since the job starts again elsewhere, or because the time is up."""
-        if self.ending is None:
-            return self._end(Verdict(move=Move.FAILED, because=verdict.because, code=STRANDED_CODE))
-        # Neither failed nor recovered: the next run of this job, or the watchdog, will say.
-        self._account.enter(Phase.STRANDED, verdict.because)
-        because = f"{verdict.because}; told to end by {self.ending.name}"
-        self._ended(Phase.STRANDED, Verdict(move=Move.STRANDED, because=because, code=STRANDED_CODE))
-        return STRANDED_CODE
-
-    def _end(self, verdict: Verdict) -> int:
-        good = verdict.move is Move.SUCCEEDED
-        phase = Phase.SUCCEEDED if good else Phase.FAILED
-        # Ranks that never report a step have recovered, as far as anybody can tell, when they end well.
-        self._account.settle(Outcome.RECOVERED if good else Outcome.FAILED)
-        self._account.enter(phase, verdict.because)
-        self._ended(phase, verdict)
-        return verdict.code
-
-    def _ended(self, phase: Phase, verdict: Verdict) -> None:
-        good = phase is Phase.SUCCEEDED
-        self._chronicle.event(
-            "ended",
-            "" if good else f"ended with exit code {verdict.code}: {verdict.because}",
-            code=verdict.code,
-            phase=phase.value,
-            because=verdict.because,
-            attempts=self._begun,
-        )
+        if verdict.move is Move.REQUEUE:
+            self._open(verdict, Action.REQUEUE)
+            return self._ends.start_again(verdict, self._begun)
+        if verdict.kind is None:
+            return self._ends.end(verdict, self._begun)
+        action = self._ends.action_for(verdict, self._log)
+        self._open(verdict, action)
+        return self._ends.give_up(verdict, action, self._log, self._begun)

@@ -39,6 +39,8 @@ class Move(Enum):
     REST = "rest"
     RELAUNCH = "relaunch"
     STRANDED = "stranded"
+    REQUEUE = "requeue"
+    ELSEWHERE = "elsewhere"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     GIVE_UP = "give up"
@@ -173,7 +175,7 @@ def _about_lost(seen: Evidence, policy: Policy, lost: tuple[NodeName, ...]) -> V
     names = ", ".join(lost)
     if 2 * len(doubtful) > together > 1 and longest < policy.partition_s:
         because = f"{len(doubtful)} of {together} nodes are silent at once: a switch, or us; touching nothing"
-        return Verdict(move=Move.WAIT, because=because)
+        return Verdict(move=Move.WAIT, because=because, kind=Kind.AGENTS_SILENT)
     because = f"nothing heard of {names} for {longest:.1f} s"
     if not set(lost) & set(seen.active):
         return Verdict(move=Move.REST, because=because, lost=lost, kind=Kind.NODE_SILENT)

@@ -102,6 +102,7 @@ class Action(StrEnum):
     RELAUNCH = "relaunch"
     DRAIN = "drain"
     DRAIN_DOWN = "drain-down"
+    REQUEUE = "requeue"
     REQUEUE_EXCLUDE = "requeue-exclude"
     RELEASE = "release"
     HOLD = "hold"

@@ -42,6 +42,9 @@ class Agents:
     def ended(self) -> int | None:
         return self.code
 
+    def abandon(self) -> None:
+        self.stopped = True
+
     def last_words(self) -> str:
         return self.words
 

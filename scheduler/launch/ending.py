@@ -1,0 +1,148 @@
+"""How a run ends: told to everybody, and the job given back to Slurm where it is to be held or started again."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.launch.history import ITS_OWN_FAULT
+from deeplink.scheduler.launch.rescue import TICK_S
+from deeplink.scheduler.launch.verdict import Move, Verdict
+from deeplink.scheduler.watch.records import Action, Outcome, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.launch.account import Account
+    from deeplink.scheduler.launch.backend import Backend
+    from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.history import Log
+
+QUEUED_WAIT_S = 30.0
+"""How long Slurm may take to end a job that went back into its queue."""
+AGAIN_CODE = 75
+"""EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
+HELD = "held: mend it, then `scontrol release` starts it again where it was saved"
+
+
+class Ending:
+    """Ends a run. The supervising thread alone uses it.
+
+    Args:
+        backend: the allocation.
+        account: what is told of the job.
+        chronicle: who is told.
+        clock: for every duration.
+        hold: whether the job is to be held when it fails by its own fault.
+        told_to_end: asked while Slurm is waited for.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        account: Account,
+        chronicle: Chronicle,
+        *,
+        clock: Clock,
+        hold: bool,
+        told_to_end: Callable[[], bool],
+    ) -> None:
+        self._backend, self._account, self._chronicle = backend, account, chronicle
+        self._clock, self._hold, self._told_to_end = clock, hold, told_to_end
+
+    def action_for(self, verdict: Verdict, log: Log) -> Action:
+        """Return what is done about a run that is given up.
+
+        A job is held where its user asked for it, and where the run before this one ended by its own fault, too:
+        then somebody (RequeueExit) starts it again and again.
+        """
+        again = log.history.before is not None
+        wanted = verdict.kind in ITS_OWN_FAULT and (self._hold or again) and self._backend.can_requeue
+        return Action.HOLD if wanted else Action.NONE
+
+    def give_up(self, verdict: Verdict, action: Action, log: Log, attempts: int) -> int:
+        """End a run that failed; returns its exit code."""
+        now = self._clock.monotonic()
+        self._in_bounds(lambda: log.leave(verdict, now))
+        if action is Action.HOLD:
+            self._account.enter(Phase.FAILED, f"{verdict.because}; {HELD}")
+            self._give_back(self._backend.hold, "held", HELD)
+        return self.end(verdict, attempts)
+
+    def start_again(self, verdict: Verdict, attempts: int) -> int:
+        """Have Slurm start the job again, as its owner may; returns the exit code for the meantime."""
+        self._account.enter(Phase.RECOVERING, verdict.because)
+        said = "asked Slurm to start the job again"
+        if self._give_back(self._backend.requeue, "requeue", f"{verdict.because}: {said}"):
+            # Neither failed nor recovered: the next run of this job, or the watchdog, will say.
+            self._tell_end(
+                Phase.RECOVERING, Verdict(move=verdict.move, because=verdict.because, code=AGAIN_CODE), attempts
+            )
+            return AGAIN_CODE
+        refused = Verdict(
+            move=Move.FAILED,
+            because=f"{verdict.because}; Slurm does not start it again",
+            code=verdict.code or AGAIN_CODE,
+        )
+        return self.end(refused, attempts)
+
+    def leave_stranded(self, verdict: Verdict, told: str, attempts: int) -> int:
+        """End while stranded: told to, since the job starts again elsewhere, or because the time is up."""
+        if not told:
+            return self.end(Verdict(move=Move.FAILED, because=verdict.because, code=AGAIN_CODE), attempts)
+        # Neither failed nor recovered: the next run of this job, or the watchdog, will say.
+        self._account.enter(Phase.STRANDED, verdict.because)
+        because = f"{verdict.because}; told to end by {told}"
+        self._tell_end(Phase.STRANDED, Verdict(move=verdict.move, because=because, code=AGAIN_CODE), attempts)
+        return AGAIN_CODE
+
+    def end(self, verdict: Verdict, attempts: int) -> int:
+        """Tell of the end of a run; returns its exit code."""
+        good = verdict.move is Move.SUCCEEDED
+        phase = Phase.SUCCEEDED if good else Phase.FAILED
+        # Ranks that never report a step have recovered, as far as anybody can tell, when they end well.
+        self._account.settle(Outcome.RECOVERED if good else Outcome.FAILED)
+        self._account.enter(phase, verdict.because)
+        self._tell_end(phase, verdict, attempts)
+        return verdict.code
+
+    def elsewhere(self, verdict: Verdict, attempts: int) -> int:
+        """End without a word to anybody but people: whatever is told of this job is told by its newer run."""
+        self._chronicle.event(
+            "elsewhere", f"{verdict.because}; ending", because=verdict.because, attempts=attempts, code=AGAIN_CODE
+        )
+        return AGAIN_CODE
+
+    def _tell_end(self, phase: Phase, verdict: Verdict, attempts: int) -> None:
+        good = phase is Phase.SUCCEEDED
+        self._chronicle.event(
+            "ended",
+            "" if good else f"ended with exit code {verdict.code}: {verdict.because}",
+            code=verdict.code,
+            phase=phase.value,
+            because=verdict.because,
+            attempts=attempts,
+        )
+
+    def _give_back(self, order: Callable[[], bool], event: str, sentence: str) -> bool:
+        """Have Slurm take the job back, and wait until it ends us; False where it does not."""
+        done: list[bool] = []
+        self._in_bounds(lambda: done.append(order()))
+        if not any(done):
+            return False
+        self._chronicle.event(event, sentence)
+        deadline = self._clock.monotonic() + QUEUED_WAIT_S
+        while not self._told_to_end() and self._clock.monotonic() < deadline:
+            self._account.tick()
+            self._clock.sleep(TICK_S)
+        return True
+
+    def _in_bounds(self, work: Callable[[], None]) -> None:
+        """Do what may hang, storage or Slurm; what takes longer than QUEUED_WAIT_S is left behind."""
+        thread = threading.Thread(target=work, name="deeplink-ending", daemon=True)
+        thread.start()
+        deadline = self._clock.monotonic() + QUEUED_WAIT_S
+        while thread.is_alive() and self._clock.monotonic() < deadline:
+            self._account.tick()
+            thread.join(TICK_S)

@@ -1,0 +1,113 @@
+"""Keeps in touch with Slurm while ranks run: how much time is left, whose the job is, why something was ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.launch.deadline import Deadline, Now
+from deeplink.scheduler.launch.outside import Outside, look_outside
+from deeplink.scheduler.launch.standing import Desk
+from deeplink.scheduler.launch.verdict import Move, Verdict
+from deeplink.scheduler.watch.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deeplink.clock import Clock
+    from deeplink.scheduler.launch.backend import Backend
+    from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.watch.records import ProgressPoint
+
+
+class Liaison:
+    """Between a run and Slurm. The supervising thread alone uses it.
+
+    Args:
+        backend: the allocation.
+        fleet: its agents, by which ranks are told when to save.
+        chronicle: who is told.
+        clock: for every duration.
+        margin_s: how long before the time limit the ranks are to save; None: learned.
+        partition_s: how long nothing is done that Slurm has not been asked about, after most nodes were silent.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        fleet: Fleet,
+        chronicle: Chronicle,
+        clock: Clock,
+        *,
+        margin_s: float | None,
+        partition_s: float,
+    ) -> None:
+        self._backend, self._fleet, self._chronicle, self._clock = backend, fleet, chronicle, clock
+        self._desk, self._deadline = Desk(backend, clock), Deadline(margin_s)
+        self._partition_s = partition_s
+        self._cut_off_at: float | None = None
+        self._odd_at: float | None = None  # since when Slurm's word is wanted
+
+    def begin(self) -> None:
+        """A new attempt begins."""
+        self._deadline.begin()
+        self._fleet.save_at = 0
+
+    def take(self, points: Iterable[ProgressPoint]) -> None:
+        """Take in reports of the newest attempt."""
+        self._deadline.take(points)
+
+    def look(self, code: int | None, told: str, *, gained: bool) -> Verdict | None:
+        """Return what is to be done for a reason from outside; None where there is none.
+
+        Args:
+            code: exit code of the ranks; None while they run.
+            told: the signal that told us to end; empty while none did.
+            gained: whether a newer step than before this run was reported.
+        """
+        now = self._clock.monotonic()
+        self._desk.tick()
+        time = self._deadline.look(self._desk.left_s())
+        if time is Now.SAVE:
+            self._wish_save()
+        seen = Outside(
+            told=told,
+            code=code,
+            agents_gone=self._fleet.is_gone,
+            cut_off=self._cut_off_at is not None,
+            now=time,
+            gained=gained,
+            requeueable=self._backend.can_requeue and self._desk.requeueable,
+        )
+        if not seen.wants_word or not self._backend.can_requeue:
+            self._odd_at = None
+            return look_outside(replace(seen, asked_for_s=float("inf")))
+        self._odd_at = now if self._odd_at is None else self._odd_at
+        since = max(self._odd_at, self._cut_off_at or self._odd_at)
+        self._desk.press(since)
+        word = self._desk.since(since)
+        return look_outside(replace(seen, standing=word, asked_for_s=now - self._odd_at))
+
+    def weigh(self, verdict: Verdict) -> Verdict:
+        """Return a verdict on the nodes as it may be carried out.
+
+        Cut off for a while, we may be what is left of an older run: nothing is done before Slurm has said.
+        """
+        now = self._clock.monotonic()
+        if verdict.kind is Kind.AGENTS_SILENT:
+            self._cut_off_at = now
+        if self._cut_off_at is None or not self._backend.can_requeue:
+            return verdict
+        if self._desk.since(self._cut_off_at) is not None or now - self._cut_off_at > self._partition_s:
+            self._cut_off_at = None
+        elif verdict.move in {Move.RELAUNCH, Move.STRANDED}:
+            because = f"{verdict.because}; asking Slurm whose the job is"
+            return Verdict(move=Move.WAIT, because=because, kind=verdict.kind)
+        return verdict
+
+    def _wish_save(self) -> None:
+        left_s = self._desk.left_s() or 0.0
+        step = self._fleet.save_at = self._deadline.told()
+        sentence = f"{left_s:.0f} s until the time limit: a checkpoint is wanted at step {step}"
+        self._chronicle.event("save-wanted", sentence, step=step, left_s=left_s)

@@ -1,0 +1,118 @@
+"""What comes from outside: told to end, preempted, the time limit, the job started again elsewhere; pure.
+
+Slurm tells a job little (measured, 22.05.8). At the time limit and by scancel everything gets SIGTERM, the batch
+script too. In a preemption with GraceTime the steps get SIGTERM, agents and ranks alike, and the batch script gets
+none. So when something was ended that we did not end, Slurm is asked why.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.launch.deadline import Now
+from deeplink.scheduler.launch.verdict import Move, Verdict
+from deeplink.scheduler.watch.records import Kind
+
+if TYPE_CHECKING:
+    from deeplink.scheduler.launch.standing import Standing
+
+WORD_S = 5.0
+"""How long Slurm's word is waited for once ranks have ended; without it they are judged by what else is known."""
+OVER_S = 1.0
+TERMINATED = 128 + signal.SIGTERM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What is known of what comes from outside.
+
+    Attributes:
+        told: the signal that told us to end; empty while none did.
+        code: exit code of the ranks; None while they run.
+        agents_gone: all agents have ended, and we did not end them.
+        cut_off: most nodes were silent at once since Slurm was last asked.
+        standing: Slurm's answer to a question asked since any of this began; None while there is none.
+        asked_for_s: since then.
+        now: what the time limit asks for.
+        gained: whether a newer step than before this run was reported.
+        requeueable: whether Slurm may start the job again.
+    """
+
+    told: str = ""
+    code: int | None = None
+    agents_gone: bool = False
+    cut_off: bool = False
+    standing: Standing | None = None
+    asked_for_s: float = 0.0
+    now: Now = Now.NOTHING
+    gained: bool = False
+    requeueable: bool = False
+
+    @property
+    def wants_word(self) -> bool:
+        """Whether Slurm is to be asked."""
+        return bool(self.told or self.agents_gone or self.cut_off or self.code == TERMINATED)
+
+
+def look_outside(seen: Outside) -> Verdict | None:
+    """Return what is to be done for a reason from outside; None where there is none."""
+    word = seen.standing
+    if word is not None and not word.ours and not seen.told:
+        because = (
+            "the job has been started again elsewhere, by Slurm's word: what is here has no business any more"
+        )
+        return Verdict(move=Move.ELSEWHERE, because=because)
+    waits = word is None and seen.asked_for_s < WORD_S
+    if seen.told:
+        return _about_told(seen, waits=waits)
+    if seen.agents_gone or seen.code == TERMINATED:
+        return _about_ended(seen, waits=waits)
+    if seen.now is Now.END and seen.code is None and seen.requeueable and seen.gained:
+        because = "the time limit is near"
+        return Verdict(move=Move.REQUEUE, because=because, kind=Kind.TIME_LIMIT)
+    return None
+
+
+def _about_told(seen: Outside, *, waits: bool) -> Verdict | None:
+    if seen.code is None:
+        return None  # the ranks have their time
+    if waits:
+        return Verdict(move=Move.WAIT, because="told to end; asking Slurm why")
+    kind, why = _why(seen.standing)
+    because = f"ended after {seen.told}{why}"
+    if kind is not None and seen.requeueable and (seen.gained or kind is Kind.PREEMPTED):
+        return Verdict(move=Move.REQUEUE, because=because, kind=kind, code=seen.code)
+    if not seen.code:
+        return Verdict(move=Move.SUCCEEDED, because=because)
+    return Verdict(move=Move.FAILED, because=because, code=seen.code, kind=kind)
+
+
+def _about_ended(seen: Outside, *, waits: bool) -> Verdict | None:
+    if waits:
+        return Verdict(move=Move.WAIT, because="something ended them; asking Slurm why")
+    kind, why = _why(seen.standing)
+    if kind is None and (seen.standing is None or seen.standing.runs):
+        return None  # not Slurm's doing
+    if seen.code is None:
+        return Verdict(move=Move.WAIT, because=f"the agents were ended{why}; waiting for the ranks to end")
+    because = f"the ranks were ended{why}"
+    if kind is not None and seen.requeueable and (seen.gained or kind is Kind.PREEMPTED):
+        return Verdict(move=Move.REQUEUE, because=because, kind=kind, code=seen.code)
+    move = Move.FAILED if seen.code else Move.SUCCEEDED
+    return Verdict(move=move, because=because, code=seen.code, kind=kind)
+
+
+def _why(word: Standing | None) -> tuple[Kind | None, str]:
+    if word is None:
+        return None, ""
+    if not word.ours:
+        return None, ": Slurm starts the job again"
+    if word.preempting:
+        return Kind.PREEMPTED, ": another job is to have the nodes"
+    if word.left_s is not None and word.left_s <= OVER_S:
+        return Kind.TIME_LIMIT, ": the time limit"
+    if not word.runs:
+        return None, f": by Slurm ({word.word})"
+    return None, ""

@@ -1,0 +1,83 @@
+"""Asking Slurm how the job stands, without waiting for it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.standing import AGAIN_S, SELDOM_S, Desk, Standing
+
+
+@dataclass
+class Controller:
+    """Answers when it is let, as slurmctld does."""
+
+    answer: Standing | None = None
+    asked: int = 0
+    free: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def standing(self) -> Standing | None:
+        self.asked += 1
+        assert self.free.wait(10)
+        self.done.set()
+        return self.answer
+
+
+def settled(desk: Desk) -> None:
+    for thread in threading.enumerate():
+        if thread.name == "deeplink-standing":
+            thread.join(10)
+
+
+def test_an_answer_counts_from_when_it_was_asked_for() -> None:
+    clock, controller = ManualClock(), Controller(Standing(ours=True, runs=True, left_s=100.0, requeueable=True))
+    desk = Desk(controller, clock)  # type: ignore[arg-type] # all that it uses of a backend
+    desk.tick()
+    clock.now += 5.0
+    assert desk.since(clock.now - 5.0) is None, "it is not waited for"
+    controller.free.set()
+    settled(desk)
+    assert desk.since(clock.now - 5.0) is controller.answer
+    assert desk.since(clock.now) is None
+    assert desk.left_s() == 95.0
+    assert desk.requeueable
+
+
+def test_one_question_at_a_time_and_none_too_often() -> None:
+    clock, controller = ManualClock(), Controller(Standing(ours=True, runs=True))
+    desk = Desk(controller, clock)  # type: ignore[arg-type]
+    for _ in range(5):
+        desk.tick()
+    controller.free.set()
+    settled(desk)
+    desk.tick()
+    settled(desk)
+    assert controller.asked == 1
+    clock.now += SELDOM_S
+    desk.tick()
+    settled(desk)
+    assert controller.asked == 2
+
+
+def test_who_wants_an_answer_asks_again_until_there_is_one() -> None:
+    clock, controller = ManualClock(), Controller()
+    controller.free.set()
+    desk = Desk(controller, clock)  # type: ignore[arg-type]
+    begun = clock.now
+    for _ in range(3):
+        desk.press(begun)
+        settled(desk)
+        desk.press(begun)
+        settled(desk)
+        clock.now += AGAIN_S
+    assert controller.asked == 3
+    assert desk.since(begun) is None
+    controller.answer = Standing(ours=False, runs=True)
+    desk.press(begun)
+    settled(desk)
+    assert desk.since(begun) == controller.answer
+    desk.press(begun)
+    settled(desk)
+    assert controller.asked == 4
