@@ -164,7 +164,7 @@ class Bringer:
                 continue
             try:
                 return self._put(name, manifest, places[0].text, plan)
-            except (PlainCallError, CheckpointDamagedError, OSError) as problem:
+            except (PlainCallError, CheckpointDamagedError, NotFetchedError, OSError) as problem:
                 why = str(problem)
                 log.warning("%s: %s", name, problem)
         raise NotFetchedError(name, why)
@@ -175,8 +175,15 @@ class Bringer:
         """Write a checkpoint into this node's folder; of one in parts, ranks will fetch what they need."""
         final = self._local / name
         is_parted = is_of_parts(manifest)
-        if is_parted and (final / NAME).exists():
-            return Chosen(final, manifest, HERE, Parts(final, manifest, self._agents))
+        if _manifest_at(final) == manifest:
+            # What is here stays where it is: other nodes may be fetching it.
+            parts = Parts(final, manifest, self._agents)
+            if is_parted:
+                return Chosen(final, manifest, HERE, parts)
+            for path in parts.names():
+                parts.find(path)
+            (final / manifests.PART).unlink(missing_ok=True)
+            return Chosen(final, manifest, f"{HERE} and other nodes")
         self._local.mkdir(parents=True, exist_ok=True)
         if final.exists():  # damaged
             final.rename(final.with_name(f"{DRAFT_PREFIX}{name}-{os.urandom(6).hex()}"))
@@ -190,6 +197,13 @@ class Bringer:
         origin = ", ".join(place(there.node, there.origin) for there, _ in plan)
         log.warning("%s comes from %s", name, origin)
         return Chosen(final, manifest, origin, Parts(final, manifest, self._agents) if is_parted else None)
+
+
+def _manifest_at(path: Path) -> Manifest | None:
+    try:
+        return manifests.read_manifest(path)
+    except CheckpointDamagedError:
+        return None
 
 
 def is_of_parts(manifest: Manifest) -> bool:

@@ -27,7 +27,8 @@ from deeplink.checkpoints.hold import Hold
 from deeplink.checkpoints.lease import LENGTH_S
 from deeplink.checkpoints.looping import Loop
 from deeplink.checkpoints.meeting import Meeting
-from deeplink.checkpoints.mirror import Mirror
+from deeplink.checkpoints.mirror import Mirror, PartsCopy
+from deeplink.checkpoints.parts import Group
 from deeplink.checkpoints.saving import Save, Saver, tidy
 from deeplink.checkpoints.states import Finite, StateSaver, Waiting
 from deeplink.clock import Clock, SystemClock
@@ -116,7 +117,11 @@ class Checkpoints:
         """Save on this node's disk, copy from there, and agree with the other nodes on what to go on from."""
         hold, env, clock = self._hold, os.environ, self._clock
         agents = JobAgents.of_environment(env, self.folder, self.attempt, clock)
-        self._mirror = Mirror(hold, local, self.retention, agents)
+        node = Group(int(env.get("GROUP_RANK") or 0), int(env.get("GROUP_WORLD_SIZE") or 1))
+        mirror = self._mirror = Mirror(hold, local, self.retention, agents, parts=PartsCopy(hold, node, clock))
+        self._states.is_first_here = env.get("LOCAL_RANK", "0") == "0"
+        self._states.has_time = mirror.has_time
+        self._states.kept = lambda name, goes_on: mirror.offer(name, to_shared=goes_on)
         hold.before_claiming = Meeting(hold, local, env, clock).bring_together
         if agents is None:
             return
@@ -336,7 +341,7 @@ class Checkpoints:
         self._told = step
         vitals.of_process.note(**told)
         if self._mirror and save.path and save.path.parent == self.local:
-            self._mirror.offer(save.path.name)
+            self._mirror.offer(save.path.name, to_shared=save.to_shared)
         else:
             tidy(self.folder, self._hold.claimed(), self.retention, self._hold.refuse_if_fenced)
 

@@ -151,9 +151,13 @@ def checked_meta(meta: dict[str, Any] | None) -> dict[str, Any]:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into the checkpoint's folder."""
+    (folder / NAME).write_text(manifest_text(manifest), encoding="utf-8")
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return a manifest as it is written."""
     facts = {"format": FORMAT, **asdict(manifest)}
-    text = json.dumps({**facts, _CHECKSUM: _sealed(facts)}, indent=1)
-    (folder / NAME).write_text(text, encoding="utf-8")
+    return json.dumps({**facts, _CHECKSUM: _sealed(facts)}, indent=1)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import xxhash
@@ -23,8 +24,10 @@ from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.entries import Retention, entries
 from deeplink.checkpoints.found import CheckpointExistsError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
+from deeplink.checkpoints.parts import FOLDER as PARTS
+from deeplink.checkpoints.parts import Exchange, PartsMissingError, SaveAbandonedError
 from deeplink.checkpoints.saving import replaced, tidy
-from deeplink.publish import published_folder
+from deeplink.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.entries import Entry
     from deeplink.checkpoints.hold import Hold
+    from deeplink.checkpoints.parts import Group
+    from deeplink.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,7 @@ EXIT_S: Final = 60.0
 PARTNER_S: Final = 10.0
 """How long `wait` waits for a partner once all else is done: its agent goes on without us."""
 _PIECE = 4 << 20
+_STORAGE = (CheckpointWriteError, PartsMissingError, SaveAbandonedError)
 
 
 def copy_entry(source: Path, final: Path, check: Callable[[], None] = lambda: None) -> None:
@@ -210,9 +216,19 @@ class Mirror:
         local: the folder on this node's disk.
         retention: what the shared folder keeps; the node's disk keeps the newest two.
         agents: of the job; None: there is no partner.
+        parts: copies a checkpoint whose parts lie on several nodes.
     """
 
-    def __init__(self, hold: Hold, local: Path, retention: Retention, agents: JobAgents | None = None) -> None:
+    def __init__(
+        self,
+        hold: Hold,
+        local: Path,
+        retention: Retention,
+        agents: JobAgents | None = None,
+        *,
+        parts: PartsCopy,
+    ) -> None:
+        self._parts = parts
         self._hold, self._local, self._retention, self._agents = hold, local, retention, agents
         self._to_shared = Line("copying a checkpoint to shared storage", self._copy)
         self._to_partner = Line("copying a checkpoint to a partner node", self._give)
@@ -226,11 +242,17 @@ class Mirror:
         if self._agents is not None:
             self._to_partner.begin()
 
-    def offer(self, name: str) -> None:
-        """Have a checkpoint copied, and this node's disk tidied; it replaces one that waits."""
+    def offer(self, name: str, *, to_shared: bool = True) -> None:
+        """Have a checkpoint copied, and this node's disk tidied; it replaces one that waits.
+
+        Args:
+            name: of the checkpoint.
+            to_shared: copy it to the shared folder, too. Of one in parts every node must, or none.
+        """
         if self._agents is not None and len(self._agents.members) > 1:
             self._to_partner.offer(name)
-        self._to_shared.offer(name)
+        if to_shared:
+            self._to_shared.offer(name)
         self._tidy_here({self._to_shared.current, self._to_partner.current})
 
     def wait(self) -> None:
@@ -257,7 +279,7 @@ class Mirror:
         get there, and a restart needs none.
         """
         self._to_partner.raise_failure()
-        if not (self._is_on_partner and isinstance(self._to_shared.failed, CheckpointWriteError)):
+        if not (self._is_on_partner and isinstance(self._to_shared.failed, _STORAGE)):
             self._to_shared.raise_failure()
 
     def _tidy_here(self, busy: set[str | None]) -> None:
@@ -269,15 +291,23 @@ class Mirror:
     def _refuse_if_known(self) -> None:
         self._hold.refuse_if_known_fenced()
 
+    def has_time(self) -> bool:
+        """Tell whether nothing is on its way to the shared folder."""
+        return self._to_shared.is_done(0.0)
+
     def _copy(self, name: str) -> None:
         try:
-            copy_entry(self._local / name, self._hold.folder / name, self._hold.refuse_if_fenced)
+            if (self._local / name / manifests.PART).exists():
+                self._parts.copy(self._local / name)
+            else:
+                copy_entry(self._local / name, self._hold.folder / name, self._hold.refuse_if_fenced)
         except OSError as problem:
             with suppress(OSError):
                 self._hold.refuse_if_fenced()
             raise CheckpointWriteError(self._hold.folder, problem) from problem
         self._to_shared.forget_failure()
-        tidy(self._hold.folder, self._hold.claimed(), self._retention, self._hold.refuse_if_fenced)
+        if self._parts.group.rank == 0:
+            tidy(self._hold.folder, self._hold.claimed(), self._retention, self._hold.refuse_if_fenced)
         self._tidy_here({self._to_partner.current})
 
     def _give(self, name: str) -> None:
@@ -292,6 +322,53 @@ class Mirror:
             self._complained = said
             log.warning("%s is on no other node: %s", name, said[1:])
         self._tidy_here({self._to_shared.current})
+
+
+@dataclass(frozen=True, slots=True)
+class PartsCopy:
+    """Copies a checkpoint to the shared folder whose parts lie on several nodes: each node its own.
+
+    Attributes:
+        hold: of the shared folder.
+        group: this node among the nodes; the first one publishes.
+        clock: where time comes from.
+    """
+
+    hold: Hold
+    group: Group
+    clock: Clock
+
+    def copy(self, source: Path) -> None:
+        """Copy this node's part; the first node publishes the whole when all are there.
+
+        Raises:
+            CheckpointDamagedError: the source is not what was saved.
+            PartsMissingError, SaveAbandonedError: another node did not copy its part.
+            FencedError: a newer attempt has claimed.
+            OSError: the storage refuses.
+        """
+        name, hold = source.name, self.hold
+        final = hold.folder / name
+        manifest = manifests.read_manifest(source)
+        hold.refuse_if_fenced()
+        if final.exists():
+            return
+        draft = hold.folder / f"{DRAFT_PREFIX}{name}-{hold.claimed().number:06x}"
+        with Exchange(draft, self.group, self.clock, hold.refuse_if_fenced) as exchange:
+            for entry in manifests.files_here(source, manifest):
+                target = draft / entry.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if _copied(source / entry.path, target) != entry.xxh3_64:
+                    raise CheckpointDamagedError(source, f"{entry.path} was altered: its checksum differs")
+                fsync_path(target)
+            exchange.put("copied", b"")
+            if self.group.rank:
+                return
+            exchange.gather("copied")
+            shutil.rmtree(draft / PARTS)
+            manifests.check_files(draft, manifest.files, contents=False)
+            shutil.copyfile(source / manifests.NAME, draft / manifests.NAME)
+            publish_draft(draft, final, check=hold.refuse_if_fenced)
 
 
 def rescue(local: Path, hold: Hold, newest: Claim) -> str | None:

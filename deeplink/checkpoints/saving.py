@@ -38,6 +38,7 @@ class Save:
         stall_s, nonfinite, world: as `Manifest` has them.
         any_object: whether the state may hold what `Checkpoint.load` does not read.
         path: where it is, once it is published.
+        to_shared: whether it is to be copied to the shared folder.
     """
 
     step: int
@@ -48,6 +49,7 @@ class Save:
     world: int = 1
     any_object: bool = False
     path: Path | None = None
+    to_shared: bool = True
 
 
 class Saver:
@@ -137,8 +139,37 @@ class Saver:
         serials = [entry.serial for entry in there if (entry.claim, entry.step) == (claim.number, step)]
         return self.folder / entry_name(step, claim, max(serials) + 1 if serials else 0)
 
+    def planned(self, save: Save, files: Sequence[FileEntry]) -> tuple[str, str]:
+        """Return the name of what several ranks wrote on their nodes' disks, and its manifest, on rank 0."""
+        claim = self.hold.claimed()
+        manifest = self._manifest(save, claim, files)
+        return self._free_path(save.step, claim).name, manifests.manifest_text(manifest)
+
+    def publish_part(self, draft: Path, final: Path, text: str) -> None:
+        """Publish what ranks of this node wrote, beside the manifest of the whole.
+
+        Raises:
+            FencedError, CheckpointWriteError, CheckpointExistsError: nothing was published.
+            CheckpointDamagedError: the manifest cannot be read.
+        """
+        manifest = manifests.manifest_of(text, final)
+        try:
+            here = [entry.path for entry in manifest.files if (draft / entry.path).exists()]
+            for path in list(draft.rglob("*")):  # what a rank of an earlier, torn save may have left
+                if path.is_file() and path.relative_to(draft).as_posix() not in here:
+                    path.unlink()
+            if len(here) < len(manifest.files):
+                manifests.write_part(draft, here)
+            (draft / manifests.NAME).write_text(text, encoding="utf-8")
+            publish_draft(draft, final, check=self.check)
+        except OSError as problem:
+            raise self._explained(problem, final) from problem
+
     def _seal(self, draft: Path, save: Save, claim: Claim, files: Sequence[FileEntry]) -> None:
-        manifest = Manifest(
+        manifests.write_manifest(draft, self._manifest(save, claim, files))
+
+    def _manifest(self, save: Save, claim: Claim, files: Sequence[FileEntry]) -> Manifest:
+        return Manifest(
             step=save.step,
             attempt=str(self.hold.attempt or ""),
             claim=claim.number,
@@ -150,7 +181,6 @@ class Saver:
             nonfinite=save.nonfinite,
             world=save.world,
         )
-        manifests.write_manifest(draft, manifest)
 
 
 def tidy(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.background import Background
+from deeplink.checkpoints.boards import Board
 from deeplink.checkpoints.found import EACH, RANDOM, STATE, NotFiniteError
-from deeplink.checkpoints.manifest import CheckpointWriteError
+from deeplink.checkpoints.manifest import CheckpointWriteError, FileEntry
 from deeplink.checkpoints.parts import PATIENCE_S, Exchange, Group, collect_parts, finish_part
 from deeplink.checkpoints.saving import Saver
 from deeplink.publish import DRAFT_PREFIX
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from deeplink.checkpoints.agents import JobAgents
     from deeplink.checkpoints.saving import Save
     from deeplink.checkpoints.tensors import HostCopy
     from deeplink.clock import Clock
@@ -60,6 +62,10 @@ class StateSaver:
         finite: what to do about NaN and infinity.
         waiting: what to do while a save is under way.
         published: called in the background with each save that succeeded on this rank.
+        kept: called in the background, on the first rank of each other node, with the name of a save that several
+            ranks made on their nodes' disks, and whether it is to go to the shared folder.
+        has_time: whether such a save can go to the shared folder now; asked on rank 0.
+        is_first_here: whether this rank is the first on its node.
         group: the ranks that save together; found when first needed.
         session: unique to their processes, and the same on all.
         patience_s: how long ranks wait for each other's parts.
@@ -70,6 +76,9 @@ class StateSaver:
     finite: Finite
     waiting: Waiting
     published: Callable[[Save], None]
+    kept: Callable[[str, bool], None] = lambda _name, _goes_on: None
+    has_time: Callable[[], bool] = lambda: True
+    is_first_here: bool = True
     group: Group | None = None
     session: str = ""
     patience_s: float = PATIENCE_S
@@ -205,27 +214,83 @@ class StateSaver:
         self.published(save)
 
     def _together(self, written: Written, save: Save, group: Group, count: int) -> None:
-        from deeplink.checkpoints import tensors  # noqa: PLC0415
+        hold = self.saver.hold
+        if self.saver.folder != hold.folder and hold.agents is not None:
+            self._together_here(written, save, group, count, hold.agents)
+        else:  # straight to the shared folder: without agents the ranks have nowhere else to meet
+            self._together_there(written, save, group, count)
 
-        # Straight to the shared folder: a part on one node's disk is no checkpoint.
+    def _together_there(self, written: Written, save: Save, group: Group, count: int) -> None:
         shared = Saver(self.saver.hold, self.saver.hold.folder, self.clock)
         shared.check()
-        name = f"step-{save.step:010d}.a{shared.hold.claimed().number}"
-        draft = shared.folder / f"{DRAFT_PREFIX}{name}-{self.session[:12]}{count:06x}"
+        draft = self._draft(shared, save, count)
         exchange = Exchange(draft, group, self.clock, shared.check, self.patience_s)
         if group.rank == 0:
             self._clear_before(draft)
         with exchange:
-            exchange.put("nonfinite", json.dumps(self._checked(written, save)).encode())
-            files = self._files(written, save, draft, group)
-            if written.is_sharded:
-                files += tensors.write_sharded(written.state, exchange)
-            finish_part(exchange, files)
+            self._write_part(written, save, exchange)
             if group.rank == 0:
-                for found in exchange.gather("nonfinite"):
-                    save.nonfinite |= json.loads(found)
+                self._note_nonfinite(save, exchange)
                 shared.together(save, exchange, lambda: collect_parts(exchange))
                 self.published(save)
+
+    def _together_here(self, written: Written, save: Save, group: Group, count: int, agents: JobAgents) -> None:
+        """Write this rank's files to its node's disk; the nodes publish their parts once all are written.
+
+        The manifest of the whole lies on every node, beside the files that are there. What is not whole on all
+        nodes is taken back; where a node dies in between, a restart finds the parts wanting and passes it over.
+        """
+        here = self.saver
+        here.check()
+        draft = self._draft(here, save, count)
+        name = f"{agents.attempt}/{agents.run}/{self.session[:12]}{count:06x}"
+        board = Board(draft, group, self.clock, here.check, self.patience_s, agents=agents, name=name)
+        if self.is_first_here:
+            self._clear_before(draft)
+        with board:
+            self._write_part(written, save, board)
+            if group.rank == 0:
+                self._note_nonfinite(save, board)
+                entries = [FileEntry(**fields) for part in board.gather("done") for fields in json.loads(part)]
+                plan = here.planned(save, tuple(sorted(entries, key=lambda entry: entry.path)))
+                board.put("manifest", json.dumps(plan).encode())
+            name, text = json.loads(board.take("manifest", of=0))
+            final = here.folder / name
+            if self.is_first_here:
+                here.publish_part(draft, final, text)
+            board.put("published", b"")
+            try:
+                if group.rank == 0:
+                    board.gather("published")
+                    board.put("whole", b"1" if self.has_time() else b"")
+                goes_on = bool(board.take("whole", of=0))
+            except BaseException:
+                if self.is_first_here:
+                    shutil.rmtree(final, ignore_errors=True)
+                raise
+        if group.rank == 0:
+            save.path, save.to_shared = final, goes_on
+            self.published(save)
+        elif self.is_first_here:
+            self.kept(name, goes_on)
+
+    def _draft(self, saver: Saver, save: Save, count: int) -> Path:
+        name = f"step-{save.step:010d}.a{saver.hold.claimed().number}"
+        return saver.folder / f"{DRAFT_PREFIX}{name}-{self.session[:12]}{count:06x}"
+
+    def _write_part(self, written: Written, save: Save, exchange: Exchange) -> None:
+        from deeplink.checkpoints import tensors  # noqa: PLC0415
+
+        exchange.put("nonfinite", json.dumps(self._checked(written, save)).encode())
+        files = self._files(written, save, exchange.draft, exchange.group)
+        if written.is_sharded:
+            files += tensors.write_sharded(written.state, exchange)
+        finish_part(exchange, files)
+
+    @staticmethod
+    def _note_nonfinite(save: Save, exchange: Exchange) -> None:
+        for found in exchange.gather("nonfinite"):
+            save.nonfinite |= json.loads(found)
 
     def _clear_before(self, draft: Path) -> None:
         """Remove what a rank left that began a save when rank 0 had given it up."""

@@ -1,0 +1,209 @@
+"""Saves of several ranks that go to their nodes' own disks first: in parts, copied to partners and shared."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError
+from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.parts import Group
+from deeplink.errors import DeepLinkError
+from deeplink.types import Attempt
+from tests.deeplink.checkpoints.nodes import Nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from deeplink.checkpoints import Checkpoint
+
+FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
+ALL = ["n0", "n1", "n2", "n3"]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    job = Nodes(tmp_path)
+    yield job
+    job.close()
+
+
+def begun(nodes: Nodes, attempt: Attempt, among: list[str]) -> list[Checkpoints]:
+    """Return the checkpoints of one rank on each node."""
+    spares = tuple(other for other in nodes.servers if other not in among)
+    made = []
+    for rank, node in enumerate(among):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in nodes.env(attempt, node, among, spares=spares).items():
+                patch.setenv(name, value)
+            checkpoints = Checkpoints(nodes.root / "shared", local=nodes.local(node), lease_s=None)
+        checkpoints._states.group, checkpoints._states.session = Group(rank, len(among)), "5e55104a" * 4
+        made.append(checkpoints)
+    return made
+
+
+def side_by_side(work: Any, ranks: list[Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(work, ranks))
+
+
+def latest(ranks: list[Checkpoints]) -> list[Checkpoint | None]:
+    return side_by_side(Checkpoints.latest, ranks)
+
+
+def saved(ranks: list[Checkpoints], step: int, spread: Any = "each") -> None:
+    for rank, checkpoints in enumerate(ranks):
+        state = {"mine": torch.full((1000,), float(step * 10 + rank))}
+        checkpoints.save_state(state, step=step, spread=spread)
+    side_by_side(lambda checkpoints: checkpoints._states.wait(), ranks)
+
+
+def lose(nodes: Nodes, *lost: str) -> None:
+    for node in lost:
+        nodes.stop(node)
+        shutil.rmtree(nodes.root / node, ignore_errors=True)
+
+
+def withhold(nodes: Nodes) -> None:
+    (nodes.root / "shared").rename(nodes.root / "withheld")
+    (nodes.root / "shared").write_text("not mounted")
+
+
+def close(ranks: list[Checkpoints]) -> None:
+    side_by_side(Checkpoints.close, ranks)
+
+
+def test_each_nodes_part_lies_on_its_disk_at_its_partner_and_all_in_the_shared_folder(nodes: Nodes) -> None:
+    ranks = begun(nodes, FIRST, ALL)
+    assert latest(ranks) == [None] * 4
+    saved(ranks, 1)
+    name = "step-0000000001.a1"
+    for rank, node in enumerate(ALL):
+        here = nodes.local(node) / name
+        assert sorted(path.name for path in here.glob("*.pt")) == [f"random-{rank:05d}.pt", f"rank-{rank:05d}.pt"]
+        assert len(manifests.check_part(here, contents=True).files) == 8
+    close(ranks)
+    assert {node: nodes.copies(node) for node in ALL} == {
+        "n2": [f"from-n0/{name}"],
+        "n3": [f"from-n1/{name}"],
+        "n0": [f"from-n2/{name}"],
+        "n1": [f"from-n3/{name}"],
+    }
+    outside = Checkpoints(nodes.root / "shared", readonly=True).latest()
+    assert outside is not None
+    assert len(manifests.check(outside.path, contents=True).files) == 8
+    assert outside.load(rank=2)["mine"][0] == 12
+    assert not list((nodes.root / "shared").glob(".draft*"))
+
+
+@pytest.mark.parametrize("is_withheld", [True, False], ids=["without shared storage", "with shared storage"])
+def test_a_node_dies_and_its_part_is_had_from_its_partner(nodes: Nodes, *, is_withheld: bool) -> None:
+    ranks = begun(nodes, FIRST, ALL)
+    latest(ranks)
+    for step in (1, 2, 3):
+        saved(ranks, step)
+    close(ranks)
+    if is_withheld:
+        withhold(nodes)
+    else:
+        shutil.rmtree(nodes.root / "shared" / "step-0000000003.a1")
+    lose(nodes, "n1")
+    again = begun(nodes, SECOND, ["n2", "n0", "n3"])  # another order, and another world
+    found = latest(again)
+    for rank, checkpoint in enumerate(found):
+        assert checkpoint is not None
+        assert checkpoint.step == 3
+        assert checkpoint.load(rank=rank)["mine"].tolist() == [30.0 + rank] * 1000
+    assert found[1] is not None
+    assert found[1].load(rank=3)["mine"][0] == 33
+    if is_withheld:
+        (nodes.root / "shared").unlink()
+        (nodes.root / "withheld").rename(nodes.root / "shared")
+    for checkpoints in again:
+        checkpoints._states.session = "11e55104" * 4
+    saved(again, 4)
+    close(again)
+    outside = Checkpoints(nodes.root / "shared", readonly=True).latest()
+    assert outside is not None
+    assert outside.step == 4
+
+
+def test_rank_0s_state_and_all_random_numbers_of_a_data_parallel_job(nodes: Nodes) -> None:
+    ranks = begun(nodes, FIRST, ALL)
+    latest(ranks)
+    saved(ranks, 5, "first")
+    close(ranks)
+    withhold(nodes)
+    lose(nodes, "n0")
+    found = latest(begun(nodes, SECOND, ["n1", "n2", "n3"]))
+    for node, checkpoint in zip(["n1", "n2", "n3"], found, strict=True):
+        assert checkpoint is not None
+        assert checkpoint.path.parent == nodes.local(node)
+        assert checkpoint.load()["mine"][0] == 50
+        assert (checkpoint.path / "random-00000.pt").exists()
+
+
+def test_two_nodes_die_a_node_and_its_partner_and_the_step_before_is_gone_back_to(nodes: Nodes) -> None:
+    ranks = begun(nodes, FIRST, ALL)
+    latest(ranks)
+    for step in (1, 2):
+        saved(ranks, step)
+        side_by_side(Checkpoints.wait, ranks)
+    close(ranks)
+    shutil.rmtree(nodes.root / "shared" / "step-0000000002.a1")
+    lose(nodes, "n0", "n2")
+    (found, other) = latest(begun(nodes, SECOND, ["n1", "n3"]))
+    assert found is not None
+    assert other is not None
+    assert found.step == other.step == 1
+    assert [(one.path.name, one.reason) for one in found.skipped] == [
+        ("step-0000000002.a1", "parts of it are on no node that answers")
+    ]
+    assert found.load(rank=0)["mine"][0] == 10
+
+
+def test_a_rank_that_dies_leaves_no_part_anywhere(nodes: Nodes) -> None:
+    ranks = begun(nodes, FIRST, ALL)
+    latest(ranks)
+    saved(ranks, 1)
+    problems = []
+    for rank, checkpoints in enumerate(ranks[:3]):  # the fourth is dead
+        checkpoints._states.patience_s = 0.5
+        checkpoints.save_state({"mine": torch.full((10,), float(rank))}, step=2, spread="each")
+    for checkpoints in ranks[:3]:
+        try:
+            checkpoints._states.wait()
+        except DeepLinkError as problem:
+            problems.append(type(problem))
+    assert problems.count(PartsMissingError) >= 1
+    assert set(problems) <= {PartsMissingError, SaveAbandonedError}
+    for node in ALL:
+        assert [path.name for path in nodes.local(node).iterdir()] == ["step-0000000001.a1"]
+    close(ranks)
+
+
+def test_a_torn_part_is_had_from_the_partner_and_a_torn_copy_besides_is_passed_over(nodes: Nodes) -> None:
+    ranks = begun(nodes, FIRST, ALL)
+    latest(ranks)
+    for step in (1, 2):
+        saved(ranks, step)
+        side_by_side(Checkpoints.wait, ranks)
+    close(ranks)
+    withhold(nodes)
+    part = nodes.local("n1") / "step-0000000002.a1" / "rank-00001.pt"
+    part.write_bytes(b"x" * part.stat().st_size)
+    found = latest(begun(nodes, SECOND, ALL))
+    assert {one.step for one in found if one} == {2}
+    assert found[1] is not None
+    assert found[1].load(rank=1)["mine"][0] == 21
+    assert "n1's disk: rank-00001.pt is not what was saved" in {one.reason for one in found[1].skipped}
+    part.write_bytes(b"x" * part.stat().st_size)
+    copy = next(nodes.store("n3").glob("checkpoints/*/from-n1/step-0000000002.a1/rank-00001.pt"))
+    copy.write_bytes(b"y" * copy.stat().st_size)
+    found = latest(begun(nodes, Attempt(17, 0, 2), ALL))
+    assert {one.step for one in found if one} == {1}
