@@ -164,7 +164,8 @@ def run(
 def _ended(argv: list[str], longest_s: float, *, quiet: bool) -> str:
     """Run a program to its end; return what went wrong, if anything did."""
     out = sys.stderr if quiet else None
-    with subprocess.Popen(argv, cwd=TOP, stdout=out) as process:
+    # Of its own session: Ctrl-C reaches it once, from us, and does not interrupt its cleaning up.
+    with subprocess.Popen(argv, cwd=TOP, stdout=out, start_new_session=True) as process:
         try:
             code = process.wait(longest_s)
         except subprocess.TimeoutExpired:

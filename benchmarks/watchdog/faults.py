@@ -25,6 +25,7 @@ from benchmarks.frame import unwind_when_told
 from benchmarks.rows import BENCH, make_row, table, write_rows
 from benchmarks.watchdog.playing import play, play_stock
 from benchmarks.watchdog.scenarios import BY_NAME, SLURMD_TIMEOUT_S, STOCK, After, Scenario
+from benchmarks.watchdog.stand import end_all
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.settings import Settings, User
@@ -89,7 +90,13 @@ def _stock_round(cases: Sequence[str], seed: int, found: Measured, say: Callable
             return problem
 
     with ThreadPoolExecutor(len(cases)) as pool:
-        for case, came in zip(cases, pool.map(one, cases), strict=True):
+        coming = pool.map(one, cases)
+        try:
+            all_came = list(coming)
+        except BaseException:
+            end_all()
+            raise
+        for case, came in zip(cases, all_came, strict=True):
             if isinstance(came, DeepLinkError):
                 found.failed.setdefault(f"stock {case}", []).append(str(came))
                 say(f"stock Slurm, {case}: could not be run: {came}")

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import shutil
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -37,18 +38,31 @@ SLURM_CONF = ("AuthInfo=cred_expire=120",)
 PAUSE = 0.05
 
 
-def until(question: Callable[[], bool], bound_s: float) -> bool:
-    """Return whether something became true in time."""
-    deadline = time.monotonic() + bound_s
-    while not question():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(PAUSE)
-    return True
+_ended = threading.Event()
 
 
 class StandError(DeepLinkError):
     """The stand itself does not work: nothing can be measured on it."""
+
+
+def end_all() -> None:
+    """Let every stand of this process, in whatever thread, give up what it waits for and be taken down."""
+    _ended.set()
+
+
+def until(question: Callable[[], bool], bound_s: float) -> bool:
+    """Return whether something became true in time.
+
+    Raises:
+        StandError: `end_all` was called.
+    """
+    deadline = time.monotonic() + bound_s
+    while not question():
+        if time.monotonic() > deadline:
+            return False
+        if _ended.wait(PAUSE):
+            raise StandError("told to end")
+    return True
 
 
 @dataclass(slots=True)
