@@ -64,6 +64,7 @@ class NodeRow:
         gpus: how many the node is configured with, of all kinds.
         gpus_used: how many Slurm counts as allocated; None unless details were asked for.
         version: of its slurmd; empty if it never registered.
+        slurmd_started: when its slurmd was, as Slurm prints it; empty if it never registered.
         comment: what an administrator, or we, wrote about it; changes nothing.
     """
 
@@ -79,6 +80,7 @@ class NodeRow:
     gpus: int
     gpus_used: int | None = None
     version: str = ""
+    slurmd_started: str = ""
     comment: str = ""
 
     @property
@@ -286,6 +288,7 @@ def _node(record: str) -> NodeRow:
         gpus=_gpus(field("Gres", "")),
         gpus_used=None if used == _UNTOLD else _gpus(used),
         version=field("Version", ""),
+        slurmd_started=field("SlurmdStartTime", "").replace("None", ""),
         comment=noted["comment"] if noted else "",
     )
 

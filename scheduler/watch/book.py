@@ -34,7 +34,6 @@ class Heard:
         ourselves: it came since.
         step: the greatest step of its attempt so far; None before the first report.
         progressed_at: when that step came, monotonic.
-        began_at: when its attempt was first heard, monotonic.
         boots: the kernels of its nodes, as first told in this attempt.
         tellings: beats of this attempt that told of incidents.
     """
@@ -44,7 +43,6 @@ class Heard:
     ourselves: bool = True
     step: int | None = None
     progressed_at: float = 0.0
-    began_at: float = 0.0
     boots: Mapping[NodeName, str] = field(default_factory=dict)
     tellings: int = 0
 
@@ -103,7 +101,6 @@ class BeatBook:
                 heard_at=now,
                 step=step,
                 progressed_at=progressed_at,
-                began_at=same.began_at if same else now,
                 boots=boots,
                 tellings=(same.tellings if same else 0) + bool(beat.incidents),
             )
@@ -186,4 +183,4 @@ def _restored(job: JobRecord, attempt: AttemptRecord, now: float) -> Heard:
         world_size=attempt.world_size,
         step_timeout_s=attempt.step_timeout_s,
     )
-    return Heard(beat=beat, heard_at=now, ourselves=False, step=attempt.last_step, progressed_at=now, began_at=now)
+    return Heard(beat=beat, heard_at=now, ourselves=False, step=attempt.last_step, progressed_at=now)

@@ -56,7 +56,7 @@ class Comebacks:
 
     def lose(self, incident: Incident, boot_id: str) -> None:
         """Wait for the node of this incident; `boot_id` is the kernel it had, empty where unknown."""
-        if incident.node and incident.kind not in KNOWN_LATER:
+        if incident.node and incident.kind in NODE_LOST - KNOWN_LATER:
             before = self._lost.get(incident.node)
             if before is None or before.incident != incident.id:
                 self._lost[incident.node] = _Lost(
@@ -114,4 +114,8 @@ def _what_it_was(node: NodeSight, lost: _Lost, now: float) -> Kind | None:
     booted = boot_unix(node.boot_shown)
     if not booted:
         return None
-    return Kind.NODE_REBOOTED if booted > lost.began_unix - LATER_S else Kind.NODE_CUT_OFF
+    if booted > lost.began_unix - LATER_S:
+        return Kind.NODE_REBOOTED
+    # With a new slurmd the boot time may be one that was written down before.
+    anew = node.slurmd_anew_s is not None and node.slurmd_anew_s < now - lost.at
+    return None if anew else Kind.NODE_CUT_OFF

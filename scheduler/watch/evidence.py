@@ -116,6 +116,7 @@ class NodeSight:
         boot_id: its kernel's, by the newest word on that; empty where unknown.
         booted_s: since Slurm began to show a later boot time of it; None while it showed one alone.
         boot_shown: its boot time, as Slurm prints it; empty where it prints none.
+        slurmd_anew_s: since Slurm began to show that its slurmd was started anew; None while it has not been.
         leaked_gpus: GPUs that Slurm counts as used on it though it has no job.
         leaked_s: for how long.
     """
@@ -140,6 +141,7 @@ class NodeSight:
     boot_id: str = ""
     booted_s: float | None = None
     boot_shown: str = ""
+    slurmd_anew_s: float | None = None
     leaked_gpus: int = 0
     leaked_s: float = 0.0
 
@@ -190,7 +192,6 @@ class JobSight:
         heard: we ourselves have heard it since we began, or came back; else its beats are from the journal.
         rescued: an incident of this job is open: it did not go back into the queue by its user's will.
         boots: the kernel of each of its nodes, by the agents that this attempt began with.
-        known_s: since we first heard this attempt.
         told: kinds of the incidents on record for this attempt that have not recovered.
         fruitless: starts in a row, the newest among them, that failed by themselves without a new step.
     """
@@ -212,7 +213,6 @@ class JobSight:
     heard: bool = True
     rescued: bool = False
     boots: Mapping[NodeName, str] = field(default_factory=dict)
-    known_s: float = 0.0
     told: frozenset[str] = frozenset()
     fruitless: int = 0
 

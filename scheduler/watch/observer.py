@@ -204,7 +204,6 @@ class Observer:
             heard=heard.ourselves,
             rescued=recalled.rescued,
             boots=heard.boots,
-            known_s=now - heard.began_at,
             told=recalled.told,
             fruitless=self.recall.fruitless(heard) if again else 0,
         )
@@ -249,6 +248,7 @@ class Observer:
             boot_id=said.boot_id,
             booted_s=self._boots.age_s(row.name, now),
             boot_shown=row.boot_time,
+            slurmd_anew_s=self._boots.anew_s(row.name, now),
             leaked_gpus=leaked,
             leaked_s=leaked_s,
         )

@@ -27,14 +27,20 @@ _BUSY = frozenset({NodeFlag.COMPLETING, NodeFlag.NOT_RESPONDING, NodeFlag.POWERI
 
 @dataclass(slots=True)
 class Boots:
-    """Slurm's boot times of the nodes, and when each moved on."""
+    """Slurm's boot times of the nodes and of their slurmds, and when each moved on."""
 
     _shown: dict[NodeName, str] = field(default_factory=dict)
     _moved_at: dict[NodeName, float] = field(default_factory=dict)
+    _started: dict[NodeName, str] = field(default_factory=dict)
+    _anew_at: dict[NodeName, float] = field(default_factory=dict)
 
     def note(self, rows: Iterable[NodeRow], now: float) -> None:
         """Take note of what Slurm shows at `now`, monotonic."""
         for row in rows:
+            if row.slurmd_started and row.slurmd_started != self._started.get(row.name):
+                if row.name in self._started:
+                    self._anew_at[row.name] = now
+                self._started[row.name] = row.slurmd_started
             before = self._shown.get(row.name)
             if not row.boot_time or before == row.boot_time:
                 continue  # Slurm 22.05 shows none for a while after a node was resumed (measured)
@@ -46,6 +52,11 @@ class Boots:
         """Return how long ago Slurm's boot time of the node moved on; None when it never did."""
         moved = self._moved_at.get(name)
         return None if moved is None else now - moved
+
+    def anew_s(self, name: NodeName, now: float) -> float | None:
+        """Return how long ago the node's slurmd was seen to have been started anew; None when it never was."""
+        anew = self._anew_at.get(name)
+        return None if anew is None else now - anew
 
 
 def boot_unix(shown: str) -> float:

@@ -65,7 +65,9 @@ def _bereft(
     """Return the verdict on a job that lost a node, or its launcher, and cannot help itself, or does not."""
     given_up = set(around.given_up)
     back = rebooted(job, sight, policy)
-    leaf = next((around.given_up[name] for name in dead if around.given_up.get(name)), "")
+    leaf = next((around.given_up[name] for name in dead if around.given_up.get(name)), "") or _gone_leaf(
+        dead, sight
+    )
     whole_leaf = {name for name, node in sight.nodes.items() if leaf and node.leaf == leaf}
     beyond = tuple(name for name in back if beyond_help(job, name, sight, policy))
     kind, why = None, ""
@@ -82,8 +84,9 @@ def _bereft(
         kind, why = Kind.JOB_STRANDED, f"its launcher waits for {', '.join(lost)}"
     if kind is None:
         return None
-    reasons = (f"{', '.join(back)} has another kernel than it began with: rebooted",) if back else ()
-    blame = (*dead, *back)
+    reasons = (f"{', '.join(back)} rebooted under it",) if back else ()
+    # A launcher that is stranded has said whom it misses: that is one incident.
+    blame = (*dead, *back, *(job.suspects if kind is Kind.JOB_STRANDED else ()))
     return _restart(
         job,
         Kind.NODE_REBOOTED if back and not dead else kind,
@@ -103,6 +106,13 @@ def _unsettled(job: JobSight, sight: Sight, around: Around) -> bool:
         and not (name in sight.nodes and sight.nodes[name].down)
         for name in job.nodes
     )
+
+
+def _gone_leaf(dead: tuple[NodeName, ...], sight: Sight) -> str:
+    """Return the leaf of which nobody is left, should Slurm have given its nodes up before us; else empty."""
+    leaf = sight.nodes[dead[0]].leaf if dead and dead[0] in sight.nodes else ""
+    below = [node for node in sight.nodes.values() if leaf and node.leaf == leaf]
+    return leaf if len(below) > 1 and all(node.down or node.slurmd.away for node in below) else ""
 
 
 def _downed(job: JobSight, sight: Sight) -> tuple[NodeName, ...]:

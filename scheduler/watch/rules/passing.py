@@ -29,7 +29,7 @@ def is_over(kind: Kind, node: NodeName | None, leaf: str, sight: Sight, policy: 
             return not any(one.leaked_gpus for one in sight.nodes.values())
         case Kind.SWITCH_SUSPECT:
             below = [one for one in sight.nodes.values() if one.leaf == leaf]
-            return not any(one.of_leaf for one in below) and all(_has_slurmd(one) for one in below if not one.down)
+            return all(_has_slurmd(one) and not one.down and not one.of_leaf for one in below)
         case _:
             return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.watch.evidence import HEARD_SINCE_S
 from deeplink.scheduler.watch.rules.seen import answers
 
 if TYPE_CHECKING:
@@ -18,24 +19,32 @@ def rebooted(job: JobSight, sight: Sight, policy: Policy) -> tuple[NodeName, ...
     started again, may show another boot time.
     """
     return tuple(
-        name
-        for name in job.nodes
-        if name in sight.nodes and _another_kernel(job, sight.nodes[name]) and is_missed(job, name, policy)
+        name for name in job.nodes if name in sight.nodes and _another_kernel(job, sight.nodes[name], policy)
     )
 
 
-def _another_kernel(job: JobSight, node: NodeSight) -> bool:
+def _another_kernel(job: JobSight, node: NodeSight, policy: Policy) -> bool:
+    silent_s = _missed_s(job, node.name, policy)
+    if silent_s is None:
+        return False
     before = job.boots.get(node.name, "")
     if before and node.boot_id and before != node.boot_id:
         return True
-    return node.booted_s is not None and node.booted_s < job.known_s
+    if before and node.heard_s is not None and silent_s - node.heard_s >= HEARD_SINCE_S:
+        return False  # an agent was heard there since, and told of the same kernel
+    if node.booted_s is not None and node.booted_s <= silent_s:
+        return True
+    # Without anybody to tell its kernel: what fell silent was followed by a new slurmd.
+    anew = node.slurmd_anew_s is not None and node.slurmd_anew_s <= silent_s
+    return anew and silent_s >= policy.help_itself_s
 
 
-def is_missed(job: JobSight, name: NodeName, policy: Policy) -> bool:
-    """Whether the launcher misses its agent on the node; or ran there itself, and is silent."""
+def _missed_s(job: JobSight, name: NodeName, policy: Policy) -> float | None:
+    """Return for how long the launcher misses its agent there, or we miss it, if it ran there; None: not."""
     if name == job.batch_host:
-        return job.beat_age_s >= policy.silence_s
-    return job.beat_age_s < policy.tense_beat_s and job.agents_silent.get(name, 0.0) >= policy.witness_s
+        return job.beat_age_s if job.beat_age_s >= policy.silence_s else None
+    silent_s = job.agents_silent.get(name, 0.0)
+    return silent_s if job.beat_age_s < policy.tense_beat_s and silent_s >= policy.witness_s else None
 
 
 def beyond_help(job: JobSight, name: NodeName, sight: Sight, policy: Policy) -> bool:

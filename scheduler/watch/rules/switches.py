@@ -15,7 +15,7 @@ from deeplink.scheduler.watch.verdict import Remedy, Verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
     from deeplink.types import NodeName
 
 
@@ -42,6 +42,13 @@ def _silent(node: NodeSight) -> bool:
     return silent and not node.heard_since
 
 
+def _misses(job: JobSight, leaf: set[NodeName], policy: Policy) -> bool:
+    """Whether a job is the second witness: its launcher misses an agent there, or ran there and is silent."""
+    if job.beat_age_s >= policy.tense_beat_s:
+        return job.batch_host in leaf and job.beat_age_s >= policy.silence_s
+    return any(job.agents_silent.get(name, 0.0) >= policy.silence_s for name in leaf)
+
+
 def about_leaf(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves: int) -> list[Verdict]:
     """Return what is to be said and done about a silent leaf, one of so many; empty while it is too early.
 
@@ -51,7 +58,10 @@ def about_leaf(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves
     names = [node.name for node in leaf]
     hit = [job for job in sight.jobs if live(job) and set(names) & set(job.nodes)]
     watched = [node for node in leaf if not node.down]
-    if not hit or not all(long_away(node, policy) and node.away_s >= policy.silence_s for node in watched):
+    if not hit or not all(long_away(node, policy) for node in watched):
+        return []
+    long = all(node.away_s >= policy.silence_s for node in watched)
+    if not long and not any(_misses(job, set(names), policy) for job in hit):
         return []
     name = leaf[0].leaf
     who = f"all {len(names)} nodes of {name} ({', '.join(names)})"

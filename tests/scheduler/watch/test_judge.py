@@ -286,12 +286,38 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         [("node-rebooted", "n0", "restart")],
     ),
     "a fast reboot that Slurm's boot time shows": (
-        Sight(jobs=(job(beat_age_s=3.5, known_s=60.0),), nodes=cluster(replace(up("n0"), booted_s=1.0))),
+        Sight(jobs=(job(beat_age_s=3.5),), nodes=cluster(replace(up("n0"), booted_s=1.0))),
         [("node-rebooted", "n0", "restart")],
     ),
-    "a boot before the attempt began": (
-        Sight(jobs=(job(beat_age_s=3.5, known_s=60.0),), nodes=cluster(replace(up("n0"), booted_s=90.0))),
+    "a boot before the launcher fell silent": (
+        Sight(jobs=(job(beat_age_s=3.5),), nodes=cluster(replace(up("n0"), booted_s=90.0))),
         [],
+    ),
+    "a new slurmd, and then silence": (
+        Sight(jobs=(job(beat_age_s=9.0),), nodes=cluster(replace(up("n0"), slurmd_anew_s=90.0))),
+        [],
+    ),
+    "silence, and then a new slurmd": (
+        Sight(jobs=(job(beat_age_s=5.5),), nodes=cluster(replace(up("n0"), slurmd_anew_s=1.0))),
+        [("node-rebooted", "n0", "restart")],
+    ),
+    "a new slurmd, and a launcher that stammers": (
+        Sight(jobs=(job(beat_age_s=4.0),), nodes=cluster(replace(up("n0"), slurmd_anew_s=1.0))),
+        [],
+    ),
+    "the same kernel, whatever Slurm's boot time": (
+        Sight(
+            jobs=(job(beat_age_s=5.5, boots={NAMES[0]: "a"}),),
+            nodes=cluster(replace(up("n0"), boot_id="a", heard_s=1.0, booted_s=1.0, slurmd_anew_s=1.0)),
+        ),
+        [],
+    ),
+    "the same kernel, as told before it fell silent": (
+        Sight(
+            jobs=(job(beat_age_s=5.5, boots={NAMES[0]: "a"}),),
+            nodes=cluster(replace(up("n0"), boot_id="a", heard_s=5.6, slurmd_anew_s=1.0)),
+        ),
+        [("node-rebooted", "n0", "restart")],
     ),
     "another kernel, but its launcher hears the agent": (
         Sight(jobs=(job(boots={NAMES[1]: "a"}),), nodes=cluster(REBOOTED)),
@@ -512,6 +538,7 @@ def nodes_seen(draw: st.DrawFn) -> dict[NodeName, NodeSight]:
             well_s=draw(seconds),
             boot_id=draw(st.sampled_from(["", "a", "b"])),
             booted_s=draw(maybe_seconds),
+            slurmd_anew_s=draw(maybe_seconds),
             leaked_gpus=draw(st.integers(0, 1)),
             leaked_s=draw(seconds),
         )
@@ -537,7 +564,6 @@ def jobs_seen(draw: st.DrawFn) -> JobSight:
         rescued=draw(st.booleans()),
         reason=draw(st.sampled_from(["", "BeginTime", "Resources"])),
         boots=draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["a", "b"]))),
-        known_s=draw(seconds),
         told=draw(st.frozensets(st.sampled_from(["storage-frozen", "rank-failed"]))),
         fruitless=draw(st.integers(0, 4)),
     )
