@@ -26,6 +26,7 @@ import click
 import pytest
 
 from deeplink.config import load_config
+from deeplink.scheduler.watch.notify.channels import Webhook, load_channels
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "ansible"
@@ -230,6 +231,33 @@ def test_a_new_configuration_makes_a_new_unit(site: Site) -> None:
     finally:
         site.play("--limit", "node0")  # as it was, for the other tests
     assert (site.root / "units" / "deeplink-node.service").read_text() == before
+
+
+def test_who_is_told_of_incidents_is_for_the_watchdog_alone_to_read(site: Site) -> None:
+    rules = site.root / "rules"
+    rules.mkdir()
+    url_file = site.root / "etc" / "chat.url"
+    notify = f'[[notify]]\nkind = "webhook"\nurl_file = "{url_file}"\n'
+    more = {
+        "watch_notify": notify,
+        "watch_secrets": {"chat.url": "https://chat.example/hush"},
+        "watch_alert_rules_folder": str(rules),
+    }
+    try:
+        site.play("--limit", "head", more=more)
+        assert site.play("--limit", "head", more=more)["head"]["changed"] == 0
+        path = site.root / "etc" / "notify.toml"
+        assert {stat.S_IMODE(each.stat().st_mode) for each in (path, url_file)} == {0o600}
+        (channel,) = load_channels(path)
+        assert channel.way == Webhook(url_file=url_file)
+        assert url_file.read_text() == "https://chat.example/hush\n"
+        unit = (site.root / "units" / "deeplink-watch.service").read_text()
+        assert f"Environment=DEEPLINK_NOTIFY_FILE={path}\n" in unit
+        assert (rules / "deeplink-alerts.yml").read_text() == (
+            ANSIBLE / "roles" / "watch" / "files" / "deeplink-alerts.yml"
+        ).read_text()
+    finally:
+        site.play("--limit", "head")  # as it was, for the other tests
 
 
 @pytest.mark.parametrize("role", ROLES)
