@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.launch.standing import Standing
     from deeplink.scheduler.watch.records import ProgressPoint
+
+
+LAG_S = 1.0
+"""Ranks were gone before squeue told of the preemption that ended them (measured once, 22.05.8)."""
 
 
 class Liaison:
@@ -84,10 +89,18 @@ class Liaison:
             self._odd_at = None
             return look_outside(replace(seen, asked_for_s=float("inf")))
         self._odd_at = now if self._odd_at is None else self._odd_at
-        since = max(self._odd_at, self._cut_off_at or self._odd_at)
+        word = self._word(max(self._odd_at, self._cut_off_at or self._odd_at), now)
+        return look_outside(replace(seen, standing=word, asked_for_s=now - self._odd_at))
+
+    def _word(self, since: float, now: float) -> Standing | None:
+        """Return Slurm's word to what was odd at `since`; one that explains nothing is asked for once more."""
         self._desk.press(since)
         word = self._desk.since(since)
-        return look_outside(replace(seen, standing=word, asked_for_s=now - self._odd_at))
+        if word is None or word.explains:
+            return word
+        if now >= since + LAG_S:
+            self._desk.press(since + LAG_S)
+        return self._desk.since(since + LAG_S)
 
     def weigh(self, verdict: Verdict) -> Verdict:
         """Return a verdict on the nodes as it may be carried out.

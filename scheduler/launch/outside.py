@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.deadline import Now
+from deeplink.scheduler.launch.standing import OVER_S
 from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.watch.records import Kind
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 WORD_S = 5.0
 """How long Slurm's word is waited for once ranks have ended; without it they are judged by what else is known."""
-OVER_S = 1.0
 TERMINATED = 128 + signal.SIGTERM
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
 
 AGAIN_S = 1.0
+OVER_S = 1.0
+"""With so little time left the limit has been reached."""
 OFTEN_S, SELDOM_S = 5.0, 300.0
 """Between two questions: a quarter of the time that is left, within these bounds. The limit may be changed."""
 
@@ -34,6 +36,13 @@ class Standing:
     preempting: bool = False
     requeueable: bool = False
     word: str = ""
+
+    @property
+    def explains(self) -> bool:
+        """Whether it says why something of ours was ended."""
+        return (
+            not (self.ours and self.runs) or self.preempting or (self.left_s is not None and self.left_s <= OVER_S)
+        )
 
 
 class Desk:
