@@ -74,7 +74,16 @@ def test_everything_is_told_once_within_bounds_and_in_order(
     pacer, now, waiting = Pacer(pace), 0.0, list[News]()
     messages: list[tuple[float, list[News]]] = []
     incoming = [
-        (gap, News(dataclasses.replace(dead(job), node=NodeName(node) if node else None, outcome=Outcome.FAILED if grave else Outcome.OPEN)))
+        (
+            gap,
+            News(
+                dataclasses.replace(
+                    dead(job),
+                    node=NodeName(node) if node else None,
+                    outcome=Outcome.FAILED if grave else Outcome.OPEN,
+                )
+            ),
+        )
         for job, (gap, node, grave) in enumerate(arrivals, 1)
     ]
     pending = list(incoming)
