@@ -259,5 +259,6 @@ def _end(number: int, _frame: object) -> None:
 
 
 def unwind_when_told() -> None:
-    """Let SIGTERM unwind this process: the programs and sandboxes it started are ended."""
+    """Let SIGTERM and SIGINT unwind this process: the programs and sandboxes it started are ended."""
     signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without it
