@@ -154,6 +154,10 @@ class Backend(Protocol):
         """
         ...
 
+    def ended_whole(self) -> None:
+        """Take note that the run has ended and no node was lost in it: nothing of it is still under way."""
+        ...
+
     def hold(self) -> bool:
         """Have the job put back into the queue and held there; True once that is under way, which ends us.
 

@@ -99,7 +99,10 @@ def run_job(
         stack.callback(supervisor.close)
         agents = {node: {"address": facts.address, "pid": facts.pid} for node, facts in fleet.facts.items()}
         chronicle.event("agents-ready", agents=agents)
-        return supervisor.run()
+        code = supervisor.run()
+        if not supervisor.has_lost:
+            backend.ended_whole()
+        return code
 
 
 def _make(folder: Path) -> None:

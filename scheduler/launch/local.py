@@ -124,6 +124,10 @@ class LocalBackend(Backend):
     def hold(self) -> bool:
         return False
 
+    @override
+    def ended_whole(self) -> None:
+        """Nothing is left behind here."""
+
 
 def _with_mpi(launch: Launch, command: Sequence[str]) -> list[str]:
     return [

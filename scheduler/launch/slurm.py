@@ -17,7 +17,9 @@ from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, step_
 from deeplink.scheduler.launch.process import leave_host_file, python_command
 from deeplink.scheduler.launch.srun import SlurmAgents, SlurmRanks
 from deeplink.scheduler.launch.standing import Standing
+from deeplink.scheduler.launch.stepids import StepIds
 from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import finish
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.programs import real_program
 from deeplink.scheduler.slurm.standing import standing
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 
 PMI = "pmi2"
 """Which plugin of srun's tells MPI who is who: it serves MPICH and its kin. Open MPI wants pmix."""
+EMPTY_STEP_S = 10.0
 _ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
 _PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
 
@@ -99,6 +102,9 @@ class SlurmBackend(Backend):
 
     @override
     def start_agents(self, token: str) -> AgentStep:
+        passed = self._step_ids.let_pass(self._empty_step)
+        if passed:
+            log.info("let %d step numbers pass that an earlier run may still be signalled under", passed)
         count = len(self.nodes)
         names = ",".join(self.nodes)
         argv = [
@@ -157,7 +163,32 @@ class SlurmBackend(Backend):
         # For this step alone: left in the environment, the file would bend every other srun of the user's script.
         env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: launch.packed()}
         argv = [self._srun(), *self.rank_command(launch, command)[1:]]
-        return SlurmRanks(argv, env, self.slurm, (self.job, _step_name(launch)))
+        return SlurmRanks(argv, env, self.slurm, (self.job, _step_name(launch)), self._step_ids.note)
+
+    @property
+    def _step_ids(self) -> StepIds:
+        return StepIds(self.folder, self.restart)
+
+    def _empty_step(self) -> int | None:
+        argv = [self._srun(), "--nodes=1", "--ntasks=1", f"--nodelist={self.here or self.nodes[0]}"]
+        argv += [
+            *_AGENT_OPTIONS,
+            "--export=ALL",
+            "--quiet",
+            "--job-name=deeplink-pass",
+            "printenv",
+            "SLURM_STEP_ID",
+        ]
+        try:
+            done = finish(argv, env=step_environment(self.env, resources=False), timeout_s=EMPTY_STEP_S)
+        except DeepLinkError as problem:
+            log.warning("%s", problem)
+            return None
+        return int(done.stdout) if done.stdout.strip().isdigit() else None
+
+    @override
+    def ended_whole(self) -> None:
+        self._step_ids.forget()
 
     @override
     def port_for(self, attempt: Attempt) -> int:

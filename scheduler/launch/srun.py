@@ -21,7 +21,7 @@ from deeplink.scheduler.launch.relay import FailureWatcher
 from deeplink.scheduler.slurm import command as processes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from deeplink.scheduler.launch.failure import Failed
@@ -98,13 +98,30 @@ class SlurmAgents(AgentStep):
 class SlurmRanks(RankStep):
     """The rank step: srun in the foreground of the job's output, its failures overheard."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], slurm: Slurm, step: tuple[int, str]) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        slurm: Slurm,
+        step: tuple[int, str],
+        noted: Callable[[int], None],
+    ) -> None:
         self._slurm = slurm
         self._job, self._name = step
         self._process = processes.spawn(argv, env=env, stderr=processes.PIPE)
         if self._process.stderr is None:
             raise AssertionError("a pipe was asked for")
         self._watcher = FailureWatcher(self._process.stderr)
+        threading.Thread(target=self._note, args=(noted,), name="deeplink-step", daemon=True).start()
+
+    def _note(self, noted: Callable[[int], None]) -> None:
+        try:
+            number = self._number()
+        except DeepLinkError as problem:
+            log.info("the number of step %s: %s", self._name, problem)
+        else:
+            if number is not None:
+                noted(number)
 
     @override
     def exit_code(self) -> int | None:

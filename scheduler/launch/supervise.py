@@ -56,6 +56,9 @@ class Supervisor:
         signals: those that are meant for the ranks, put there as they come.
         clock: for every duration.
         policy: the thresholds of verdicts.
+
+    Attributes:
+        has_lost: whether a node was lost, now or before.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Supervisor:
         self._signals = signals
         self._ending: signal.Signals | None = None
         self._said = ""
+        self.has_lost = False
         self._step: RankStep | None = None
 
     def close(self) -> None:
@@ -224,6 +228,7 @@ class Supervisor:
         self._account.settle(Outcome.RECOVERED)
 
     def _forget(self, lost: Collection[NodeName]) -> None:
+        self.has_lost = self.has_lost or bool(lost)
         self._usable = [node for node in self._usable if node not in lost]
 
     def _relaunch(self, running: _Running, verdict: Verdict) -> _Running:
@@ -303,7 +308,7 @@ class Supervisor:
         if verdict.move is Move.ELSEWHERE:
             running.step.abandon()
             self._fleet.abandon()
-            self._step = None
+            self._step, self.has_lost = None, True
             return self._ends.elsewhere(verdict, self._begun)
         if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)

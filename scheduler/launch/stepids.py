@@ -1,0 +1,82 @@
+"""Numbers of a job's steps that an earlier run of it may still be asked to end.
+
+slurmctld keeps trying to deliver a signal for a step to a node that does not answer. A job that Slurm starts again
+counts its steps from 0: when the node comes back, the old signal ends the new step of that number (measured with
+22.05.8, 67 s later). So a run that follows one which lost a node lets as many numbers pass as that one had used.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.publish import write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FILE = "steps"
+MOST_PASSED = 64
+"""Each costs about 0.1 s. Beyond it the older numbers are those of steps that ended long ago."""
+AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepIds:
+    """What is known of a job's step numbers, in a file of its state folder.
+
+    Args:
+        folder: the job's state folder.
+        restart: which run of the job this is.
+    """
+
+    folder: Path
+    restart: int
+
+    def note(self, number: int) -> None:
+        """A step of this run has this number; until `forget` says otherwise, a signal for it may be under way."""
+        try:
+            write_text(self.folder / FILE, f"{self.restart} {number}")
+        except OSError as problem:
+            log.warning("%s: %s", self.folder / FILE, problem)
+
+    def forget(self) -> None:
+        """This run ended without having lost a node: no signal of its is under way."""
+        try:
+            (self.folder / FILE).unlink(missing_ok=True)
+        except OSError as problem:
+            log.warning("%s: %s", self.folder / FILE, problem)
+
+    def highest(self) -> int:
+        """Return the highest number that a run before this one may still be signalled under; -1 for none."""
+        try:
+            restart, number = map(int, (self.folder / FILE).read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return -1
+        except (OSError, ValueError) as problem:
+            log.warning("%s: %s", self.folder / FILE, problem)
+            return -1
+        return number if restart < self.restart else -1
+
+    def let_pass(self, start_step: Callable[[], int | None]) -> int:
+        """Start empty steps until all numbers up to `highest` are used; return how many were.
+
+        Args:
+            start_step: runs a step that does nothing; returns its number, None where it could not be run.
+        """
+        highest = self.highest()
+        if highest < 0:
+            return 0
+        first = start_step()
+        if first is None:
+            return 0
+        missing = min(highest - first, MOST_PASSED)
+        if missing > 0:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(lambda _: start_step(), range(missing)))
+        return 1 + max(0, missing)
