@@ -21,7 +21,8 @@ from deeplink.checkpoints.fetching import FROM, OWN
 from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, FileEntry
 from deeplink.checkpoints.saving import tidy
 from deeplink.errors import DeepLinkError
-from deeplink.publish import DRAFT_PREFIX, published_folder, write_unsynced
+from deeplink.publish import published_folder, write_unsynced
+from deeplink.types import FencedError
 from deeplink.v1 import keep_pb2
 
 if TYPE_CHECKING:
@@ -199,8 +200,6 @@ class Copies:
                 return
             shutil.rmtree(final)
         folder.mkdir(parents=True, exist_ok=True)
-        for draft in folder.glob(f"{DRAFT_PREFIX}*"):  # one is kept at a time: these are of an agent that died
-            shutil.rmtree(draft, ignore_errors=True)
         files = there.files
         self._make_room(run, folder, sum(entry.bytes for entry in files))
         with published_folder(final, check=check) as draft:
@@ -208,6 +207,12 @@ class Copies:
             if there.absent:
                 manifests.write_part(draft, [entry.path for entry in files])
             (draft / NAME).write_text(there.text, encoding="utf-8")
+        try:
+            check()  # once more: this process may have stood still before the rename
+        except FencedError:
+            if there.name not in self.claim(run).recognised:
+                shutil.rmtree(final)
+            raise
         tidy(folder, claim, Retention(keep=KEEP), check)
 
     def budget(self) -> int:

@@ -26,7 +26,7 @@ from deeplink.checkpoints.found import CheckpointExistsError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
 from deeplink.checkpoints.parts import FOLDER as PARTS
 from deeplink.checkpoints.parts import Exchange, PartsMissingError, SaveAbandonedError
-from deeplink.checkpoints.saving import replaced, tidy
+from deeplink.checkpoints.saving import replaced, tidy, withdraw_if_late
 from deeplink.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder
 
 if TYPE_CHECKING:
@@ -301,6 +301,8 @@ class Mirror:
                 self._parts.copy(self._local / name)
             else:
                 copy_entry(self._local / name, self._hold.folder / name, self._hold.refuse_if_fenced)
+            if self._parts.group.rank == 0:
+                withdraw_if_late(self._hold.folder / name, self._hold, self._hold.refuse_if_fenced)
         except OSError as problem:
             with suppress(OSError):
                 self._hold.refuse_if_fenced()

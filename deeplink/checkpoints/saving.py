@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.entries import abandoned_drafts, entries, entry_name, superfluous
 from deeplink.checkpoints.found import CheckpointExistsError
 from deeplink.checkpoints.manifest import CheckpointWriteError, FileEntry, Manifest
+from deeplink.errors import DeepLinkError
 from deeplink.publish import DRAFT_PREFIX, publish_draft, published_folder
 from deeplink.types import FencedError
 
@@ -91,6 +92,7 @@ class Saver:
                 yield draft
                 in_body = False
                 self._seal(draft, save, claim, manifests.list_files(draft))
+            withdraw_if_late(final, self.hold, self.check)
             save.path = final
         except OSError as problem:
             if in_body:
@@ -115,6 +117,7 @@ class Saver:
             self._seal(exchange.draft, save, claim, files())
             final = self._free_path(save.step, claim)
             publish_draft(exchange.draft, final, check=self.check)
+            withdraw_if_late(final, self.hold, self.check)
             save.path = final
         except OSError as problem:
             raise self._explained(problem, final) from problem
@@ -162,6 +165,7 @@ class Saver:
                 manifests.write_part(draft, here)
             (draft / manifests.NAME).write_text(text, encoding="utf-8")
             publish_draft(draft, final, check=self.check)
+            withdraw_if_late(final, self.hold, self.check)
         except OSError as problem:
             raise self._explained(problem, final) from problem
 
@@ -181,6 +185,27 @@ class Saver:
             nonfinite=save.nonfinite,
             world=save.world,
         )
+
+
+def withdraw_if_late(path: Path, hold: Hold, check: Callable[[], None]) -> None:
+    """Take back what was published a moment ago if a newer attempt claimed between the check and the rename.
+
+    A process may stand still there for as long as it likes. What it then publishes is on no list and counts for
+    nothing; but nobody need find it. Unless the newer attempt was quick to see it, and goes on from it.
+
+    Raises:
+        FencedError: a newer attempt has claimed.
+    """
+    try:
+        check()
+    except FencedError:
+        with suppress(OSError, DeepLinkError):
+            newest = hold.shared.ask(hold.claims.newest)
+            if path.name not in newest.recognised:
+                shutil.rmtree(_hidden(path))
+        raise
+    except OSError as problem:
+        log.debug("whether a newer attempt has begun since is not known: %s", problem)
 
 
 def tidy(
