@@ -1,0 +1,48 @@
+"""A rank that hangs in a real job: found by what the job has shown, asked where it is, and started elsewhere."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.lab.looking import ranks_on
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Outcome
+from tests.cluster.jobs import submit, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
+STOPPED_AT = 80
+"""Ten reports of four ranks each are known by then: enough to learn from."""
+
+
+def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox) -> None:
+    script = "exec deeplink run --nproc-per-node 1 --spares 1 -- {train} 260"
+    job = submit(sandbox, "-N5 --no-kill", script)
+    state = job.folder / "state"
+    until(lambda: state.exists() and int(state.read_text()) >= STOPPED_AT, 60, job.told)
+    victim = job.events("attempt-started")[0]["nodes"][2]
+    for who in ranks_on(sandbox, victim)[2]:
+        who.send(signal.SIGSTOP)
+
+    relaunch = job.await_event("relaunch")
+    assert "rank 2 is stopped by a signal" in relaunch["because"]
+    assert f"rank 2 on {victim} is stopped (T)" in relaunch["because"]
+    again = job.await_event("attempt-started", count=2)
+    assert victim not in again["nodes"], "the spare instead"
+    first = job.await_event("first-step", count=2)
+    assert first["step"] > 5, "it went on where it was saved"
+    assert job.await_end(60).state is JobState.COMPLETED, job.told()
+
+    (stacks,) = job.events("stacks")
+    assert (stacks["blamed"], stacks["silent"]) == ([2], [])
+    text = Path(stacks["file"]).read_text()
+    assert [f"=== rank {rank} on" in text for rank in range(4)] == [True] * 4
+    assert text.count("<module> (train.py") == 4, "where each of them is, the stopped one too"
+    with Journal(Path(stacks["file"]).parent / "journal.sqlite", read_only=True) as journal:
+        (incident,) = journal.incidents()
+        assert (incident.kind, incident.action, incident.outcome) == ("ranks-hung", "relaunch", Outcome.RECOVERED)
+        assert [stack.state for stack in journal.stacks(incident.id)][2] == "T"
