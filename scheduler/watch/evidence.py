@@ -102,6 +102,7 @@ class NodeSight:
         away_s: from the first probe of an unbroken row without an answer to the newest; 0 when it answered.
         away_probes: length of that row.
         answering_s: the same for answers.
+        probed_s: since the newest probe.
         responding: slurmctld hears from it.
         down: Slurm has given it up.
         drained: it is to get no new work.
@@ -127,6 +128,7 @@ class NodeSight:
     away_s: float = 0.0
     away_probes: int = 0
     answering_s: float = 0.0
+    probed_s: float = 0.0
     responding: bool = True
     down: bool = False
     drained: bool = False
@@ -158,8 +160,13 @@ class NodeSight:
 
     @property
     def heard_since(self) -> bool:
-        """Whether an agent on it was heard after its slurmd had stopped answering: then the node lives."""
-        return self.slurmd.away and self.heard_s is not None and self.away_s - self.heard_s >= HEARD_SINCE_S
+        """Whether an agent on it was heard while its slurmd did not answer: then the node lives.
+
+        A word after the newest probe says nothing of that: the node may just have come back.
+        """
+        if not self.slurmd.away or self.heard_s is None or self.heard_s < self.probed_s:
+            return False
+        return self.away_s + self.probed_s - self.heard_s >= HEARD_SINCE_S
 
     def wrong(self, *severities: Severity) -> tuple[Finding, ...]:
         """Return its findings of these severities."""

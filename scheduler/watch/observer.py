@@ -118,7 +118,7 @@ class Observer:
         before = self._nodes(jobs, said, now)
         suspicious = tense(jobs, self.policy)
         self._probe(targets(suspicious, before, self.policy))
-        nodes = self._probing.seen(before)
+        nodes = self._probing.seen(before, now)
         if frozen_storage(nodes, jobs, self.policy):
             self._frozen_at = now
         lately = self._given_up_lately(nodes)

@@ -72,16 +72,16 @@ class Probing:
             return None
         return row.answer is Answer.ANSWERS
 
-    def seen(self, nodes: Mapping[NodeName, NodeSight]) -> dict[NodeName, NodeSight]:
-        """Return the nodes with what the probes say of them."""
-        probed = {name: self._seen(nodes[name], row) for name, row in self._rows.items() if name in nodes}
+    def seen(self, nodes: Mapping[NodeName, NodeSight], now: float) -> dict[NodeName, NodeSight]:
+        """Return the nodes with what the probes say of them at `now`, monotonic."""
+        probed = {name: self._seen(nodes[name], row, now) for name, row in self._rows.items() if name in nodes}
         return {**nodes, **probed}
 
     @staticmethod
-    def _seen(node: NodeSight, row: _Row) -> NodeSight:
+    def _seen(node: NodeSight, row: _Row, now: float) -> NodeSight:
         if row.answer is Answer.UNKNOWN:
             return node
-        lasted = row.until - row.since
+        lasted, probed_s = row.until - row.since, max(0.0, now - row.until)
         if row.answer is Answer.ANSWERS:
-            return replace(node, slurmd=row.answer, answering_s=lasted)
-        return replace(node, slurmd=row.answer, away_s=lasted, away_probes=row.probes)
+            return replace(node, slurmd=row.answer, answering_s=lasted, probed_s=probed_s)
+        return replace(node, slurmd=row.answer, away_s=lasted, away_probes=row.probes, probed_s=probed_s)

@@ -182,6 +182,10 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(job(),), nodes=cluster(replace(gone("n1", answer=Answer.REFUSES), heard_s=0.4))),
         [("slurmd-lost", "n1", "nothing")],
     ),
+    "an agent heard after the newest probe: its node may just have come back": (
+        Sight(jobs=(job(),), nodes=cluster(replace(gone("n1", answer=Answer.REFUSES), probed_s=0.6, heard_s=0.4))),
+        [],
+    ),
     "the same, on a node without a job": (
         Sight(nodes=cluster(replace(gone("n5", answer=Answer.REFUSES), heard_s=0.4))),
         [("slurmd-lost", "n5", "nothing")],
@@ -525,6 +529,7 @@ def nodes_seen(draw: st.DrawFn) -> dict[NodeName, NodeSight]:
             slurmd=answer,
             away_s=draw(seconds) if answer.away else 0.0,
             away_probes=draw(st.integers(0, 20)) if answer.away else 0,
+            probed_s=draw(st.sampled_from([0.0, 2.0])),
             responding=draw(st.booleans()),
             down=draw(st.booleans()),
             drained=draw(st.booleans()),

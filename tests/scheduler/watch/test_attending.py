@@ -1,0 +1,155 @@
+"""What standing agents and launchers say of nodes: kept, believed as long as it is fresh, and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from deeplink.clock import ManualClock
+from deeplink.metrics import WatchMetrics
+from deeplink.scheduler.watch.book import KEEP_S, BeatBook
+from deeplink.scheduler.watch.evidence import Policy
+from deeplink.scheduler.watch.hearsay import Word, words
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Beat, Finding, NodeRecord, Outcome, Phase, Severity
+from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from deeplink.types import Attempt, NodeName
+from deeplink.v1 import common_pb2, watch_pb2, watch_pb2_grpc
+from deeplink.wire import open_channel
+
+TOKEN = "a token for this test"  # noqa: S105 - opens nothing
+N1, N2 = NodeName("n1"), NodeName("n2")
+POLICY = Policy()
+DISK = Finding(check="disk", severity=Severity.DRAIN, problem="read-only")
+
+
+class Standing:
+    """A watchdog's server, and a standing agent that speaks to it."""
+
+    def __init__(self, journal: Journal, address: str, book: BeatBook, clock: ManualClock) -> None:
+        self.journal, self.address, self.book, self.clock = journal, address, book, clock
+
+    def attend(self, node: str = "n1", **fields: object) -> bool:
+        request = watch_pb2.AttendRequest(node=node, boot_id="kernel-1", **fields)  # type: ignore[arg-type] # a test's
+        with open_channel(self.address, TOKEN) as channel:
+            reply: watch_pb2.AttendReply = watch_pb2_grpc.WatchStub(channel).Attend(request, timeout=5)
+            return reply.known
+
+
+@pytest.fixture
+def standing(tmp_path: Path) -> Iterator[Standing]:
+    clock, book, metrics = ManualClock(), BeatBook(), WatchMetrics(CollectorRegistry())
+    with Journal(tmp_path / "j.sqlite") as journal:
+        servicer = WatchServicer(journal, book, clock, metrics, knows=lambda name: name.startswith("n"))
+        bound = watch_server("127.0.0.1:0", TOKEN, servicer)
+        bound.server.start()
+        yield Standing(journal, f"127.0.0.1:{bound.port}", book, clock)
+        bound.server.stop(0.5).wait(2.0)
+
+
+def wire(severity: str, since: float = 100.0) -> common_pb2.Finding:
+    return common_pb2.Finding(check="disk", severity=severity, problem="slow", since_unix=since)
+
+
+def test_a_node_that_slurm_does_not_know_is_not_kept(standing: Standing) -> None:
+    assert standing.attend("n1")
+    assert not standing.attend("elsewhere")
+    assert [node.name for node in standing.journal.nodes()] == ["n1"]
+    assert [one.node.name for one in standing.book.attended()] == ["n1"]
+
+
+def test_what_does_not_change_is_written_down_now_and_then_only(standing: Standing) -> None:
+    def written() -> float:
+        return standing.journal.nodes()[0].seen_unix
+
+    standing.attend()
+    first = written()
+    standing.clock.sleep(5.0)
+    standing.attend()
+    assert written() == first
+    standing.attend(health=[wire("comment")])
+    assert written() == first + 5.0
+    standing.clock.sleep(KEEP_S)
+    standing.attend(health=[wire("comment")])
+    assert written() == first + 5.0 + KEEP_S
+
+
+def test_what_passed_while_the_watchdog_was_away_is_one_incident_told_twice_or_not(standing: Standing) -> None:
+    missed = [wire("drain", 90.0), wire("comment", 95.0), wire("observe", 80.0), wire("unknown", 70.0)]
+    for _ in range(2):
+        standing.attend(missed=missed)
+    (incident,) = standing.journal.incidents()
+    assert (incident.kind, incident.node, incident.outcome) == ("node-sick", "n1", Outcome.RECOVERED)
+    assert incident.began_unix == 90.0
+    standing.attend(missed=[wire("observe")])
+    assert len(standing.journal.incidents()) == 1
+
+
+def test_what_cannot_be_kept_is_refused(standing: Standing) -> None:
+    with pytest.raises(grpc.RpcError):
+        standing.attend(missed=[common_pb2.Finding(severity="drain")])
+    assert standing.journal.incidents() == ()
+
+
+def test_a_grave_finding_and_another_kernel_wake_the_loop() -> None:
+    book = BeatBook()
+    well = NodeRecord(name=N1, boot_id="a")
+    for record, wakes in (
+        (well, False),
+        (NodeRecord(name=N1, boot_id="a", health=(DISK,)), True),
+        (NodeRecord(name=N1, boot_id="a", health=(DISK,)), False),
+        (NodeRecord(name=N1, boot_id="b"), True),
+    ):
+        book.alarm.clear()
+        book.attend(record, 1.0, kept=True)
+        assert book.alarm.is_set() is wakes
+
+
+def said(book: BeatBook, now: float, *nodes: NodeName) -> dict[NodeName, Word]:
+    return words(book.attended(), [(one, frozenset(nodes)) for one in book.all()], now, POLICY)
+
+
+def beat(*nodes: NodeRecord) -> Beat:
+    return Beat(attempt=Attempt(17, 0, 0), phase=Phase.RUNNING, nodes=(N1, N2), node_beats=nodes)
+
+
+def test_a_word_counts_for_a_while_and_not_at_all_when_it_is_from_the_journal() -> None:
+    book = BeatBook()
+    book.attend(NodeRecord(name=N1, boot_id="a", health=(DISK,)), 100.0, kept=True)
+    assert said(book, 105.0)[N1] == Word((DISK,), 5.0, 5.0, "a")
+    assert said(book, 100.0 + POLICY.told_s)[N1] == Word((), POLICY.told_s, POLICY.told_s, "a")
+    again = BeatBook()
+    again.restore((), 200.0, [NodeRecord(name=N1, boot_id="a", health=(DISK,)), NodeRecord(name=N2, job=17)])
+    assert said(again, 201.0) == {N1: Word((), None, 1.0, "a")}
+    book.forgive(300.0)
+    assert said(book, 301.0)[N1] == Word((), None, 1.0, "a")
+
+
+def test_a_launcher_is_believed_of_the_nodes_that_slurm_gave_its_job() -> None:
+    book = BeatBook()
+    sick = [NodeRecord(name=name, job=17, boot_id="a", health=(DISK,)) for name in (N1, N2)]
+    book.hear(beat(*sick), 100.0)
+    assert said(book, 100.5, N1) == {N1: Word((DISK,), 0.5, None, "a")}
+
+
+def test_of_two_agents_the_graver_word_counts_and_who_is_missed_is_not_heard() -> None:
+    book = BeatBook()
+    light = Finding(check="disk", severity=Severity.OBSERVE, problem="slow")
+    book.attend(NodeRecord(name=N1, boot_id="a", health=(light,)), 100.0, kept=True)
+    book.hear(beat(NodeRecord(name=N1, job=17, boot_id="a", health=(DISK,))), 101.0)
+    assert said(book, 102.0, N1)[N1] == Word((DISK,), 1.0, 2.0, "a")
+    book.hear(beat(NodeRecord(name=N1, job=17, silent_s=4.0, boot_id="a", health=(DISK,))), 102.0)
+    assert said(book, 102.0, N1)[N1].heard_s == 2.0, "the launcher misses it"
+
+
+def test_the_kernels_that_an_attempt_began_with_are_remembered() -> None:
+    book = BeatBook()
+    book.hear(beat(NodeRecord(name=N1, job=17)), 1.0)
+    book.hear(beat(NodeRecord(name=N1, job=17, boot_id="a")), 2.0)
+    book.hear(beat(NodeRecord(name=N1, job=17, boot_id="b")), 3.0)
+    (heard,) = book.all()
+    assert heard.boots == {"n1": "a"}

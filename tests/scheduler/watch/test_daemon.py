@@ -1,0 +1,151 @@
+"""The loop over a scripted cluster: what passes and comes again, nodes that come back, the dead man's switch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.watch.evidence import Answer, Policy
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Finding, Incident, NodeRecord, Outcome, Phase, Severity
+from deeplink.types import NodeName
+from tests.scheduler.watch.test_act import Bench, Cluster, lose
+
+N1, N3 = NodeName("n1"), NodeName("n3")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Journal(tmp_path / "j.sqlite") as journal:
+        yield Bench(Cluster(), journal)
+
+
+def attend(bench: Bench, rounds: int, *findings: Finding, name: NodeName = N3, boot_id: str = "a") -> None:
+    """Let a standing agent speak while the loop goes round; a job runs on, and is well."""
+    for _ in range(rounds):
+        bench.book.attend(
+            NodeRecord(name=name, boot_id=boot_id, health=findings), bench.clock.monotonic(), kept=True
+        )
+        calm(bench, 1)
+
+
+def calm(bench: Bench, rounds: int) -> None:
+    """Go round while the job is well and says so."""
+    for _ in range(rounds):
+        bench.beat(Phase.RUNNING)
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+
+
+def found(severity: Severity = Severity.DRAIN) -> Finding:
+    return Finding(check="disk", severity=severity, problem="read-only")
+
+
+def sick(bench: Bench) -> list[Incident]:
+    return sorted(bench.journal.incidents(kind="node-sick"), key=lambda one: one.number)
+
+
+def test_a_sick_node_is_drained_and_each_time_is_an_incident_of_its_own(bench: Bench) -> None:
+    attend(bench, 3, found())
+    (first,) = sick(bench)
+    assert bench.cluster.asked == [f"scontrol update nodename=n3 state=drain reason=deeplink: {first.id}"]
+    assert (first.node, first.outcome, first.evidence) == ("n3", Outcome.OPEN, "disk (drain): read-only")
+    attend(bench, 12)
+    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED]
+    bench.cluster.node_states["n3"] = "IDLE"
+    attend(bench, 3, found())
+    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED, Outcome.OPEN]
+    assert len([line for line in bench.cluster.asked if "state=drain" in line]) == 2
+    assert bench.cluster.restarts == 0
+
+
+def test_what_is_only_noteworthy_is_told_and_nothing_is_done(bench: Bench) -> None:
+    attend(bench, 3, found(Severity.OBSERVE))
+    assert bench.cluster.asked == []
+    assert len(sick(bench)) == 1
+    attend(bench, 3, Finding(check="gpu", severity=Severity.UNKNOWN, problem="nvidia-smi hangs"), name=N1)
+    assert {one.node for one in sick(bench)} == {"n3"}
+
+
+def test_an_agent_that_falls_silent_does_not_make_its_node_well(bench: Bench) -> None:
+    attend(bench, 3, found())
+    calm(bench, 100)
+    assert [one.outcome for one in sick(bench)] == [Outcome.OPEN]
+
+
+def test_an_observer_says_what_it_would_do_about_a_sick_node(bench: Bench) -> None:
+    bench.act = False
+    bench.start()
+    attend(bench, 3, found())
+    assert bench.cluster.asked == []
+    assert any("node-sick n3: would drain: disk (drain): read-only" in line for line in bench.said)
+    (incident,) = sick(bench)
+    assert incident.evidence.endswith("observed only, would drain")
+
+
+def test_a_watchdog_that_returns_takes_over_what_is_open(bench: Bench) -> None:
+    attend(bench, 3, found())
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    attend(bench, 3, found())
+    assert len(sick(bench)) == 1
+    attend(bench, 12)
+    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED]
+
+
+@pytest.mark.parametrize(("kernel", "kind"), [("a", "node-cut-off"), ("b", "node-rebooted")])
+def test_of_a_node_that_comes_back_it_is_told_whether_it_had_rebooted(
+    bench: Bench, kernel: str, kind: str
+) -> None:
+    bench.act = False
+    bench.start()
+    attend(bench, 1, name=N1)
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    (incident,) = bench.journal.incidents()
+    assert incident.kind == "node-dead"
+    bench.cluster.answers["n1"] = Answer.ANSWERS
+    attend(bench, 12, name=N1, boot_id=kernel)
+    told = bench.journal.incident(incident.id)
+    assert told is not None
+    assert told.kind == kind
+    assert "n1 came back after" in told.evidence
+    assert len(bench.journal.incidents()) == 1
+
+
+def test_all_standing_agents_silent_at_once_are_one_incident_and_nothing_is_touched(bench: Bench) -> None:
+    for name in ("n0", "n1", "n2", "n3"):
+        attend(bench, 1, name=NodeName(name))
+    calm(bench, 60)
+    (incident,) = bench.journal.incidents()
+    assert (incident.kind, incident.node, incident.outcome) == ("agents-silent", None, Outcome.OPEN)
+    assert bench.cluster.asked == []
+    for _ in range(12):
+        for name in ("n0", "n1", "n2"):
+            bench.book.attend(NodeRecord(name=NodeName(name)), bench.clock.monotonic(), kept=True)
+        attend(bench, 1)
+    assert [one.outcome for one in bench.journal.incidents()] == [Outcome.RECOVERED]
+
+
+def test_the_dead_mans_switch_stands_still_with_the_loop(bench: Bench) -> None:
+    def shown() -> float | None:
+        return bench.daemon.metrics.registry.get_sample_value("deeplink_watch_loop_time_seconds")
+
+    bench.turn(1)
+    before = shown()
+    attending = NodeRecord(name=N3, health=(found(),))
+    for _ in range(5):  # beats and agents come in, and nobody looks
+        bench.clock.sleep(10.0)
+        bench.beat()
+        bench.book.attend(attending, bench.clock.monotonic(), kept=True)
+    assert shown() == before
+    bench.cluster.frozen = True
+    bench.daemon.tick()
+    assert shown() == bench.clock.unix(), "a controller that is away is no reason to be silent"
+
+
+def test_the_defaults_bound_what_is_done_at_once() -> None:
+    policy = Policy()
+    assert (policy.most_dead, policy.most_sick, policy.resume) == (2, 2, False)
