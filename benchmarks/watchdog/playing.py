@@ -41,6 +41,8 @@ def play(scenario: Scenario, seed: int) -> Played:
     """
     with Stand.up(scenario.shape, freezable=scenario.freezable) as stand:
         stand.watch(scenario.rights)
+        if scenario.standing:
+            stand.attend()
         _submit(stand, scenario)
         _await_steps(stand, AT_STEP)
         return _hurt(stand, scenario, random.Random(seed))  # noqa: S311 - no secret

@@ -87,6 +87,7 @@ class Scenario:
         always: a rank exits at each attempt, not only once.
         sbatch: options of sbatch, besides.
         kill_watchdog_at: the watchdog is killed, and started again, when it has said this.
+        standing: every node has an agent as a system service, which may start slurmd anew.
         freezable: the shared storage is to be one that can stall.
         torch: ranks are DDP over gloo.
         stock: stock Slurm is measured beside it; of which fault.
@@ -115,6 +116,7 @@ class Scenario:
     then: str = ""
     always: bool = False
     kill_watchdog_at: str = ""
+    standing: bool = False
     freezable: bool = False
     torch: bool = False
     stock: str = ""
@@ -259,11 +261,14 @@ SCENARIOS = (
     ),
     Scenario(
         name="slurmd-killed",
-        title="slurmd killed, job alive",
+        title="slurmd killed, job alive, system agents",
         fault="slurmd-killed",
         hit=Hit.MIDDLE,
         after=After.SAME,
-        hold_s=5,
+        shape=Shape.of(4),
+        nodes=3,
+        standing=True,
+        hold_s=3 * SLURMD_TIMEOUT_S,  # Slurm would have given the node up by then
         kinds=frozenset({Kind.SLURMD_LOST}),
         never=(Never.RESTART, Never.DRAINED),
     ),

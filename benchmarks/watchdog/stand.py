@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from benchmarks.watchdog.facts import Line, Told, read_logs
 from benchmarks.watchdog.scenarios import EVERY, PAUSE_S, SLURMD_TIMEOUT_S, Rights
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.sandbox import scripts
 from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.lab.laboratory import Laboratory
 from deeplink.scheduler.sandbox.shape import CTL, Shape
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
 
 PORT = 7412
+AGENT_PORT = 7411
 RANK = Path(__file__).parent / "rank.py"
 LONG = 1_000_000
 """Steps of a job that is not to end by itself."""
@@ -126,6 +128,40 @@ class Stand:
         process.returncode = 0  # it ends with the cluster
         if not until(lambda: "watching: " in self.said(), 20):
             raise StandError(f"the watchdog does not watch: {self.said()}")
+
+    def attend(self) -> None:
+        """Start a node agent as a system service on every node: as root, and allowed to start slurmd anew.
+
+        Raises:
+            StandError: one does not come up.
+        """
+        own = self.cluster.layout.own
+        logs = []
+        for node in self.cluster.nodes:
+            disks = self.cluster.layout.machine(node)
+            shutil.copy(self.cluster.home / "watch.token", disks / "token")
+            (disks / "token").chmod(0o600)
+            restart = scripts.daemon(node, str(self.cluster.layout.slurm_conf), rebooted=False)
+            env = {
+                "DEEPLINK_WATCH": self._address,
+                "DEEPLINK_WATCH_TOKEN_FILE": str(own / "token"),
+                "DEEPLINK_STATE": str(own / "state"),
+                "DEEPLINK_SLURMD_RESTART": shlex.join(restart),
+            }
+            argv = [sys.executable, "-m", "deeplink", "node", "--name", node, "--token-file", str(own / "token")]
+            argv += [
+                "--bind",
+                f"{self.cluster.shape.address(node)}:{AGENT_PORT}",
+                "--store",
+                str(own / "standing"),
+            ]
+            logs.append(disks / "agent.log")
+            with logs[-1].open("ab") as out:
+                process = self.cluster.spawn(node, argv, root=True, env=env, stdout=out, stderr=out)
+            process.returncode = 0  # it ends with the cluster
+        if not until(lambda: all(b'"pid"' in log.read_bytes() for log in logs), 60):
+            said = b"\n".join(log.read_bytes() for log in logs)
+            raise StandError(f"the standing agents do not come up: {said.decode(errors='replace')[-2000:]}")
 
     @property
     def _address(self) -> str:
