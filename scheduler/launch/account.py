@@ -10,6 +10,7 @@ from deeplink.scheduler.watch.records import (
     Action,
     Beat,
     Incident,
+    Kind,
     NodeRecord,
     Outcome,
     Phase,
@@ -20,7 +21,7 @@ from deeplink.types import Attempt, NodeName
 from deeplink.wire import attempt_from_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.fleet import Fleet
     from deeplink.scheduler.launch.hangs import Found
     from deeplink.scheduler.launch.order import Layout
-    from deeplink.scheduler.watch.records import Kind
     from deeplink.v1 import common_pb2
 
 BEAT_S = 1.0
@@ -106,6 +106,7 @@ class Account:
         self._beat = Beat(attempt=attempt, phase=Phase.STARTING, user=backend.user, job_name=backend.job_name)
         self._points: list[ProgressPoint] = []
         self._pace = _Pace()
+        self._slow: dict[str, Incident] = {}
         self._told = clock.monotonic()
 
     def describe(self, **facts: object) -> None:
@@ -158,6 +159,8 @@ class Account:
 
     def enter(self, phase: Phase, detail: str = "") -> None:
         """Tell at once that a new phase began."""
+        if phase.ended:
+            self.note_slow({})
         self._beat = replace(self._beat, phase=phase, detail=detail)
         self._tell([self.incident] if self.incident else [], now=True)
 
@@ -176,6 +179,34 @@ class Account:
             ranks=self._beat.world_size,
             step_s=self._pace.step_s,
         )
+
+    def note_slow(self, found: Mapping[NodeName, str]) -> None:
+        """Tell at once of nodes whose rank has become slow, with the reason, and of those that are no more.
+
+        That is an incident of its own beside the open one: nothing is done about it.
+        """
+        attempt = self._beat.attempt
+        slow = {incident_id(attempt, Kind.STRAGGLER, node): (node, why) for node, why in found.items()}
+        now = self._clock.unix()
+        news = []
+        for key, (node, why) in slow.items():
+            if key not in self._slow and (self.incident is None or self.incident.id != key):
+                self._slow[key] = Incident(
+                    id=key,
+                    kind=Kind.STRAGGLER,
+                    node=node,
+                    attempt=attempt,
+                    evidence=why,
+                    began_unix=now,
+                    detected_unix=now,
+                )
+                news.append(self._slow[key])
+        for key in self._slow.keys() - slow.keys():
+            ended = self._slow.pop(key)
+            if self.incident is None or self.incident.id != key:  # else it ends with what was done about it
+                news.append(replace(ended, outcome=Outcome.RECOVERED, recovered_unix=now))
+        if news:
+            self._tell(news, now=True)
 
     def locate(self, found: Found) -> None:
         """Add where its ranks were to the open incident."""

@@ -285,9 +285,10 @@ class Hangs:
         )
 
     @property
-    def stragglers(self) -> tuple[tuple[NodeName | None, str], ...]:
-        """The node of each straggler there is now, and why it counts as one."""
-        return tuple((self._nodes.get(rank), self._because(one)) for rank, one in self._stragglers.found.items())
+    def stragglers(self) -> dict[NodeName, str]:
+        """The nodes of the stragglers there are now, and why they count as that."""
+        found = self._stragglers.found.items()
+        return {self._nodes[rank]: self._because(one) for rank, one in found if rank in self._nodes}
 
     def locate(self, listen: Callable[[], None]) -> Found:
         """Ask every agent for the stacks of its ranks, keep them, and return what they say.

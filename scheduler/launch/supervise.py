@@ -169,6 +169,8 @@ class Supervisor:
         now = self._clock.monotonic()
         reports = self._fleet.tick(self._attempt)
         self._hangs.take(reports)
+        self._account.describe(step_timeout_s=self._hangs.told_s)
+        self._account.note_slow(self._hangs.stragglers)
         points = points_of(reports)
         self._account.note(points)
         self._liaison.take(point for point in points if point.attempt == self._attempt)

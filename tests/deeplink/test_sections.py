@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from typing_extensions import override
 
 import deeplink
 from deeplink import progress, sections
@@ -36,6 +37,7 @@ class Heard(Reporter):
         self.said: list[_Said] = []
         self._thread = True  # type: ignore[assignment] # never started
 
+    @override
     def _hand_over(self) -> None:
         super()._hand_over()
         if self._waiting is not None:
@@ -161,7 +163,7 @@ class Ticking:
 
 
 def test_own_work_ends_with_the_forward_pass() -> None:
-    clock = Ticking()
+    clock, took = Ticking(), 0.0
     meter = StepMeter(clock)
     assert meter.step_ended() == 0.0
     for _ in range(KEPT):
@@ -175,7 +177,7 @@ def test_own_work_ends_with_the_forward_pass() -> None:
 
 
 def test_with_several_forward_passes_it_ends_with_the_last_and_one_slow_step_changes_nothing() -> None:
-    clock = Ticking()
+    clock, took = Ticking(), 0.0
     meter = StepMeter(clock)
     meter.step_ended()
     for step in range(KEPT):
@@ -202,6 +204,7 @@ def test_a_model_is_timed_and_a_wrapped_one_inside(heard: Heard) -> None:
             super().__init__()
             self.module = module
 
+        @override
         def forward(self, given: torch.Tensor) -> Any:
             SystemClock().sleep(0.02)  # waiting for others
             return self.module(given)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.records import Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -171,3 +172,16 @@ def test_a_straggler_is_told_and_replaced_where_that_is_wanted(run: Callable[...
     assert "local2" not in job.events("attempt-started")[1]["nodes"]
     job.process.send_signal(signal.SIGTERM)
     job.ended()
+
+
+def test_a_straggler_without_a_spare_is_an_incident_that_ends_with_the_job(run: Callable[..., Run]) -> None:
+    job = run("--local", "3", "--replace-stragglers", steps=130, SLOW="0")
+    code, said = job.ended()
+    assert code == 0, said
+    assert not job.events("relaunch")
+    assert job.events("straggler")[0]["rank"] == 0
+    with Journal(job.job / "journal.sqlite", read_only=True) as journal:
+        (incident,) = journal.incidents()
+        assert (incident.kind, incident.node, incident.action) == ("straggler", "local0", "none")
+        assert "2.00 times as long as others" in incident.evidence
+        assert incident.outcome is Outcome.RECOVERED

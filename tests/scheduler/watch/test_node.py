@@ -9,12 +9,13 @@ import pytest
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.watch.node import KEPT_JOBS, KEPT_REPORTS, Bulletin, NodeServicer, add_to
+from deeplink.scheduler.watch.rankprocesses import Reported
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_to_wire, bound_server, open_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 OLD, NEW, OTHER = Attempt(7, 0, 1), Attempt(7, 1, 0), Attempt(8, 0, 0)
 
@@ -141,3 +142,47 @@ def test_a_report_that_is_no_report_is_refused(
         node.Report(request_, timeout=5)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert node.Status(node_pb2.StatusRequest(), timeout=5).last_report == 0
+
+
+class Asked:
+    """Says where ranks are, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.questions: list[tuple[Attempt, dict[int, Reported], float, bool]] = []
+
+    def __call__(
+        self, attempt: Attempt, reported: Mapping[int, Reported], deadline_s: float, *, states_only: bool
+    ) -> list[node_pb2.RankStack]:
+        self.questions.append((attempt, dict(reported), deadline_s, states_only))
+        return [node_pb2.RankStack(rank=3, state="T")]
+
+
+def test_an_agent_asked_for_stacks_knows_each_ranks_process_however_long_ago_it_reported() -> None:
+    asked = Asked()
+    servicer = NodeServicer(NodeName("n0"), "", node_pb2.StoreStatus, stacks=asked)
+    attempt = Attempt(7, 0, 1)
+
+    def report(rank: int, step: int, of: Attempt = attempt) -> None:
+        progress = common_pb2.Progress(rank=rank, attempt=attempt_to_wire(of), step=step, pid=40 + rank, unix=step)
+        servicer.bulletin.report(progress)
+
+    report(3, 1)
+    for step in range(2, 2 * KEPT_REPORTS):
+        report(0, step)
+    bound = bound_server("127.0.0.1:0", "secret", lambda server: [add_to(server, servicer)])
+    bound.server.start()
+    try:
+        with open_channel(f"127.0.0.1:{bound.port}", "secret") as channel:
+            stub = node_pb2_grpc.NodeStub(channel)
+            request = node_pb2.StacksRequest(attempt=attempt_to_wire(attempt), deadline_s=99.0, states_only=True)
+            assert [one.state for one in stub.Stacks(request, timeout=5).ranks] == ["T"]
+            (question,) = asked.questions
+            newest = Reported(pid=40, unix=2 * KEPT_REPORTS - 1)
+            assert question == (attempt, {3: Reported(pid=43, unix=1), 0: newest}, 10.0, True)
+            report(0, 1, Attempt(7, 0, 2))
+            stub.Stacks(request, timeout=5)
+            assert asked.questions[1][1] == {}, "an older attempt's ranks are nobody's business any more"
+            with pytest.raises(grpc.RpcError):
+                stub.Stacks(node_pb2.StacksRequest(), timeout=5)
+    finally:
+        bound.server.stop(0).wait(5)
