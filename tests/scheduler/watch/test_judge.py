@@ -586,7 +586,7 @@ sights = st.builds(
 policies = st.sampled_from([POLICY, replace(POLICY, act_on_switch=False, resume=True)])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies)
 def test_nothing_is_done_while_we_are_in_doubt(sight: Sight, policy: Policy) -> None:
     tried = [node for node in sight.nodes.values() if node.slurmd is not Answer.UNKNOWN and not node.down]
@@ -597,7 +597,7 @@ def test_nothing_is_done_while_we_are_in_doubt(sight: Sight, policy: Policy) -> 
         assert [verdict.kind for verdict in verdicts] == [Kind.SELF_IN_DOUBT]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies)
 def test_no_node_is_condemned_that_was_not_tried_or_that_answers(sight: Sight, policy: Policy) -> None:
     for verdict in judge(sight, policy):
@@ -613,7 +613,7 @@ def test_no_node_is_condemned_that_was_not_tried_or_that_answers(sight: Sight, p
             assert verdict.remedy is Remedy.DRAIN or not node.strangers
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies)
 def test_no_job_is_requeued_while_a_node_of_it_may_hang(sight: Sight, policy: Policy) -> None:
     verdicts = judge(sight, policy)
@@ -630,7 +630,7 @@ def test_no_job_is_requeued_while_a_node_of_it_may_hang(sight: Sight, policy: Po
             )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights)
 def test_more_silence_never_clears_a_node(sight: Sight) -> None:
     before = {verdict.node for verdict in judge(sight, POLICY) if verdict.kind is Kind.NODE_DEAD}
@@ -651,7 +651,7 @@ def touched(verdicts: tuple[Verdict, ...]) -> set[tuple[object, ...]]:
     }
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies, check=st.sampled_from(["disk", "mount", "slurmd", "processes"]))
 def test_what_a_check_could_not_tell_is_no_reason_to_touch_anything(
     sight: Sight, policy: Policy, check: str
@@ -661,7 +661,7 @@ def test_what_a_check_could_not_tell_is_no_reason_to_touch_anything(
     assert touched(judge(replace(sight, nodes=nodes), policy)) <= touched(judge(sight, policy))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies, name=st.sampled_from(NAMES))
 def test_a_node_that_is_seen_to_be_well_is_not_touched(sight: Sight, policy: Policy, name: NodeName) -> None:
     well = replace(up(name), leaf=sight.nodes[name].leaf, heard_s=0.1, attended_s=0.1, well_s=60.0)
@@ -671,7 +671,7 @@ def test_a_node_that_is_seen_to_be_well_is_not_touched(sight: Sight, policy: Pol
     ]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies, name=st.sampled_from(NAMES))
 def test_an_agent_that_is_heard_makes_no_verdict_on_its_node_worse(
     sight: Sight, policy: Policy, name: NodeName
@@ -686,14 +686,14 @@ def test_an_agent_that_is_heard_makes_no_verdict_on_its_node_worse(
     assert worst(replace(sight, nodes={**sight.nodes, name: heard})) <= max(worst(sight), 0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies)
 def test_all_nodes_silent_at_once_are_not_touched(sight: Sight, policy: Policy) -> None:
     nodes = {name: replace(gone(name, 30.0), leaf=node.leaf) for name, node in sight.nodes.items()}
     assert brief(judge(replace(sight, nodes=nodes), policy)) == [("self-in-doubt", "", "nothing")]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(jobs=st.lists(jobs_seen(), max_size=2), policy=policies, silent_s=st.floats(3.0, 59.0))
 def test_all_agents_silent_at_once_cost_no_node_and_no_running_job(
     jobs: list[JobSight], policy: Policy, silent_s: float
@@ -707,7 +707,7 @@ def test_all_agents_silent_at_once_cost_no_node_and_no_running_job(
     assert touched(judge(Sight(jobs=mute, nodes=nodes), policy)) == set()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies)
 def test_frozen_storage_restarts_no_job_whose_nodes_live(sight: Sight, policy: Policy) -> None:
     nodes = cluster(*(sick(name, Severity.DRAIN, "mount") for name in NAMES))
@@ -721,7 +721,7 @@ def test_frozen_storage_restarts_no_job_whose_nodes_live(sight: Sight, policy: P
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(count=st.integers(0, 8), held=st.integers(0, 3))
 def test_no_more_nodes_are_drained_for_their_checks_than_can_be_believed(count: int, held: int) -> None:
     grave = [sick(name, Severity.DRAIN) for name in NAMES[:count]]
