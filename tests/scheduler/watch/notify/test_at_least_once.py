@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -122,5 +123,5 @@ class Telling(RuleBasedStateMachine):
         assert not {key: count for key, count in self.told.items() if count > 1 and key not in self.unsure}
 
 
-TestTelling = Telling.TestCase
+TestTelling = pytest.mark.slow(Telling.TestCase)
 TestTelling.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

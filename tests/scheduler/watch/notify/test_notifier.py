@@ -261,6 +261,7 @@ def test_a_channel_that_hangs_holds_up_neither_the_journal_nor_the_others(
     assert not [one for one in threading.enumerate() if one.name == "deeplink-notify-quick"]
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_is_told_what_it_missed_also_by_the_next_watchdog(journal: Journal) -> None:
     heard = Heard(answers=[500, 503])
     metrics = WatchMetrics(CollectorRegistry())
