@@ -6,7 +6,8 @@ build/bench/checkpoints.json. Exit code 0 whether figures are reached or not.
 Both sides take turns, in one process, on one folder, with the same state. The synchronous one is
 `Checkpoints.save` with torch.save within, the way the training guide does it; and torch.save alone with an fsync,
 for who would do without a manifest. Training steps (matrix products) run while a save goes on beside them: it is
-told, too, how much slower they are meanwhile.
+told, too, how much slower they are meanwhile. A third side saves on a node's own disk first, from where it goes to
+the shared folder and, between two real agents, to a partner's disk; all on this machine's one disk and cores.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +30,10 @@ import torch
 from benchmarks.rows import make_row, table, write_rows
 from deeplink.checkpoints import Checkpoints
 from deeplink.publish import fsync_path
+from deeplink.tokens import new_token, write_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.rows import Row
 
@@ -55,25 +60,80 @@ def step(matrix: torch.Tensor) -> None:
         matrix @ matrix
 
 
-class Turns:
-    """One turn after another in one folder."""
+@contextmanager
+def two_nodes(folder: Path) -> Iterator[dict[str, str]]:
+    """Give the environment of a rank on the first of two nodes, each with a real agent."""
+    token = new_token()
+    write_token(folder / "token", token)
+    agents, members = [], []
+    try:
+        for node in ("n0", "n1"):
+            argv = ["node", "--job", "--name", node, "--bind", "127.0.0.1:0", "--store", str(folder / node)]
+            agent = subprocess.Popen(
+                [sys.executable, "-m", "deeplink", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            agents.append(agent)
+            if agent.stdin is None or agent.stdout is None:
+                raise RuntimeError
+            agent.stdin.write(f"{token}\n")
+            agent.stdin.flush()
+            members.append(f"{node}={json.loads(agent.stdout.readline())['address']}")
+        yield {
+            "DEEPLINK_ATTEMPT": "1.0.0",
+            "DEEPLINK_NODE": "n0",
+            "DEEPLINK_AGENT": members[0].partition("=")[2],
+            "DEEPLINK_MEMBERS": ",".join(members),
+            "DEEPLINK_TOKEN_FILE": str(folder / "token"),
+        }
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait(20)
 
-    def __init__(self, folder: Path, state: dict[str, torch.Tensor]) -> None:
+
+class Turns:
+    """One turn after another in one folder.
+
+    Args:
+        folder: where to save.
+        state: what is saved.
+        env: of a rank whose node has a partner.
+    """
+
+    def __init__(self, folder: Path, state: dict[str, torch.Tensor], env: dict[str, str]) -> None:
         self._folder, self._state = folder, state
         self._checkpoints = Checkpoints(folder / "ours", keep=1)
+        os.environ.update(env)
+        self._with_partner = Checkpoints(folder / "theirs", local=folder / "disk", keep=1, lease_s=None)
+        for name in env:
+            del os.environ[name]
+        self._with_partner.latest()
         self._number = 0
         self._matrix = torch.randn(384, 384)
 
     def asynchronous(self) -> tuple[float, float, float]:
         """Return the seconds of the stall, those until it was whole, and how much slower a step was meanwhile."""
+        return self._beside(self._checkpoints)
+
+    def partnered(self) -> tuple[float, float, float]:
+        """Return the same of a save on this disk first, until it is shared and at the partner, too."""
+        stall, whole, slower = self._beside(self._with_partner)
+        found = list(self._folder.glob(f"n1/checkpoints/*/from-n0/step-{self._number:010d}.*"))
+        if not found:
+            raise RuntimeError("the partner has no copy")
+        return stall, whole, slower
+
+    def _beside(self, checkpoints: Checkpoints) -> tuple[float, float, float]:
         self._number += 1
         alone = statistics.median(timed(lambda: step(self._matrix)) for _ in range(50))
         began = time.monotonic()
-        stall = timed(lambda: self._checkpoints.save_state({"model": self._state}, step=self._number))
+        stall = timed(lambda: checkpoints.save_state({"model": self._state}, step=self._number))
+        waiting = threading.Thread(target=checkpoints.wait)
+        waiting.start()
         beside = []
-        while self._checkpoints.is_saving:
+        while waiting.is_alive():
             beside.append(timed(lambda: step(self._matrix)))
-        self._checkpoints.wait()
+        waiting.join()
         return stall, time.monotonic() - began, statistics.mean(beside) / alone if beside else 1.0
 
     def synchronous(self) -> float:
@@ -99,16 +159,20 @@ class Turns:
 
 def measure(folder: Path, megabytes: int, repeats: int) -> list[Row]:
     """Return the rows."""
-    turns = Turns(folder, make_state(megabytes))
-    first, _, _ = turns.asynchronous()  # takes its memory
     stalls, wholes, slower, waited, plain = [], [], [], [], []
-    for _ in range(repeats):
-        waited.append(turns.synchronous())
-        stall, whole, slow = turns.asynchronous()
-        stalls.append(stall)
-        wholes.append(whole)
-        slower.append(slow)
-        plain.append(turns.plain())
+    copied = []
+    with two_nodes(folder) as env:
+        turns = Turns(folder, make_state(megabytes), env)
+        first, _, _ = turns.asynchronous()  # takes its memory
+        turns.partnered()
+        for _ in range(repeats):
+            waited.append(turns.synchronous())
+            stall, whole, slow = turns.asynchronous()
+            stalls.append(stall)
+            wholes.append(whole)
+            slower.append(slow)
+            copied.append(turns.partnered())
+            plain.append(turns.plain())
     state = f"{megabytes} MB state"
     of_ours = [stall / sync for stall, sync in zip(stalls, waited, strict=True)]
     of_plain = [stall / sync for stall, sync in zip(stalls, plain, strict=True)]
@@ -121,6 +185,14 @@ def measure(folder: Path, megabytes: int, repeats: int) -> list[Row]:
         make_row(f"{state}: torch.save and fsync alone", plain, "s"),
         make_row(f"{state}: asynchronous save, until it is whole", wholes, "s"),
         make_row(f"{state}: a training step while it is written", slower),
+        make_row(
+            f"{state}, with a partner: stall beside a synchronous save",
+            [stall / sync for (stall, _, _), sync in zip(copied, waited, strict=True)],
+            at_most=MOST_SHARE,
+        ),
+        make_row(f"{state}, with a partner: stall", [stall for stall, _, _ in copied], "s"),
+        make_row(f"{state}, with a partner: until it is in all three places", [one for _, one, _ in copied], "s"),
+        make_row(f"{state}, with a partner: a training step meanwhile", [slow for _, _, slow in copied]),
     ]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,10 +18,10 @@ from deeplink.checkpoints.parts import Group
 from deeplink.errors import DeepLinkError
 from deeplink.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
+from tests.deeplink.checkpoints.test_parts import Model, distributed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from deeplink.checkpoints import Checkpoint
 
@@ -207,3 +210,64 @@ def test_a_torn_part_is_had_from_the_partner_and_a_torn_copy_besides_is_passed_o
     copy.write_bytes(b"y" * copy.stat().st_size)
     found = latest(begun(nodes, Attempt(17, 0, 2), ALL))
     assert {one.step for one in found if one} == {1}
+
+
+# -- real processes: torch.distributed.checkpoint over gloo
+
+
+def save_sharded(rank: int, world: int, meeting: str, folder: Path, env: dict[str, str]) -> None:
+    from torch import distributed as dist
+
+    os.environ |= env
+    whole, _ = distributed(rank, world, meeting, env["DEEPLINK_ATTEMPT"])
+    model = Model(whole)
+    model.note = "saved"
+    with Checkpoints(folder / "shared", local=folder / env["DEEPLINK_NODE"] / "run", lease_s=None) as checkpoints:
+        checkpoints.latest()
+        checkpoints.save_state({"model": model}, step=1, spread="sharded")
+    dist.destroy_process_group()
+
+
+def load_sharded(rank: int, world: int, meeting: str, folder: Path, env: dict[str, str]) -> None:
+    from torch import distributed as dist
+
+    os.environ |= env
+    whole, zeros = distributed(rank, world, meeting, env["DEEPLINK_ATTEMPT"])
+    model = Model(zeros)
+    found = Checkpoints(folder / "shared", local=folder / env["DEEPLINK_NODE"] / "run", lease_s=None).latest()
+    assert found is not None
+    assert (found.step, found.world) == (1, 2)
+    found.restore(rank=rank, model=model)
+    assert torch.equal(model.weight.full_tensor(), whole.full_tensor())
+    assert model.note == "saved"
+    dist.destroy_process_group()
+
+
+def run_ranks(target: Any, nodes: Nodes, among: list[str], attempt: Attempt) -> list[int | None]:
+    spawn = multiprocessing.get_context("spawn")
+    meeting = f"file://{nodes.root}/{target.__name__}"
+    spares = tuple(other for other in nodes.servers if other not in among)
+    processes = [
+        spawn.Process(
+            target=target,
+            args=(rank, len(among), meeting, nodes.root, nodes.env(attempt, node, among, spares=spares)),
+            daemon=True,
+        )
+        for rank, node in enumerate(among)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(90)
+    return [process.exitcode for process in processes]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_sharded_tensors_of_two_nodes_are_loaded_by_three_others_from_copies_alone(nodes: Nodes) -> None:
+    assert run_ranks(save_sharded, nodes, ["n0", "n1"], FIRST) == [0, 0]
+    part = nodes.local("n1") / "step-0000000001.a1"
+    assert len(list(part.glob("*.distcp"))) == 1
+    withhold(nodes)
+    lose(nodes, "n0")
+    assert run_ranks(load_sharded, nodes, ["n3", "n2", "n1"], SECOND) == [0, 0, 0]
