@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch.comebacks import Comebacks
+from deeplink.scheduler.watch.comebacks import REMEMBERED_S, Comebacks
 from deeplink.scheduler.watch.evidence import tense
 from deeplink.scheduler.watch.judge import judge
 from deeplink.scheduler.watch.ledger import Ledger
@@ -105,7 +105,9 @@ class Daemon:
 
     def run(self, pause: Callable[[float], bool]) -> None:
         """Go round until `pause` (which waits for so many seconds) says to stop."""
-        self.observer.book.restore(self.journal.jobs(), self.clock.monotonic(), self.journal.nodes())
+        since = self.clock.unix() - REMEMBERED_S
+        nodes = [node for node in self.journal.nodes() if node.seen_unix >= since]
+        self.observer.book.restore(self.journal.jobs(), self.clock.monotonic(), nodes)
         self._ledger.begin()
         self._comebacks.begin()
         while not pause(self.tick()):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.watch.act import action_word
 from deeplink.scheduler.watch.records import Incident, Kind, Outcome, incident_id
 from deeplink.scheduler.watch.rules.passing import is_over
-from deeplink.scheduler.watch.verdict import Remedy
+from deeplink.scheduler.watch.verdict import PASSING, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,7 +66,7 @@ class Ledger:
                 # Its watchdog was ended in doubt of itself: that is over; ours, if any, is another incident.
                 self._write(replace(hit, outcome=Outcome.RECOVERED, recovered_unix=self.clock.unix()))
             base, _, episode = hit.id.rpartition("@")
-            if base:
+            if base and hit.kind in PASSING:  # a launcher, or a newer watchdog, may have written others
                 leaf = base.partition(f"-{Kind.SWITCH_SUSPECT}-")[2]
                 self._passing[base] = _Passing(episode, Kind(hit.kind), hit.node, leaf)
 

@@ -79,10 +79,10 @@ class Verdict:
     @property
     def passes(self) -> bool:
         """Whether what it is about may pass by itself, and come again: each time is an incident of its own."""
-        return self.family in _PASSING
+        return self.family in PASSING
 
 
-_PASSING = frozenset(
+PASSING = frozenset(
     {
         Kind.NODE_SICK,
         Kind.SLURMD_LOST,

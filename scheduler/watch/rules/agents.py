@@ -10,12 +10,12 @@ from deeplink.scheduler.watch.rules.seen import live
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.watch.evidence import JobSight, Policy, Sight
+    from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
 
 
 def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
     """Return that agents are silent at once though their nodes are not: one verdict at most; nothing is done."""
-    standing = [node for node in sight.nodes.values() if node.attended_s is not None and not node.down]
+    standing = [node for node in sight.nodes.values() if _stands(node)]
     quiet = [node for node in standing if (node.attended_s or 0.0) >= policy.attend_s and not node.slurmd.away]
     reasons = []
     if len(standing) > 1 and len(quiet) * 2 > len(standing):
@@ -28,6 +28,11 @@ def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
         return []
     alone = deaf[0].attempt if len(deaf) == 1 and not quiet else None
     return [Verdict(kind=Kind.AGENTS_SILENT, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)]
+
+
+def _stands(node: NodeSight) -> bool:
+    # One of which only the journal knows may have been taken away while nobody listened.
+    return node.attended_s is not None and node.heard_s is not None and not node.down
 
 
 def agents_are_silent(job: JobSight, sight: Sight, policy: Policy) -> bool:

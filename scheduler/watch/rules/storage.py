@@ -27,7 +27,7 @@ def frozen_storage(
     or requeued for it, for on every other node it would be the same.
     """
     stuck = sorted(name for name, node in nodes.items() if _stuck(node))
-    telling = [node for node in nodes.values() if node.findings or _attended(node, policy)]
+    telling = [node for node in nodes.values() if _tells(node, policy)]
     everywhere = 1 < len(stuck) == len(telling)
     waiting = [job for job in jobs if live(job) and Kind.STORAGE_FROZEN in job.told]
     if len(stuck) < policy.most_frozen and not everywhere and not waiting:
@@ -43,8 +43,8 @@ def frozen_storage(
     return Verdict(kind=Kind.STORAGE_FROZEN, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)
 
 
-def _attended(node: NodeSight, policy: Policy) -> bool:
-    return node.attended_s is not None and node.attended_s < policy.told_s
+def _tells(node: NodeSight, policy: Policy) -> bool:
+    return bool(node.findings) or (node.heard_s is not None and node.heard_s < policy.told_s)
 
 
 def _stuck(node: NodeSight) -> bool:

@@ -149,3 +149,11 @@ def test_the_dead_mans_switch_stands_still_with_the_loop(bench: Bench) -> None:
 def test_the_defaults_bound_what_is_done_at_once() -> None:
     policy = Policy()
     assert (policy.most_dead, policy.most_sick, policy.resume) == (2, 2, False)
+
+
+def test_an_open_incident_of_an_odd_name_stops_no_watchdog(bench: Bench) -> None:
+    odd = Incident(id="17.0.0-of-a-newer-kind@1", kind="of-a-newer-kind", began_unix=1.0, detected_unix=1.0)
+    bench.journal.record_incident(odd)
+    bench.daemon.run(lambda _: True)
+    calm(bench, 12)
+    assert [one.outcome for one in bench.journal.incidents()] == [Outcome.OPEN]

@@ -242,6 +242,18 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(nodes=cluster(*(sick(name, Severity.COMMENT, "mount") for name in NAMES[:2]))),
         [("storage-frozen", "", "nothing")],
     ),
+    "two nodes of more that tell are no storage": (
+        Sight(
+            nodes=cluster(
+                *(sick(name, Severity.COMMENT, "mount") for name in NAMES[:2]), replace(up("n5"), heard_s=1.0)
+            )
+        ),
+        [("node-sick", "n0", "comment"), ("node-sick", "n1", "comment")],
+    ),
+    "standing agents of which the journal alone tells": (
+        Sight(nodes=cluster(*(replace(up(name), attended_s=30.0) for name in NAMES))),
+        [],
+    ),
     "a launcher says that its writes hang: it is not restarted": (
         Sight(jobs=(job(progress_age_s=40.0, told=frozenset({"storage-frozen"})),), nodes=cluster()),
         [("storage-frozen", "", "nothing")],
@@ -263,11 +275,15 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         [("agents-silent", "", "nothing"), ("job-stranded", "", "restart")],
     ),
     "most standing agents are silent": (
-        Sight(nodes=cluster(*(replace(up(name), attended_s=30.0) for name in NAMES[:5]), *(TOLD[5:]))),
+        Sight(
+            nodes=cluster(*(replace(up(name), attended_s=30.0, heard_s=30.0) for name in NAMES[:5]), *(TOLD[5:]))
+        ),
         [("agents-silent", "", "nothing")],
     ),
     "a few standing agents are silent": (
-        Sight(nodes=cluster(*(replace(up(name), attended_s=30.0) for name in NAMES[:3]), *(TOLD[3:]))),
+        Sight(
+            nodes=cluster(*(replace(up(name), attended_s=30.0, heard_s=30.0) for name in NAMES[:3]), *(TOLD[3:]))
+        ),
         [],
     ),
     "a fast reboot under a rank that its launcher does nothing about": (
@@ -703,7 +719,7 @@ def test_all_agents_silent_at_once_cost_no_node_and_no_running_job(
         for one in jobs
         if len(one.nodes) > 1 and one.state is JobState.RUNNING
     )
-    nodes = cluster(*(replace(up(name), attended_s=30.0) for name in NAMES))
+    nodes = cluster(*(replace(up(name), attended_s=30.0, heard_s=30.0) for name in NAMES))
     assert touched(judge(Sight(jobs=mute, nodes=nodes), policy)) == set()
 
 
