@@ -62,6 +62,8 @@ class Config:
         watch: `host:port` of the site's watchdog; empty where there is none.
         watch_token_file: file with the watchdog's token.
         notify_file: whom `deeplink watch` tells of incidents, a TOML file; nobody where None.
+        resubmit: whether jobs of `deeplink sbatch` may be submitted anew, under another id, where nothing else
+            helps them; what the job itself says counts more.
         console_bind: `host:port` the operator console listens on.
         topology: the site's fabric, a file of anything `deeplink topology` reads; Slurm's word
             where None.
@@ -99,6 +101,7 @@ class Config:
     watch: str = ""
     watch_token_file: Path | None = None
     notify_file: Path | None = None
+    resubmit: bool = False
     console_bind: str = "127.0.0.1:8642"
     topology: Path | None = None
     model: Path | None = None

@@ -41,6 +41,9 @@ Options of ours, before the script, or in it as `#DEEPLINK --spares 1`, without 
   --deeplink-profile FILE   what its steps compute, send and read (docs/cost-model.md): nodes are compared by the
                             predicted step
   --deeplink-place on|off   whether nodes are wished for at all
+  --deeplink-resubmit on|off
+                            whether it may be submitted anew, under another id, where nothing else helps it after
+                            a node was lost (docs/watchdog.md) [default: off, or the setting `resubmit`]
 
 \b
 Before the script alone:
@@ -86,6 +89,7 @@ def command(words: tuple[str, ...]) -> None:
 
     try:
         found = placed(request, ours, ask, made, stdin=script if piped else "", run=run)
+        found = found.kept(request, script)
     except BaseException:
         end_unfinished()  # the question, where its answer is not wanted any more
         raise

@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +18,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.placement.request import Residency
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.passing import end_as, run_passing_on
+from deeplink.scheduler.slurm.submitted import Submitted, keep
 from deeplink.scheduler.wish.decide import unasked
 from deeplink.scheduler.wish.decision import Decision, Kind, Recorded, Why
 from deeplink.scheduler.wish.making import Made, Means, make, options_of
@@ -27,7 +29,6 @@ from deeplink.scheduler.wish.survey import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from deeplink.config import Config
     from deeplink.scheduler.slurm.submission import Ours, Request, Submission
@@ -51,13 +52,35 @@ class Placed:
         made: what was decided.
         submission: the command, with the wish.
         config: the settings.
+        bare: the command without the wish.
+        resubmit: whether the job may be submitted anew.
+        again: what is kept for that; None where nothing is.
     """
 
     ask: Ask
     made: Made
     submission: Submission
     config: Config
+    bare: Submission
     plain: bool = field(default=False)
+    resubmit: bool = False
+    again: Submitted | None = None
+
+    def kept(self, request: Request, script: str) -> Placed:
+        """Return the same with what is needed to submit it anew, where it may be."""
+        if not self.resubmit:
+            return self
+        wrapped = request.says("wrap")
+        if not wrapped and not script:
+            click.echo("deeplink: it will not be submitted anew: its script cannot be read", err=True)
+            return self
+        again = Submitted(
+            argv=self.bare.argv,
+            script=None if wrapped else script,
+            cwd=str(Path.cwd()),
+            env={**os.environ, **self.bare.changes},
+        )
+        return replace(self, again=again)
 
     @property
     def decision(self) -> Decision:
@@ -104,7 +127,9 @@ def placed(
         made=made,
         submission=submission.with_options(options_of(made.decision)),
         config=config,
+        bare=submission,
         plain=plain,
+        resubmit=config.resubmit if ours.resubmit is None else ours.resubmit,
     )
 
 
@@ -162,6 +187,8 @@ def _accepted(found: Placed, job: str) -> None:
     )
     try:
         append(job_folder(found.config.state, job), recorded)
+        if found.again is not None:
+            keep(job_folder(found.config.state, job), found.again)
     except OSError as problem:
         where = problem.filename or found.config.state
         words = f"job {job} is submitted; why it was placed so could not be noted: {where}: {problem.strerror}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from deeplink.config import Config
     from deeplink.scheduler.watch.daemon import Daemon
-    from deeplink.scheduler.watch.rewish import Wishes
     from deeplink.scheduler.watch.service import WatchSettings
 
 DEFAULT_BIND = "127.0.0.1:7412"
@@ -115,16 +114,16 @@ def command(  # noqa: PLR0913 - one parameter for each option
         interval_s=interval,
         metrics_bind=metrics_bind,
         channels=channels,
-        wishes=_wishes(config) if act and not dry_run else None,
+        **(_help(config) if act and not dry_run else {}),
     )
     stop = _Stop()
     _lead(settings, _speaker(as_json=as_json), stop, once=once)
 
 
-def _wishes(config: Config) -> Wishes:
-    from deeplink.cli.watch_wishing import wishes_of
+def _help(config: Config) -> dict[str, Any]:
+    from deeplink.cli.watch_wishing import heirs_of, wishes_of
 
-    return wishes_of(config)
+    return {"wishes": wishes_of(config), "heirs": heirs_of(config)}
 
 
 def _token(bind: str, path: Path | None, state: Path) -> str:

@@ -1,4 +1,4 @@
-"""`deeplink watch`: where a job that starts again should run, by the placement that also serves submissions."""
+"""`deeplink watch`: where a job that starts again should run, and what is needed to submit one anew."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 from deeplink.cli.plan_surveying import surveyed
 from deeplink.clock import SystemClock
 from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.view.look import me
+from deeplink.scheduler.watch.heirs import Heirs
+from deeplink.scheduler.watch.observer import COMMAND_S
 from deeplink.scheduler.watch.rewish import QUESTION_S, Wishes, state_folder
 
 if TYPE_CHECKING:
@@ -24,6 +28,15 @@ def wishes_of(config: Config) -> Wishes:
         ground=lambda jobs: surveyed(config, jobs, _quick),
         clock=SystemClock(),
     )
+
+
+def heirs_of(config: Config) -> Heirs:
+    """Return what submits our own jobs anew that agreed to it."""
+    return Heirs(slurm=Slurm(run=_bounded), state=config.state, user=me(), clock=SystemClock())
+
+
+def _bounded(argv: Sequence[str], /, *, timeout_s: float = COMMAND_S) -> str:
+    return command.run(argv, timeout_s=min(timeout_s, COMMAND_S))
 
 
 def _quick(argv: Sequence[str], /, *, timeout_s: float = QUESTION_S) -> str:

@@ -21,6 +21,7 @@ from deeplink.scheduler.slurm.parse import (
     parse_nodes,
     parse_place,
     parse_topology,
+    rows_of,
 )
 from deeplink.scheduler.slurm.separator import fresh_separator
 from deeplink.scheduler.slurm.settings import parse_settings
@@ -184,6 +185,21 @@ class Slurm:
         """Return the job's comment; empty where it has none."""
         said = self.run(["squeue", "-h", "--states=all", "-o", "%k", "-j", str(job)]).partition("\n")[0].strip()
         return "" if said == "(null)" else said
+
+    def comments(self, user: str) -> dict[JobId, str]:
+        """Return the comments of a user's jobs that Slurm remembers, of those that have one."""
+        separator = fresh_separator()
+        said = self.run(["squeue", "-h", "-a", "--states=all", "-u", user, "-o", f"%A{separator}%k{separator}"])
+        rows = rows_of(said, separator, 2)
+        return {JobId(int(job)): text for job, text in rows if job.strip().isdigit() and text != "(null)"}
+
+    def dependencies(self) -> list[str]:
+        """Return what jobs that wait depend on, of all users, in squeue's words."""
+        return self.run(["squeue", "-h", "-a", "--states=PENDING", "-o", "%E"]).splitlines()
+
+    def release(self, job: int) -> None:
+        """Let a held job start; its owner may, where an administrator did not hold it."""
+        self.run(["scontrol", "release", str(job)])
 
     def comment_job(self, job: int, text: str) -> None:
         """Write a job's comment; its owner may."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _PREFIX = "deeplink-"
-_VALUED = frozenset({"spares", "data", "patience", "place", "profile"})
+_VALUED = frozenset({"spares", "data", "patience", "place", "profile", "resubmit"})
 _SCRIPTED = _VALUED | {"shim"}
 _FLAGS = frozenset({"shim", "dry-run", "json"})
 _OURS = frozenset(_PREFIX + name for name in _VALUED | _FLAGS) | {"dry-run"}
@@ -61,6 +61,8 @@ class Ours:
         patience: how long it may wait for better nodes, in Slurm's words; None when not said.
         profile: file that tells how long its steps take, and what they send and read; None when not said.
         place: whether a wish for nodes may be made; None when not said.
+        resubmit: whether it may be submitted anew, under another id, where nothing else helps it; None when not
+            said.
     """
 
     spares: int | None = None
@@ -69,6 +71,7 @@ class Ours:
     patience: str | None = None
     profile: str | None = None
     place: bool | None = None
+    resubmit: bool | None = None
 
     def over(self, other: Ours) -> Ours:
         """Return both, these counting more."""
@@ -79,6 +82,7 @@ class Ours:
             patience=other.patience if self.patience is None else self.patience,
             profile=other.profile if self.profile is None else self.profile,
             place=other.place if self.place is None else self.place,
+            resubmit=other.resubmit if self.resubmit is None else self.resubmit,
         )
 
 
@@ -226,16 +230,21 @@ def _ours(line: CommandLine, prefix: str) -> Ours:
         raise SubmissionError(
             f"--{prefix}spares {spares} is no number", "Give how many nodes of the job shall rest."
         )
-    place = value("place", "on or off")
-    if place not in {None, "on", "off"}:
-        raise SubmissionError(f"--{prefix}place={place} is neither on nor off", "Give one of them.")
+
+    def switch(name: str) -> bool | None:
+        said = value(name, "on or off")
+        if said not in {None, "on", "off"}:
+            raise SubmissionError(f"--{prefix}{name}={said} is neither on nor off", "Give one of them.")
+        return None if said is None else said == "on"
+
     return Ours(
         spares=None if spares is None else int(spares),
         shim=_flag(line, f"{prefix}shim"),
         data=tuple(filter(None, (value("data", "the name of a packed dataset") or "").split(","))),
         patience=value("patience", "a time as of --time, or 0"),
         profile=value("profile", "the file with the job's profile (docs/cost-model.md)"),
-        place=None if place is None else place == "on",
+        place=switch("place"),
+        resubmit=switch("resubmit"),
     )
 
 

@@ -74,6 +74,8 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "waiting": lambda event: f"waits{_because(event)}",
     "signal": lambda event: f"{event.get('signal')} passed on to the ranks",
     "ended": _ended,
+    "resubmitted": lambda event: f"submitted anew as job {event.get('as')} by {event.get('by')}",
+    "resubmission": lambda event: f"submitted in place of job {event.get('of')}",
     "cancelled": lambda event: f"cancelled by {event.get('by')}",
     "requeued": lambda event: (
         f"requeued by {event.get('by')}"

@@ -203,6 +203,9 @@ def _output(left: Left) -> str:
 
 def _end(left: Left) -> str:
     """Return how it ended: by its user's will, however that went for its launcher, or as that says."""
+    went_on = left.last("resubmitted")
+    if went_on:
+        return f"submitted anew as job {went_on.get('as')}"
     event, asked_to = left.last("cancelled", "ended", "attempt-started"), left.last("cancelled")
     began = left.last("attempt-started")
     if event is None or event["event"] == "attempt-started":

@@ -11,13 +11,13 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder
+from deeplink.scheduler.slurm.client import NodeOrder
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.evidence import TAG
-from deeplink.scheduler.watch.ladder import RELAX_S, Facts, Step, next_step
-from deeplink.scheduler.watch.records import Action, ActionRecord
+from deeplink.scheduler.watch.footing import OF_JOBS, Footing, token
+from deeplink.scheduler.watch.ladder import RESUBMITTED, Facts, Step, next_step
+from deeplink.scheduler.watch.records import Action, ActionRecord, Outcome
 from deeplink.scheduler.watch.release import Releaser
 from deeplink.scheduler.watch.remark import remark, with_ours
 from deeplink.scheduler.watch.verdict import Remedy
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+    from deeplink.scheduler.slurm.parse import JobRow
+    from deeplink.scheduler.watch.heirs import Heirs
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.observer import Observer
     from deeplink.scheduler.watch.records import Incident
@@ -54,9 +55,8 @@ _WORDS = {
     Remedy.RESTART: Action.REQUEUE_EXCLUDE,
     Remedy.RESUME: Action.NONE,
 }
-_OF_JOBS = frozenset({Remedy.RESTART, Remedy.HOLD})
 _OF_NODES = frozenset({Step.COMMENT, Step.DRAIN, Step.DOWN, Step.RESUME})
-_NOT_AGAIN = frozenset({Step.COMMENT, Step.EXPLAIN, Step.SHED})
+_NOT_AGAIN = frozenset({Step.COMMENT, Step.EXPLAIN, Step.SHED, Step.SUBMIT})
 """Refused for whatever reason, there is another way, or it is not worth a second try."""
 _NO_RIGHTS = ("denied", "invalid user", "disabled", "not permitted")
 
@@ -80,6 +80,7 @@ class Actor:
     Args:
         say: told one line for each command and each end.
         wishes: says on which nodes a job that starts again should run; None: Slurm alone says it.
+        heirs: submits jobs anew that cannot be helped otherwise; None: no job is.
     """
 
     slurm: Slurm
@@ -89,10 +90,11 @@ class Actor:
     metrics: WatchMetrics
     say: Callable[[str], None]
     wishes: InitVar[Wishes | None] = None
+    heirs: Heirs | None = None
     _sent: dict[str, dict[Step, float]] = field(default_factory=dict)
     _refused: dict[str, set[Step]] = field(default_factory=dict)
-    _waiting: dict[str, float] = field(default_factory=dict)
     _releaser: Releaser = field(init=False)
+    _footing: Footing = field(init=False)
 
     def __post_init__(self, wishes: Wishes | None) -> None:
         """Begin with nothing sent."""
@@ -103,6 +105,15 @@ class Actor:
             clock=self.clock,
             say=self.say,
             wishes=wishes,
+        )
+        self._footing = Footing(
+            slurm=self.slurm,
+            journal=self.journal,
+            observer=self.observer,
+            clock=self.clock,
+            say=self.say,
+            releaser=self._releaser,
+            heirs=self.heirs,
         )
 
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
@@ -125,8 +136,8 @@ class Actor:
 
     def restarting(self, verdict: Verdict) -> bool:
         """Whether the verdict asks something of a job that is being restarted, or held, already."""
-        return verdict.remedy in _OF_JOBS and any(
-            action.remedy in _OF_JOBS and action.attempt == verdict.attempt
+        return verdict.remedy in OF_JOBS and any(
+            action.remedy in OF_JOBS and action.attempt == verdict.attempt
             for action in self.journal.actions(only_open=True)
         )
 
@@ -158,7 +169,7 @@ class Actor:
 
     def _advance(self, action: ActionRecord) -> None:
         for _ in range(MOST_STEPS):
-            facts = self._facts(action)
+            facts = self._footing.facts(action, *self._done_so_far(action))
             step = next_step(action, facts)
             log.debug("action %s: %s %s", action.key, step.step, step.why)
             if step.step in _DONE:
@@ -168,78 +179,10 @@ class Actor:
                 return
             self._send(action, step.step, facts)
 
-    def _facts(self, action: ActionRecord) -> Facts:
-        sent = {step: self.clock.monotonic() - at for step, at in self._sent.get(action.key, {}).items()}
-        facts = Facts(
-            age_s=self.clock.unix() - action.began_unix,
-            sent=sent,
-            refused=frozenset(self._refused.get(action.key, set())),
-        )
-        if action.remedy in _OF_JOBS:
-            return self._with_job(facts, action) if action.attempt else facts
-        return (
-            replace(facts, node=self._node(action.node), answers=self._reach(action.node))
-            if action.node
-            else facts
-        )
-
-    def _with_job(self, facts: Facts, action: ActionRecord) -> Facts:
-        job = self._job(action)
-        if job is None:
-            return facts
-        away = self._unreachable(job) if job.state is JobState.RUNNING else ()
-        return replace(
-            facts,
-            job=job,
-            unreachable=away,
-            comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
-            wished=self._releaser.wished(job.id),
-            untrue=self._untrue(action, job, facts),
-            waits_s=self._waits_s(action, job),
-            given_up=bool(action.node) and {*away} <= {*action.exclude, action.node},
-            being_downed=any(
-                other.node in away and other.remedy == Remedy.DRAIN_DOWN
-                for other in self.journal.actions(only_open=True)
-            ),
-        )
-
-    def _untrue(self, action: ActionRecord, job: JobRow, facts: Facts) -> bool:
-        """Whether a node that we keep the job off is dead and Slurm does not know: before it may be used again."""
-        if job.state is not JobState.PENDING or facts.sent.get(Step.RELEASE, 0.0) < RELAX_S:
-            return False
-        rows = self.observer.cluster.nodes
-        serving = [
-            name for name in action.exclude if name in rows and not rows[name].down and rows[name].responding
-        ]
-        return any(self._reach(name) is False for name in serving)
-
-    def _waits_s(self, action: ActionRecord, job: JobRow) -> float:
-        """Return for how long we have seen it wait; a run that began meanwhile begins the count anew."""
+    def _done_so_far(self, action: ActionRecord) -> tuple[dict[Step, float], frozenset[Step]]:
         now = self.clock.monotonic()
-        if job.state is not JobState.PENDING:
-            self._waiting.pop(action.key, None)
-            return 0.0
-        return now - self._waiting.setdefault(action.key, now)
-
-    def _job(self, action: ActionRecord) -> JobRow | None:
-        try:
-            return self.slurm.job(action.attempt.job) if action.attempt else None
-        except JobVanishedError:
-            return None
-
-    def _node(self, name: NodeName) -> NodeRow | None:
-        found = self.slurm.nodes([name])
-        return found[0] if found else None
-
-    def _reach(self, name: NodeName) -> bool | None:
-        if self.observer.reach(name) is None:
-            self.observer.probe_now((name,))
-        return self.observer.reach(name)
-
-    def _unreachable(self, job: JobRow) -> tuple[NodeName, ...]:
-        up = tuple(row.name for row in self.slurm.nodes(job.nodes) if not row.down)
-        self.observer.probe_now(up)
-        return tuple(name for name in up if not self.observer.reach(name))
+        sent = {step: now - at for step, at in self._sent.get(action.key, {}).items()}
+        return sent, frozenset(self._refused.get(action.key, set()))
 
     def _send(self, action: ActionRecord, step: Step, facts: Facts) -> None:
         try:
@@ -248,9 +191,14 @@ class Actor:
             self.say(f"{action.incident}: {step.value} refused: {refused.stderr.strip()}")
             if step in _NOT_AGAIN or any(word in refused.stderr.lower() for word in _NO_RIGHTS):
                 self._refused.setdefault(action.key, set()).add(step)
+        except OSError as problem:
+            self.say(f"{action.incident}: {step.value}: {problem}")
+            self._refused.setdefault(action.key, set()).add(step)
         else:
             self.say(f"{action.incident}: {step.value} {self._object(action, step)}")
-        self._sent.setdefault(action.key, {})[step] = self.clock.monotonic()
+        finally:
+            # Also where no answer came in time: it may have been heard.
+            self._sent.setdefault(action.key, {})[step] = self.clock.monotonic()
 
     @staticmethod
     def _object(action: ActionRecord, step: Step) -> str:
@@ -291,6 +239,8 @@ class Actor:
                 self.slurm.keep_only(job, [name for name in facts.job.nodes if name not in facts.unreachable])
             case Step.REQUEUE:
                 self.slurm.requeue(job)
+            case Step.SUBMIT | Step.BEQUEATH | Step.CANCEL | Step.SET_FREE | Step.DISMISS if facts.job:
+                self._succeed(action, facts.job, step, facts)
             case Step.RELEASE:
                 self._releaser.release(job, action.exclude)
             case Step.UNWISH if facts.job:
@@ -300,19 +250,38 @@ class Actor:
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
 
+    def _succeed(self, action: ActionRecord, job: JobRow, step: Step, facts: Facts) -> None:
+        submitted = self.heirs.agreed(job) if self.heirs else None
+        if self.heirs is None or submitted is None:
+            raise ValueError(f"{step} is no command for {action.key}")
+        if step is Step.SUBMIT:
+            self.heirs.submit_anew(job, submitted, token(action), {*facts.unreachable, *action.exclude})
+        elif step is Step.CANCEL:
+            self.slurm.cancel(job.id)
+        elif step is Step.SET_FREE:
+            self.heirs.set_free(job, submitted, token(action))
+        elif facts.heir and step is Step.BEQUEATH:
+            self.heirs.bequeath(job, facts.heir)
+        elif facts.heir:
+            self.slurm.cancel(facts.heir.id)
+
     def _end(self, action: ActionRecord, step: Step, why: str) -> None:
         done = step is Step.DONE
         now = self.clock.unix()
         self.journal.end_action(action.key, why if done else f"{GAVE_UP}: {why}", now)
         self._sent.pop(action.key, None)
         self._refused.pop(action.key, None)
-        self._waiting.pop(action.key, None)
+        self._footing.forget(action)
         if action.attempt:
             self._releaser.forget(action.attempt.job)
         self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
         incident = self.journal.incident(action.incident)
         if done and incident:
-            word = action_word(Remedy(action.remedy))
-            self.journal.record_incident(replace(incident, action=word, acted_unix=now))
+            word = Action.RESUBMIT if why.startswith(RESUBMITTED) else action_word(Remedy(action.remedy))
+            acted = replace(incident, action=word, acted_unix=now)
+            if word == Action.RESUBMIT:
+                # Its own id ends here: what comes of the other job is told there.
+                acted = replace(acted, evidence=why, outcome=Outcome.RECOVERED, recovered_unix=now)
+            self.journal.record_incident(acted)
         took = f" ({now - action.began_unix:.1f} s after the verdict)" if done else ""
         self.say(f"{action.incident}: {action.remedy} {'done' if done else GAVE_UP}: {why}{took}")

@@ -78,7 +78,7 @@ def required_without(place: JobPlace, excluded: AbstractSet[NodeName]) -> tuple[
     A list of all its nodes is a wish of the day it was submitted, and binds it to where it ran: all of it goes. Of
     a shorter one, which only its user can have meant, the excluded nodes go.
     """
-    if not excluded.intersection(place.required):
+    if not excluded & {*place.required}:
         return None
     rest = tuple(name for name in place.required if name not in excluded)
     return rest if len(place.required) < place.nodes else ()

@@ -16,6 +16,7 @@ from deeplink.scheduler.planner.reasons import refused_nodes
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.records import Kind
 from deeplink.scheduler.watch.remark import ours_in, with_ours
+from deeplink.scheduler.watch.succession import left_for
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ measured with 22.05)."""
 UNWISH_S = 5.0
 """A job that was wished to start on some nodes and has not for so long starts anywhere; before that, if Slurm has
 looked at it and did not start it."""
+RESUBMITTED = "resubmitted as job"
+"""So begins the result of an action that ended in another job."""
 RELAX_S = 15.0
 """A job that waits in the queue for so long after its release may use the nodes we excluded again."""
 LONGEST_S = 600.0
@@ -55,6 +58,11 @@ class Step(Enum):
     RELEASE = "release"
     UNWISH = "unwish"  # the nodes that the job was wished to start on
     RELAX = "relax"
+    SUBMIT = "submit anew"  # held, in place of the job
+    BEQUEATH = "bequeath"  # to its heir: from here on the job is to be cancelled
+    CANCEL = "cancel"
+    SET_FREE = "set free"  # the heir
+    DISMISS = "dismiss"  # the heir
     WAIT = "wait"
     DONE = "done"
     GIVE_UP = "give up"
@@ -75,6 +83,8 @@ class Facts:
         comment: of the job, as it is; None when it was not asked for.
         given_up: the unreachable nodes are those that the verdict calls dead.
         being_downed: an action of ours is about to set one of them down.
+        anew: the job may be submitted anew, which helps it sooner than Slurm does.
+        heir: the job that was submitted in place of this one.
         wished: nodes that it is to start on were named at its release.
         untrue: an excluded node does not answer, and Slurm would start the job on it all the same.
         waits_s: for how long we have seen the job wait in the queue, at least.
@@ -90,6 +100,8 @@ class Facts:
     comment: str | None = None
     given_up: bool = False
     being_downed: bool = False
+    anew: bool = False
+    heir: JobRow | None = None
     wished: bool = False
     untrue: bool = False
     waits_s: float = math.inf
@@ -118,7 +130,7 @@ def next_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - on
         case Remedy.RESUME:
             return _resume_step(facts)
         case Remedy.RESTART:
-            return _job_step(action, facts)
+            return _heir_step(action, facts) or _job_step(action, facts)
         case Remedy.COMMENT:
             return _comment_step(action, facts)
         case Remedy.HOLD:
@@ -219,14 +231,38 @@ def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a 
     return Next(Step.WAIT if facts.lately(Step.REQUEUE) else Step.REQUEUE)
 
 
+def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0911 - one return for each rung
+    """What follows once a job was submitted in place of this one; None where none was, or it came to nothing."""
+    job, heir, attempt = facts.job, facts.heir, action.attempt
+    if heir is None or attempt is None:
+        return None
+    bequeathed = ours_in(facts.comment or "") == left_for(heir.id)
+    if not (heir.state is JobState.PENDING and heir.reason.startswith(HELD)):
+        if heir.state.final and not bequeathed:
+            return None  # dismissed
+        return Next(Step.DONE, f"{RESUBMITTED} {heir.id}")
+    if job is None:
+        return Next(Step.GIVE_UP, f"Slurm forgot the job; job {heir.id}, submitted in its place, is held")
+    over = job.state.final or job.state is JobState.COMPLETING
+    if bequeathed:
+        return Next(Step.SET_FREE if over else Step.WAIT if facts.lately(Step.CANCEL) else Step.CANCEL)
+    if over or job.state is not JobState.RUNNING or job.restarts > attempt.restart:
+        # Its user cancelled it, or Slurm was quicker.
+        return Next(Step.WAIT if facts.lately(Step.DISMISS) else Step.DISMISS)
+    return Next(Step.WAIT if facts.lately(Step.BEQUEATH) else Step.BEQUEATH)
+
+
 def _unreachable_step(facts: Facts, job: JobRow) -> Next:
     """What can be done while an allocated node is unreachable and Slurm has not given it up."""
     wait = Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
     if facts.being_downed or not facts.given_up:
         return wait
-    if job.batch_host in facts.unreachable or Step.SHED in facts.refused:
-        return wait  # Slurm takes the batch host out of no job (measured)
-    return wait if facts.lately(Step.SHED) else Next(Step.SHED)
+    # Slurm takes the batch host out of no job (measured).
+    if job.batch_host not in facts.unreachable and Step.SHED not in facts.refused:
+        return wait if facts.lately(Step.SHED) else Next(Step.SHED)
+    if not facts.anew or Step.SUBMIT in facts.refused or facts.lately(Step.SUBMIT):
+        return wait
+    return Next(Step.SUBMIT)
 
 
 def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # noqa: PLR0911 - one for each rung

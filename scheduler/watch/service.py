@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from deeplink.scheduler.watch.heirs import Heirs
     from deeplink.scheduler.watch.notify.channels import Channel
     from deeplink.scheduler.watch.rewish import Wishes
 
@@ -52,6 +53,7 @@ class WatchSettings:
         metrics_bind: `host:port` for Prometheus; empty for none.
         channels: who is told of incidents.
         wishes: says where a job that starts again should run; None: Slurm alone says it.
+        heirs: submits jobs anew that cannot be helped otherwise; None: no job is.
     """
 
     journal: Path
@@ -63,6 +65,7 @@ class WatchSettings:
     metrics_bind: str = ""
     channels: tuple[Channel, ...] = ()
     wishes: Wishes | None = None
+    heirs: Heirs | None = None
 
 
 @contextmanager
@@ -134,6 +137,7 @@ def _daemon(
         metrics=metrics,
         say=say,
         wishes=settings.wishes,
+        heirs=settings.heirs,
     )
     return Daemon(
         observer=observer,

@@ -195,6 +195,31 @@ def test_without_rights_a_dead_node_is_taken_out_of_its_job_and_no_gpu_leaks(wat
     until(lambda: whole.row().state is JobState.RUNNING, 20, lambda: str(slurm.jobs()))
 
 
+def test_without_rights_a_job_whose_batch_host_died_goes_on_under_another_id(watch: Watch) -> None:
+    with watch.running("--act", root=False):
+        script = watch.exports + RUN
+        options = "-N3 --exclusive --gres=gpu:2 --comment=mine --deeplink-resubmit=on --deeplink-place=off"
+        job = submit(watch.cluster, options, script, folder=folder_of(watch.cluster), program="deeplink sbatch")
+        job.await_event("first-step")
+        host = job.row().batch_host
+        assert host is not None
+        began = time.monotonic()
+        watch.cluster.crash(host)
+        until(lambda: any("resubmitted as job" in one.result for one in watch.actions()), 60, watch.said)
+        (heir,) = [row for row in Slurm(watch.cluster.runner()).jobs() if row.id != job.id and not row.state.final]
+        follower = Job(watch.cluster, heir.id, job.folder)
+        until(lambda: follower.row().state is JobState.RUNNING, 30, watch.said)
+        told("batch host lost, no rights: runs again as another job", began)
+        assert host not in follower.row().nodes
+        follower.await_event("first-step", 60)
+        told("batch host lost, no rights: trains again as another job", began)
+    said = watch.cluster.run(CTL, ["deeplink", "status", str(job.id)]).stdout
+    assert f"submitted anew as job {heir.id}" in said
+    assert f"deeplink: resubmitted as {heir.id}" in Slurm(watch.cluster.runner()).comment(job.id)
+    (incident,) = [one for one in watch.incidents() if one.attempt and one.attempt.job == job.id]
+    assert (incident.action, incident.node, incident.outcome) == ("resubmit", host, Outcome.RECOVERED)
+
+
 def heals_and_stays_out(watch: Watch, victim: str) -> None:
     watch.cluster.boot(victim)
     until(lambda: node(watch.cluster, victim).responding, 40, watch.said)

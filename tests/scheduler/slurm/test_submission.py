@@ -183,3 +183,20 @@ def test_a_job_of_several_components_has_its_script_behind_the_last() -> None:
 
 def test_other_names_of_an_option_do_not_hide_the_script() -> None:
     assert understood(["--tasks-per-node", "2", "--ntasks-per-tres", "1", "job.sh"]).script == "job.sh"
+
+
+@pytest.mark.parametrize(("said", "expected"), [("", None), ("=on", True), ("=off", False)])
+def test_whether_a_job_may_be_submitted_anew_is_said_on_the_line_or_in_the_script(
+    said: str, expected: bool | None
+) -> None:
+    words = [f"--deeplink-resubmit{said}"] if said else []
+    assert understood([*words, "job.sh"]).ours.resubmit is expected
+    if said:
+        assert in_script(f"#!/bin/sh\n#DEEPLINK --resubmit{said}\n").resubmit is expected
+
+
+def test_the_line_counts_more_than_the_script() -> None:
+    line = understood(["--deeplink-resubmit=off", "job.sh"]).ours
+    assert line.over(in_script("#!/bin/sh\n#DEEPLINK --resubmit=on\n")).resubmit is False
+    with pytest.raises(SubmissionError):
+        understood(["--deeplink-resubmit=maybe", "job.sh"])

@@ -1,0 +1,254 @@
+"""A watchdog that is killed at any of its commands, and started again: each takes effect once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from deeplink.clock import ManualClock
+from deeplink.metrics import WatchMetrics
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.submitted import Submitted, keep, kept
+from deeplink.scheduler.view.folder import read_events
+from deeplink.scheduler.watch.act import Actor
+from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.evidence import Policy
+from deeplink.scheduler.watch.heirs import Heirs
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.observer import Observer
+from deeplink.scheduler.watch.records import ActionRecord, Beat, Kind, Phase
+from deeplink.scheduler.watch.verdict import Remedy, Verdict
+from deeplink.types import Attempt, NodeName
+from tests.scheduler.watch.slurm_machine import Job, Killed, Machine
+
+ATTEMPT = Attempt(17, 0, 0)
+DEATHS = st.dictionaries(st.integers(1, 12), st.sampled_from(["before", "after", "unheard"]), max_size=6)
+ARGV = ("sbatch", "--requeue", "-N2", "--comment=mine", "train.sh", "--epochs", "9")
+
+
+class Watchdog:
+    """What is killed and started again: all but journal, clock, Slurm and the user's folder."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self.machine, self.state = machine, folder / "state"
+        self.journal = Journal(folder / "j.sqlite")
+        self.clock = ManualClock()
+        self.said: list[str] = []
+        (self.state / "jobs" / "17").mkdir(parents=True)
+        self.journal.record_beat(
+            Beat(attempt=ATTEMPT, phase=Phase.STRANDED, user="ada", nodes=tuple(map(NodeName, ("n0", "n1")))),
+            self.clock.unix(),
+        )
+        self.start()
+
+    def start(self) -> None:
+        slurm = Slurm(self.machine)
+        observer = Observer(
+            slurm=slurm,
+            prober=self.machine,
+            book=BeatBook(),
+            journal=self.journal,
+            clock=self.clock,
+            policy=Policy(),
+        )
+        observer.ask()
+        self.actor = Actor(
+            slurm=slurm,
+            journal=self.journal,
+            observer=observer,
+            clock=self.clock,
+            metrics=WatchMetrics(CollectorRegistry()),
+            say=self.said.append,
+            heirs=Heirs(slurm=slurm, state=self.state, user="ada", clock=self.clock, submit=self.machine.submit),
+        )
+
+    def agree(self, argv: tuple[str, ...] = ARGV) -> None:
+        keep(self.state / "jobs" / "17", Submitted(argv=argv, script="#!/bin/sh\n", cwd="/", env={"A": "b"}))
+
+    def act(self, *verdicts: Verdict) -> None:
+        """Act until all is done, whoever dies meanwhile."""
+        for verdict in verdicts:
+            self.actor.begin(verdict, None)
+        for _ in range(400):
+            try:
+                if not self.actor.work():
+                    return
+            except Killed:
+                self.start()
+            self.clock.sleep(0.5)
+        raise AssertionError(self.said)
+
+    @property
+    def actions(self) -> tuple[ActionRecord, ...]:
+        return self.journal.actions()
+
+
+@contextmanager
+def watchdog(machine: Machine) -> Iterator[Watchdog]:
+    with TemporaryDirectory() as folder:
+        made = Watchdog(machine, Path(folder))
+        yield made
+        made.journal.close()
+
+
+def verdict(kind: Kind, remedy: Remedy, node: str = "", *exclude: str) -> Verdict:
+    return Verdict(
+        kind=kind,
+        remedy=remedy,
+        reasons=("seen",),
+        attempt=ATTEMPT,
+        node=NodeName(node) if node else None,
+        exclude=tuple(map(NodeName, exclude)),
+    )
+
+
+HUNG = verdict(Kind.RANKS_HUNG, Remedy.RESTART, "", "n1")
+
+
+@settings(max_examples=25, deadline=None)
+@given(deaths=DEATHS)
+def test_a_job_is_requeued_once_and_the_suspect_excluded(deaths: dict[int, str]) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"), excluded="n5")}, deaths=deaths)
+    with watchdog(machine) as made:
+        made.act(HUNG)
+        job = machine.jobs[17]
+        assert (job.state, job.restarts, job.ran) == ("RUNNING", 1, 2)
+        assert job.excluded == "n[1,5]"
+        assert sum("requeue" in order for order in machine.orders) == 1
+        assert all(action.done_unix for action in made.actions)
+
+
+@settings(max_examples=25, deadline=None)
+@given(deaths=DEATHS)
+def test_a_dead_node_is_drained_and_downed_once_and_its_job_started_once(deaths: dict[int, str]) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, deaths=deaths)
+    with watchdog(machine) as made:
+        made.act(
+            verdict(Kind.NODE_DEAD, Remedy.DRAIN_DOWN, "n1"),
+            verdict(Kind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"),
+        )
+        job = machine.jobs[17]
+        assert (job.state, job.restarts, job.ran, job.excluded) == ("RUNNING", 1, 2, "n1")
+        assert machine.states["n1"] == "DOWN+DRAIN"
+        for order in ("state=drain", "state=down", "requeue"):
+            assert sum(order in line for line in machine.orders) == 1, order
+
+
+@settings(max_examples=25, deadline=None)
+@given(deaths=DEATHS)
+def test_without_rights_the_dead_node_is_taken_out_and_the_job_started_once(deaths: dict[int, str]) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, rights=False, deaths=deaths)
+    with watchdog(machine) as made:
+        made.agree()
+        made.act(verdict(Kind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"))
+        job = machine.jobs[17]
+        assert (job.state, job.restarts, job.ran, job.excluded) == ("RUNNING", 1, 2, "n1")
+        assert len(machine.jobs) == 1, "its id is kept where that can be"
+
+
+LOST_HOST = verdict(Kind.LAUNCHER_LOST, Remedy.RESTART, "n0", "n0")
+
+
+@settings(max_examples=25, deadline=None)
+@given(deaths=DEATHS)
+def test_a_job_without_its_batch_host_is_submitted_anew_once_and_never_runs_twice(deaths: dict[int, str]) -> None:
+    machine = Machine(
+        {17: Job(17, nodes=("n0", "n1"), comment="mine", excluded="n5")}, dead={"n0"}, rights=False, deaths=deaths
+    )
+    with watchdog(machine) as made:
+        made.agree()
+        made.act(LOST_HOST)
+        old, *heirs = machine.jobs.values()
+        (heir,) = heirs
+        assert (old.state, old.then or old.state) in {("RUNNING", "CANCELLED"), ("CANCELLED", "CANCELLED")}
+        assert (heir.state, heir.ran) == ("RUNNING", 1)
+        assert heir.excluded == "n[0,5]"
+        assert re.fullmatch(r"mine \| deeplink: in place of 17\.0\.0@\d+", heir.comment)
+        assert old.comment == f"mine | deeplink: resubmitted as {heir.id}"
+        cancelled = [place for place, order in enumerate(machine.orders) if order.endswith("scancel --quiet 17")]
+        released = [place for place, order in enumerate(machine.orders) if order.startswith("scontrol release")]
+        assert cancelled[0] < released[0]
+        (action,) = made.actions
+        assert action.result == f"resubmitted as job {heir.id}"
+        noted = [event for event in read_events(made.state / "jobs/17") if event["event"] == "resubmitted"]
+        assert [event["as"] for event in noted] == [heir.id]
+        again = kept(made.state / "jobs" / str(heir.id))
+        assert again is not None
+        assert (again.generation, again.predecessor) == (1, 17)
+
+
+def lost_host(**facts: object) -> Machine:
+    return Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n0"}, rights=False, **facts)  # type: ignore[arg-type]
+
+
+def left_alone(machine: Machine, made: Watchdog, bound_s: float = 20.0) -> None:
+    made.actor.begin(LOST_HOST, None)
+    for _ in range(int(bound_s)):
+        made.actor.work()
+        made.clock.sleep(1.0)
+    assert [*machine.jobs] == [17]
+    assert not any("scancel" in order for order in machine.orders)
+
+
+def test_a_job_that_did_not_agree_waits_for_slurm(tmp_path: Path) -> None:
+    machine = lost_host()
+    made = Watchdog(machine, tmp_path)
+    left_alone(machine, made)
+
+
+def test_a_job_that_others_depend_on_keeps_its_id_and_that_is_said_once(tmp_path: Path) -> None:
+    machine = lost_host(dependencies="afterok:17(unfulfilled)\n")
+    made = Watchdog(machine, tmp_path)
+    made.agree()
+    left_alone(machine, made)
+    assert [line for line in made.said if "depends on it" in line] == [
+        "n0: job 17 is not submitted anew: another job depends on it"
+    ]
+
+
+def test_where_slurm_gives_the_node_up_soon_the_id_is_kept(tmp_path: Path) -> None:
+    machine = lost_host(timeout_s=4)
+    made = Watchdog(machine, tmp_path)
+    made.agree()
+    left_alone(machine, made)
+
+
+def test_a_submission_that_slurm_refuses_costs_the_old_job_nothing(tmp_path: Path) -> None:
+    machine = lost_host(refuse_submit=True)
+    made = Watchdog(machine, tmp_path)
+    made.agree()
+    left_alone(machine, made)
+    assert sum(order.startswith("sbatch") for order in machine.orders) == 1
+
+
+def test_one_whose_user_cancels_it_meanwhile_is_not_brought_back(tmp_path: Path) -> None:
+    machine = lost_host(deaths={2: "before"})  # submitted, and killed before the old job was marked
+    made = Watchdog(machine, tmp_path)
+    made.agree()
+    made.actor.begin(LOST_HOST, None)
+    with pytest.raises(Killed):
+        made.actor.work()
+    machine.jobs[17].state = "CANCELLED"
+    made.start()
+    made.act()
+    assert machine.jobs[18].then == "CANCELLED" or machine.jobs[18].state == "CANCELLED"
+    assert machine.jobs[18].ran == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(deaths=DEATHS)
+def test_a_job_is_held_once_with_its_reason(deaths: dict[int, str]) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths=deaths)
+    with watchdog(machine) as made:
+        made.act(verdict(Kind.APPLICATION_FAILED, Remedy.HOLD))
+        job = machine.jobs[17]
+        assert (job.state, job.reason, job.ran) == ("PENDING", "job requeued in held state", 1)
+        assert job.comment == "deeplink: 17.0.0-application-failed: seen"
