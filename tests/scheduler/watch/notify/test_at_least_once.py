@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
+from typing_extensions import override
 
 from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
@@ -47,6 +48,7 @@ class Telling(RuleBasedStateMachine):
         self.failed_s = 0.0
         self.start()
 
+    @override
     def teardown(self) -> None:
         self.failing = self.dying = False
         for _ in range(60):
