@@ -15,6 +15,7 @@ from deeplink.cli import cli
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import NoAllocationError
 from deeplink.scheduler.launch.container import ContainerError
+from deeplink.scheduler.launch.order import Order
 from deeplink.scheduler.launch.recipes import RECIPES
 from deeplink.scheduler.topology.groups import GroupSizeError
 from deeplink.scheduler.topology.order import TooFewNodesError
@@ -202,3 +203,27 @@ def test_a_topology_that_cannot_be_read_is_a_warning_and_no_reason_not_to_run(
 def test_a_mount_that_is_none_is_refused_before_anything_starts() -> None:
     with pytest.raises(ContainerError):
         plan("--local", "1", "--container", "i", "--container-runtime", "apptainer", "--container-mount", "x", "y")
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [([], None), (["auto"], None), (["off"], 0.0), (["0"], 0.0), (["12.5"], 12.5)],
+)
+def test_how_long_a_step_may_take(
+    words: list[str], seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[Order] = []
+
+    def run_job(_backend: object, order: Order, *_: object, **__: object) -> int:
+        orders.append(order)
+        return 0
+
+    monkeypatch.setattr("deeplink.scheduler.launch.job.run_job", run_job)
+    option = [f"--step-timeout={word}" for word in words]
+    run("--local", "1", *option, "--", "true")
+    assert orders[0].step_timeout_s == seconds
+
+
+@pytest.mark.parametrize("word", ["never", "-1", "nan", "inf", ""])
+def test_a_step_timeout_that_is_none_is_wrong_usage(word: str) -> None:
+    assert CliRunner().invoke(cli, ["run", f"--step-timeout={word}", "--", "true"]).exit_code == 2
