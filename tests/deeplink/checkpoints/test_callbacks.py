@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from deeplink.checkpoints import Checkpoints, huggingface, lightning
 from deeplink.checkpoints.huggingface import trainer_callback
 from deeplink.checkpoints.lightning import NoFrameworkError, StrategyError, lightning_callback
 from deeplink.types import Attempt
+from tests.deeplink.checkpoints.nodes import Nodes
 
 FIRST = Attempt(17, 0, 0)
 
@@ -107,3 +109,46 @@ def test_a_framework_that_is_not_there_is_named(
     monkeypatch.setattr("importlib.import_module", absent)
     with pytest.raises(NoFrameworkError, match="is not installed"):
         make(Checkpoints(tmp_path))
+
+
+@pytest.mark.parametrize("framework", ["lightning", "transformers"])
+def test_what_a_framework_saves_is_on_a_partners_disk_too_and_resumed_from_there(
+    tmp_path: Path, framework: str
+) -> None:
+    nodes = Nodes(tmp_path)
+
+    def begun(attempt: Attempt, node: str) -> Checkpoints:
+        spares = tuple(other for other in nodes.servers if other != node)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in nodes.env(attempt, node, [node], spares=spares).items():
+                patch.setenv(name, value)
+            return Checkpoints(tmp_path / "c", local=nodes.local(node), lease_s=None)
+
+    checkpoints = begun(FIRST, "n0")
+    if framework == "lightning":
+        trainer = LightningTrainer()
+        trainer.global_step = 4
+        callback = lightning_callback(checkpoints, every=2, framework=LIGHTNING)
+        callback.on_train_batch_end(trainer, None, None, None, 0)
+        callback.on_train_end(trainer, None)
+    else:
+        written = tmp_path / "out" / "checkpoint-4"
+        written.mkdir(parents=True)
+        (written / "trainer_state.json").write_text("{}")
+        callback = trainer_callback(checkpoints, framework=TRANSFORMERS)
+        args = SimpleNamespace(output_dir=str(tmp_path / "out"))
+        callback.on_save(args, SimpleNamespace(global_step=4, is_world_process_zero=True), None, model=None)
+        callback.on_train_end(args, None, None)
+    assert nodes.copies("n2") == ["from-n0/step-0000000004.a1"]
+    nodes.stop("n0")
+    shutil.rmtree(tmp_path / "n0")
+    shutil.rmtree(tmp_path / "c")
+    again = begun(Attempt(17, 0, 1), "n1")
+    path = (lightning if framework == "lightning" else huggingface).latest_path(again)
+    nodes.close()
+    assert path is not None
+    assert Path(path).is_relative_to(nodes.local("n1"))
+    if framework == "lightning":
+        assert torch.load(path, weights_only=True)["global_step"] == 4
+    else:
+        assert (Path(path) / "trainer_state.json").read_text() == "{}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deeplink.checkpoints import Checkpoints, mirror
+from deeplink.checkpoints import Checkpoints, lines
 from deeplink.checkpoints.hold import Hold
 from deeplink.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
@@ -52,7 +52,7 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
         yield mounted
     finally:
         mounted.thaw()
-        mirror.finish(20)
+        lines.finish(20)
         subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=30)
 
 
