@@ -153,8 +153,8 @@ def _bounded(subjects: Mapping[str, Standing], now: Moment) -> dict[str, Standin
 def findings(check: str, state: CheckState, rule: Rule) -> dict[str, Finding]:
     """Return what the check finds wrong now, by subject.
 
-    That it cannot tell is a finding (UNKNOWN, of `COULD_NOT_TELL`) once it has lasted `rule.bad` looks, and there is
-    no other.
+    That it cannot tell is a finding, too (UNKNOWN, of `COULD_NOT_TELL`): once it has lasted `rule.bad` looks, and
+    where there is no other.
     """
     found = {
         subject: Finding(

@@ -40,7 +40,8 @@ def ask_statfs(path: str) -> list[str]:
 
 def watched_mounts(mountinfo: str, settings: MountSettings) -> list[str]:
     """Return the mount points to ask: those the site names, and each that lies on a shared file system."""
-    found = [point for point, kind in parse_mounts(mountinfo) if is_shared(kind)]
+    # The later of two on one point hides the earlier one, which nobody can ask then.
+    found = [point for point, kind in dict(parse_mounts(mountinfo)).items() if is_shared(kind)]
     return [point for point in dict.fromkeys([*settings.paths, *found]) if point not in settings.skip][
         :MOST_MOUNTS
     ]

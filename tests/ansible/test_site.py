@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pwd
+import re
 import shlex
 import shutil
 import signal
@@ -26,6 +27,7 @@ import click
 import pytest
 
 from deeplink.config import load_config
+from deeplink.scheduler.health.settings import load_settings
 from deeplink.scheduler.watch.notify.channels import Webhook, load_channels
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +83,7 @@ class Site:
             "node_bind": "127.0.0.1:0",
             "node_metrics_bind": "",
             "node_store": str(self.root / "ssd"),
+            "node_polkit_folder": str(self.root / "polkit"),
             "console_token": "a-token-for-the-console",
         }
 
@@ -187,11 +190,12 @@ def test_a_unit_is_one_that_systemd_understands(site: Site, daemon: str) -> None
 
 
 @pytest.mark.parametrize("daemon", DAEMONS)
-def test_a_unit_is_hardened(site: Site, daemon: str) -> None:
-    done = run(
-        "systemd-analyze", "security", "--offline=true", "--threshold=30", "--no-pager",
-        site.root / "units" / f"deeplink-{daemon}.service",
-    )  # fmt: skip
+def test_a_unit_is_hardened(site: Site, daemon: str, tmp_path: Path) -> None:
+    unit = tmp_path / f"deeplink-{daemon}.service"
+    written = (site.root / "units" / unit.name).read_text()
+    # Here it is who runs the tests, perhaps root; on a site it is a user of its own.
+    unit.write_text(re.sub(r"^User=.*$", "User=deeplink", written, flags=re.MULTILINE))
+    done = run("systemd-analyze", "security", "--offline=true", "--threshold=30", "--no-pager", unit)
     assert done.returncode == 0, done.stdout[-800:] + done.stderr
 
 
@@ -258,6 +262,32 @@ def test_who_is_told_of_incidents_is_for_the_watchdog_alone_to_read(site: Site) 
         ).read_text()
     finally:
         site.play("--limit", "head")  # as it was, for the other tests
+
+
+def test_the_node_agent_may_start_slurmd_anew_and_looks_after_its_node_as_it_is_told(site: Site) -> None:
+    rule = (site.root / "polkit" / "50-deeplink-slurmd.rules").read_text()
+    assert 'action.lookup("unit") == "slurmd.service"' in rule
+    unit = (site.root / "units" / "deeplink-node.service").read_text()
+    command = "sh -c 'systemctl is-failed --quiet slurmd && systemctl restart slurmd'"
+    assert f'Environment="DEEPLINK_SLURMD_RESTART={command}"\n' in unit
+    token = site.root / "etc" / "node-watch.token"
+    assert f"Environment=DEEPLINK_WATCH_TOKEN_FILE={token}\n" in unit
+    assert token.read_text() == (site.root / "etc" / "watch.token").read_text()
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    health = {
+        "mount": {"most": "drain", "paths": ["/home"]},
+        "site": {"burn": {"command": ["/bin/true"], "bad": 1}},
+    }
+    try:
+        site.play("--limit", "node0", more={"node_health": health, "node_slurmd_restart": ""})
+        settings = load_settings(site.root / "etc" / "health.toml")
+        assert (settings.mount.most, settings.mount.paths) == ("drain", ("/home",))
+        assert settings.site["burn"].command == ("/bin/true",)
+        assert "SLURMD_RESTART" not in (site.root / "units" / "deeplink-node.service").read_text()
+        with pytest.raises(AssertionError, match="no such check"):
+            site.play("--limit", "node0", more={"node_health": {"dsik": {}}})
+    finally:
+        site.play("--limit", "node0")  # as it was, for the other tests
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -39,6 +39,8 @@ def said(look: Look) -> dict[str, str]:
 
 def test_shared_file_systems_are_found_and_the_site_adds_and_leaves_out() -> None:
     assert watched_mounts(INFO, MountSettings()) == ["/home", "/scratch"]
+    hidden = "44 36 0:54 / /home ro - tmpfs tmpfs ro\n"
+    assert watched_mounts(INFO + hidden, MountSettings()) == ["/scratch"]
     assert watched_mounts(INFO, MountSettings(paths=("/local",), skip=("/scratch",))) == ["/local", "/home"]
 
 
