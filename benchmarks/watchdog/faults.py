@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import random
+import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -138,17 +139,16 @@ def rows_of(scenario: Scenario, runs: Sequence[Figures], stock: Sequence[float |
         first = [_or(run.first_step_s, bound) for run in runs]
         rows.append(make_row(f"{title}: first training step", first, "s", at_most=scenario.first_step_s))
         rows += _shown_apart(title, runs)
-        came = [_or(seconds, STOCK[scenario.stock].bound_s) for seconds in stock] if scenario.stock else []
-        if came:
-            middle = sorted(came)[len(came) // 2]
+        if stock and None not in stock:
+            middle = statistics.median(seconds for seconds in stock if seconds is not None)
             of_stock = [seconds / middle for seconds in first]
             rows.append(
                 make_row(f"{title}: ours over stock Slurm's", of_stock, "", at_most=scenario.most_of_stock)
             )
-    else:
-        reached = sum(1 for run in runs if not run.missing)
+    elif scenario.after is After.HELD:
+        held = sum(1 for run in runs if not run.missing)
         rows.append(
-            make_row(f"{title}: {scenario.after.value}, runs of {len(runs)}", [reached], "", at_least=len(runs))
+            make_row(f"{title}: {scenario.after.value}, runs of {len(runs)}", [held], "", at_least=len(runs))
         )
     for never in scenario.never:
         broken = sum(1 for run in runs if never.value in run.broken)

@@ -129,6 +129,8 @@ def test_a_broken_promise_is_a_row_that_is_short() -> None:
     rows = {row.row: row for row in rows_of(SPARE, [good, good, bad], [160.0, 150.0, 158.0])}
     row = rows[f"{SPARE.title}: never {Never.BAD_NODE.value}, runs of 3"]
     assert (row.value, row.reached) == (1, False)
+    never_came = [row.row for row in rows_of(SPARE, [good], [None, 150.0, 158.0])]
+    assert not any("over stock" in row for row in never_came)
     ratio = rows[f"{SPARE.title}: ours over stock Slurm's"]
     assert ratio.value == pytest.approx(4 / 158)
     assert ratio.reached
