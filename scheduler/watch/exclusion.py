@@ -47,26 +47,28 @@ def bounded(
     place: JobPlace,
     partition: AbstractSet[NodeName],
     nodes: Mapping[NodeName, NodeRow],
+    silent: AbstractSet[NodeName] = frozenset(),
 ) -> tuple[NodeName, ...]:
     """Return as many of the nodes, the first ones first, as may be excluded.
 
-    A tenth of the partition at most, or four nodes where that is more, and never so many that what is left of the
-    nodes in service would be too few for the job. Names that the cluster does not know are left out.
+    Of those that could serve: a tenth of the partition at most, or four nodes where that is more, and never so many
+    that too few would be left for the job. Nodes that do not answer, or that Slurm has given up, take no room, so
+    that a whole leaf that is cut off is left out. Names that the cluster does not know are not passed on.
 
     Args:
         wanted: whom to exclude, without the user's own exclusions.
         place: what the job asks for.
         partition: the nodes it may run on.
         nodes: all nodes of the cluster.
+        silent: nodes that do not answer now.
     """
-    known = [name for name in dict.fromkeys(wanted) if name in nodes]
-    most = max(LEAST, len(partition) // 10)
-    serving = {name for name in partition if name in nodes and not (nodes[name].down or nodes[name].drained)}
-    room = len(serving - {*place.excluded}) - place.nodes
+    lost = {name for name, row in nodes.items() if row.down or row.drained or name in silent}
+    serving = partition & nodes.keys() - lost - {*place.excluded}
+    room = min(max(LEAST, len(partition) // 10), len(serving) - place.nodes)
     kept: list[NodeName] = []
-    for name in known:
-        costs = name in serving and name not in place.excluded
-        if len(kept) < most and (not costs or room > 0):
+    for name in dict.fromkeys(wanted):
+        costs = name in serving
+        if name in nodes and (not costs or room > 0):
             kept.append(name)
             room -= costs
     return tuple(kept)

@@ -62,7 +62,8 @@ class Releaser:
         size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
         asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
         partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
-        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes)
+        silent = self._silent((*exclude, *older))
+        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
         # Written first: killed in between, we take away at most what we never added.
         since = {name: before[name] if name in older else now_unix for name in ours if name not in users}
         self.journal.set_excluded(job, since)
@@ -79,6 +80,12 @@ class Releaser:
         if wish and wish.nodes:
             self._wished.add(job)
             self.say(f"job {job} is wished to run on {fold(wish.nodes)}")
+
+    def _silent(self, names: tuple[NodeName, ...]) -> frozenset[NodeName]:
+        untold = tuple(name for name in names if self.observer.reach(name) is None)
+        if untold:
+            self.observer.probe_now(untold)
+        return frozenset(name for name in names if self.observer.reach(name) is False)
 
     def unwish(self, job: JobRow) -> None:
         """Let a waiting job start anywhere: it was not started on the nodes that it was wished to."""
