@@ -23,6 +23,10 @@ PROGRESS_S = 3.0
 """How old a count of fruitless starts may be: less than any hang takes to be one."""
 
 
+_NO_REASON = frozenset({Kind.RANK_FAILED, Kind.STRAGGLER, Kind.STORAGE_FROZEN, Kind.AGENTS_SILENT})
+"""Kinds for which nobody starts a job again: one that is in the queue went there by its user's will."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recalled:
     """What is on record of one attempt.
@@ -103,7 +107,7 @@ class Recall:
         return Recalled(
             told=frozenset(hit.kind for hit in hits),
             suspects=tuple(sorted({hit.node for hit in hits if hit.node and hit.kind not in BLAMELESS})),
-            rescued=any(hit.kind != Kind.RANK_FAILED for hit in hits),
+            rescued=any(hit.kind not in _NO_REASON for hit in hits),
         )
 
     def fruitless(self, heard: Heard) -> int:
