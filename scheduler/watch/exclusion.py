@@ -51,7 +51,7 @@ def bounded(
 ) -> tuple[NodeName, ...]:
     """Return as many of the nodes, the first ones first, as may be excluded.
 
-    Of those that could serve: a tenth of the partition at most, or four nodes where that is more, and never so many
+    Of those that could serve: a tenth of the partition at most, or four nodes where that is more, never so many
     that too few would be left for the job. Nodes that do not answer, or that Slurm has given up, take no room, so
     that a whole leaf that is cut off is left out. Names that the cluster does not know are not passed on.
 

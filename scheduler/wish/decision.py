@@ -162,7 +162,7 @@ class Recorded:
 
     Attributes:
         unix: when, seconds since 1970.
-        by: who decided: `sbatch`, or `plan` for what was changed while the job waited.
+        by: who decided: `sbatch`, `plan` for what was changed while the job waited, `watch` for its next start.
         ask: what the job asks; also in later lines, so that each can be read alone.
         decision: what was decided.
         done: the command by which it was carried out; empty where nothing was.
