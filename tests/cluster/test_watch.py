@@ -10,21 +10,31 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from deeplink.clock import SystemClock
+from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.act import Actor
+from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import ActionRecord, Incident, Outcome
+from deeplink.scheduler.watch.observer import Observer
+from deeplink.scheduler.watch.probe import Address
+from deeplink.scheduler.watch.records import ActionRecord, Incident, Kind, Outcome
+from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.tokens import new_token, write_token
+from deeplink.types import Attempt, NodeName
 from tests.cluster.jobs import Job, folder_of, submit, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -166,6 +176,9 @@ def test_a_node_that_dies_without_a_spare_is_drained_and_its_job_runs_elsewhere(
         with watch.running("--act", "--resume"):
             until(lambda: not node(watch.cluster, victim).drained, 60, watch.said)
             assert not node(watch.cluster, victim).down
+        assert watch.cluster.run(CTL, ["scancel", str(job.id)]).code == 0
+        whole = watch.submit(f"-N{len(watch.cluster.nodes)} --exclusive --gres=gpu:2", "sleep 60")
+        until(lambda: whole.row().state is JobState.RUNNING, 20, whole.told)
 
 
 def test_without_rights_a_dead_node_is_taken_out_of_its_job_and_no_gpu_leaks(watch: Watch) -> None:
@@ -269,6 +282,59 @@ def test_killed_between_requeue_and_exclude_it_finishes_on_return_and_does_nothi
     assert [action.remedy for action in watch.actions()] == ["restart"]
     assert watch.said().count(": requeue job") == 1
     assert job.row().restarts == 1
+
+
+def test_a_comment_drains_no_node_and_a_held_job_says_why_and_is_its_users_to_release(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    root, user = Slurm(sandbox.runner(root=True)), Slurm(sandbox.runner())
+    job = submit(sandbox, "-N1 --requeue --comment=mine", "sleep 300")
+    until(lambda: job.row().state is JobState.RUNNING, 20)
+    victim = job.row().nodes[0]
+    clock = SystemClock()
+    with Journal(tmp_path / "j.sqlite") as journal:
+        observer = Observer(
+            slurm=root,
+            prober=Reachable(),
+            book=BeatBook(),
+            journal=journal,
+            clock=clock,
+            policy=Policy(),
+        )
+        metrics = WatchMetrics(CollectorRegistry())
+        actor = Actor(
+            slurm=root, journal=journal, observer=observer, clock=clock, metrics=metrics, say=print
+        )
+        attempt = Attempt(job.id, 0, 0)
+        sick = Verdict(
+            kind=Kind.NODE_SICK, remedy=Remedy.COMMENT, reasons=("disk slow",), attempt=attempt, node=victim
+        )
+        fails = Verdict(
+            kind=Kind.APPLICATION_FAILED, remedy=Remedy.HOLD, reasons=("exit 1 at step 3",), attempt=attempt
+        )
+        assert actor.begin(sick, None)
+        assert actor.begin(fails, None)
+        until(lambda: not actor.work(), 20)
+    try:
+        told = node(sandbox, victim)
+        assert (told.comment, told.drained, told.reason) == (f"deeplink: {victim}: disk slow", False, "")
+        until(lambda: job.row().state is JobState.PENDING, 20)
+        assert job.row().reason == "job requeued in held state"
+        assert user.comment(job.id) == f"mine | deeplink: {attempt}-application-failed: exit 1 at step 3"
+        time.sleep(1.2)
+        user.release(job.id)
+        user.update_job(job.id, StartTime="now")
+        until(lambda: job.row().state is JobState.RUNNING, 20)
+    finally:
+        user.cancel(job.id)
+        root.comment_node(victim, "")
+
+
+class Reachable:
+    """Every node answers, as far as this test goes."""
+
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
+        return dict.fromkeys(targets, Answer.ANSWERS)
 
 
 def test_a_frozen_controller_and_a_cut_node_at_once_are_left_alone(watch: Watch) -> None:

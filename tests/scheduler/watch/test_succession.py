@@ -36,7 +36,12 @@ def test_something_else_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_it_is_submitted_as_before_held_off_the_lost_node_and_with_the_token() -> None:
     argv = argv_anew(
-        PLAIN, script="/s/resubmitted.sh", name="bert", comment="mine", mark="deeplink: t", excluded=["n1", "n9"]
+        PLAIN,
+        script="/s/resubmitted.sh",
+        name="bert",
+        comment="mine",
+        mark="deeplink: t",
+        excluded=[N1, NodeName("n9")],
     )
     assert argv == [
         "sbatch",
