@@ -61,14 +61,15 @@ class Council:
         hold: of the shared folder.
         local: the folder on this node's disk.
         agents: of the job.
-        env: names this rank's place: LOCAL_RANK, GROUP_RANK, GROUP_WORLD_SIZE.
+        env: names this rank's place: RANK, LOCAL_RANK, GROUP_RANK, GROUP_WORLD_SIZE.
         clock: where time comes from.
     """
 
     def __init__(self, hold: Hold, local: Path, agents: JobAgents, env: Mapping[str, str], clock: Clock) -> None:
         self._hold, self._local, self._agents, self._clock = hold, local, agents, clock
         self.is_first_here = env.get("LOCAL_RANK", "0") == "0"
-        self._decides = self.is_first_here and env.get("GROUP_RANK", "0") == "0"
+        group = env.get("GROUP_RANK", "0") if self.is_first_here else "-"
+        self._decides = (env.get("RANK") or group) == "0"
         self._nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
 
     def agree(self) -> Claim:
@@ -82,9 +83,17 @@ class Council:
         """
         if self.is_first_here:
             self._agents.judge(self._asked(self._agents.here, folder=self._local), None)
-        claim = self._decided() if self._decides else self._awaited()
+        claim = self._told(self._decided()) if self._decides else self._awaited()
         if self.is_first_here:
             self._asked(self._agents.here, claim=claim)
+        return claim
+
+    def _told(self, claim: Claim) -> Claim:
+        """Tell where the others ask; return what holds there, should another rank have decided, too."""
+        there = self._asked(self._agents.first, claim=claim)
+        self._agents.judge(there, None)
+        if there.claim is not None and there.claim.attempt == self._agents.attempt:
+            return there.claim
         return claim
 
     def _asked(self, address: str, *, folder: Path | None = None, claim: Claim | None = None) -> Standing:

@@ -60,7 +60,7 @@ class Found:
     Attributes:
         entry: its name, read.
         state: whether it counts.
-        reason: why it does not; empty where it does.
+        reason: why it does not, or that it is a part; else empty.
         manifest: what it says of itself; None where that cannot be read.
         is_latest: whether a job that starts now goes on from it, as far as was looked.
     """
@@ -128,7 +128,8 @@ def look(
         path, manifest = folder / entry.name, None
         try:
             manifest = manifests.read_manifest(path)
-            manifests.check_files(path, manifest.files, contents=contents, read=read)
+            here = manifests.files_here(path, manifest)
+            manifests.check_files(path, here, contents=contents, read=read)
         except CheckpointDamagedError as damaged:
             yield Found(entry=entry, state=State.DAMAGED, reason=damaged.reason, manifest=manifest)
             continue
@@ -136,7 +137,10 @@ def look(
             reason = f"published by a fenced attempt (claim {entry.claim})"
             yield Found(entry=entry, state=State.FENCED, reason=reason, manifest=manifest)
             continue
-        yield Found(entry=entry, state=State.WHOLE, manifest=manifest, is_latest=not has_latest)
+        part = (
+            f"{len(here)} of {len(manifest.files)} files, a node's part" if len(here) < len(manifest.files) else ""
+        )
+        yield Found(entry=entry, state=State.WHOLE, reason=part, manifest=manifest, is_latest=not has_latest)
         has_latest = True
 
 
@@ -204,7 +208,7 @@ def prune(folder: Path, pruning: Pruning, removed: Callable[[str], None] = lambd
 
 def _is_whole(path: Path) -> bool:
     try:
-        manifests.check(path, contents=True)
+        manifests.check_part(path, contents=True)
     except CheckpointDamagedError:
         return False
     return True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError
+from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError, inspection
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.parts import Group
 from deeplink.errors import DeepLinkError
@@ -97,6 +97,8 @@ def test_each_nodes_part_lies_on_its_disk_at_its_partner_and_all_in_the_shared_f
         "n0": [f"from-n2/{name}"],
         "n1": [f"from-n3/{name}"],
     }
+    (part,) = inspection.look(nodes.local("n1"), inspection.chosen(nodes.local("n1")), contents=True)
+    assert (part.state, part.reason) == (inspection.State.WHOLE, "2 of 8 files, a node's part")
     outside = Checkpoints(nodes.root / "shared", readonly=True).latest()
     assert outside is not None
     assert len(manifests.check(outside.path, contents=True).files) == 8

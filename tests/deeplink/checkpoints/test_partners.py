@@ -299,3 +299,22 @@ def test_the_agents_folders_hold_nothing_of_others(nodes: Nodes) -> None:
     with pytest.raises(NoSuchRunError):
         copies.file("../" + run, "step-0000000001.a1", "from-n0", "deep/state.bin")
     assert not nodes.store("n1").exists(), "an agent writes nothing where it keeps nothing"
+
+
+def test_ranks_that_all_take_themselves_for_the_first_agree_without_shared_storage(nodes: Nodes) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.close()
+    withhold(nodes)
+    ranks = []
+    for node in ("n0", "n1", "n2"):
+        env = nodes.env(SECOND, node, ["n0", "n1", "n2"], spares=("n3",))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                if name not in {"RANK", "GROUP_RANK", "LOCAL_RANK"}:
+                    patch.setenv(name, value)
+            ranks.append(Checkpoints(nodes.root / "shared", local=nodes.local(node), lease_s=None))
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(Checkpoints.latest, ranks))
+    assert {one.step for one in found if one} == {1}
+    assert len({rank._hold.claimed().holder for rank in ranks}) == 1
