@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 
 from deeplink.publish import write_unsynced
 from deeplink.scheduler.launch.blame import Where, blame, main_frames, summary
-from deeplink.scheduler.launch.lateness import WATCHED_IDLE_S, Answer, News, Pulse, Sight, Watch
+from deeplink.scheduler.launch.lateness import (
+    Answer,
+    Evidence,
+    News,
+    Pulse,
+    Sight,
+    Watch,
+    hung,
+    longest_late,
+    named,
+)
+from deeplink.scheduler.launch.questions import Question, by_rank, stack_text
 from deeplink.scheduler.launch.silences import Silences
 from deeplink.scheduler.launch.stragglers import Straggler, Stragglers
 from deeplink.scheduler.watch.messages import stack_from_wire
@@ -21,9 +32,8 @@ from deeplink.wire import attempt_from_wire, attempt_to_wire
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
-    from typing import Any
 
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.chronicle import Chronicle
@@ -84,26 +94,6 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Question:
-    """One that all agents were asked at once."""
-
-    asked: float
-    calls: Mapping[NodeName, Any]
-
-    @property
-    def is_answered(self) -> bool:
-        return all(call.done() for call in self.calls.values())
-
-    def answers(self) -> dict[NodeName, tuple[node_pb2.RankStack, ...]]:
-        """Return what came back; nodes that did not answer, or whose agent is too old to, are missing."""
-        return {
-            node: tuple(call.result().ranks)
-            for node, call in self.calls.items()
-            if call.done() and not call.cancelled() and call.exception() is None
-        }
-
-
-@dataclass(slots=True)
 class _Told:
     """What was said already, so that it is said once."""
 
@@ -133,7 +123,7 @@ class Hangs:
         self._told = _Told()
         self._launch: Launch | None = None
         self._nodes: dict[int, NodeName] = {}  # by rank, as agents answer
-        self._question: _Question | None = None
+        self._question: Question | None = None
         self._looked = 0.0
         self._saved = clock.monotonic()
         self._saving: threading.Thread | None = None
@@ -188,30 +178,27 @@ class Hangs:
         return self._judged(late) if late else slow
 
     def _judged(self, late: tuple[LateRank, ...]) -> Late:
-        seen, everybody = self._watch.newest, self._pulse.are_all(late)
-        silent_s = min(one.silent_s for one in late)
-        if seen.answer is Answer.STOPPED:
-            longest = max(late, key=lambda one: one.silent_s)
-            because = (
-                f"{_named(seen.ranks)} stopped by a signal, and nothing new of {_named_alone(late)} "
-                f"for {longest.silent_s:.0f} s ({_limit(longest)})"
-            )
-            return Late(hung=because, suspects=self._nodes_of(seen.ranks))
-        if self._timeout_s is not None and everybody:
-            return Late(hung=f"no progress for {silent_s:.0f} s")
-        patience_s = self._pulse.patience_s(late)
-        idle_s = self._watch.idle_s()
-        if self._timeout_s is None and everybody and silent_s > patience_s and idle_s >= WATCHED_IDLE_S:
-            return Late(hung=f"no progress for {silent_s:.0f} s, and no rank works")
+        seen = self._watch.newest
+        evidence = Evidence(
+            late=late,
+            all_late=self._pulse.are_all(late),
+            seen=seen,
+            idle_s=self._watch.idle_s(),
+            patience_s=self._pulse.patience_s(late),
+            is_set=self._timeout_s is not None,
+        )
+        because = hung(evidence)
+        if because:
+            return Late(hung=because, suspects=self._nodes_of(seen.ranks if seen.answer is Answer.STOPPED else ()))
         if seen.answer is not Answer.UNKNOWN:
-            self._say_late(late, seen.answer, patience_s)
+            self._say_late(late, seen.answer, evidence.patience_s)
         return Late()
 
     def _say_late(self, late: tuple[LateRank, ...], answer: Answer, patience_s: float) -> None:
         if self._told.late:
             return
         self._told.late = True
-        longest = max(late, key=lambda one: one.silent_s)
+        longest, ranks = longest_late(late), [one.rank for one in late]
         what = {
             Answer.HELD: "they are held by a debugger or suspended: left alone",
             Answer.IDLE: f"no rank works: that counts as a hang after {patience_s:.0f} s",
@@ -219,8 +206,8 @@ class Hangs:
         }.get(answer, "")
         self._chronicle.event(
             "late",
-            f"nothing new of {_named_alone(late)} for {longest.silent_s:.0f} s ({_limit(longest)}); {what}",
-            ranks=[one.rank for one in late],
+            f"nothing new of {named(ranks)} for {longest.silent_s:.0f} s ({longest.limit}); {what}",
+            ranks=ranks,
             section=longest.section,
             silent_s=longest.silent_s,
             limit_s=longest.limit_s,
@@ -246,14 +233,14 @@ class Hangs:
         if now - self._looked >= (SELDOM_S if longest > 6 * SELDOM_S else LOOK_AGAIN_S):
             self._question = self._asked(LOOK_S, LOOK_S, states_only=True)
 
-    def _asked(self, deadline_s: float, timeout_s: float, *, states_only: bool) -> _Question | None:
+    def _asked(self, deadline_s: float, timeout_s: float, *, states_only: bool) -> Question | None:
         if self._launch is None:
             return None
         request = node_pb2.StacksRequest(
             attempt=attempt_to_wire(self._launch.attempt), deadline_s=deadline_s, states_only=states_only
         )
         nodes = [facts.name for facts in self._launch.nodes]
-        return _Question(self._clock.monotonic(), self._fleet.ask_stacks(nodes, request, timeout_s))
+        return Question(self._clock.monotonic(), self._fleet.ask_stacks(nodes, request, timeout_s))
 
     def _look_at_stragglers(self) -> Late:
         found = self._stragglers.found
@@ -298,11 +285,12 @@ class Hangs:
         question = self._asked(STACKS_S, STACKS_ANSWER_S, states_only=False)
         if question is None or self._launch is None:
             return Found()
+        self._save()
         while not question.is_answered and self._clock.monotonic() - question.asked < STACKS_ANSWER_S:
             listen()
             self._clock.sleep(POLL_S)
         by_node = question.answers()
-        answers = sorted(((one, node) for node, ranks in by_node.items() for one in ranks), key=_order)
+        answers = sorted(((one, node) for node, ranks in by_node.items() for one in ranks), key=by_rank)
         if not answers:
             return Found()
         steps = self._pulse.steps
@@ -314,7 +302,9 @@ class Hangs:
         ]
         blamed = blame(places)
         file = self._folder / f"stacks.{self._launch.attempt}"
-        is_kept = self._in_time(lambda: write_unsynced(file, _text(answers, steps).encode("utf-8", "replace")))
+        is_kept = self._in_time(
+            lambda: write_unsynced(file, stack_text(answers, steps).encode("utf-8", "replace"))
+        )
         kept = f"stacks of {counted(len(answers), 'rank')} in {file}" if is_kept else "stacks could not be written"
         gist = "; ".join(filter(None, [summary(places, blamed), kept]))
         silent = sorted({facts.name for facts in self._launch.nodes} - by_node.keys())
@@ -364,34 +354,3 @@ def _read(path: Path) -> Silences:
         return Silences.read(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return Silences()
-
-
-def _order(answer: tuple[node_pb2.RankStack, NodeName]) -> tuple[int, str]:
-    return answer[0].rank, answer[1]
-
-
-def _text(answers: Iterable[tuple[node_pb2.RankStack, NodeName]], steps: Mapping[int, int]) -> str:
-    parts = []
-    for one, node in answers:
-        source = f", by {one.source}" if one.source else ""
-        step = f", step {steps[one.rank]}" if one.rank in steps else ""
-        parts.append(f"=== rank {one.rank} on {node}, pid {one.pid}, state {one.state or 'gone'}{step}{source}")
-        parts.append(one.text.rstrip())
-        if one.flight:
-            parts.append(f"--- newest collectives: {one.flight}")
-    return "\n".join(parts) + "\n"
-
-
-def _named(ranks: Collection[int]) -> str:
-    listed = ", ".join(str(rank) for rank in list(ranks)[:8]) + (", ..." if len(ranks) > 8 else "")  # noqa: PLR2004
-    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"
-
-
-def _named_alone(late: Collection[LateRank]) -> str:
-    return _named([one.rank for one in late]).rpartition(" ")[0]
-
-
-def _limit(late: LateRank) -> str:
-    learned = "learned" if late.is_learned else "not learned yet"
-    about = f" of {late.section}" if late.section else ""
-    return f"the limit{about} is {late.limit_s:.0f} s, {learned}"

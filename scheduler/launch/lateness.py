@@ -68,6 +68,13 @@ class LateRank:
     limit_s: float
     is_learned: bool
 
+    @property
+    def limit(self) -> str:
+        """The limit, for people."""
+        learned = "learned" if self.is_learned else "not learned"
+        about = f" of {self.section}" if self.section else ""
+        return f"the limit{about} is {self.limit_s:.0f} s, {learned}"
+
 
 @dataclass(slots=True)
 class _Rank:
@@ -223,6 +230,55 @@ def seen(before: Mapping[int, Sight], now: Mapping[int, Sight], between_s: float
     if len(both) < world:
         return Seen(answer=Answer.UNKNOWN)
     return Seen(answer=Answer.IDLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of ranks that are late.
+
+    Attributes:
+        late: they.
+        all_late: whether nobody else was ever heard of: nobody makes progress.
+        seen: what the processes of all ranks do.
+        idle_s: for how long none of them has worked, as far as looked.
+        patience_s: how long they may be silent without working.
+        is_set: whether somebody set the limit: then no more is asked.
+    """
+
+    late: tuple[LateRank, ...]
+    all_late: bool
+    seen: Seen
+    idle_s: float
+    patience_s: float
+    is_set: bool
+
+
+def hung(evidence: Evidence) -> str:
+    """Return why the ranks count as hung; empty while they do not."""
+    late, seen = evidence.late, evidence.seen
+    if not late:
+        return ""
+    if seen.answer is Answer.STOPPED:
+        longest = longest_late(late)
+        who = f"{named(seen.ranks)} {'is' if len(seen.ranks) == 1 else 'are'} stopped by a signal"
+        silent = f"nothing new of {named([one.rank for one in late])} for {longest.silent_s:.0f} s"
+        return f"{who}, and {silent} ({longest.limit})"
+    silent_s = min(one.silent_s for one in late)
+    if evidence.is_set:
+        return f"no progress for {silent_s:.0f} s" if evidence.all_late else ""
+    is_idle = silent_s > evidence.patience_s and evidence.idle_s >= WATCHED_IDLE_S
+    return f"no progress for {silent_s:.0f} s, and no rank works" if evidence.all_late and is_idle else ""
+
+
+def longest_late(late: Collection[LateRank]) -> LateRank:
+    """Return the rank nothing was heard of for longest."""
+    return max(late, key=lambda one: one.silent_s)
+
+
+def named(ranks: Collection[int]) -> str:
+    """Return ranks for people, the first eight of them."""
+    listed = ", ".join(str(rank) for rank in list(ranks)[:8]) + (", ..." if len(ranks) > 8 else "")  # noqa: PLR2004
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
 @dataclass(slots=True)

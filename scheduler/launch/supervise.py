@@ -235,7 +235,7 @@ class Supervisor:
 
     def _relaunch(self, running: _Running, verdict: Verdict) -> _Running:
         self._open(verdict, Action.RELAUNCH)
-        if verdict.cause is Cause.HANG:
+        if verdict.cause is Cause.HANG and not verdict.slow:
             verdict = self._located(verdict)
         self._forget(verdict.lost)
         self._chronicle.event(
@@ -263,7 +263,7 @@ class Supervisor:
         found = self._hangs.locate(self._listen)
         self._account.locate(found)
         because = "; ".join(filter(None, (verdict.because, found.gist)))
-        return replace(verdict, because=because, suspects=found.suspects or verdict.suspects)
+        return replace(verdict, because=because, suspects=verdict.suspects or found.suspects)
 
     def _strand(self, running: _Running, verdict: Verdict) -> None:
         self._open(verdict, Action.NONE)

@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 from deeplink.scheduler.launch.lateness import (
     IDLE_S,
     IDLE_SETUP_S,
+    WATCHED_IDLE_S,
     Answer,
+    Evidence,
+    LateRank,
     News,
     Pulse,
+    Seen,
     Sight,
     Watch,
+    hung,
     seen,
 )
 from deeplink.scheduler.launch.silences import ENOUGH_STEPS, STEPS, Silences
@@ -184,3 +189,75 @@ def test_patience_with_ranks_that_do_not_work() -> None:
     new = pulse()
     now = ticked(new, 0.0, 100.0)
     assert new.patience_s(new.late(now)) == IDLE_SETUP_S
+
+
+late_ranks = st.builds(
+    LateRank,
+    rank=st.integers(0, 9),
+    section=st.sampled_from(["", "setup", "evaluation"]),
+    silent_s=st.floats(10, 10_000),
+    limit_s=st.just(10.0),
+    is_learned=st.booleans(),
+)
+
+
+@given(
+    st.lists(late_ranks, max_size=4),
+    st.booleans(),
+    st.sampled_from(Answer),
+    st.floats(0, 10_000),
+    st.floats(600, 5000),
+    st.booleans(),
+)
+def test_time_alone_restarts_nobody_unless_somebody_set_it(  # noqa: PLR0917 - drawn
+    late: list[LateRank], all_late: bool, answer: Answer, idle_s: float, patience_s: float, is_set: bool
+) -> None:
+    because = hung(
+        Evidence(
+            late=tuple(late),
+            all_late=all_late,
+            seen=Seen(answer=answer, ranks=(3,) if answer is Answer.STOPPED else ()),
+            idle_s=idle_s if answer is Answer.IDLE else 0.0,
+            patience_s=patience_s,
+            is_set=is_set,
+        )
+    )
+    if not late:
+        assert not because
+    elif answer is Answer.STOPPED:
+        assert "rank 3 is stopped" in because
+    elif because:
+        assert all_late
+        assert is_set or (answer is Answer.IDLE and idle_s >= WATCHED_IDLE_S)
+        assert is_set or min(one.silent_s for one in late) > patience_s >= IDLE_S
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 400.0), st.booleans()), min_size=1, max_size=12), st.integers(0, 99))
+def test_a_clean_job_is_never_restarted_whatever_its_pauses(pauses: list[tuple[float, bool]], seed: int) -> None:
+    """Of two ranks one pauses as it likes, at work or asleep; the other waits for it. Nobody declares anything."""
+    made, watch = running(pulse(silences=Silences()), 30.0, 0, 1), Watch()
+    now, cpu, step = 30.0, 0.0, 1000
+    for seconds, works in pauses:
+        until = now + seconds
+        while now < until:
+            now = min(until, now + 0.9)
+            cpu += 0.9 if works else 0.0
+            made.tick(now)
+            if made.late(now, 0.7):
+                asleep = "SDR"[seed % 3]
+                watch.look({0: Sight(state=asleep, cpu_s=cpu), 1: Sight(state="S", cpu_s=0.0)}, now, 2)
+            else:
+                watch.forget()
+            late = made.late(now)
+            evidence = Evidence(
+                late=late,
+                all_late=made.are_all(late),
+                seen=watch.newest,
+                idle_s=watch.idle_s(),
+                patience_s=made.patience_s(late),
+                is_set=False,
+            )
+            assert not hung(evidence)
+        step += 1
+        for rank in (0, 1):
+            made.take(News(rank=rank, step=step), now)
