@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from deeplink.v1 import common_pb2
 
 BEAT_S = 1.0
+FROZEN_S = 10.0
+"""What does not come back for so long hangs with its storage. It is told, and never acted on."""
 
 
 ATTEMPT_FILE = "attempt"
@@ -106,6 +108,7 @@ class Account:
         self._beat = Beat(attempt=attempt, phase=Phase.STARTING, user=backend.user, job_name=backend.job_name)
         self._points: list[ProgressPoint] = []
         self._pace = _Pace()
+        self._frozen: Incident | None = None
         self._slow: dict[str, Incident] = {}
         self._told = clock.monotonic()
 
@@ -155,6 +158,7 @@ class Account:
     def tick(self) -> None:
         """Tell how things are, if it is time to."""
         if self._clock.monotonic() - self._told >= BEAT_S:
+            self._look_at_storage()
             self._tell([])
 
     def enter(self, phase: Phase, detail: str = "") -> None:
@@ -227,6 +231,28 @@ class Account:
         ended = replace(self.incident, outcome=outcome, recovered_unix=recovered, steps_repeated=steps_repeated)
         self.incident = None
         self._tell([ended], now=True)
+
+    def _look_at_storage(self) -> None:
+        """Tell that the shared storage hangs, and that it goes on; nothing is ever done about it."""
+        stuck_s, now = self._chronicle.stuck_s(), self._clock.unix()
+        if self._frozen is None and stuck_s >= FROZEN_S:
+            because = f"what this launcher writes to the job's folder does not come back for {stuck_s:.0f} s"
+            self._frozen = Incident(
+                id=incident_id(self._beat.attempt, Kind.STORAGE_FROZEN),
+                kind=Kind.STORAGE_FROZEN,
+                attempt=self._beat.attempt,
+                evidence=because,
+                began_unix=now - stuck_s,
+                detected_unix=now,
+                ranks=self._beat.world_size,
+            )
+            self._chronicle.event("storage-frozen", because, stuck_s=stuck_s)
+            self._tell([self._frozen], now=True)
+        elif self._frozen is not None and not stuck_s:
+            ended = replace(self._frozen, outcome=Outcome.RECOVERED, recovered_unix=now)
+            self._frozen = None
+            self._chronicle.event("storage-back", "the job's folder can be written again")
+            self._tell([ended], now=True)
 
     def _tell(self, incidents: list[Incident], *, now: bool = False) -> None:
         self._told = self._clock.monotonic()

@@ -32,6 +32,35 @@ class NoAllocationError(DeepLinkError):
         self.problem = problem
 
 
+class AgentsFailedError(DeepLinkError):
+    """Too few node agents came up to run the ranks.
+
+    Args:
+        missing: the nodes without.
+        waited_s: how long they were waited for, seconds.
+        logs: where they log.
+        step: what was to start them.
+        none: whether not even one came up.
+    """
+
+    def __init__(
+        self, missing: Collection[NodeName], waited_s: float, logs: str, *, step: AgentStep, none: bool
+    ) -> None:
+        names = ", ".join(sorted(missing)[:8]) + (", ..." if len(missing) > 8 else "")  # noqa: PLR2004
+        code = step.ended()
+        remedy = f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node."
+        if code is not None:
+            problem = f"{step.starter} exited {code} before an agent came up on {names}: "
+            problem += step.last_words() or "(it said nothing)"
+        else:
+            problem = f"no node agent came up on {names} within {waited_s:.0f} s"
+            if none:
+                problem += f"; {step.starter} still hangs"
+                remedy = f"{step.doubt} {logs} has what was said."
+        super().__init__(problem, remedy=remedy)
+        self.missing, self.waited_s, self.code = tuple(missing), waited_s, code
+
+
 class AgentStep(Protocol):
     """The agents of all nodes, one per node.
 
@@ -113,8 +142,8 @@ class Backend(Protocol):
     here: NodeName | None
     folder: Path
 
-    def start_agents(self, token: str) -> AgentStep:
-        """Start one agent on every node."""
+    def start_agents(self, token: str, nodes: Collection[NodeName] | None = None) -> AgentStep:
+        """Start one agent on every node, or once more on these."""
         ...
 
     def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:

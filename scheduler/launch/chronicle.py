@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.messages import beat_to_wire
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from deeplink.clock import Clock
     from deeplink.config import Config
     from deeplink.scheduler.watch.records import Beat, Incident, ProgressPoint
 
@@ -47,10 +47,12 @@ class Courier:
     Args:
         deliver: takes one beat, in bounded time; raises what it likes when it cannot.
         name: for the thread and the log.
+        clock: where durations come from.
     """
 
-    def __init__(self, deliver: Callable[[Beat], None], name: str) -> None:
-        self._deliver, self._name = deliver, name
+    def __init__(self, deliver: Callable[[Beat], None], name: str, clock: Clock | None = None) -> None:
+        self._deliver, self._name, self._clock = deliver, name, clock or SystemClock()
+        self._busy_since: float | None = None
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._closing = threading.Event()
@@ -72,6 +74,11 @@ class Courier:
         if now:
             self._news.set()
 
+    def stuck_s(self) -> float:
+        """Return for how long the delivery under way has not come back; 0 where none is."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock.monotonic() - since
+
     def close(self) -> None:
         """Deliver what is left, if that goes quickly."""
         self._closing.set()
@@ -89,6 +96,7 @@ class Courier:
                     continue
                 points, incidents = list(self._points), list(self._incidents.values())
                 beat = replace(self._beat, progress=tuple(points), incidents=tuple(incidents))
+            self._busy_since = self._clock.monotonic()
             try:
                 self._deliver(beat)
             except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, the job goes on
@@ -96,6 +104,8 @@ class Courier:
                     log.warning("%s: %s", self._name, problem)
                 self._refused = True
                 continue
+            finally:
+                self._busy_since = None
             self._refused = False
             with self._lock:
                 for _ in range(min(len(points), len(self._points))):
@@ -207,6 +217,10 @@ class Chronicle:
         """Hand the newest beat to the couriers."""
         for courier in self._couriers:
             courier.give(beat, points, incidents, now=now)
+
+    def stuck_s(self) -> float:
+        """Return for how long a courier has not come back: calls are bounded (CALL_S), so its storage hangs."""
+        return max((courier.stuck_s() for courier in self._couriers), default=0.0)
 
     def close(self) -> None:
         """Let the last of it be delivered."""

@@ -6,10 +6,10 @@ import contextlib
 import logging
 import select
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.backend import AgentsFailedError
 from deeplink.scheduler.watch.messages import finding_from_wire
 from deeplink.scheduler.watch.records import RecordError, Severity
 from deeplink.types import NodeName, format_members
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import AgentStep
     from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.revival import Revival
     from deeplink.scheduler.watch.records import Finding
     from deeplink.types import Attempt
     from deeplink.v1 import common_pb2
@@ -47,35 +48,6 @@ STALL_S = 1.0
 """If we ourselves did nothing for longer than this, the time does not count against anybody."""
 
 
-class AgentsFailedError(DeepLinkError):
-    """Too few node agents came up to run the ranks.
-
-    Args:
-        missing: the nodes without.
-        waited_s: how long they were waited for, seconds.
-        logs: where they log.
-        step: what was to start them.
-        none: whether not even one came up.
-    """
-
-    def __init__(
-        self, missing: Collection[NodeName], waited_s: float, logs: str, *, step: AgentStep, none: bool
-    ) -> None:
-        names = ", ".join(sorted(missing)[:8]) + (", ..." if len(missing) > 8 else "")  # noqa: PLR2004
-        code = step.ended()
-        remedy = f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node."
-        if code is not None:
-            problem = f"{step.starter} exited {code} before an agent came up on {names}: "
-            problem += step.last_words() or "(it said nothing)"
-        else:
-            problem = f"no node agent came up on {names} within {waited_s:.0f} s"
-            if none:
-                problem += f"; {step.starter} still hangs"
-                remedy = f"{step.doubt} {logs} has what was said."
-        super().__init__(problem, remedy=remedy)
-        self.missing, self.waited_s, self.code = tuple(missing), waited_s, code
-
-
 @dataclass(slots=True)
 class _Watched:
     facts: NodeFacts
@@ -90,6 +62,7 @@ class _Watched:
     store: node_pb2.StoreStatus = field(default_factory=node_pb2.StoreStatus)
     health: tuple[Finding, ...] = ()
     boot_id: str = ""
+    boot_before: str = ""  # of the agent before this one
     well_since: float = 0.0  # it has answered ever since without a gap
     pending: list[tuple[float, Any]] = field(default_factory=list)
 
@@ -121,10 +94,11 @@ class Fleet:
         step: the running agents.
         token: what every call carries.
         clock: for all durations.
+        revival: starts agents once more; None where that cannot be.
     """
 
-    def __init__(self, step: AgentStep, token: str, clock: Clock) -> None:
-        self._step, self._token, self._clock = step, token, clock
+    def __init__(self, step: AgentStep, token: str, clock: Clock, revival: Revival | None = None) -> None:
+        self._step, self._token, self._clock, self._revival = step, token, clock, revival
         self._nodes: dict[NodeName, _Watched] = {}
         self._ticked = clock.monotonic()
         self.save_at = 0
@@ -191,12 +165,41 @@ class Fleet:
             self._nodes[name].channel.close()
             self._admit(one)
 
+    def revive(self, nodes: Collection[NodeName]) -> None:
+        """Start agents once more on nodes that lost theirs; who comes up answers as before. Does not wait."""
+        if self._revival is not None:
+            self._revival.begin(nodes)
+
+    def _readmit(self) -> None:
+        for new in self._revival.announced() if self._revival is not None else ():
+            old = self._nodes.get(new.name)
+            if old is None:
+                continue
+            # All else was settled for the whole run: which network, which cards, what fails together.
+            address = f"{old.facts.address.rpartition(':')[0]}:{new.address.rpartition(':')[2]}"
+            old.channel.close()
+            self._admit(
+                replace(
+                    old.facts, address=address, token_file=new.token_file, pid=new.pid, data_port=new.data_port
+                )
+            )
+            self._nodes[new.name].boot_before = old.boot_id
+
+    def rebooted(self) -> set[NodeName]:
+        """Return the nodes whose agents came up once more on another boot of their kernel."""
+        return {
+            name
+            for name, one in self._nodes.items()
+            if one.boot_before and one.boot_id not in {"", one.boot_before}
+        }
+
     def tick(self, attempt: Attempt) -> list[common_pb2.Progress]:
         """Take in what has come back, ask again where it is time; does not wait. Returns new progress reports."""
         now = self._clock.monotonic()
         stall = now - self._ticked
         self._ticked = now
         reports: list[common_pb2.Progress] = []
+        self._readmit()
         members = format_members(tuple(watched.facts.member for watched in self._nodes.values()))
         for watched in self._nodes.values():
             if stall > STALL_S:
@@ -308,12 +311,17 @@ class Fleet:
 
     @property
     def is_gone(self) -> bool:
-        """Whether all agents have ended."""
-        return self._step.ended() is not None
+        """Whether all agents have ended, and none was started once more."""
+        if self._step.ended() is None:
+            return False
+        now = self._clock.monotonic()
+        return all(now - one.heard >= GAP_S for one in self._nodes.values())
 
     def abandon(self) -> None:
         """Let go of the agents, where they are not ours to end any more."""
         self._step.abandon()
+        if self._revival is not None:
+            self._revival.abandon()
 
     def close(self) -> None:
         """End the agents and let go of every connection; returns in bounded time."""
@@ -321,6 +329,8 @@ class Fleet:
             if watched.knock is not None:
                 watched.knock.close()
             watched.channel.close()
+        if self._revival is not None:
+            self._revival.close()
         self._step.stop()
 
 

@@ -14,6 +14,7 @@ from deeplink.files import standard_output_file
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.ground import found_network, on_fabric
+from deeplink.scheduler.launch.revival import Revival
 from deeplink.scheduler.launch.site import with_domains, with_hcas
 from deeplink.scheduler.launch.supervise import ENDING, FORWARDED, Supervisor
 from deeplink.tokens import new_token
@@ -83,7 +84,8 @@ def run_job(
             backend=backend.name,
             output=standard_output_file(),
         )
-        fleet = Fleet(backend.start_agents(token), token, clock)
+        revival = Revival(lambda nodes: backend.start_agents(token, nodes), clock)
+        fleet = Fleet(backend.start_agents(token), token, clock, revival)
         stack.callback(fleet.close)
         logs = str(backend.folder / "agents.log")
         need = order.fewest or order.count
@@ -113,10 +115,10 @@ def _make(folder: Path) -> None:
 
 
 def _couriers(backend: Backend, config: Config, clock: Clock) -> list[Courier]:
-    couriers = [Courier(to_journal(backend.folder / "journal.sqlite", clock), "journal")]
+    couriers = [Courier(to_journal(backend.folder / "journal.sqlite", clock), "journal", clock)]
     deliver = to_watchdog(config)
     if deliver is not None:
-        couriers.append(Courier(deliver, "beat"))
+        couriers.append(Courier(deliver, "beat", clock))
     return couriers
 
 

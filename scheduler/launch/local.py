@@ -82,8 +82,8 @@ class LocalBackend(Backend):
         return cls(job, getpass.getuser(), nodes, env, store, state / "jobs" / str(job))
 
     @override
-    def start_agents(self, token: str) -> AgentStep:
-        return LocalAgents(self, token)
+    def start_agents(self, token: str, nodes: Collection[NodeName] | None = None) -> AgentStep:
+        return LocalAgents(self, token, tuple(nodes or self.nodes))
 
     @override
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
@@ -144,13 +144,13 @@ class LocalAgents(AgentStep):
     starter = "Python"
     doubt = "Is this machine overloaded, or short of memory?"
 
-    def __init__(self, backend: LocalBackend, token: str) -> None:
-        self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=len(backend.nodes))
+    def __init__(self, backend: LocalBackend, token: str, nodes: Sequence[NodeName]) -> None:
+        self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=len(nodes))
         self._processes = []
         self._logfile = backend.folder / "agents.log"
         with self._logfile.open("ab") as errors:
             self._log_start = errors.tell()
-            for node in backend.nodes:
+            for node in nodes:
                 store = backend.store / node
                 store.mkdir(parents=True, exist_ok=True)
                 agent = ["node", "--job", "--bind", "127.0.0.1:0", "--name", node, "--store", str(store)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 ASK_SLURM_S = 5.0
+REVIVE_S = 2.0
 BACK_S = 3.0
 """A lost node is trusted again, when there is no other, after it has answered for so long."""
 
@@ -33,6 +34,9 @@ class Rescue:
         chronicle: who is told.
         clock: for every duration.
         doubt_s: a node that answered longer ago is not back.
+
+    Attributes:
+        is_elsewhere: Slurm says that the job has been started again elsewhere.
     """
 
     def __init__(
@@ -41,40 +45,53 @@ class Rescue:
         self._backend, self._fleet, self._chronicle = backend, fleet, chronicle
         self._clock, self._doubt_s = clock, doubt_s
         self._asked = False  # Slurm to start the job again
+        self.is_elsewhere = False
 
     def wait(
         self,
         lost: Collection[NodeName],
         timeout_s: float,
         *,
+        others: Collection[NodeName],
+        enough: Callable[[int], bool],
         listen: Callable[[], None],
         told_to_end: Callable[[], bool],
     ) -> bool:
-        """Wait until lost nodes are back (True), or until the time is up or somebody ends us (False).
+        """Wait until enough nodes answer again (True), or until the time is up or somebody ends us (False).
 
         Args:
-            lost: the nodes.
+            lost: the nodes that were lost.
             timeout_s: how long.
+            others: those that were not. Slurm ends the agents there, too, when one of a step's nodes boots anew.
+            enough: tells whether the job can run on so many nodes.
             listen: called again and again meanwhile; hears the agents.
             told_to_end: asked as often.
         """
         deadline = self._clock.monotonic() + timeout_s
         back_since: float | None = None
         asking: threading.Thread | None = None
-        asked = self._clock.monotonic()
+        asked = tried = self._clock.monotonic()
         while self._backend.can_requeue and self._clock.monotonic() < deadline:
             listen()
-            if told_to_end():
+            if told_to_end() or self.is_elsewhere:
                 return False
             now = self._clock.monotonic()
             silence = self._fleet.silence()
-            if all(silence[node].answer_s < self._doubt_s for node in lost):
+            silent = [node for node in (*lost, *others) if silence[node].answer_s >= self._doubt_s]
+            if enough(len(lost) + len(others) - len(silent)):
                 back_since = now if back_since is None else back_since
                 if now - back_since >= BACK_S:
-                    self._chronicle.event("back", "the lost nodes answer again", nodes=tuple(lost))
+                    rebooted = tuple(sorted(self._fleet.rebooted() & set(lost)))
+                    how = f" ({', '.join(rebooted)} booted anew)" if rebooted else ""
+                    said = f"the lost nodes answer again{how}"
+                    self._chronicle.event("back", said, nodes=tuple(lost), rebooted=rebooted)
                     return True
             else:
                 back_since = None
+            if silent and now - tried >= REVIVE_S:
+                tried = now
+                # Of a node that was booted anew nothing is left that could answer.
+                self._fleet.revive(silent)
             if now - asked >= ASK_SLURM_S and (asking is None or not asking.is_alive()):
                 asked = now
                 asking = threading.Thread(target=self._requeue_if_down, args=(tuple(lost),), daemon=True)
@@ -83,6 +100,9 @@ class Rescue:
         return False
 
     def _requeue_if_down(self, lost: Collection[NodeName]) -> None:
-        if not self._asked and self._backend.requeue_if_down(lost):
+        word = self._backend.standing()
+        if word is not None and not word.ours:
+            self.is_elsewhere = True
+        elif not self._asked and self._backend.requeue_if_down(lost):
             self._asked = True
             self._chronicle.event("requeue", "Slurm has given the lost nodes up: asked it to start the job again")

@@ -101,12 +101,13 @@ class SlurmBackend(Backend):
         )
 
     @override
-    def start_agents(self, token: str) -> AgentStep:
-        passed = self._step_ids.let_pass(self._empty_step)
-        if passed:
+    def start_agents(self, token: str, nodes: Collection[NodeName] | None = None) -> AgentStep:
+        if nodes is not None:
+            self._step_ids.add()
+        elif passed := self._step_ids.let_pass(self._empty_step):
             log.info("let %d step numbers pass that an earlier run may still be signalled under", passed)
-        count = len(self.nodes)
-        names = ",".join(self.nodes)
+        count = len(nodes or self.nodes)
+        names = ",".join(nodes or self.nodes)
         argv = [
             self._srun(),
             f"--nodes={count}",

@@ -45,6 +45,15 @@ class StepIds:
         except OSError as problem:
             log.warning("%s: %s", self.folder / FILE, problem)
 
+    def add(self) -> None:
+        """One more step has been started since the last one that was noted."""
+        try:
+            restart, number = map(int, (self.folder / FILE).read_text(encoding="ascii").split())
+        except (OSError, ValueError):
+            return
+        if restart == self.restart:
+            self.note(number + 1)
+
     def forget(self) -> None:
         """This run ended without having lost a node: no signal of its is under way."""
         try:

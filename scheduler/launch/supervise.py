@@ -121,10 +121,12 @@ class Supervisor:
             elif verdict.move is Move.STRANDED:
                 self._strand(running, verdict)
                 if not self._is_rescued(verdict.lost):
+                    if self._rescue.is_elsewhere and self.ending is None:
+                        return self._finish(running, replace(verdict, move=Move.ELSEWHERE))
                     told = self.ending.name if self.ending else ""
                     return self._ends.leave_stranded(verdict, told, self._begun)
                 self._usable += verdict.lost
-                running = self._start_next(self._usable, running)
+                running = self._start_next(self._mustered(), running)
             else:
                 return self._finish(running, verdict)
 
@@ -278,6 +280,8 @@ class Supervisor:
         return self._rescue.wait(
             lost,
             self._order.strand_timeout_s,
+            others=tuple(self._usable),
+            enough=lambda nodes: self._order.count_for(nodes) > 0,
             listen=self._listen,
             told_to_end=lambda: self.ending is not None,
         )

@@ -141,3 +141,24 @@ def test_a_watchdog_whose_token_is_not_to_be_had_is_done_without(tmp_path: Path)
     assert to_watchdog(Config()) is None
     assert to_watchdog(Config(watch="127.0.0.1:1")) is None
     assert to_watchdog(Config(watch="127.0.0.1:1", watch_token_file=tmp_path / "none")) is None
+
+
+def test_a_delivery_that_hangs_is_noticed(tmp_path: Path) -> None:
+    clock, let_go = ManualClock(), threading.Event()
+    hung = threading.Event()
+
+    def hang(_beat: Beat) -> None:
+        hung.set()
+        let_go.wait(30)
+
+    courier = Courier(hang, "test", clock)
+    chronicle = Chronicle(tmp_path, clock, [courier])
+    assert chronicle.stuck_s() == 0.0
+    courier.give(BEAT, [], [], now=True)
+    assert hung.wait(20)
+    clock.now += 12.0
+    assert chronicle.stuck_s() == 12.0
+    let_go.set()
+    courier.close()
+    assert chronicle.stuck_s() == 0.0
+    chronicle.close()

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from deeplink.clock import ManualClock, SystemClock
+from deeplink.scheduler.launch.backend import AgentsFailedError
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.fleet import AgentsFailedError, Fleet
+from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.watch.node import NodeServicer, add_to
 from deeplink.tokens import new_token
 from deeplink.types import Attempt, NodeName

@@ -49,7 +49,8 @@ while step < steps:
     if rank == 0 and step % 5 == 0:
         (folder / "draft").write_text(str(step))
         (folder / "draft").replace(state)
-    if os.environ.get("FAIL_AT") == f"{rank}.{step}":
+    failing, _, at = os.environ.get("FAIL_AT", "").partition(".")
+    if failing == str(rank) and step >= int(at):
         sys.exit(5)
     if os.environ.get("FAIL_ONCE_AT") == f"{rank}.{step}" and relaunch == "0":
         sys.exit(5)
@@ -120,12 +121,12 @@ def test_ranks_that_fail_once_go_on_where_they_were_saved(tmp_path: Path) -> Non
 
 
 def test_ranks_that_fail_again_without_a_new_step_are_the_applications_failure(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--local", "3", "--spares", "1", steps=5000, FAIL_AT="1.12")
+    run = Run(tmp_path, "--local", "2", "--spares", "1", steps=5000, FAIL_AT="0.12")
     code, said = run.ended()
     assert code == 5, said
     attempts = run.events("attempt-started")
     assert len(attempts) == 2
-    assert "local1" not in attempts[1]["nodes"], "there was another node to try"
+    assert attempts[0]["nodes"] != attempts[1]["nodes"], "there was another node to try"
     assert "the application" in run.events("ended")[0]["because"]
     assert recorded(run) == [("rank-failed", "relaunch", "recovered"), ("application-failed", "none", "failed")]
 
