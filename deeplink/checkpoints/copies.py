@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -62,6 +63,8 @@ class NoRoomError(DeepLinkError):
 class Copies:
     """The runs that a node knows of. Safe to use from several threads, as long as one alone keeps what is new.
 
+    Where a run's own checkpoints lie and who holds it is kept in memory, too: ranks agree though the disk refuses.
+
     Args:
         root: the folder, on the node's own disk; made when something is kept.
         budget: most bytes that copies for others may take; 0: a tenth of the file system.
@@ -69,6 +72,9 @@ class Copies:
 
     def __init__(self, root: Path, budget: int = 0) -> None:
         self.root, self._budget = root, budget
+        self._lock = threading.Lock()
+        self._own: dict[str, Path] = {}
+        self._claims: dict[str, Claim] = {}
 
     def _run(self, run: str) -> Path:
         if not _RUN.fullmatch(run):
@@ -78,29 +84,39 @@ class Copies:
     # -- whose the run is
 
     def own(self, run: str, folder: Path) -> None:
-        """Note where this node's own checkpoints lie.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Note where this node's own checkpoints lie."""
         where = self._run(run) / _OWN_FILE
-        with suppress(OSError, ValueError):
-            if where.read_text(encoding="utf-8") == str(folder):
+        with self._lock:
+            if self._own.get(run) == folder:
                 return
-        write_unsynced(where, str(folder).encode())
+            self._own[run] = folder
+        try:
+            write_unsynced(where, str(folder).encode())
+        except OSError as problem:
+            log.warning("where checkpoints lie is kept in memory alone: %s", problem)
 
     def own_folder(self, run: str) -> Path | None:
         """Return where this node's own checkpoints lie; None where nobody said."""
+        where = self._run(run)
+        with self._lock:
+            if run in self._own:
+                return self._own[run]
         try:
-            return Path((self._run(run) / _OWN_FILE).read_text(encoding="utf-8"))
+            return Path((where / _OWN_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def claim(self, run: str) -> Claim:
         """Return the newest claim that this node knows of; NO_CLAIM for none."""
         claims = Claims(self._run(run))
-        known = []
-        for number in claims.numbers():
+        with self._lock:
+            known = [self._claims[run]] if run in self._claims else []
+        try:
+            numbers = claims.numbers()
+        except OSError as problem:
+            log.warning("this node's disk: %s", problem)
+            numbers = []
+        for number in numbers:
             try:
                 known.append(claims.read(number))
             except ClaimDamagedError as damaged:  # lost with a power failure: others know it, too
@@ -108,20 +124,21 @@ class Copies:
         return in_order(known)[-1] if known else NO_CLAIM
 
     def learn(self, run: str, claim: Claim) -> Claim:
-        """Take note of a claim; return the newest one known.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Take note of a claim; return the newest one known. Of two with one number the first stays."""
         newest = self.claim(run)
-        if not is_newer(claim, newest):
-            return newest
-        folder = self._run(run)
-        folder.mkdir(parents=True, exist_ok=True)
-        claims = Claims(folder)
-        claims.publish(claim)
-        for number in claims.numbers()[:-_CLAIMS_KEPT]:
-            shutil.rmtree(claims.path(number), ignore_errors=True)
+        with self._lock:
+            if not is_newer(claim, newest) or not is_newer(claim, self._claims.get(run, NO_CLAIM)):
+                return self._claims.get(run, newest)
+            self._claims[run] = claim
+        try:
+            folder = self._run(run)
+            folder.mkdir(parents=True, exist_ok=True)
+            claims = Claims(folder)
+            claims.publish(claim)
+            for number in claims.numbers()[:-_CLAIMS_KEPT]:
+                shutil.rmtree(claims.path(number), ignore_errors=True)
+        except OSError as problem:
+            log.warning("who holds a run is kept in memory alone: %s", problem)
         return self.claim(run)
 
     # -- what is here

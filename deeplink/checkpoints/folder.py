@@ -32,6 +32,7 @@ from deeplink.checkpoints.parts import Group
 from deeplink.checkpoints.saving import Save, Saver, tidy
 from deeplink.checkpoints.states import Finite, StateSaver, Waiting
 from deeplink.clock import Clock, SystemClock
+from deeplink.plainrpc import PlainStatusError, Status
 from deeplink.sections import CHECKPOINT, Section
 from deeplink.types import Attempt
 
@@ -127,7 +128,18 @@ class Checkpoints:
             return
         council = Council(hold, local, agents, env, clock)
         self._bringer = Bringer(hold, local, agents, clock, is_first_here=council.is_first_here)
-        hold.agents, hold.agreed = agents, council.agree
+        hold.agents, hold.agreed = agents, lambda: self._agreed(council)
+
+    def _agreed(self, council: Council) -> Claim | None:
+        try:
+            return council.agree()
+        except PlainStatusError as refused:
+            if refused.code != Status.UNIMPLEMENTED:
+                raise
+        # Agents of another kind: the ranks meet in the shared folder, and there are no partners.
+        log.warning("the agents of this job keep no copies of checkpoints")
+        self._hold.agents = self._bringer = None
+        return None
 
     def __enter__(self) -> Self:
         return self

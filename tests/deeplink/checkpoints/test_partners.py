@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink import wire
 from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError
 from deeplink.checkpoints.partners import partners
 from deeplink.config import Config
@@ -318,3 +319,29 @@ def test_ranks_that_all_take_themselves_for_the_first_agree_without_shared_stora
         found = list(pool.map(Checkpoints.latest, ranks))
     assert {one.step for one in found if one} == {1}
     assert len({rank._hold.claimed().holder for rank in ranks}) == 1
+
+
+def test_a_node_whose_disk_refuses_agrees_all_the_same(nodes: Nodes) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.close()
+    nodes.store("n1").parent.mkdir(exist_ok=True)
+    nodes.store("n1").write_text("no folder can be made here")
+    found = restarted(nodes, SECOND, ["n1", "n3"])
+    assert {one.step for one in found.values() if one} == {1}
+
+
+def test_agents_that_know_nothing_of_checkpoints_are_done_without(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.stop("n0")
+    server = wire.bound_server("127.0.0.1:0", nodes.token, lambda _server: [])
+    server.server.start()
+    nodes.servers["n0"] = server
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.close()
+    assert "keep no copies" in caplog.text
+    again = begun(nodes, SECOND, "n0", ["n0"]).latest()
+    assert again is not None
+    assert again.step == 1
