@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,12 @@ from deeplink.scheduler.watch.records import Outcome
 from tests.cluster.jobs import submit, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
+Record = Callable[[str, object], None]
 STOPPED_AT = 80
 """Ten reports of four ranks each are known by then: enough to learn from."""
 
 
-def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox) -> None:
+def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox, record_property: Record) -> None:
     script = "exec deeplink run --nproc-per-node 1 --spares 1 -- {train} 260"
     job = submit(sandbox, "-N5 --no-kill", script)
     state = job.folder / "state"
@@ -27,6 +30,7 @@ def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox) ->
     victim = job.events("attempt-started")[0]["nodes"][2]
     for who in ranks_on(sandbox, victim)[2]:
         who.send(signal.SIGSTOP)
+    stopped = time.time()
 
     relaunch = job.await_event("relaunch")
     assert "rank 2 is stopped by a signal" in relaunch["because"]
@@ -35,6 +39,9 @@ def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox) ->
     assert victim not in again["nodes"], "the spare instead"
     first = job.await_event("first-step", count=2)
     assert first["step"] > 5, "it went on where it was saved"
+    record_property(
+        "stopped to relaunch, to first step (s)", (relaunch["unix"] - stopped, first["unix"] - stopped)
+    )
     assert job.await_end(60).state is JobState.COMPLETED, job.told()
 
     (stacks,) = job.events("stacks")
