@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 PAGE = TOP / "docs" / "storm.md"
 DATASET, FILES, FILE_BYTES = "storm", 600, 700
 EPOCHS = 24
+WARM = 40
+"""Steps a job has made before a fault hits it: a launcher knows by then how long its steps take."""
 APART_S = 15.0
 """From one fault that takes something away to the next: so long it may take until anybody sees it."""
 WELL_S = 150.0
@@ -210,7 +212,7 @@ class Storm:
 
     def _aim(self, strike: Strike, chance: random.Random) -> tuple[Run | None, str, How]:
         """Return whom it hits, where, and how."""
-        running = [run for run in self.running() if newest_step(run.stand.lines()) > 0]
+        running = [run for run in self.running() if newest_step(run.stand.lines()) >= WARM]
         run = chance.choice(running) if running else None
         if strike.fault in {"controller-down", "controller-frozen", "watchdog-killed"}:
             return run, CTL, How()
