@@ -260,16 +260,17 @@ class Storm:
             for run in self.running()
             if not any(line.what == "step" and line.unix > now - 5.0 for line in run.stand.lines()[-40:])
         ]
-        return (
-            f"jobs without a step for 5 s: {', '.join(map(str, still))}"
-            if still or len(self.running()) < len(SLOTS)
-            else ""
-        )
+        if still:
+            return f"jobs without a step for 5 s: {', '.join(map(str, still))}"
+        cold = [run.stand.job for run in self.running() if newest_step(run.stand.lines()) < WARM]
+        if cold:
+            return f"jobs that have only begun: {', '.join(map(str, cold))}"
+        return "" if len(self.running()) == len(SLOTS) else "a job is missing"
 
     def _mend(self) -> None:
         """Do what an administrator would when the watchdog did not."""
+        self.tend(now=True)
         self.stand.lab.heal()
-        self._open.clear()
         out = [str(node.name) for node in self.stand.nodes() if node.drained or node.down]
         if out:
             self.remarks.append(f"resumed by hand: {', '.join(sorted(out))}")
