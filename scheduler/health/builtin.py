@@ -19,6 +19,7 @@ from deeplink.scheduler.health.seen import FILE, Seen
 from deeplink.scheduler.health.settings import HealthSettings, load_settings
 from deeplink.scheduler.health.site import SiteCheck, site_checks
 from deeplink.scheduler.health.slurmd import SlurmdCheck
+from deeplink.scheduler.health.xid import XidCheck
 from deeplink.scheduler.watch.records import Severity
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.config import Config
 
-OF_A_JOB = frozenset({"disk", "memory", "clock", "network", "gpu", "slurmd", "processes"})
+OF_A_JOB = frozenset({"disk", "memory", "clock", "network", "gpu", "xid", "slurmd", "processes"})
 """What a job's agent looks at. A child that hangs on a mount would keep its step from ending."""
 _LONGEST_ID = 64
 
@@ -94,7 +95,7 @@ def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clo
         timing=settings.network,
         about="links up, as fast as they were, without errors; InfiniBand ports",
     )
-    yield _gpu(settings, place, clock, seen)
+    yield from _gpus(settings, place, clock, seen)
     yield _slurmd(config, settings, place, clock)
     processes = ProcessCheck(settings.processes, clock)
     yield Check(
@@ -119,17 +120,26 @@ def _disk(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> C
     )
 
 
-def _gpu(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Check:
+def _gpus(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Iterator[Check]:
     env = os.environ if place.env is None else place.env
     tools = place.gpus or tools_here(env.get("PATH", ""))
-    gpu = GpuCheck(settings.gpu, clock, seen, tools)
-    return Check(
+    gpu, xid = GpuCheck(settings.gpu, clock, seen, tools), XidCheck(clock)
+    none = "" if tools.any else "neither nvidia-smi nor NVML is here"
+    yield Check(
         name="gpu",
         look=gpu.look,
         timing=settings.gpu,
         close=gpu.close,
-        about="all there, ECC, retired and remapped memory, clocks, NVLink, Xid",
-        absent="" if tools.any else "neither nvidia-smi nor NVML is here",
+        about="all there, ECC, retired and remapped memory, clocks, NVLink",
+        absent=none,
+    )
+    yield Check(
+        name="xid",
+        look=xid.look,
+        timing=settings.xid,
+        close=xid.close,
+        about="GPUs' errors in the kernel's log",
+        absent=none or ("" if xid.log.may_read() else "the kernel's log may not be read"),
     )
 
 

@@ -101,4 +101,4 @@ def judge_jump(unix_s: float, monotonic_s: float) -> Complaint | None:
     if abs(jump_s) <= JUMP_S:
         return None
     said = f"the clock jumped by {jump_s:+.1f} s"
-    return comment("jump", said) if abs(jump_s) > FAR_S else observe("jump", said)
+    return comment("jump", said, certain=True) if abs(jump_s) > FAR_S else observe("jump", said, certain=True)

@@ -93,7 +93,8 @@ def judge_disk(reading: DiskReading, folder: str, settings: DiskSettings, *, was
 
 def _complaints(reading: DiskReading, folder: str, settings: DiskSettings) -> Iterator[Complaint]:
     if reading.read_only or reading.error == errno.EROFS:
-        yield drain("read-only", f"{folder} takes no writes: its file system is mounted read-only")
+        said = f"{folder} takes no writes: its file system is mounted read-only"
+        yield drain("read-only", said, certain=reading.read_only)
     elif reading.error in _BROKEN:
         yield drain("error", f"{folder}: {os.strerror(reading.error)}")
     elif reading.differs:

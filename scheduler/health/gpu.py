@@ -94,11 +94,13 @@ def judge_gpus(
 
 def _judge_memory(gpu: Gpu, first: int) -> Iterator[Complaint]:
     if gpu.remap_failed:
-        yield drain(f"{gpu.uuid} remap", f"{gpu.name}: a row of its memory could not be remapped")
+        said = f"{gpu.name}: a row of its memory could not be remapped"
+        yield drain(f"{gpu.uuid} remap", said, certain=True)
     if gpu.reset_pending:
         yield comment(f"{gpu.uuid} reset", f"{gpu.name}: pages or rows wait for a reset to be retired or remapped")
     if gpu.uncorrected is not None and gpu.uncorrected > first:
-        yield drain(f"{gpu.uuid} ecc", f"{gpu.name}: {gpu.uncorrected - first} new uncorrectable ECC errors")
+        said = f"{gpu.name}: {gpu.uncorrected - first} new uncorrectable ECC errors"
+        yield drain(f"{gpu.uuid} ecc", said, certain=True)
     elif gpu.uncorrected:
         yield comment(
             f"{gpu.uuid} ecc",

@@ -1,4 +1,4 @@
-"""The GPU check: asks NVML or nvidia-smi, and DCGM, by children that may hang; reads the kernel's log."""
+"""The GPU check: asks NVML or nvidia-smi, and DCGM, by children that may hang."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from deeplink.scheduler.health.gpureading import (
 )
 from deeplink.scheduler.health.look import Complaint, Look, one_line
 from deeplink.scheduler.health.nvml import MODULE
-from deeplink.scheduler.health.recent import Counters, Recent
-from deeplink.scheduler.health.xid import HELD_S, KernelLog, judge_xid
+from deeplink.scheduler.health.recent import Counters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,18 +76,15 @@ class GpuCheck:
     clock: Clock
     seen: Seen
     tools: GpuTools
-    log: KernelLog = field(default_factory=KernelLog)
     nvml: Sequence[str] = (sys.executable, "-m", "deeplink.scheduler.health.nvml")
     _child: Child | None = None
     _left_out: set[int] = field(default_factory=set)
     _first: dict[str, int] = field(default_factory=dict)
     _nvlink: Counters = field(default_factory=Counters)
-    _xids: Recent = field(default_factory=lambda: Recent(HELD_S))
 
     def look(self) -> Look:
         """Look once; what the tools do not say within the deadline is unknown."""
         now = self.clock.monotonic()
-        self._note_xids(now)
         end = now + self.settings.deadline_s * 0.8
         reading = self._read(end)
         dcgm = self._dcgm(end) if self.tools.dcgm else ()
@@ -99,18 +95,12 @@ class GpuCheck:
             {f"{gpu.uuid} {link}": count for gpu in reading.gpus for link, count in gpu.nvlink_errors.items()}
         )
         complaints = judge_gpus(reading, known, self._first, risen)
-        return Look((*complaints, *dcgm, *self._xids.complaints(now)), reading.unknown)
+        return Look((*complaints, *dcgm), reading.unknown)
 
     def close(self) -> None:
         """End a child that still runs."""
         if self._child is not None:
             self._child.kill()
-        self.log.close()
-
-    def _note_xids(self, now: float) -> None:
-        for xid in self.log.news():
-            if now - xid.at < HELD_S:
-                self._xids.note(judge_xid(xid), min(now, xid.at))
 
     def _known(self, reading: GpuReading) -> dict[str, int]:
         for gpu in reading.gpus:

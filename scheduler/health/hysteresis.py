@@ -1,7 +1,8 @@
 """From looks to findings: several bad looks in a row raise one, several good ones end it; pure.
 
-A look that could not tell counts neither way. A finding that comes back again and again stays longer each time,
-so that what flaps does not have the node drained and resumed in turns.
+What the kernel has recorded needs one look alone. A look that could not tell counts neither way. A finding that
+comes back again and again stays longer each time, so that what flaps does not have the node drained and resumed in
+turns.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def folded(state: CheckState, look: Look, rule: Rule, now: Moment) -> CheckState
         standing = state.subjects.get(subject, Standing())
         complaint = bad.get(subject)
         if complaint is not None:
-            standing = _seen(standing, min(gravity(complaint.severity), gravity(rule.most)), rule, now)
+            own = replace(rule, bad=1) if complaint.certain else rule
+            standing = _seen(standing, min(gravity(complaint.severity), gravity(rule.most)), own, now)
             standing = replace(standing, problem=complaint.problem)
         elif not look.unknown:
             standing = _seen(standing, 0, rule, now)

@@ -116,7 +116,8 @@ class PortCheck:
         for name in _DOWNED:
             count = risen.get(f"{port} {name}", 0)
             if count:
-                self._recent.note(comment(f"{port} {name}", f"{port}: {name} rose by {count}"), now)
+                said = f"{port}: {name} rose by {count}"
+                self._recent.note(comment(f"{port} {name}", said, certain=True), now)
 
 
 def judge_port(port: Port, *, was_active: bool, best: float) -> Iterator[Complaint]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deeplink.scheduler.watch.records import Severity
 
@@ -35,11 +35,13 @@ class Complaint:
         subject: what it is about, the same from look to look ("/home", "gpu 3 ecc"); its hysteresis hangs on it.
         severity: what it asks for, before the check's own limit.
         problem: for people, with the figures.
+        certain: the kernel or a driver has recorded it: one look is enough for a finding.
     """
 
     subject: str
     severity: Severity
     problem: str
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +68,19 @@ class Look:
 GOOD = Look()
 
 
-def observe(subject: str, problem: str) -> Complaint:
+def observe(subject: str, problem: str, *, certain: bool = False) -> Complaint:
     """Return a complaint to be seen on pages and in metrics."""
-    return Complaint(subject, Severity.OBSERVE, problem)
+    return Complaint(subject, Severity.OBSERVE, problem, certain)
 
 
-def comment(subject: str, problem: str) -> Complaint:
+def comment(subject: str, problem: str, *, certain: bool = False) -> Complaint:
     """Return a complaint to be written down at the node in Slurm."""
-    return Complaint(subject, Severity.COMMENT, problem)
+    return Complaint(subject, Severity.COMMENT, problem, certain)
 
 
-def drain(subject: str, problem: str) -> Complaint:
+def drain(subject: str, problem: str, *, certain: bool = False) -> Complaint:
     """Return a complaint that asks for the node to be drained."""
-    return Complaint(subject, Severity.DRAIN, problem)
+    return Complaint(subject, Severity.DRAIN, problem, certain)
 
 
 def one_line(text: str) -> str:
@@ -92,4 +94,4 @@ def one_line(text: str) -> str:
 
 
 def _short(complaint: Complaint) -> Complaint:
-    return Complaint(one_line(complaint.subject), complaint.severity, one_line(complaint.problem))
+    return replace(complaint, subject=one_line(complaint.subject), problem=one_line(complaint.problem))

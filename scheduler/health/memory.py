@@ -92,7 +92,7 @@ class MemoryCheck:
         risen = self._counters.rises({name: count for name, count in kills.items() if count is not None})
         for name, count in risen.items():
             where = "here" if name == "node" else "in the agent's control group"
-            self._recent.note(observe(f"oom {name}", _killed(count, where)), now)
+            self._recent.note(observe(f"oom {name}", _killed(count, where), certain=True), now)
         return Look(
             (*judge_memory(reading, self._settings), *self._recent.complaints(now)),
             "" if reading.total else "/proc/meminfo does not say",
@@ -112,4 +112,5 @@ def judge_memory(reading: MemoryReading, settings: MemorySettings) -> Iterator[C
             yield drain(
                 f"{name} errors",
                 f"memory controller {name}: {counted(count, 'uncorrectable error')} since the boot",
+                certain=True,
             )

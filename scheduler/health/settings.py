@@ -74,9 +74,11 @@ class MemorySettings(Timing):
         min_available: the least share of memory that should be available, in percent.
     """
 
-    interval_s: float = 30.0
+    # What was killed is asked for at once when a rank ends; what is available must be little for half a minute.
+    interval_s: float = 2.0
     deadline_s: float = 5.0
-    most: Severity = Severity.DRAIN
+    bad: int = 15
+    good: int = 15
     min_available: float = 1.0
 
 
@@ -130,6 +132,14 @@ class GpuSettings(Timing):
 
     bad: int = 2
     deadline_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidSettings(Timing):
+    """GPUs' errors in the kernel's log."""
+
+    interval_s: float = 2.0
+    deadline_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +198,7 @@ class HealthSettings:
     mount: MountSettings = field(default_factory=MountSettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
+    xid: XidSettings = field(default_factory=XidSettings)
     slurmd: SlurmdSettings = field(default_factory=SlurmdSettings)
     processes: ProcessSettings = field(default_factory=ProcessSettings)
     site: Mapping[str, SiteSettings] = field(default_factory=dict)
@@ -200,6 +211,7 @@ _CHECKS: dict[str, type[Timing]] = {
     "mount": MountSettings,
     "network": NetworkSettings,
     "gpu": GpuSettings,
+    "xid": XidSettings,
     "slurmd": SlurmdSettings,
     "processes": ProcessSettings,
 }

@@ -6,14 +6,17 @@ import contextlib
 import errno
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.health.look import Complaint, comment, drain, observe
+from deeplink.scheduler.health.look import Complaint, Look, comment, drain, observe
+from deeplink.scheduler.health.recent import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from deeplink.clock import Clock
 
 HELD_S = 3600.0
 """An Xid is told for so long after it came."""
@@ -74,8 +77,10 @@ def judge_xid(xid: Xid) -> Complaint:
     said = f"Xid {xid.number} of the GPU at {xid.gpu}: {known or xid.said or 'see NVIDIA catalogue of Xid errors'}"
     subject = f"xid {xid.number} {xid.gpu}"
     if xid.number in DRAINED:
-        return drain(subject, said)
-    return comment(subject, said) if xid.number in COMMENTED else observe(subject, said)
+        return drain(subject, said, certain=True)
+    if xid.number in COMMENTED:
+        return comment(subject, said, certain=True)
+    return observe(subject, said, certain=True)
 
 
 class KernelLog:
@@ -85,13 +90,14 @@ class KernelLog:
         self._path = path
         self._file = -1
 
+    def may_read(self) -> bool:
+        """Return whether the log is there, and we may read it."""
+        return self._opened()
+
     def news(self) -> list[Xid]:
         """Return the Xids since the last call."""
-        if self._file < 0:
-            try:
-                self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-            except OSError:
-                return []
+        if not self._opened():
+            return []
         return [xid for text in self._records() for xid in parse_kmsg(text)]
 
     def close(self) -> None:
@@ -100,6 +106,14 @@ class KernelLog:
             with contextlib.suppress(OSError):
                 os.close(self._file)
             self._file = -1
+
+    def _opened(self) -> bool:
+        if self._file < 0:
+            try:
+                self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+            except OSError:
+                return False
+        return True
 
     def _records(self) -> Iterator[str]:
         for _ in range(_MOST_RECORDS):
@@ -112,3 +126,24 @@ class KernelLog:
             if not record:
                 return
             yield record.decode(errors="replace")
+
+
+@dataclass(slots=True)
+class XidCheck:
+    """Tells the Xids of the last hour: within seconds, as what a rank died of is asked for at once."""
+
+    clock: Clock
+    log: KernelLog = field(default_factory=KernelLog)
+    _recent: Recent = field(default_factory=lambda: Recent(HELD_S))
+
+    def look(self) -> Look:
+        """Look once."""
+        now = self.clock.monotonic()
+        for xid in self.log.news():
+            if now - xid.at < HELD_S:
+                self._recent.note(judge_xid(xid), min(now, xid.at))
+        return Look(self._recent.complaints(now))
+
+    def close(self) -> None:
+        """Read no more."""
+        self.log.close()

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.clock import SystemClock
+from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.health.gpu import Gpu, GpuReading, judge_gpus
 from deeplink.scheduler.health.gpucheck import GpuCheck, GpuTools, tools_here
 from deeplink.scheduler.health.gpureading import parse_csv, parse_dcgm, parse_lost, parse_nvlink, parse_nvml
 from deeplink.scheduler.health.look import Look
 from deeplink.scheduler.health.seen import Seen
 from deeplink.scheduler.health.settings import GpuSettings
-from deeplink.scheduler.health.xid import KernelLog
+from deeplink.scheduler.health.xid import KernelLog, XidCheck
 from deeplink.scheduler.watch.records import Severity
 
 SMI = """#!/bin/sh
@@ -60,14 +60,11 @@ class Node:
         self.answer("throttle", f"GPU-a, 0, {CALM}\nGPU-b, 1, {CALM}\n")
         self.answer("remapped", "GPU-a, 0, 0\nGPU-b, 0, 0\n")
         self.answer("nvlink", NVLINK.format(0))
-        self.kmsg = root / "kmsg"
-        self.kmsg.touch()
         self.check = GpuCheck(
             GpuSettings(deadline_s=deadline_s),
             SystemClock(),
             Seen(root / "seen.json"),
             tools_here(os.environ["PATH"]),
-            KernelLog(self.kmsg),
         )
 
     def program(self, name: str, text: str) -> None:
@@ -170,17 +167,25 @@ def test_a_tool_that_hangs_or_fails_is_unknown_and_never_bad(
     assert "couldn't communicate" in look.unknown
 
 
-def test_xids_of_the_kernels_log_are_told_for_an_hour(node: Node) -> None:
-    now_us = int(SystemClock().monotonic() * 1e6)
-    node.kmsg.write_text(
+def test_xids_of_the_kernels_log_are_told_for_an_hour(tmp_path: Path) -> None:
+    clock, kmsg = ManualClock(now=10_000.0), tmp_path / "kmsg"
+    now_us = 9_999_000_000
+    kmsg.write_text(
         f"4,100,{now_us},-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.\n"
         f"6,101,{now_us},-;eth0: link up\n"
         f"4,102,{now_us},-;NVRM: Xid (PCI:0000:5e:00): 13, pid=9, name=python, Graphics Exception\n"
         f"4,103,{now_us - 4_000_000_000},-;NVRM: Xid (PCI:0000:5e:00): 48, pid=9\n"
     )
-    found = node.look()
-    assert found == {"xid 79 0000:3b:00": Severity.DRAIN, "xid 13 0000:5e:00": Severity.OBSERVE, **OLD}
-    assert node.look() == found
+    check = XidCheck(clock, KernelLog(kmsg))
+    found = check.look()
+    assert told(found) == {"xid 79 0000:3b:00": Severity.DRAIN, "xid 13 0000:5e:00": Severity.OBSERVE}
+    assert all(complaint.certain for complaint in found.complaints)
+    clock.sleep(3000)
+    assert told(check.look()) == told(found)
+    clock.sleep(600)
+    assert told(check.look()) == {}
+    check.close()
+    assert not KernelLog(tmp_path / "absent").may_read()
 
 
 def test_dcgm_says_what_it_says(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +227,7 @@ def nvml_check(root: Path, monkeypatch: pytest.MonkeyPatch, **facts: object) -> 
     (folder / "pynvml.py").write_text(FAKE_NVML)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("NVML_FACTS", json.dumps(facts))
-    log = KernelLog(root / "absent")
-    return GpuCheck(GpuSettings(), SystemClock(), Seen(root / "seen.json"), GpuTools(nvml=True), log)
+    return GpuCheck(GpuSettings(), SystemClock(), Seen(root / "seen.json"), GpuTools(nvml=True))
 
 
 def test_nvml_is_asked_by_a_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,14 @@ def test_it_falls_to_the_worst_of_the_better_looks() -> None:
     assert severity(after([*drained, bad(Severity.COMMENT), bad(), GOOD])) is Severity.DRAIN
 
 
+def test_what_the_kernel_recorded_needs_one_look_and_ends_as_all_else() -> None:
+    recorded = Look((Complaint("oom", Severity.OBSERVE, "killed", certain=True),))
+    state = after([recorded])
+    assert severity(state) is Severity.OBSERVE
+    assert severity(after([recorded, GOOD])) is Severity.OBSERVE
+    assert severity(after([recorded, GOOD, GOOD])) is None
+
+
 def test_the_ladder_has_a_top() -> None:
     rule = replace(RULE, most=Severity.COMMENT)
     assert severity(after([bad()] * 9, rule), rule) is Severity.COMMENT
