@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -20,6 +19,7 @@ from deeplink.checkpoints.claims import NO_CLAIM, Claim, claim_of, is_newer
 from deeplink.checkpoints.copies import Copies, NoRoomError, NoSuchRunError, said
 from deeplink.checkpoints.fetching import OWN, NotFetchedError, fetch_files, held_by
 from deeplink.checkpoints.manifest import CheckpointDamagedError
+from deeplink.checkpoints.wordboard import BoardFullError, Boards
 from deeplink.config import Config
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainConnection
@@ -43,78 +43,6 @@ _PIECE = 1 << 20
 _SAY_EVERY_S = 2.0
 """A rank that waits for a copy hears so often that it goes on; it asks again after `_SAYS` answers."""
 _SAYS = 5
-MOST_BOARDS: Final = 8
-MOST_BOARD_BYTES: Final = 256 << 20
-MOST_PIECE: Final = 48 << 10
-_FAILED = "failed"
-
-
-class BoardFullError(DeepLinkError):
-    """Ranks told each other more than an agent holds for them."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"ranks that save together said more than {size} bytes")
-        self.size = size
-
-
-@dataclass(slots=True)
-class _Words:
-    pieces: int
-    said: dict[int, bytes] = field(default_factory=dict)
-
-    @property
-    def are_whole(self) -> bool:
-        return len(self.said) == self.pieces
-
-
-class Boards:
-    """What ranks that save together tell each other, in memory; the oldest save's is forgotten. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._boards: OrderedDict[str, dict[tuple[str, int], _Words]] = OrderedDict()
-        self._sizes: dict[str, int] = {}
-
-    def tell(self, request: keep_pb2.TellRequest) -> None:
-        """Keep a piece of what a rank says.
-
-        Raises:
-            BoardFullError: it is too much.
-            ValueError: the piece is none.
-        """
-        if not request.board or request.piece >= request.pieces or len(request.data) > MOST_PIECE:
-            raise ValueError(f"piece {request.piece} of {request.pieces}, {len(request.data)} bytes")
-        with self._lock:
-            board = self._boards.setdefault(request.board, {})
-            size = self._sizes.get(request.board, 0) + len(request.data)
-            if size > MOST_BOARD_BYTES:
-                raise BoardFullError(MOST_BOARD_BYTES)
-            words = board.setdefault((request.kind, request.rank), _Words(request.pieces))
-            if request.piece not in words.said:
-                self._sizes[request.board] = size
-            words.said[request.piece] = request.data
-            while len(self._boards) > MOST_BOARDS:
-                oldest, _ = self._boards.popitem(last=False)
-                del self._sizes[oldest]
-
-    def hear(self, request: keep_pb2.HearRequest) -> keep_pb2.HearReply:
-        """Return what was said of a kind."""
-        with self._lock:
-            board = self._boards.get(request.board, {})
-            whole = {
-                rank: words for (kind, rank), words in board.items() if kind == request.kind and words.are_whole
-            }
-            failed = sorted(rank for kind, rank in board if kind == _FAILED)
-            reply = keep_pb2.HearReply(spoke=sorted(whole), failed=failed)
-            if failed:
-                reply.failure = _joined(board[_FAILED, failed[0]]).decode(errors="replace")
-            if all(rank in whole for rank in request.ranks):
-                reply.words.extend(_joined(whole[rank]) for rank in request.ranks)
-            return reply
-
-
-def _joined(words: _Words) -> bytes:
-    return b"".join(data for _, data in sorted(words.said.items()))
 
 
 @dataclass(slots=True)

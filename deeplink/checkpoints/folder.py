@@ -17,22 +17,20 @@ from deeplink import vitals
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.advising import RESTART_S, advice_for
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.bringing import HERE, Bringer, Chosen
-from deeplink.checkpoints.council import SHARED, Council
+from deeplink.checkpoints.bringing import HERE, Chosen
+from deeplink.checkpoints.council import SHARED
 from deeplink.checkpoints.entries import Retention
 from deeplink.checkpoints.finding import newest_whole
 from deeplink.checkpoints.found import Checkpoint, ReadOnlyError, Skipped
-from deeplink.checkpoints.guard import Guard, guarded, last_resort_of, witnesses_of
+from deeplink.checkpoints.guard import Guard, guarded
 from deeplink.checkpoints.hold import Hold
 from deeplink.checkpoints.lease import LENGTH_S
 from deeplink.checkpoints.looping import Loop
-from deeplink.checkpoints.meeting import Meeting
-from deeplink.checkpoints.mirror import Mirror, PartsCopy
-from deeplink.checkpoints.parts import Group
+from deeplink.checkpoints.nodefirst import keep_here_first
 from deeplink.checkpoints.saving import Save, Saver, tidy
 from deeplink.checkpoints.states import Finite, StateSaver, Waiting
+from deeplink.checkpoints.witnesses import last_resort_of, witnesses_of
 from deeplink.clock import Clock, SystemClock
-from deeplink.plainrpc import PlainStatusError, Status
 from deeplink.sections import CHECKPOINT, Section
 from deeplink.types import Attempt
 
@@ -40,8 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
+    from deeplink.checkpoints.bringing import Bringer
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.interval import Advice
+    from deeplink.checkpoints.mirror import Mirror
     from deeplink.checkpoints.states import Spread
 
 log = logging.getLogger(__name__)
@@ -109,37 +109,12 @@ class Checkpoints:
         self._mirror: Mirror | None = None
         self._bringer: Bringer | None = None
         if self.local and not readonly:
-            self._keep_here_first(self.local)
+            self._mirror, self._bringer = keep_here_first(
+                self._hold, self.local, self._states, self.retention, self._clock
+            )
         self._hold.after_claiming = self._watch_over
         self._loop = Loop(self)
         self._told: int | None = None
-
-    def _keep_here_first(self, local: Path) -> None:
-        """Save on this node's disk, copy from there, and agree with the other nodes on what to go on from."""
-        hold, env, clock = self._hold, os.environ, self._clock
-        agents = JobAgents.of_environment(env, self.folder, self.attempt, clock)
-        node = Group(int(env.get("GROUP_RANK") or 0), int(env.get("GROUP_WORLD_SIZE") or 1))
-        mirror = self._mirror = Mirror(hold, local, self.retention, agents, parts=PartsCopy(hold, node, clock))
-        self._states.is_first_here = env.get("LOCAL_RANK", "0") == "0"
-        self._states.has_time = mirror.has_time
-        self._states.kept = lambda name, goes_on: mirror.offer(name, to_shared=goes_on)
-        hold.before_claiming = Meeting(hold, local, env, clock).bring_together
-        if agents is None:
-            return
-        council = Council(hold, local, agents, env, clock)
-        self._bringer = Bringer(hold, local, agents, clock, is_first_here=council.is_first_here)
-        hold.agents, hold.agreed = agents, lambda: self._agreed(council)
-
-    def _agreed(self, council: Council) -> Claim | None:
-        try:
-            return council.agree()
-        except PlainStatusError as refused:
-            if refused.code != Status.UNIMPLEMENTED:
-                raise
-        # Agents of another kind: the ranks meet in the shared folder, and there are no partners.
-        log.warning("the agents of this job keep no copies of checkpoints")
-        self._hold.agents = self._bringer = None
-        return None
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +171,7 @@ class Checkpoints:
         )
 
     def _chosen(self, claim: Claim, skipped: list[Skipped]) -> Chosen | None:
-        if self._bringer is not None and self._hold.claim is not None:
+        if self._bringer is not None and self._hold.agents is not None and self._hold.claim is not None:
             return self._bringer.newest(claim, skipped)
         folders = [*filter(None, [self.local]), self.folder]
         found = newest_whole(folders, claim, skipped, agreed=self._hold.claim)

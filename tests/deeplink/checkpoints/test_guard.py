@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 from deeplink.checkpoints import Checkpoints
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.guard import (
+from deeplink.checkpoints.guard import Guard
+from deeplink.checkpoints.lease import Lease, Standing, pause
+from deeplink.checkpoints.witnesses import (
     AgentsWitness,
     ControllerWitness,
     FolderWitness,
-    Guard,
     NotOursError,
     last_resort_of,
     witnesses_of,
 )
-from deeplink.checkpoints.lease import Lease, Standing, pause
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.plainrpc import PlainCallError
 from deeplink.scheduler.slurm.client import JobVanishedError
@@ -345,7 +345,8 @@ threading.Event().wait(60)
 CUT_RANK = """
 import sys, threading
 from pathlib import Path
-from deeplink.checkpoints.guard import AgentsWitness, guarded
+from deeplink.checkpoints.guard import guarded
+from deeplink.checkpoints.witnesses import AgentsWitness
 from deeplink.clock import SystemClock
 from deeplink.types import parse_members
 members = parse_members("n1={address}")
