@@ -12,11 +12,11 @@ time it counts what the processes are doing:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.silences import FACTOR, SETUP, STEPS, Silences
+from deeplink.scheduler.launch.silences import FACTOR, SETUP, STEPS, Limit, Silences
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -155,21 +155,26 @@ class Pulse:
         ranks = self._ranks
         if not ranks and self._steps_s is None and self._silences.knows(SETUP):
             ranks = {rank: _Rank(None, SETUP, self._began) for rank in range(self._world)}
-        found = (self._sight(rank, one, now) for rank, one in sorted(ranks.items()))
-        return tuple(one for one in found if one.silent_s > share * one.limit_s)
-
-    def _sight(self, rank: int, one: _Rank, now: float) -> LateRank:
-        limit = self._silences.limit(one.section)
-        seconds = limit.seconds
-        if self._steps_s is not None:
-            seconds = self._steps_s if one.section == STEPS else max(self._steps_s, seconds)
-        return LateRank(
-            rank=rank,
-            section=one.section,
-            silent_s=now - one.since,
-            limit_s=seconds,
-            is_learned=limit.is_learned and self._steps_s is None,
+        # Asked ten times a second, perhaps of ten thousand ranks: each section's limit is worked out once.
+        limits = {section: self._limit(section) for section in {one.section for one in ranks.values()}}
+        return tuple(
+            LateRank(
+                rank=rank,
+                section=one.section,
+                silent_s=now - one.since,
+                limit_s=limits[one.section].seconds,
+                is_learned=limits[one.section].is_learned,
+            )
+            for rank, one in sorted(ranks.items())
+            if now - one.since > share * limits[one.section].seconds
         )
+
+    def _limit(self, section: str) -> Limit:
+        limit = self._silences.limit(section)
+        if self._steps_s is None:
+            return limit
+        seconds = self._steps_s if section == STEPS else max(self._steps_s, limit.seconds)
+        return replace(limit, seconds=seconds, is_learned=False)
 
     def are_all(self, late: Collection[LateRank]) -> bool:
         """Whether these are all ranks that were heard of: then nobody makes progress."""
@@ -178,7 +183,7 @@ class Pulse:
     def patience_s(self, late: Collection[LateRank]) -> float:
         """Return for how long ranks that do not work may be silent."""
         idle = IDLE_SETUP_S if self.is_setting_up else IDLE_S
-        longest = max((self._silences.limit(one.section).longest_s for one in late), default=0.0)
+        longest = max((self._silences.limit(one).longest_s for one in {one.section for one in late}), default=0.0)
         return max([idle, FACTOR * longest, *(one.limit_s for one in late)])
 
 

@@ -64,24 +64,28 @@ class Stragglers:
     def __init__(self) -> None:
         self._newest: dict[int, tuple[int, float]] = {}
         self._from: int | None = None
+        self._through: set[int] = set()  # the ranks that are through with this window
         self._rows: dict[int, int] = {}
         self.found: dict[int, Straggler] = {}
 
     def begin(self) -> None:
         """A new attempt begins."""
         self._newest, self._from, self._rows, self.found = {}, None, {}, {}
+        self._through = set()
 
     def take(self, rank: int, step: int, work_s: float) -> None:
         """Take in what a rank says of its own work; 0 where it does not measure it."""
         if not 0 < work_s < float("inf"):
             return
         self._newest[rank] = step, work_s
-        steps = [newest for newest, _ in self._newest.values()]
         if self._from is None:
             self._from = step
-        elif min(steps) >= self._from + WINDOW:
+        elif step >= self._from + WINDOW:
+            self._through.add(rank)
+        if self._through and len(self._through) == len(self._newest):
             self._compare()
-            self._from = max(steps)
+            self._from = max(newest for newest, _ in self._newest.values())
+            self._through.clear()
 
     def _compare(self) -> None:
         work_s = {rank: work for rank, (_, work) in self._newest.items()}
