@@ -139,6 +139,36 @@ def test_without_a_spare_slurm_is_asked_once_it_has_given_the_node_up(
     cluster.run(CTL, ["scancel", str(job.id)])
 
 
+def test_ranks_that_fail_again_at_one_step_have_the_job_held_not_looping(sandbox: Sandbox) -> None:
+    folder = folder_of(sandbox)
+    (folder / "fail").write_text("0 12 5")
+    job = submit(sandbox, "-N1 --requeue", f"{RUN} --hold -- {{train}} 500", folder=folder)
+    again = job.await_event("attempt-started", count=2)
+    assert job.await_event("relaunch")["because"].startswith("rank 0 on ")
+    ended = job.await_event("ended")
+    assert (ended["code"], again["nodes"]) == (5, job.events("attempt-started")[0]["nodes"])
+    assert "exit code 5 again at step 12: the application" in ended["because"]
+    until(lambda: job.row().state is JobState.PENDING, 30, job.told)
+    assert "held" in job.row().reason
+    sandbox.run(CTL, ["scancel", str(job.id)])
+
+
+def test_a_fast_reboot_that_slurm_overlooks_costs_seconds_without_a_spare(
+    fresh_sandbox: Callable[..., Sandbox],
+) -> None:
+    cluster = fresh_sandbox(Shape.of(2))
+    job = submit(cluster, "-N2 --no-kill", f"{RUN} -- {{train}} 120")
+    begun = job.await_event("attempt-started")
+    until((job.folder / "state").exists, 20, job.told)
+    victim = begun["nodes"][-1] if begun["nodes"][-1] != job.row().batch_host else begun["nodes"][0]
+    cluster.crash(victim)
+    cluster.boot(victim)
+    assert job.await_event("back")["rebooted"] == [victim]
+    assert job.await_event("first-step", count=2)["step"] > 5, "it went on where it was saved"
+    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.row().restarts == 0
+
+
 def test_outside_of_a_job_the_remedy_is_named(sandbox: Sandbox) -> None:
     done = sandbox.run(CTL, ["deeplink", "run", "--", "true"])
     assert done.code == 2
