@@ -58,6 +58,6 @@ def _verdict(node: NodeSight, findings: tuple[Finding, ...], held: tuple[str, ..
     remedy = _REMEDIES[findings[0].severity]
     if remedy is Remedy.DRAIN and held:
         remedy, reasons = Remedy.NOTHING, (*reasons, *held)
-    elif remedy is Remedy.DRAIN and node.drained:
+    elif remedy is Remedy.DRAIN and node.drained and not node.ours:
         remedy = Remedy.NOTHING
     return Verdict(kind=Kind.NODE_SICK, remedy=remedy, reasons=reasons, node=node.name)

@@ -204,7 +204,7 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(job(),), nodes=cluster(sick("n1", Severity.DRAIN))),
         [("node-sick", "n1", "drain")],
     ),
-    "sick and drained already": (
+    "sick and drained by an administrator": (
         Sight(nodes=cluster(replace(sick("n1", Severity.DRAIN), drained=True))),
         [("node-sick", "n1", "nothing")],
     ),
