@@ -102,6 +102,7 @@ class Reporter:
     _save_at: int = 0
     _saved_at: int = 0
     _sending: bool = False
+    _hungry: bool = False
     _closing: bool = False
     _thread: threading.Thread | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -141,7 +142,8 @@ class Reporter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="deeplink-report", daemon=True)
             self._thread.start()
-        self._changed.notify_all()
+        if self._hungry:  # a sender at rest is not woken a hundred times a second: that cost more than the report
+            self._changed.notify_all()
 
     def is_save_due(self, step: int) -> bool:
         """Tell whether a checkpoint is wanted at this step; true once for each wish."""
@@ -199,7 +201,9 @@ class Reporter:
         """Wait for a report and take it; None when there will be no more."""
         with self._changed:
             while self._waiting is None and not self._closing:
+                self._hungry = True
                 self._changed.wait()
+            self._hungry = False
             said, self._waiting = self._waiting, None
             self._sending = said is not None
             return said
