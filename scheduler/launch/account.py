@@ -218,6 +218,11 @@ class Account:
             evidence = f"{self.incident.evidence}; {found.gist}"
             self.incident = replace(self.incident, evidence=evidence, stacks=found.stacks)
 
+    def add(self, found: str) -> None:
+        """Add to the open incident what was found since."""
+        if self.incident is not None and found:
+            self.incident = replace(self.incident, evidence=f"{self.incident.evidence}; {found}")
+
     def acted(self) -> None:
         """The open incident's action is done."""
         if self.incident is not None:

@@ -37,6 +37,7 @@ class Rescue:
 
     Attributes:
         is_elsewhere: Slurm says that the job has been started again elsewhere.
+        found: what had become of the nodes that came back, for people; empty where that is not known.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Rescue:
         self._backend, self._fleet, self._chronicle = backend, fleet, chronicle
         self._clock, self._doubt_s = clock, doubt_s
         self._asked = False  # Slurm to start the job again
-        self.is_elsewhere = False
+        self.is_elsewhere, self.found = False, ""
 
     def wait(
         self,
@@ -82,8 +83,8 @@ class Rescue:
                 back_since = now if back_since is None else back_since
                 if now - back_since >= BACK_S:
                     rebooted = tuple(sorted(self._fleet.rebooted() & set(lost)))
-                    how = f" ({', '.join(rebooted)} booted anew)" if rebooted else ""
-                    said = f"the lost nodes answer again{how}"
+                    self.found = f"{', '.join(rebooted)} booted anew" if rebooted else ""
+                    said = f"the lost nodes answer again{self.found and f' ({self.found})'}"
                     self._chronicle.event("back", said, nodes=tuple(lost), rebooted=rebooted)
                     return True
             else:

@@ -125,6 +125,7 @@ class Supervisor:
                         return self._finish(running, replace(verdict, move=Move.ELSEWHERE))
                     told = self.ending.name if self.ending else ""
                     return self._ends.leave_stranded(verdict, told, self._begun)
+                self._account.add(self._rescue.found)
                 self._usable += verdict.lost
                 running = self._start_next(self._mustered(), running)
             else:

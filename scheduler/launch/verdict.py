@@ -4,7 +4,6 @@ The rules, in their order of precedence:
 
 - Many nodes silent at once is us, a switch or a controller, not many bad nodes: touch nothing, for a while.
 - A node that nothing was heard of for `silence_s` is lost; ranks on it: relaunch without it, or be stranded.
-- A node that was booted anew has lost its ranks, whatever Slurm says: relaunch, on a spare if there is one.
 - Ranks that failed while every node answers questions asked after that: `failure.py` says why, and whether another
   attempt makes sense.
 - Ranks that hang while every node answers: relaunch, without the nodes of those to blame where spares are left.
@@ -83,7 +82,6 @@ class Evidence:
         slow: why a rank is to be replaced; empty while none is.
         suspects: the nodes to blame for that, where it can be told.
         health: what is wrong with nodes, by their own checks.
-        rebooted: nodes that were booted anew since they got their ranks.
         fewest: nodes that are enough where no more are left; None: as many as now.
         tried: what was tried before.
     """
@@ -99,7 +97,6 @@ class Evidence:
     slow: str = ""
     suspects: tuple[NodeName, ...] = ()
     health: Mapping[NodeName, tuple[Finding, ...]] = field(default_factory=dict)
-    rebooted: tuple[NodeName, ...] = ()
     fewest: int | None = None
     tried: Tried = field(default_factory=Tried)
 
@@ -136,8 +133,6 @@ def decide(seen: Evidence, policy: Policy) -> Verdict:
     )
     if lost:
         return _about_lost(seen, policy, lost)
-    if seen.rebooted:
-        return _about_rebooted(seen, policy)
     if seen.exit_code is not None:
         return _about_failed(seen, policy)
     if seen.hung or seen.slow:
@@ -190,11 +185,6 @@ def _about_lost(seen: Evidence, policy: Policy, lost: tuple[NodeName, ...]) -> V
     short = len(seen.active) - len(left)
     because = f"{because}; {short} more than there are spares"
     return Verdict(move=Move.STRANDED, because=because, lost=lost, kind=Kind.JOB_STRANDED, cause=Cause.NODE_LOST)
-
-
-def _about_rebooted(seen: Evidence, policy: Policy) -> Verdict:
-    because = f"{', '.join(seen.rebooted)}: booted anew, the ranks there are gone"
-    return _again(seen, policy, Cause.NODE_LOST, Kind.NODE_REBOOTED, because, suspects=seen.rebooted)
 
 
 def _about_failed(seen: Evidence, policy: Policy) -> Verdict:

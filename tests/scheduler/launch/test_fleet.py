@@ -15,6 +15,7 @@ from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.launch.backend import AgentsFailedError
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.fleet import Fleet
+from deeplink.scheduler.launch.revival import Revival
 from deeplink.scheduler.watch.node import NodeServicer, add_to
 from deeplink.tokens import new_token
 from deeplink.types import Attempt, NodeName
@@ -196,6 +197,32 @@ def test_time_in_which_we_did_nothing_blames_nobody(node: Callable[[str], Node])
     fleet.tick(ATTEMPT)
     assert fleet.silence()[NodeName("n0")].answer_s < 1.0
     fleet.close()
+
+
+def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() -> None:
+    servers: list[BoundServer] = []
+
+    def start(boot: str, *findings: common_pb2.Finding) -> NodeFacts:
+        servicer = NodeServicer(NodeName("n0"), "", node_pb2.StoreStatus, boot_id=boot, health=lambda: findings)
+        servers.append(bound_server("127.0.0.1:0", TOKEN, lambda server: [add_to(server, servicer)]))
+        servers[-1].server.start()
+        return NodeFacts(node="n0", address=f"127.0.0.1:{servers[-1].port}", interface="ib0")
+
+    n0, again = NodeName("n0"), Agents()
+    fleet = Fleet(Agents([start("first")]), TOKEN, SystemClock(), Revival(lambda _nodes: again, SystemClock()))
+    assert fleet.gather([n0], 1, logs="the log", told_to_end=lambda: False)
+    until(fleet, lambda: fleet.boot_ids()[n0] == "first")
+    assert not fleet.sick()
+    servers[0].server.stop(0).wait(5)
+    fleet.revive([n0])
+    broken = common_pb2.Finding(check="disk", severity="drain", problem="read-only")
+    again.said = [start("second", broken, common_pb2.Finding(severity="drain"))]
+    until(fleet, lambda: fleet.sick() == {n0})
+    assert fleet.rebooted() == {n0}
+    assert [finding.check for finding in fleet.health()[n0]] == ["disk"], "the other one cannot be read"
+    fleet.close()
+    assert again.stopped
+    servers[1].server.stop(0).wait(5)
 
 
 def test_too_few_agents_is_an_error_that_names_the_nodes(node: Callable[[str], Node]) -> None:

@@ -114,12 +114,6 @@ def test_the_same_failure_again_without_a_new_step_is_the_applications() -> None
     assert verdict.because == "rank 1 on b: exit 5; exit code 5 again at step 12: the application"
 
 
-def test_a_node_that_was_booted_anew_has_lost_its_ranks() -> None:
-    verdict = decide(seen("a b", "c", rebooted=("b",)), POLICY)
-    assert (verdict.move, verdict.suspects, verdict.lost) == (Move.RELAUNCH, ("b",), ())
-    assert verdict.kind is Kind.NODE_REBOOTED
-
-
 @pytest.mark.parametrize(("fewest", "move"), [(None, Move.STRANDED), (3, Move.STRANDED), (2, Move.RELAUNCH)])
 def test_an_elastic_job_goes_on_with_fewer_nodes(fewest: int | None, move: Move) -> None:
     assert decide(seen("a b c", "", {"b": GONE}, fewest=fewest), POLICY).move is move
@@ -188,7 +182,6 @@ def evidences(draw: st.DrawFn) -> Evidence:
         exited_for_s=draw(seconds),
         hung=draw(st.sampled_from(["", "no progress"])),
         slow=draw(st.sampled_from(["", "slow"])),
-        rebooted=tuple(draw(st.lists(st.sampled_from(nodes[:active]), unique=True))),
         fewest=draw(st.none() | st.integers(1, active)),
         tried=Tried(
             since_progress=tuple(
