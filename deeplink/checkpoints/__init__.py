@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from deeplink.checkpoints.advising import NoAdviceError
 from deeplink.checkpoints.claims import Claim, ClaimDamagedError
+from deeplink.checkpoints.council import NoAgreementError
+from deeplink.checkpoints.fetching import NotFetchedError
 from deeplink.checkpoints.folder import Checkpoints
 from deeplink.checkpoints.found import (
     Checkpoint,
@@ -31,7 +33,9 @@ __all__ = [
     "FencedError",
     "MetaError",
     "NoAdviceError",
+    "NoAgreementError",
     "NoStateError",
+    "NotFetchedError",
     "NotFiniteError",
     "PartsMissingError",
     "ReadOnlyError",

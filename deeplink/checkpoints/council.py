@@ -35,6 +35,8 @@ GATHER_S: Final = 10.0
 AGREE_S: Final = 600.0
 """How long ranks wait for the one that decides: it may have to read large checkpoints."""
 SILENCE_S: Final = 60.0
+PERSIST_S: Final = 60.0
+"""How long the shared folder is asked again, where only it can say what the newest checkpoint is."""
 LOOK_S: Final = 600.0
 """The longest that reading one checkpoint on shared storage may take before another is looked at."""
 _PAUSE_S = 0.05
@@ -49,7 +51,7 @@ class NoAgreementError(DeepLinkError):
     def __init__(self, why: str) -> None:
         super().__init__(
             f"nobody said which checkpoint this attempt goes on from: {why}",
-            remedy="Rank 0 must call `latest` (or `resume`, `over`) as all others do.",
+            remedy="Is shared storage in order? Rank 0 must call `latest` (or `resume`, `over`), too.",
         )
         self.why = why
 
@@ -124,11 +126,19 @@ class Council:
     def _decided(self) -> Claim:
         self._gather()
         holdings = self._agents.held()
+        until = self._clock.monotonic() + PERSIST_S
         for _ in range(_MOST_TRIES):
             view = self._look(holdings)
             found = self._hold.own_claim(view.claims)
             if found is not None:
                 return found
+            if not view.is_readable and not self._is_known_here(view):
+                if self._clock.monotonic() > until:
+                    raise NoAgreementError(
+                        f"{SHARED} cannot be used ({view.problem}), and may have newer ones than these nodes"
+                    )
+                self._clock.sleep(_LONGEST_PAUSE_S)
+                continue
             made, source = self._proposed(view)
             self._say(made, source, view)
             if not view.is_readable:
@@ -145,6 +155,15 @@ class Council:
                 log.warning("%s: %s", SHARED, problem)
                 continue
         raise NoAgreementError("the shared folder changed again and again")
+
+    def _is_known_here(self, view: View) -> bool:
+        """Tell whether these nodes had every checkpoint first: an attempt before ran in this allocation.
+
+        A job that was started again elsewhere may have had newer ones than the nodes that it comes back to.
+        """
+        newest = view.claims[-1].attempt if view.claims else None
+        ours = self._agents.attempt
+        return newest is not None and (newest.job, newest.restart) == (ours.job, ours.restart)
 
     def _gather(self) -> None:
         """Wait for the nodes whose agents do not know yet where their checkpoints lie."""

@@ -140,6 +140,7 @@ class Checkpoints:
         Raises:
             FencedError: a newer attempt has claimed the folder.
             CheckpointDamagedError: the checkpoint that this attempt's ranks agreed on was damaged since.
+            NoAgreementError, NotFetchedError: with `local`, the nodes did not agree on one, or it is lost since.
             ClaimDamagedError: a claim cannot be read.
             DeepLinkError: a save or copy in the background failed so since the last call.
         """

@@ -26,12 +26,15 @@ def test_a_dead_nodes_newest_checkpoint_is_had_from_its_partner(fresh_sandbox: C
     cluster = fresh_sandbox(Shape.of(4))
     folder = folder_of(cluster)
     shutil.copy(RANK, folder / "keeping.py")
-    (folder / "run").write_text("the mount of the shared checkpoints is gone")
     train = shlex.join([sys.executable, str(folder / "keeping.py"), str(folder), "80"])
     script = f"export DEEPLINK_STORE=/local/ssd/store; exec deeplink run --nproc-per-node 1 --spares 1 -- {train}"
     job = submit(cluster, "-N4 --no-kill", script, folder=folder)
     saved = folder / "saved"
     until(lambda: saved.exists() and int(saved.read_text() or 0) >= 15, 40, job.told)
+    shared = folder / "run"
+    shared.rename(folder / "withheld")
+    shared.write_text("the mount of the shared checkpoints is gone")
+    until(lambda: int(saved.read_text() or 0) >= 30, 40, job.told)
     begun = job.events("attempt-started")[0]
     victim = begun["nodes"][-1]
     cluster.crash(victim)
@@ -46,7 +49,7 @@ def test_a_dead_nodes_newest_checkpoint_is_had_from_its_partner(fresh_sandbox: C
     # The copy of the very last save may have been under way.
     assert steps.pop()[0] in {newest, newest - 5}, begins
     assert any(f"copy for {victim}" in origin for *_, origin in begins), begins
-    assert (folder / "run").is_file()
+    assert shared.is_file()
 
 
 def test_a_job_of_one_node_outlives_storage_that_is_frozen_for_longer_than_its_lease(

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink import wire
-from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError
+from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError, council
+from deeplink.checkpoints.council import NoAgreementError
 from deeplink.checkpoints.partners import partners
 from deeplink.config import Config
 from deeplink.types import Attempt, Member, NodeName
@@ -177,10 +178,11 @@ def test_without_shared_storage_the_job_goes_on_saves_and_restarts_and_then_it_i
         second.close()  # the copy to shared storage
     assert any("step-0000000002" in name for node in survivors for name in nodes.copies(node))
     # And once more, from what the second attempt left on disks.
-    found = restarted(nodes, THIRD, survivors)
+    again = Attempt(17, 0, 2)
+    found = restarted(nodes, again, survivors)
     assert {one.step for one in found.values() if one} == {2}
     give_back(nodes)
-    third = begun(nodes, THIRD, "n1", ["n1"])
+    third = begun(nodes, again, "n1", ["n1"])
     found_again = third.latest()
     assert found_again is not None
     assert found_again.step == 2
@@ -345,3 +347,20 @@ def test_agents_that_know_nothing_of_checkpoints_are_done_without(
     again = begun(nodes, SECOND, "n0", ["n0"]).latest()
     assert again is not None
     assert again.step == 1
+
+
+@pytest.mark.parametrize("attempt", [Attempt(17, 1, 0), Attempt(18, 0, 0)], ids=["requeued", "another job"])
+def test_nodes_that_may_have_missed_newer_ones_do_not_decide_without_shared_storage(
+    nodes: Nodes, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(council, "PERSIST_S", 1.0)
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.close()
+    withhold(nodes)
+    with pytest.raises(NoAgreementError, match="may have newer ones"):
+        begun(nodes, attempt, "n1", ["n1"]).latest()
+    give_back(nodes)
+    found = begun(nodes, attempt, "n1", ["n1"]).latest()
+    assert found is not None
+    assert found.step == 1
