@@ -83,3 +83,11 @@ def test_of_two_faults_the_later_one_explains() -> None:
     later = dataclasses.replace(STRUCK, began_unix=1002)
     found, left = matched([STRUCK, later], [TOLD])
     assert (found[0], found[1], left) == ([], [TOLD], [])
+
+
+def test_what_the_shared_kernel_tells_of_itself_is_no_incident_of_a_node() -> None:
+    shared = dataclasses.replace(
+        TOLD, id="y", kind="node-sick", attempt="", evidence="clock (observe): not synchronised"
+    )
+    assert complaints([], [shared]) == []
+    assert complaints([], [dataclasses.replace(shared, evidence="disk (drain): read-only")])
