@@ -37,6 +37,19 @@ def _because(event: Mapping[str, Any]) -> str:
     return f": {event['because']}" if event.get("because") else ""
 
 
+def _number(event: Mapping[str, Any], name: str) -> float:
+    try:
+        return float(event.get(name) or 0)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _late(event: Mapping[str, Any]) -> str:
+    ranks = event.get("ranks")
+    named = ", ".join(map(str, ranks)) if isinstance(ranks, list) else "?"
+    return f"nothing new of ranks {named} for {_number(event, 'silent_s'):.0f} s: {event.get('answer')}"
+
+
 def _attempt_started(event: Mapping[str, Any]) -> str:
     spares = f", {_nodes(event, 'spares')} rests" if event.get("spares") else ""
     ranks = counted(int(event.get("world_size") or 0), "rank")
@@ -65,13 +78,25 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "agents-ready": lambda event: f"{counted(len(event.get('agents') or ()), 'agent')} ready",
     "attempt-started": _attempt_started,
     "first-step": _first_step,
-    "node-silent": lambda event: f"{_nodes(event)} silent for {float(event.get('silent_s') or 0):.1f} s",
+    "node-silent": lambda event: f"{_nodes(event)} silent for {_number(event, 'silent_s'):.1f} s",
     "relaunch": lambda event: f"ranks start again{_because(event)}",
     "stranded": lambda event: f"stranded, waits for a rescue{_because(event)}",
     "spare-lost": lambda event: f"spare {_nodes(event)} lost",
     "back": lambda event: f"{_nodes(event)} answers again",
     "requeue": lambda _: "Slurm was asked to start the job again",
     "waiting": lambda event: f"waits{_because(event)}",
+    "elsewhere": lambda event: f"runs elsewhere by now{_because(event)}",
+    "late": _late,
+    "stacks": lambda event: f"ranks were asked where they are: {event.get('file')}",
+    "straggler": lambda event: (
+        f"rank {event.get('rank')} is {_number(event, 'factor'):.1f} times as slow as others"
+    ),
+    "straggler-over": lambda event: f"rank {event.get('rank')} is as fast as the others again",
+    "save-wanted": lambda event: (
+        f"a save is wanted at step {event.get('step')}, {_number(event, 'left_s'):.0f} s before the time limit"
+    ),
+    "storage-frozen": lambda event: f"the job's folder could not be written for {_number(event, 'stuck_s'):.0f} s",
+    "storage-back": lambda _: "the job's folder can be written again",
     "signal": lambda event: f"{event.get('signal')} passed on to the ranks",
     "ended": _ended,
     "resubmitted": lambda event: f"submitted anew as job {event.get('as')} by {event.get('by')}",

@@ -246,7 +246,7 @@ class Journal:
         return found[0] if found else None
 
     def excluded(self, job: int) -> dict[NodeName, float]:
-        """Return the nodes that `set_excluded` was given last, with since when; 0 where an older journal has none."""
+        """Return the nodes that `set_excluded` was given last, and since when; 0 in an older journal."""
         with self._reading() as db:
             row = db.execute("SELECT excluded FROM jobs WHERE job = ?", (job,)).fetchone()
         known = json.loads(row[0]) if row else {}
