@@ -302,9 +302,7 @@ def test_a_comment_drains_no_node_and_a_held_job_says_why_and_is_its_users_to_re
             policy=Policy(),
         )
         metrics = WatchMetrics(CollectorRegistry())
-        actor = Actor(
-            slurm=root, journal=journal, observer=observer, clock=clock, metrics=metrics, say=print
-        )
+        actor = Actor(slurm=root, journal=journal, observer=observer, clock=clock, metrics=metrics, say=print)
         attempt = Attempt(job.id, 0, 0)
         sick = Verdict(
             kind=Kind.NODE_SICK, remedy=Remedy.COMMENT, reasons=("disk slow",), attempt=attempt, node=victim

@@ -188,7 +188,7 @@ def refuse_and_stop(self, request, claim):
 keeping_copies.KeepServicer._refuse_if_fenced = refuse_and_stop
 settings = AgentSettings(
     node=NodeName(name), bind="127.0.0.1:0", token=read_token(folder / "token"), store=folder / name / "store",
-    config=Config(), keeps_copies=True,
+    config=Config(state=folder / "state"), keeps_copies=True,
 )
 agent = Agent(settings)
 print(agent.start(folder / "token").address, flush=True)
