@@ -58,7 +58,7 @@ class Policy:
         limits: how often ranks are started again.
     """
 
-    silence_s: float = 3.0
+    silence_s: float = 2.5
     starved_s: float = 30.0
     doubt_s: float = 1.5
     settle_s: float = 0.5

@@ -70,7 +70,7 @@ class Policy:
 
     away_probes: int = 3
     away_s: float = 1.5
-    silence_s: float = 3.0
+    silence_s: float = 2.5
     witness_s: float = 1.5
     tense_agent_s: float = 0.6
     tense_beat_s: float = 2.2

@@ -196,7 +196,7 @@ def evidences(draw: st.DrawFn) -> Evidence:
 def test_what_holds_of_every_verdict(evidence: Evidence) -> None:
     verdict = decide(evidence, POLICY)
     contact = {node: silence.contact_s for node, silence in evidence.silence.items()}
-    assert all(contact[node] >= 3.0 or evidence.silence[node].answer_s >= 30.0 for node in verdict.lost)
+    assert all(contact[node] >= POLICY.silence_s or evidence.silence[node].answer_s >= 30.0 for node in verdict.lost)
     if verdict.move is Move.RELAUNCH:
         left = [node for node in evidence.silence if node not in verdict.lost]
         assert len(left) >= (evidence.fewest or len(evidence.active)), "there are nodes to run on"
