@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.health.check import Check
 from deeplink.scheduler.health.clock import ClockCheck
-from deeplink.scheduler.health.disk import judge_disk, read_disk
+from deeplink.scheduler.health.disk import DiskCheck
 from deeplink.scheduler.health.gpucheck import GpuCheck, GpuTools, tools_here
 from deeplink.scheduler.health.look import Look
 from deeplink.scheduler.health.memory import MemoryCheck
@@ -20,7 +20,6 @@ from deeplink.scheduler.health.settings import HealthSettings, load_settings
 from deeplink.scheduler.health.site import SiteCheck, site_checks
 from deeplink.scheduler.health.slurmd import SlurmdCheck
 from deeplink.scheduler.health.xid import XidCheck
-from deeplink.scheduler.watch.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -104,19 +103,13 @@ def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clo
 
 
 def _disk(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Check:
-    folder = str(place.store)
-
-    def look() -> Look:
-        reading = read_disk(place.store, clock)
-        was_there = seen.best(f"folder {folder}", float(reading.there)) > 0
-        return judge_disk(reading, folder, settings.disk, was_there=was_there)
-
+    disk = DiskCheck(place.store, settings.disk, clock, seen)
     return Check(
         name="disk",
-        look=look,
+        look=disk.look,
         timing=settings.disk,
-        hangs=Severity.DRAIN,
-        about=f"{folder}: space, takes writes, gives back what was written, in time",
+        hung=disk.hung,
+        about=f"{place.store}: space, takes writes, gives back what was written, in time",
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.health.look import Look
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.scheduler.health.look import Look
     from deeplink.scheduler.health.settings import Timing
-    from deeplink.scheduler.watch.records import Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,8 @@ class Check:
         name: of the findings.
         look: looks once. It is called from one thread at a time; what it raises means that it could not tell.
         timing: how often, for how long, and what becomes of it.
-        hangs: what it asks for when a look does not end; None: then the check cannot tell.
+        hung: returns, at once, what a look says that has not ended for so many seconds; None: then the check
+            cannot tell.
         about: what it looks at, for people.
         close: ends what a look may have left behind.
         absent: why there is nothing for it to look at on this node; empty where there is.
@@ -30,7 +31,14 @@ class Check:
     name: str
     look: Callable[[], Look]
     timing: Timing
-    hangs: Severity | None = None
+    hung: Callable[[float], Look] | None = None
     about: str = ""
     close: Callable[[], None] = lambda: None
     absent: str = ""
+
+
+def hung_look(check: Check, age_s: float) -> Look:
+    """Return what a look of a check says that has not ended for so many seconds."""
+    if check.hung is not None:
+        return check.hung(age_s)
+    return Look((), f"the check has not ended for {age_s:.0f} s")

@@ -1,14 +1,21 @@
-"""The store's disk: room, whether it takes writes, and how long a small probe takes."""
+"""The store's disk: room, whether it takes writes, and how long a small probe takes.
+
+That it is slow is never a reason to drain: under a full load of training every disk may be. One that hangs is,
+once nothing that was asked of it comes back for minutes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
 import os
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from deeplink.mounts import file_system, is_shared
 from deeplink.scheduler.doctor.disk import nameless
+from deeplink.scheduler.health.hang import Hang, completed, starved_s, state_of
 from deeplink.scheduler.health.look import Complaint, Look, comment, drain, observe
 
 if TYPE_CHECKING:
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.clock import Clock
+    from deeplink.scheduler.health.seen import Seen
     from deeplink.scheduler.health.settings import DiskSettings
 
 PROBE_BYTES = 64 << 10
@@ -33,7 +41,8 @@ class DiskReading:
         free_bytes: what an ordinary user may still write; None where it cannot be told.
         files_free: files that can still be made; None where the file system has no such bound.
         read_only: it is mounted so.
-        probe_s: seconds to write a small file, have it on the disk, and read it back; None where that failed.
+        probe_s: seconds to write a small file, have it on the disk, and read it back, without those that we waited
+            for a processor; None where that failed.
         error: errno of what failed; 0 where nothing did.
         differs: what was read back is not what was written.
     """
@@ -62,12 +71,14 @@ def read_disk(folder: Path, clock: Clock) -> DiskReading:
     )
     if reading.read_only:
         return reading
-    began = clock.monotonic()
+    thread = threading.get_native_id()
+    began, starved = clock.monotonic(), starved_s(thread)
     try:
         differs = not _probed(folder)
     except OSError as problem:
         return dataclasses.replace(reading, error=problem.errno or errno.EIO)
-    return dataclasses.replace(reading, probe_s=clock.monotonic() - began, differs=differs)
+    took_s = clock.monotonic() - began - (starved_s(thread) - starved)
+    return dataclasses.replace(reading, probe_s=max(0.0, took_s), differs=differs)
 
 
 def _probed(folder: Path) -> bool:
@@ -111,5 +122,82 @@ def _complaints(reading: DiskReading, folder: str, settings: DiskSettings) -> It
         yield comment("space", f"{folder}: no more files can be made on its file system")
     if reading.probe_s is not None and reading.probe_s > settings.slow_s:
         said = f"{folder}: {PROBE_BYTES >> 10} KiB took {reading.probe_s:.1f} s to write and read back"
-        far = reading.probe_s > 2 * settings.slow_s
-        yield comment("slow", said) if far else observe("slow", said)
+        yield _slow(reading.probe_s, said, settings)
+
+
+def _slow(took_s: float, said: str, settings: DiskSettings) -> Complaint:
+    return comment("slow", said) if took_s > 2 * settings.slow_s else observe("slow", said)
+
+
+def judge_hang(hang: Hang, folder: str, settings: DiskSettings, *, shared: bool) -> Look:
+    """Return what a look at the disk of `folder` that has not ended says.
+
+    Args:
+        hang: how it stands.
+        folder: as it is called.
+        settings: from when on it counts as hung.
+        shared: the folder lies on storage of many nodes, whose standing still is no fault of this one.
+    """
+    said = f"{folder}: {PROBE_BYTES >> 10} KiB are not written and read back after {hang.age_s:.0f} s"
+    if hang.starved:
+        return Look((), f"{said}, but {hang.starved}")
+    if hang.goes_on:
+        return Look((_slow(hang.waited_s, f"{said}, while its disk goes on", settings),), said)
+    if hang.waited_s < settings.hung_s:
+        return Look((_slow(hang.waited_s, said, settings),), said)
+    hangs = comment("hangs", said) if shared else drain("hangs", said)
+    return Look((hangs,), said)
+
+
+@dataclass(slots=True)
+class DiskCheck:
+    """Looks at the disk of a folder; `hung` may be asked meanwhile, from another thread.
+
+    Attributes:
+        seen: where it is kept that the folder was there.
+    """
+
+    folder: Path
+    settings: DiskSettings
+    clock: Clock
+    seen: Seen
+    _under_way: _UnderWay | None = field(default=None)
+
+    def look(self) -> Look:
+        """Look once; may hang as long as the disk does."""
+        thread = threading.get_native_id()
+        self._under_way = under_way = _UnderWay(thread, starved_s(thread))
+        name = str(self.folder)
+        try:
+            under_way.device = self.folder.stat().st_dev
+            under_way.shared = is_shared(file_system(self.folder))
+        except OSError:
+            pass  # reading it tells
+        reading = read_disk(self.folder, self.clock)
+        was_there = self.seen.best(f"folder {name}", float(reading.there)) > 0
+        return judge_disk(reading, name, self.settings, was_there=was_there)
+
+    def hung(self, age_s: float) -> Look:
+        """Return what the look under way says, which has not ended for so many seconds; waits for no disk."""
+        one = self._under_way
+        if one is None:
+            return Look((), "the look has not begun")
+        before, one.completed = one.completed, completed(one.device) if one.device is not None else None
+        hang = Hang(
+            age_s=age_s,
+            state=state_of(one.thread),
+            starved_s=starved_s(one.thread) - one.starved_s,
+            goes_on=None if before is None or one.completed is None else one.completed != before,
+        )
+        return judge_hang(hang, str(self.folder), self.settings, shared=one.shared)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The look under way: its thread, and what is known of the folder's storage."""
+
+    thread: int
+    starved_s: float
+    device: int | None = None
+    shared: bool = False
+    completed: int | None = None

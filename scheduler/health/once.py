@@ -7,8 +7,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.health.check import hung_look
 from deeplink.scheduler.health.hysteresis import as_complained
-from deeplink.scheduler.health.look import Complaint, Look, gravity, one_line
+from deeplink.scheduler.health.look import Look, gravity, one_line
 from deeplink.scheduler.watch.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def looked_at(checks: Iterable[Check], clock: Clock, longest_s: float) -> list[L
         check = waiting.pop(name)
         done.append(Looked(check, look.bounded(), took_s))
     passed = clock.monotonic() - began
-    return [*done, *(Looked(check, _hung(check, passed), None) for check in waiting.values())]
+    return [*done, *(Looked(check, hung_look(check, passed), None) for check in waiting.values())]
 
 
 def _look(check: Check, clock: Clock, answers: queue.SimpleQueue[tuple[str, Look, float]]) -> None:
@@ -56,11 +57,6 @@ def _look(check: Check, clock: Clock, answers: queue.SimpleQueue[tuple[str, Look
     except Exception as problem:  # noqa: BLE001 - whatever a check stumbles over says nothing of the node
         look = Look((), one_line(f"{type(problem).__name__}: {problem}"))
     answers.put((check.name, look, clock.monotonic() - began))
-
-
-def _hung(check: Check, passed: float) -> Look:
-    said = f"the check has not ended for {passed:.0f} s"
-    return Look((Complaint("hangs", check.hangs, said),) if check.hangs is not None else (), said)
 
 
 def found_by(looked: Iterable[Looked], unix: float) -> list[Finding]:

@@ -58,12 +58,14 @@ class DiskSettings(Timing):
     Attributes:
         min_free_bytes: less free space than this is complained of.
         slow_s: a probe (write 64 KiB, fsync, read back) that takes longer is complained of.
+        hung_s: a probe that has not ended for so long hangs, where the disk completes nothing else either.
     """
 
     interval_s: float = 30.0
     deadline_s: float = 15.0
     min_free_bytes: int = 1 << 30
     slow_s: float = 2.0
+    hung_s: float = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

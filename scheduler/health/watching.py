@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink import metrics
+from deeplink.scheduler.health.check import hung_look
 from deeplink.scheduler.health.hysteresis import COULD_NOT_TELL, CheckState, Moment, findings, folded
-from deeplink.scheduler.health.look import Complaint, Look, gravity, one_line
+from deeplink.scheduler.health.look import Look, gravity, one_line
 from deeplink.scheduler.health.schedule import Timetable
 from deeplink.scheduler.health.switch import Off
 from deeplink.scheduler.watch.records import Finding, Severity
@@ -34,7 +35,6 @@ MOST_ENDED = 256
 SWITCH_S = 5.0
 """How often the kill switch is looked at."""
 STOP_S = 0.5
-HANGS = "hangs"
 _SWITCH = "(switch)"
 
 Key = tuple[str, str, float]
@@ -178,12 +178,7 @@ class HealthWatch:
     def _hangs(self, name: str, age_s: float) -> None:
         if name == _SWITCH or name in self._off:
             return
-        check = self.checks[name]
-        said = f"the check has not ended for {age_s:.0f} s"
-        if check.hangs is None:
-            self._fold(name, Look((), said))
-        else:
-            self._fold(name, Look((Complaint(HANGS, check.hangs, said),), said))
+        self._fold(name, hung_look(self.checks[name], age_s))
 
     def _fold(self, name: str, look: Look) -> None:
         if name in self._off:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from deeplink.clock import SystemClock
-from deeplink.scheduler.health.disk import DiskReading, judge_disk, read_disk
+from deeplink.scheduler.health.disk import DiskCheck, DiskReading, judge_disk, judge_hang, read_disk
+from deeplink.scheduler.health.hang import Hang, completed, state_of
 from deeplink.scheduler.health.look import Look
+from deeplink.scheduler.health.seen import Seen
 from deeplink.scheduler.health.settings import DiskSettings
 from deeplink.scheduler.watch.records import Severity
 from tests.faults.disks import disk_in_memory, disk_on_loop
@@ -105,3 +111,78 @@ def test_what_a_reading_asks_for(reading: DiskReading, found: dict[str, Severity
 def test_a_folder_that_we_may_not_enter_is_unknown() -> None:
     look = judge_disk(DiskReading(error=errno.EACCES), "/ssd", SETTINGS, was_there=True)
     assert (told(look), look.unknown) == ({}, "/ssd: Permission denied")
+
+
+@contextmanager
+def frozen(folder: Path) -> Iterator[None]:
+    """Have every write to the file system of a folder wait, in the kernel, until the end of the block."""
+    subprocess.run(["fsfreeze", "--freeze", folder], check=True, timeout=20)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", folder], check=True, timeout=20)
+
+
+@needs_root
+def test_a_disk_that_really_hangs_is_to_be_drained_after_minutes_and_not_before(tmp_path: Path) -> None:
+    with disk_on_loop(tmp_path / "disk", 8 << 20) as disk:
+        check = DiskCheck(disk.path, SETTINGS, SystemClock(), Seen())
+        assert told(check.hung(500.0)) == {}  # no look has begun
+        threads: list[int] = []
+        seen: list[Look] = []
+
+        def look() -> None:
+            threads.append(threading.get_native_id())
+            seen.append(check.look())
+
+        with frozen(disk.path):
+            thread = threading.Thread(target=look)
+            thread.start()
+            deadline = time.monotonic() + 20
+            while not (threads and state_of(threads[0]) == "D") and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert told(check.hung(15.0)) == {"slow": Severity.COMMENT}
+            assert told(check.hung(179.0)) == {"slow": Severity.COMMENT}
+            assert told(check.hung(200.0)) == {"hangs": Severity.DRAIN}
+        thread.join(20)
+        assert [told(look) for look in seen] == [{}]
+        late = check.hung(500.0)  # its thread is gone: nothing can be told
+        assert (told(late), bool(late.unknown)) == ({}, True)
+
+
+@pytest.mark.parametrize(
+    ("hang", "shared", "found"),
+    [
+        (Hang(age_s=600.0, state="D"), False, {"hangs": Severity.DRAIN}),
+        (Hang(age_s=600.0, state="S", goes_on=False), False, {"hangs": Severity.DRAIN}),
+        (Hang(age_s=600.0, state="D"), True, {"hangs": Severity.COMMENT}),
+        # Slow by all that others write: however long it takes.
+        (Hang(age_s=600.0, state="D", goes_on=True), False, {"slow": Severity.COMMENT}),
+        (Hang(age_s=100.0, state="D", goes_on=False), False, {"slow": Severity.COMMENT}),
+        # We are the ones who do not get on.
+        (Hang(age_s=600.0, state="D", starved_s=450.0), False, {"slow": Severity.COMMENT}),
+        (Hang(age_s=600.0, state="R"), False, {}),
+        (Hang(age_s=600.0, state="T"), False, {}),
+        (Hang(age_s=600.0, state=""), False, {}),
+    ],
+)
+def test_what_a_look_that_does_not_end_asks_for(hang: Hang, shared: bool, found: dict[str, Severity]) -> None:
+    look = judge_hang(hang, "/ssd", SETTINGS, shared=shared)
+    assert told(look) == found
+    assert "/ssd" in look.unknown  # whatever else was wrong with it stays told
+
+
+@needs_root
+def test_a_disk_that_works_is_seen_to_go_on(tmp_path: Path) -> None:
+    with disk_on_loop(tmp_path / "disk", 8 << 20) as disk:
+        device = disk.path.stat().st_dev
+        before = completed(device)
+        with (disk.path / "file").open("wb") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        after = completed(device)
+    assert before is not None
+    assert after is not None
+    assert after > before
+    assert completed(os.makedev(0, 1)) is None

@@ -13,7 +13,7 @@ import pytest
 from deeplink import metrics
 from deeplink.clock import SystemClock
 from deeplink.scheduler.health.check import Check
-from deeplink.scheduler.health.look import GOOD, Look, comment, drain
+from deeplink.scheduler.health.look import GOOD, Complaint, Look, comment, drain
 from deeplink.scheduler.health.once import found_by, looked_at
 from deeplink.scheduler.health.settings import Timing
 from deeplink.scheduler.health.switch import Off, read_switch
@@ -33,7 +33,12 @@ class Probe:
         self.go = threading.Event()
         self.go.set()
         self.most_at_once = 0
-        self.check = Check(name=name, look=self.look, timing=timing, hangs=hangs)
+        self.check = Check(
+            name=name,
+            look=self.look,
+            timing=timing,
+            hung=None if hangs is None else lambda _: Look((Complaint("hangs", hangs, "x"),), "x"),
+        )
 
     def look(self) -> Look:
         self.threads += 1
