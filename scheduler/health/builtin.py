@@ -79,7 +79,13 @@ def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clo
     seen = Seen(None if place.of_job else config.state / FILE)
     yield _disk(settings, place, clock, seen)
     memory = MemoryCheck(settings.memory, clock)
-    yield Check(name="memory", look=memory.look, timing=settings.memory, about="available memory, OOM kills, ECC")
+    yield Check(
+        name="memory",
+        look=memory.look,
+        timing=settings.memory,
+        close=memory.close,
+        about="available memory, OOM kills, ECC",
+    )
     yield Check(
         name="clock", look=ClockCheck(clock).look, timing=settings.clock, about="synchronised, has not jumped"
     )

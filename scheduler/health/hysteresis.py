@@ -52,7 +52,7 @@ class Standing:
         runs: for each gravity from OBSERVE on, how many looks in a row were at least so bad.
         better: looks in a row that were better than `level`.
         best_worst: the worst of those better looks.
-        began: when the finding began, Unix time; 0 while there is none.
+        began: when the finding began, or what it tells of last happened; Unix time, 0 while there is none.
         last_began: monotonic time of its last beginning; None before the first.
         doublings: how often the looks it takes to end it are doubled.
         problem: what the newest complaint said.
@@ -97,7 +97,8 @@ def folded(state: CheckState, look: Look, rule: Rule, now: Moment) -> CheckState
         if complaint is not None:
             own = replace(rule, bad=1) if complaint.certain else rule
             standing = _seen(standing, min(gravity(complaint.severity), gravity(rule.most)), own, now)
-            standing = replace(standing, problem=complaint.problem)
+            began = complaint.at_unix if standing.level and complaint.at_unix else standing.began
+            standing = replace(standing, problem=complaint.problem, began=began)
         elif not look.unknown:
             standing = _seen(standing, 0, rule, now)
         subjects[subject] = standing

@@ -36,12 +36,14 @@ class Complaint:
         severity: what it asks for, before the check's own limit.
         problem: for people, with the figures.
         certain: the kernel or a driver has recorded it: one look is enough for a finding.
+        at_unix: when it last happened, for what happens in a moment: the finding is since then. 0: it lasts.
     """
 
     subject: str
     severity: Severity
     problem: str
     certain: bool = False
+    at_unix: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

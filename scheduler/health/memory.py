@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.health.kernellog import KernelLog, Said
 from deeplink.scheduler.health.look import Complaint, Look, comment, drain, observe
 from deeplink.scheduler.health.reading import number_of, table_of, text_of
 from deeplink.scheduler.health.recent import Counters, Recent
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from deeplink.clock import Clock
     from deeplink.scheduler.health.settings import MemorySettings
 
 OOM_HELD_S = 600.0
 _KIB = 1024
+_NAMED = 3
+"""Of several that were killed at once so many are named, the last."""
+_KILLED = re.compile(r"Killed process (\d+) \((.{0,64}?)\)(?:,| total-vm)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,29 +83,67 @@ def _uncorrected(edac: Path) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-class MemoryCheck:
-    """Looks at memory, and remembers what was killed."""
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A process that the kernel killed for want of memory."""
 
-    def __init__(self, settings: MemorySettings, clock: Clock, paths: MemoryPaths | None = None) -> None:
+    pid: int
+    name: str
+
+
+def killed_in(lines: Iterable[Said]) -> Iterator[Killed]:
+    """Yield who was killed, from lines of the kernel's log.
+
+    >>> line = "Memory cgroup out of memory: Killed process 4711 (pt (main)) total-vm:9kB, anon-rss:1kB"
+    >>> list(killed_in([Said(line, 1.0)]))
+    [Killed(pid=4711, name='pt (main)')]
+    """
+    for line in lines:
+        found = _KILLED.search(line.text)
+        if found:
+            yield Killed(int(found[1]), found[2])
+
+
+class MemoryCheck:
+    """Looks at memory, and tells for a while what was killed: when last, and who, if the kernel's log says so."""
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        clock: Clock,
+        paths: MemoryPaths | None = None,
+        log: KernelLog | None = None,
+    ) -> None:
         self._settings, self._clock, self._paths = settings, clock, paths or MemoryPaths()
         self._counters, self._recent = Counters(), Recent(OOM_HELD_S)
+        self._log = log or KernelLog()
+        self._log.news()  # what was before us
 
     def look(self) -> Look:
         """Look once."""
         reading, now = read_memory(self._paths), self._clock.monotonic()
         kills = {"node": reading.oom_kills, "group": reading.group_oom_kills}
         risen = self._counters.rises({name: count for name, count in kills.items() if count is not None})
+        named = tuple(killed_in(self._log.news()))
+        if named:  # the kernel counts first and names then: a look may come between the two
+            risen["node"] = max(len(named), risen.get("node", 0))
         for name, count in risen.items():
-            where = "here" if name == "node" else "in the agent's control group"
-            self._recent.note(observe(f"oom {name}", _killed(count, where), certain=True), now)
+            said = _told(count, "here", named) if name == "node" else _told(count, "in the agent's control group")
+            complaint = observe(f"oom {name}", said, certain=True)
+            self._recent.note(replace(complaint, at_unix=self._clock.unix()), now)
         return Look(
             (*judge_memory(reading, self._settings), *self._recent.complaints(now)),
             "" if reading.total else "/proc/meminfo does not say",
         )
 
+    def close(self) -> None:
+        """Read the kernel's log no more."""
+        self._log.close()
 
-def _killed(count: int, where: str) -> str:
-    return f"{counted(count, 'process')} {where} killed for want of memory in the last {OOM_HELD_S / 60:g} minutes"
+
+def _told(count: int, where: str, named: Sequence[Killed] = ()) -> str:
+    who = ", ".join(f"{killed.name} ({killed.pid})" for killed in named[-_NAMED:])
+    return f"{counted(count, 'process')} {where} killed for want of memory{f': {who}' if who else ''}"
 
 
 def judge_memory(reading: MemoryReading, settings: MemorySettings) -> Iterator[Complaint]:

@@ -76,11 +76,12 @@ class MemorySettings(Timing):
         min_available: the least share of memory that should be available, in percent.
     """
 
-    # What was killed is asked for at once when a rank ends; what is available must be little for half a minute.
-    interval_s: float = 2.0
+    # Half a second after ranks have ended it is asked what was killed; what is available must be little for half a
+    # minute.
+    interval_s: float = 0.5
     deadline_s: float = 5.0
-    bad: int = 15
-    good: int = 15
+    bad: int = 60
+    good: int = 60
     min_available: float = 1.0
 
 

@@ -1,29 +1,23 @@
-"""The kernel log: errors of GPUs, which NVIDIA's driver calls Xid, and of the bus they hang on."""
+"""Errors of GPUs in the kernel's log, which NVIDIA's driver calls Xid."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.health.kernellog import KernelLog, Said
 from deeplink.scheduler.health.look import Complaint, Look, comment, drain, observe
 from deeplink.scheduler.health.recent import Recent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from deeplink.clock import Clock
 
 HELD_S = 3600.0
 """An Xid is told for so long after it came."""
-_MOST_RECORDS = 200_000
-_RECORD = 8192  # the longest that /dev/kmsg gives at once
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, ?(.*))?$")
-_HEAD = re.compile(r"\d+,\d+,(\d+),[^;]*;(.*)")
 
 # What NVIDIA's catalogue of Xid errors says is the hardware's: the GPU is not to be used before it was reset or
 # replaced. Those that a program causes (13, 31, 43, 45 and others) say nothing of the node.
@@ -58,17 +52,16 @@ class Xid:
     said: str = ""
 
 
-def parse_kmsg(text: str) -> Iterator[Xid]:
-    r"""Yield the Xids in records of /dev/kmsg.
+def xids_in(lines: Iterable[Said]) -> Iterator[Xid]:
+    r"""Yield the Xids in lines of the kernel's log.
 
-    >>> [xid.number for xid in parse_kmsg("4,1,9000000,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off.\n")]
+    >>> [xid.number for xid in xids_in([Said("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off.", 9.0)])]
     [79]
     """
-    for line in text.splitlines():
-        head = _HEAD.match(line)
-        found = _XID.search(head[2]) if head else None
-        if head and found:
-            yield Xid(found[1], int(found[2]), int(head[1]) / 1e6, (found[3] or "").strip())
+    for line in lines:
+        found = _XID.search(line.text)
+        if found:
+            yield Xid(found[1], int(found[2]), line.at, (found[3] or "").strip())
 
 
 def judge_xid(xid: Xid) -> Complaint:
@@ -83,51 +76,6 @@ def judge_xid(xid: Xid) -> Complaint:
     return observe(subject, said, certain=True)
 
 
-class KernelLog:
-    """Reads /dev/kmsg from where it read last; the whole ring at first. Nothing where that is not allowed."""
-
-    def __init__(self, path: Path = Path("/dev/kmsg")) -> None:
-        self._path = path
-        self._file = -1
-
-    def may_read(self) -> bool:
-        """Return whether the log is there, and we may read it."""
-        return self._opened()
-
-    def news(self) -> list[Xid]:
-        """Return the Xids since the last call."""
-        if not self._opened():
-            return []
-        return [xid for text in self._records() for xid in parse_kmsg(text)]
-
-    def close(self) -> None:
-        """Read no more."""
-        if self._file >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._file)
-            self._file = -1
-
-    def _opened(self) -> bool:
-        if self._file < 0:
-            try:
-                self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-            except OSError:
-                return False
-        return True
-
-    def _records(self) -> Iterator[str]:
-        for _ in range(_MOST_RECORDS):
-            try:
-                record = os.read(self._file, _RECORD)
-            except OSError as problem:
-                if problem.errno == errno.EPIPE:  # overwritten before we read it
-                    continue
-                return
-            if not record:
-                return
-            yield record.decode(errors="replace")
-
-
 @dataclass(slots=True)
 class XidCheck:
     """Tells the Xids of the last hour: within seconds, as what a rank died of is asked for at once."""
@@ -139,7 +87,7 @@ class XidCheck:
     def look(self) -> Look:
         """Look once."""
         now = self.clock.monotonic()
-        for xid in self.log.news():
+        for xid in xids_in(self.log.news()):
             if now - xid.at < HELD_S:
                 self._recent.note(judge_xid(xid), min(now, xid.at))
         return Look(self._recent.complaints(now))

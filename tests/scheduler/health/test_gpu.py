@@ -15,10 +15,11 @@ from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.health.gpu import Gpu, GpuReading, judge_gpus
 from deeplink.scheduler.health.gpucheck import GpuCheck, GpuTools, tools_here
 from deeplink.scheduler.health.gpureading import parse_csv, parse_dcgm, parse_lost, parse_nvlink, parse_nvml
+from deeplink.scheduler.health.kernellog import KernelLog
 from deeplink.scheduler.health.look import Look
 from deeplink.scheduler.health.seen import Seen
 from deeplink.scheduler.health.settings import GpuSettings
-from deeplink.scheduler.health.xid import KernelLog, XidCheck
+from deeplink.scheduler.health.xid import XidCheck
 from deeplink.scheduler.watch.records import Severity
 
 SMI = """#!/bin/sh

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from deeplink.clock import ManualClock
+from deeplink.scheduler.health.hysteresis import CheckState, Moment, findings, folded
+from deeplink.scheduler.health.kernellog import KernelLog
 from deeplink.scheduler.health.memory import MemoryCheck, MemoryPaths, MemoryReading, judge_memory, read_memory
 from deeplink.scheduler.health.settings import MemorySettings
 from deeplink.scheduler.watch.records import Severity
@@ -54,6 +56,9 @@ def test_a_process_that_is_really_killed_for_memory_is_told_for_a_while() -> Non
         (told,) = [one for one in check.look().complaints if one.subject == "oom node"]
         assert told.severity is Severity.OBSERVE
         assert "killed for want of memory" in told.problem
+        assert told.at_unix == clock.unix()
+        if KernelLog().may_read():
+            assert f"({eater.pid})" in told.problem
         clock.sleep(601)
         assert not [one for one in check.look().complaints if one.subject == "oom node"]
 
@@ -81,6 +86,35 @@ def test_kills_in_the_agents_own_group_are_told(tmp_path: Path) -> None:
         "oom node": "1 process here",
         "oom group": "2 processes in the agent's control group",
     }
+
+
+def test_a_finding_of_kills_is_since_the_last_one_and_names_whom(tmp_path: Path) -> None:
+    paths, kmsg, clock = lay_out(tmp_path, kills=3), tmp_path / "kmsg", ManualClock()
+    old = "6,1,1000,-;Out of memory: Killed process 7 (old) total-vm:1kB, anon-rss:1kB\n"
+    kmsg.write_text(old)
+    check = MemoryCheck(SETTINGS, clock, paths, KernelLog(kmsg))
+
+    def found(state: CheckState) -> tuple[CheckState, list[tuple[str, float]]]:
+        state = folded(state, check.look(), SETTINGS.rule, Moment(clock.unix(), clock.monotonic()))
+        return state, [(one.problem, one.since_unix) for one in findings("memory", state, SETTINGS.rule).values()]
+
+    state, told = found(CheckState())
+    assert told == []
+    first = clock.unix()
+    lay_out(tmp_path, kills=4)
+    state, told = found(state)
+    assert told == [("1 process here killed for want of memory", first)]
+    clock.sleep(0.5)
+    kmsg.write_text(
+        old + "6,2,2000,-;Memory cgroup out of memory: Killed process 41 (python3) total-vm:9kB, UID:0\n"
+    )
+    state, told = found(state)
+    assert [problem for problem, _ in told] == ["1 process here killed for want of memory: python3 (41)"]
+    clock.sleep(300)
+    second = clock.unix()
+    lay_out(tmp_path, kills=6)
+    state, told = found(state)
+    assert told == [("2 processes here killed for want of memory", second)]
 
 
 def test_what_is_available_and_what_controllers_count(tmp_path: Path) -> None:
