@@ -11,7 +11,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from deeplink import vitals
 from deeplink.answering import answer_in
@@ -22,12 +22,14 @@ from deeplink.types import Attempt, FencedError
 from deeplink.v1 import common_pb2, node_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 log = logging.getLogger(__name__)
 
-SEND_EVERY_S = 0.2
-"""Reports are sent no more often; the newest wins. 0.5 ms of this process's time each."""
+SEND_EVERY_S = 0.3
+"""Reports are sent no more often; the newest wins. 0.5 ms of this process's time each; launchers look twice a
+second.
+"""
 CALL_TIMEOUT_S = 2.0
 RETRY_AFTER_S = 1.0
 FLUSH_S = 1.0
@@ -72,8 +74,7 @@ def destination(env: Mapping[str, str]) -> Destination | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
+class _Said(NamedTuple):
     step: int
     unix: float
     metrics: Mapping[str, float]
@@ -94,7 +95,7 @@ class Reporter:
     to: Destination
     clock: Clock = field(default_factory=SystemClock)
     work_s: float = 0.0
-    _waiting: _Said | None = None
+    _waiting: tuple[int, float, Mapping[str, float], str, float] | None = None  # of a `_Said`
     _step: int | None = None
     _metrics: Mapping[str, float] = field(default_factory=dict)
     _sections: list[Named] = field(default_factory=list)
@@ -102,48 +103,65 @@ class Reporter:
     _save_at: int = 0
     _saved_at: int = 0
     _sending: bool = False
-    _hungry: bool = False
+    _hungry: bool = True
     _closing: bool = False
     _thread: threading.Thread | None = None
-    _changed: threading.Condition = field(default_factory=threading.Condition)
     _odd: set[str] = field(default_factory=set)
     _silent: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # a signal's handler may report, too
+    _changed: threading.Condition = field(init=False)
+    _now: Callable[[], float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._changed, self._now = threading.Condition(self._lock), self.clock.unix
+
+    # A step of training has thrown this code out of the processor's caches: what a report costs is how much of it
+    # there is. Hence no more objects and calls than it takes.
 
     def tell(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Hand over a report; microseconds.
+        """Hand over a report; microseconds. The metrics must not be changed afterwards.
 
         Raises:
             FencedError: the agent has said that a newer attempt of this job has begun.
         """
         if self._fenced_by is not None:
             raise FencedError(self.to.attempt, self._fenced_by, f"job {self.to.attempt.job}")
-        numbers = self._numbers(metrics)
-        with self._changed:
-            self._step, self._metrics = int(step), numbers
+        for value in metrics.values():
+            if type(value) is not float:
+                metrics = self._numbers(metrics)
+                break
+        with self._lock:
+            self._step, self._metrics = int(step), metrics  # type: ignore[assignment] # all floats by now
             self._hand_over()
 
     def enter(self, section: Named) -> None:
         """Hand over that a section begins; microseconds."""
-        with self._changed:
+        with self._lock:
             self._sections.append(section)
             self._hand_over()
 
     def leave(self, section: Named) -> None:
         """Hand over that a section ends, wherever it stands among those entered since."""
-        with self._changed:
-            self._sections = [one for one in self._sections if one is not section]
+        with self._lock:
+            if self._sections and self._sections[-1] is section:
+                self._sections.pop()
+            else:
+                self._sections = [one for one in self._sections if one is not section]
             self._hand_over()
 
     def _hand_over(self) -> None:
         # A rank that has reported no step is still being set up, whatever sections it has left.
         outside = SETUP if self._step is None else ""
         section = self._sections[-1].name if self._sections else outside
-        self._waiting = _Said(self._step or 0, self.clock.unix(), self._metrics, section, self.work_s)
+        self._waiting = (self._step or 0, self._now(), self._metrics, section, self.work_s)
+        if self._hungry:  # a sender at rest is not woken a hundred times a second: that cost more than the report
+            self._wake()
+
+    def _wake(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="deeplink-report", daemon=True)
             self._thread.start()
-        if self._hungry:  # a sender at rest is not woken a hundred times a second: that cost more than the report
-            self._changed.notify_all()
+        self._changed.notify_all()
 
     def is_save_due(self, step: int) -> bool:
         """Tell whether a checkpoint is wanted at this step; true once for each wish."""
@@ -206,7 +224,7 @@ class Reporter:
             self._hungry = False
             said, self._waiting = self._waiting, None
             self._sending = said is not None
-            return said
+            return said and _Said(*said)
 
     def _put_back(self, said: _Said) -> None:
         with self._changed:
@@ -216,7 +234,8 @@ class Reporter:
         with self._changed:
             self._sending = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._closing, pause_s)
+            if not self._closing and pause_s:
+                self._changed.wait(pause_s)
 
     def _message(self, said: _Said) -> bytes:
         attempt = self.to.attempt
@@ -306,7 +325,7 @@ _process = _Process()
 
 def reporter() -> Reporter | None:
     """Return this process's reporter; None outside of a job."""
-    return _process.get()
+    return _process.reporter if _process.made else _process.get()
 
 
 os.register_at_fork(after_in_child=_process.forget)
@@ -329,7 +348,7 @@ def report(*, step: int, work_s: float | None = None, **metrics: float) -> None:
     Raises:
         FencedError: a newer attempt of this job has begun; let it end this process.
     """
-    ours = _process.get()
+    ours = _process.reporter if _process.made else _process.get()
     if ours is None:
         return
     if work_s is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import subprocess
 import sys
@@ -16,11 +15,10 @@ from typing_extensions import override
 
 import deeplink
 from deeplink import progress, sections
-from deeplink.answering import answer_in
 from deeplink.checkpoints import Checkpoints
 from deeplink.clock import SystemClock
 from deeplink.progress import Destination, Reporter, _Said, measure_with
-from deeplink.scheduler.watch.asking import ASKING, answer_file
+from deeplink.scheduler.watch.asking import ASKING
 from deeplink.timing import KEPT, StepMeter
 from deeplink.types import Attempt
 from deeplink.v1 import node_pb2
@@ -41,7 +39,7 @@ class Heard(Reporter):
     def _hand_over(self) -> None:
         super()._hand_over()
         if self._waiting is not None:
-            self.said.append(self._waiting)
+            self.said.append(_Said(*self._waiting))
 
     def told(self) -> list[tuple[str, int]]:
         return [(said.section, said.step) for said in self.said]
@@ -138,7 +136,6 @@ def test_outside_of_a_job_it_does_nothing() -> None:
 def test_who_has_the_signal_keeps_it(tmp_path: Path) -> None:
     program = f"""
 import faulthandler, pathlib, signal
-from deeplink.answering import answer_in
 signal.signal({ASKING}, lambda *_: None)
 print(answer_in(pathlib.Path({str(tmp_path)!r})))
 """
@@ -149,9 +146,18 @@ print(answer_in(pathlib.Path({str(tmp_path)!r})))
 
 
 def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
-    assert not answer_in(tmp_path / "none")
-    assert not answer_file(tmp_path / "none", os.getpid()).exists()
-    faulthandler.unregister(ASKING)
+    # In a process of its own: this one may answer already.
+    program = (
+        f"import pathlib, deeplink.answering as a\nprint(a.answer_in(pathlib.Path({str(tmp_path / 'none')!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_a_signals_handler_may_report_in_the_middle_of_a_report(heard: Heard) -> None:
+    with heard._lock:  # the training loop's thread has it
+        deeplink.report(step=7)
+    assert heard.told() == [("", 7)]
 
 
 class Ticking:
