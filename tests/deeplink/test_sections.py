@@ -135,7 +135,8 @@ def test_outside_of_a_job_it_does_nothing() -> None:
 
 def test_who_has_the_signal_keeps_it(tmp_path: Path) -> None:
     program = f"""
-import faulthandler, pathlib, signal
+import pathlib, signal
+from deeplink.answering import answer_in
 signal.signal({ASKING}, lambda *_: None)
 print(answer_in(pathlib.Path({str(tmp_path)!r})))
 """
