@@ -44,6 +44,7 @@ class Subject:
         quick: its arguments for a short run.
         parts: names of its own that --only may choose from; the program takes them by its own --only.
         longest_s: it is ended when it takes longer.
+        about_s: how long it takes, given the parts that were chosen (none: all) and whether it is a short run.
     """
 
     title: str
@@ -52,6 +53,12 @@ class Subject:
     quick: tuple[str, ...] = ("--quick",)
     parts: tuple[str, ...] = ()
     longest_s: float = LONGEST_S
+    about_s: Callable[[tuple[str, ...], bool], float] | None = None
+
+
+def lasts(full_s: float, quick_s: float) -> Callable[[tuple[str, ...], bool], float]:
+    """Return the `about_s` of a subject without parts."""
+    return lambda _parts, quick: quick_s if quick else full_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +161,7 @@ def run(
             say(f"{name} FAILED: {problem}")
             found.failed.append(name)
             found.missing[subject.title] = problem
+        if not path.exists():
             continue
         found.rows[name] = rows_from(json.loads(path.read_text(encoding="utf-8")))
         if notes.exists():
@@ -169,14 +177,22 @@ def _ended(argv: list[str], longest_s: float, *, quiet: bool) -> str:
         try:
             code = process.wait(longest_s)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # it has namespaces and processes to clean up
-            process.wait(END_S)
+            _end_it(process)
             return f"it took longer than {longest_s:g} s"
         except BaseException:
-            process.send_signal(signal.SIGINT)
-            process.wait(END_S)
+            _end_it(process)
             raise
     return f"exit code {code}" if code else ""
+
+
+def _end_it(process: subprocess.Popen[bytes]) -> None:
+    """End a program: it has namespaces and processes to clean up, and is killed if it does not come to an end."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def asked_for(bench: Bench, arguments: Sequence[str] | None) -> Asked:
@@ -218,6 +234,23 @@ def _chosen(bench: Bench, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return chosen
 
 
+def estimated(bench: Bench, asked: Asked) -> list[str]:
+    """Return how long a run takes, in a line; nothing where no subject says."""
+    known = {
+        name: about(parts, asked.quick)
+        for name, parts in asked.chosen.items()
+        if (about := bench.subjects[name].about_s) is not None
+    }
+    if not known:
+        return []
+    each = ", ".join(f"{name} {_minutes(about)}" for name, about in known.items())
+    return [f"about {_minutes(sum(known.values()))} minutes: {each}"]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))}"
+
+
 def main(
     bench: Bench,
     arguments: Sequence[str] | None = None,
@@ -233,6 +266,8 @@ def main(
 
     bench.folder.mkdir(parents=True, exist_ok=True)
     say(f"{machine()}; load {load:.1f}")
+    for line in estimated(bench, asked):
+        say(line)
     found = run(bench, asked, say, program)
     rows = [row for of in found.rows.values() for row in of]
     goals = [row for row in rows if row.goal is not None]

@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GPUS = 8
-_UNSHARE = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+# Should the caller be killed, unshare goes with it, and all that is inside.
+_UNSHARE = (
+    "setpriv",
+    "--pdeathsig=KILL",
+    "unshare",
+    "--net",
+    "--mount",
+    "--uts",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
 _START_S = 240.0
 
 

@@ -5,24 +5,39 @@ make bench-watchdog ARGS="--quick --only node-killed-spare,leaf-cut"
 make bench-watchdog ARGS=--write-docs        writes docs/benchmarks-watchdog.md besides
 
 Each subject is a program of its own (`python -m benchmarks.watchdog.SUBJECT --help`) and writes its rows to
-build/bench. Those that drive a real Slurm need root; what cannot be measured here is named, with the reason.
+build/bench. Those that drive a real Slurm need root; what cannot be measured here is named, with the reason. The
+faults take about an hour, the clean hours more than another: `--only faults` leaves them out. The hour of random
+faults is a program of its own: `python -m benchmarks.watchdog.storm`.
 """
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks.frame import TOP, Bench, Subject, main, unwind_when_told
-from benchmarks.watchdog.scenarios import BY_NAME
+from benchmarks.frame import TOP, Bench, Subject, lasts, main, unwind_when_told
+from benchmarks.watchdog.scenarios import BY_NAME, REPEATS, STOCK_REPEATS, cases_of
+from benchmarks.watchdog.turns import estimate_s
 
-_FAULTS_S = 4 * 3600.0  # five runs of each scenario, a minute or two each, and three of stock Slurm
+
+def _faults_s(names: tuple[str, ...], quick: bool) -> float:  # noqa: FBT001 - as the frame calls it
+    scenarios = [BY_NAME[name] for name in names or BY_NAME]
+    return estimate_s(scenarios, cases_of(scenarios), *((1, 1) if quick else (REPEATS, STOCK_REPEATS)))
+
 
 SUBJECTS = {
-    "faults": Subject(title="Faults, on a real Slurm", root=True, parts=tuple(BY_NAME), longest_s=_FAULTS_S),
-    "clean": Subject(title="Clean hours: false restarts", root=True, longest_s=2 * 3600.0),
-    "scale": Subject(title="1,000 nodes and 200 jobs on one core"),
-    "overhead": Subject(title="What reporting costs a step"),
-    "goodput": Subject(title="Goodput at published failure rates"),
+    "faults": Subject(
+        title="Faults, on a real Slurm",
+        root=True,
+        parts=tuple(BY_NAME),
+        longest_s=2 * 3600.0,
+        about_s=_faults_s,
+    ),
+    "clean": Subject(
+        title="Clean hours: false restarts", root=True, longest_s=2 * 3600.0, about_s=lasts(77 * 60, 210)
+    ),
+    "scale": Subject(title="1,000 nodes and 200 jobs on one core", root=True, about_s=lasts(300, 100)),
+    "overhead": Subject(title="What reporting costs a step", about_s=lasts(180, 30)),
+    "goodput": Subject(title="Goodput at published failure rates", about_s=lasts(30, 5)),
 }
 _HEAD = """\
 # Benchmarks of the watchdogs

@@ -3,9 +3,10 @@
     python -m benchmarks.watchdog.faults [--quick] [--only A,B] [--repeats 5] [--stock 3] [--seed 1]
 
 Each run has a cluster of its own, a job of an ordinary user whose ranks step together and save, and one fault.
-Scenarios take turns, in an order drawn anew for each repeat; stock Slurm's cases, most of which is waiting, run
-side by side at the beginning of the first repeats. A line is printed for each run, and what was measured so far is
-in build/bench/faults.runs.json; at the end the rows go to build/bench/faults.json.
+Scenarios take turns, in an order drawn anew for each repeat. What has no goal of seconds, and stock Slurm's cases,
+go side by side at the beginning of a repeat: most of that is waiting; all others have the machine to themselves.
+A line is printed for each run, and what was measured so far is in build/bench/faults.runs.json; at the end the
+rows go to build/bench/faults.json. A scenario that does not come so far as its fault has a row that is short.
 """
 
 from __future__ import annotations
@@ -17,28 +18,39 @@ import random
 import statistics
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.frame import unwind_when_told
 from benchmarks.rows import BENCH, make_row, table, write_rows
+from benchmarks.watchdog.judging import Figures
 from benchmarks.watchdog.playing import play, play_stock
-from benchmarks.watchdog.scenarios import BY_NAME, SLURMD_TIMEOUT_S, STOCK, After, Scenario
-from benchmarks.watchdog.stand import end_all
+from benchmarks.watchdog.scenarios import (
+    BY_NAME,
+    REPEATS,
+    SLURMD_TIMEOUT_S,
+    STOCK,
+    STOCK_REPEATS,
+    After,
+    Scenario,
+    StockCase,
+    cases_of,
+)
+from benchmarks.watchdog.stand import sweep
+from benchmarks.watchdog.turns import estimate_s, longest_first, side_by_side
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.settings import Settings, User
 from deeplink.scheduler.sandbox.shape import Shape
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Sequence
 
     from benchmarks.rows import Row
-    from benchmarks.watchdog.judging import Figures
-
-REPEATS, STOCK_REPEATS = 5, 3
 
 
 @dataclass(slots=True)
@@ -60,52 +72,75 @@ class Measured:
         return dataclasses.asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run that was made: of a scenario, or of a case of stock Slurm.
+
+    Attributes:
+        came: the figures, or stock Slurm's seconds; None where it never came back.
+        problem: why there is neither.
+        took_s: from nothing to nothing.
+    """
+
+    of: Scenario | StockCase
+    took_s: float
+    came: Figures | float | None = None
+    problem: str = ""
+
+
+def run(of: Scenario | StockCase, seed: int, starting: threading.Lock | None = None) -> Run:
+    """Make one run, and return what came of it. Whatever goes wrong with it is its own misfortune."""
+    began = time.monotonic()
+    held = starting or nullcontext()
+    try:
+        came = play(of, seed, held).figures if isinstance(of, Scenario) else play_stock(of, seed, held)
+    except Exception as problem:  # noqa: BLE001 - hours of the others' figures are not to be lost for it
+        why = str(problem) if isinstance(problem, DeepLinkError) else f"{type(problem).__name__}: {problem}"
+        return Run(of, time.monotonic() - began, problem=why or type(problem).__name__)
+    return Run(of, time.monotonic() - began, came)
+
+
 def measure(
     scenarios: Sequence[Scenario], repeats: int, stock_repeats: int, seed: int, say: Callable[[str], None]
 ) -> Measured:
     """Run everything, in turns."""
     found, chance = Measured(), random.Random(seed)  # noqa: S311 - no secret
-    cases = sorted({scenario.stock for scenario in scenarios if scenario.stock})
+
+    def done(one: Run) -> None:
+        _note(found, one)
+        say(f"{_named(one.of)}: {_told(one)} ({one.took_s:.0f} s)")
+
+    waiting = [scenario for scenario in scenarios if not scenario.timed]
+    timed = [scenario for scenario in scenarios if scenario.timed]
     for repeat in range(repeats):
-        if repeat < stock_repeats and cases:
-            _stock_round(cases, seed + repeat, found, say)
-        for scenario in chance.sample(scenarios, len(scenarios)):
-            began = time.monotonic()
-            try:
-                figures = play(scenario, seed + repeat).figures
-            except DeepLinkError as problem:
-                found.failed.setdefault(scenario.name, []).append(str(problem))
-                say(f"{scenario.name}: could not be run: {str(problem)[-300:]}")
-                continue
-            found.ours.setdefault(scenario.name, []).append(figures)
-            say(f"{scenario.name}: {told(figures)} ({time.monotonic() - began:.0f} s)")
-            _keep(found)
+        stock = cases_of(scenarios) if repeat < stock_repeats else []
+        beside: list[Scenario | StockCase] = longest_first([*waiting, *stock])
+        side_by_side([partial(run, one, seed + repeat) for one in beside], done)
+        for scenario in chance.sample(timed, len(timed)):
+            done(run(scenario, seed + repeat))
     return found
 
 
-def _stock_round(cases: Sequence[str], seed: int, found: Measured, say: Callable[[str], None]) -> None:
-    def one(case: str) -> float | DeepLinkError | None:
-        try:
-            return play_stock(STOCK[case], seed)
-        except DeepLinkError as problem:
-            return problem
+def _named(of: Scenario | StockCase) -> str:
+    return of.name if isinstance(of, Scenario) else f"stock {of.name}"
 
-    with ThreadPoolExecutor(len(cases)) as pool:
-        coming = pool.map(one, cases)
-        try:
-            all_came = list(coming)
-        except BaseException:
-            end_all()
-            raise
-        for case, came in zip(cases, all_came, strict=True):
-            if isinstance(came, DeepLinkError):
-                found.failed.setdefault(f"stock {case}", []).append(str(came))
-                say(f"stock Slurm, {case}: could not be run: {came}")
-                continue
-            found.stock.setdefault(case, []).append(came)
-            within = f"not within {STOCK[case].bound_s:.0f} s" if came is None else f"{came:.1f} s"
-            say(f"stock Slurm, {case}: trains again after {within}")
+
+def _note(found: Measured, one: Run) -> None:
+    if one.problem:
+        found.failed.setdefault(_named(one.of), []).append(one.problem)
+    elif isinstance(one.came, Figures):
+        found.ours.setdefault(one.of.name, []).append(one.came)
+    else:
+        found.stock.setdefault(one.of.name, []).append(one.came)
     _keep(found)
+
+
+def _told(one: Run) -> str:
+    if one.problem:
+        return f"could not be run: {one.problem[-300:]}"
+    if isinstance(one.came, Figures):
+        return told(one.came)
+    return f"not within {one.of.bound_s:.0f} s" if one.came is None else f"trains again after {one.came:.1f} s"
 
 
 def _keep(found: Measured) -> None:
@@ -125,11 +160,20 @@ def told(figures: Figures) -> str:
     return "; ".join(parts) or "nothing came, as it should be"
 
 
-def rows_of(scenario: Scenario, runs: Sequence[Figures], stock: Sequence[float | None]) -> list[Row]:
-    """Return a scenario's rows. What never came counts as the time that was waited for it."""
+def rows_of(
+    scenario: Scenario, runs: Sequence[Figures], stock: Sequence[float | None], failed: int = 0
+) -> list[Row]:
+    """Return a scenario's rows. What never came counts as the time that was waited for it.
+
+    Of `failed` more runs nothing is known, not even the fault: that is one row more, and it is short.
+    """
     title, bound = scenario.title, scenario.bound_s
+    count = len(runs) + failed
+    rows = [make_row(f"{title}: came as far as its fault, runs of {count}", [len(runs)], "", at_least=count)]
+    rows = rows if failed else []
+    if not runs:
+        return rows
     detected = [_or(run.detected_s, bound) for run in runs]
-    rows = []
     if scenario.detected_s is not None:
         rows.append(make_row(f"{title}: detected", detected, "s", at_most=scenario.detected_s))
     elif scenario.kinds:
@@ -138,7 +182,7 @@ def rows_of(scenario: Scenario, runs: Sequence[Figures], stock: Sequence[float |
     if scenario.after is After.AGAIN:
         first = [_or(run.first_step_s, bound) for run in runs]
         rows.append(make_row(f"{title}: first training step", first, "s", at_most=scenario.first_step_s))
-        rows += _shown_apart(title, runs)
+        rows += _shown_apart(scenario, runs)
         if stock and None not in stock:
             middle = statistics.median(seconds for seconds in stock if seconds is not None)
             of_stock = [seconds / middle for seconds in first]
@@ -156,11 +200,12 @@ def rows_of(scenario: Scenario, runs: Sequence[Figures], stock: Sequence[float |
     return rows
 
 
-def _shown_apart(title: str, runs: Sequence[Figures]) -> list[Row]:
+def _shown_apart(scenario: Scenario, runs: Sequence[Figures]) -> list[Row]:
     """Return the parts of the time, and what went on meanwhile: no goals."""
+    title, imported = scenario.title, "DeepLink and torch" if scenario.torch else "DeepLink"
     parts = {
-        "until a process is started": [run.start_s for run in runs],
-        "of it Python's start and imports": [run.import_s for run in runs],
+        "of that, until the first process is started": [run.start_s for run in runs],
+        f"of that, from a process's start until it has imported {imported}": [run.import_s for run in runs],
         "an old rank went on beside the new ones for": [run.zombie_s for run in runs],
     }
     known = {name: [seconds for seconds in those if seconds is not None] for name, those in parts.items()}
@@ -224,16 +269,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scenarios = [BY_NAME[name] for name in names]
     repeats, stock = (1, min(1, asked.stock)) if asked.quick else (asked.repeats, asked.stock)
 
+    began = time.monotonic()
+
     def say(line: str) -> None:
-        print(f"  {line}", flush=True)
+        print(f"  [{time.monotonic() - began:4.0f} s] {line}", flush=True)
 
     say(f"slurm.conf differs from Slurm's defaults in: {differing()}")
+    about = estimate_s(scenarios, cases_of(scenarios), repeats, stock) / 60
+    say(f"{len(scenarios)} scenarios, {repeats} times each, stock Slurm {stock} times: about {about:.0f} minutes")
+    if swept := sweep():
+        say(f"taken down, of a run that was killed: {', '.join(swept)}")
     found = measure(scenarios, repeats, stock, asked.seed, say)
     rows = [
         row
         for scenario in scenarios
-        if found.ours.get(scenario.name)
-        for row in rows_of(scenario, found.ours[scenario.name], found.stock.get(scenario.stock, ()))
+        for row in rows_of(
+            scenario,
+            found.ours.get(scenario.name, ()),
+            found.stock.get(scenario.stock, ()),
+            failed=len(found.failed.get(scenario.name, ())),
+        )
     ]
     rows += stock_rows(found)
     write_rows("faults", rows)

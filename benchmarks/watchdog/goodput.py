@@ -24,6 +24,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.frame import unwind_when_told
 from benchmarks.rows import make_row, table, write_rows
 from deeplink.checkpoints.interval import availability, availability_optimal
 
@@ -159,4 +160,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    unwind_when_told()
     sys.exit(main())

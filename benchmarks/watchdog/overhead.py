@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.frame import unwind_when_told
 from benchmarks.rows import make_row, table, write_rows
 from deeplink.agent import Agent, AgentSettings
 from deeplink.tokens import new_token, write_token
@@ -121,11 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bind = AgentSettings(node=NodeName("here"), bind="127.0.0.1:0", token=token, store=folder / "store")
         # The agent's own time must not count: it is another process.
         pipe_in, pipe_out = os.pipe()
-        child = os.fork()
+        ours, child = os.getpid(), os.fork()
         if not child:
             os.write(pipe_out, Agent(bind).start(folder / "token").address.encode())
             os.close(pipe_out)
-            time.sleep(3_600)
+            while os.getppid() == ours:
+                time.sleep(1)
             os._exit(0)
         try:
             os.environ["DEEPLINK_AGENT"] = os.read(pipe_in, 256).decode()
@@ -141,4 +143,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    unwind_when_told()
     sys.exit(main())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.facts import Facts, newest_step
 from benchmarks.watchdog.judging import Figures, judge
 from benchmarks.watchdog.scenarios import AT_STEP, EIGHT, After, Hit, Never, Rights, Scenario, StockCase
-from benchmarks.watchdog.stand import Stand, StandError, until
+from benchmarks.watchdog.stand import Stand, StandError, until, wait
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.sandbox.lab.laboratory import How
 from deeplink.scheduler.sandbox.shape import CTL
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 START_S = 90.0
 """How long a job may take to its first steps: Python and torch on two cores."""
 MOST_LINES_OF_OUTPUT = 20_000
+_ALONE: AbstractContextManager[object] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +34,25 @@ class Played:
     figures: Figures
 
 
-def play(scenario: Scenario, seed: int) -> Played:
+def play(scenario: Scenario, seed: int, starting: AbstractContextManager[object] = _ALONE) -> Played:
     """Run a scenario once.
+
+    Args:
+        scenario: which.
+        seed: of what is drawn.
+        starting: is held while cluster and job come up, which loads the machine.
 
     Raises:
         StandError: it did not come so far as the fault.
     """
-    with Stand.up(scenario.shape, freezable=scenario.freezable) as stand:
-        stand.watch(scenario.rights)
-        if scenario.standing:
-            stand.attend()
-        _submit(stand, scenario)
-        _await_steps(stand, AT_STEP)
+    with ExitStack() as held:
+        with starting:
+            stand = held.enter_context(Stand.up(scenario.shape, freezable=scenario.freezable))
+            stand.watch(scenario.rights)
+            if scenario.standing:
+                stand.attend()
+            _submit(stand, scenario)
+            _await_steps(stand, AT_STEP)
         return _hurt(stand, scenario, random.Random(seed))  # noqa: S311 - no secret
 
 
@@ -117,7 +125,7 @@ def _hurt(stand: Stand, scenario: Scenario, chance: random.Random) -> Played:
 def _kill_watchdog(stand: Stand, scenario: Scenario) -> None:
     if until(lambda: scenario.kill_watchdog_at in stand.said(), scenario.bound_s):
         stand.lab.inject("watchdog-killed", CTL)
-        time.sleep(1.0)
+        wait(1.0)
         stand.lab.undo("watchdog-killed", CTL)
 
 
@@ -143,10 +151,10 @@ def _watched(stand: Stand, scenario: Scenario, attempt: Attempt, began: float) -
         return _facts_now(stand, attempt).first_step is not None
 
     until(came, max(scenario.bound_s, (scenario.hold_s or 0) + 5))
-    while scenario.hold_s is not None and not over:
+    if scenario.hold_s is not None and not over:
+        wait(max(0.0, began + scenario.hold_s - time.time()))
         undone()
-        time.sleep(0.1)
-    time.sleep(scenario.settle_s)
+    wait(scenario.settle_s)
     return over
 
 
@@ -219,15 +227,19 @@ exec srun bash -c 'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS; exec {tra
 """
 
 
-def play_stock(case: StockCase, seed: int) -> float | None:
+def play_stock(case: StockCase, seed: int, starting: AbstractContextManager[object] = _ALONE) -> float | None:
     """Return the seconds from fault to the next incarnation's first step; None where there was none in time.
+
+    `starting` is held while cluster and job come up.
 
     Raises:
         StandError: it did not come so far as the fault.
     """
-    with Stand.up(EIGHT) as stand:
-        stand.submit("-N4 --exclusive --requeue", _STOCK.format(train=stand.train()), watched=False)
-        _await_steps(stand, AT_STEP)
+    with ExitStack() as held:
+        with starting:
+            stand = held.enter_context(Stand.up(EIGHT))
+            stand.submit("-N4 --exclusive --requeue", _STOCK.format(train=stand.train()), watched=False)
+            _await_steps(stand, AT_STEP)
         attempt, nodes = _rank_nodes(stand.lines())
         target, _ = _target(stand, case.hit, nodes, random.Random(seed))  # noqa: S311 - no secret
         began = time.time()

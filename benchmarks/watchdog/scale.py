@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from benchmarks.frame import unwind_when_told
 from benchmarks.rows import make_row, rows_from, table, write_rows
 from benchmarks.scheduler.manyslurmd import Shape, in_namespaces, said, slurm_of
 from deeplink.scheduler.slurm.nodeset import unfold
@@ -257,4 +258,5 @@ def _keep_logs(folder: Path) -> None:
 if __name__ == "__main__":
     if shutil.which("unshare") is None or os.geteuid():
         sys.exit("a real slurmctld with many slurmd needs root and unshare")
+    unwind_when_told()
     sys.exit(main())

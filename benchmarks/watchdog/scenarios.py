@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.watch.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EVERY = 20
 """Steps between two checkpoints."""
@@ -15,6 +19,8 @@ PAUSE_S = 0.1
 AT_STEP = 45
 """The fault comes when all ranks have made so many steps."""
 SLURMD_TIMEOUT_S = 10
+REPEATS, STOCK_REPEATS = 5, 3
+"""How often each scenario is run, and each case of stock Slurm."""
 EIGHT = Shape(leaves=2, nodes_per_leaf=4)
 
 
@@ -93,6 +99,7 @@ class Scenario:
         stock: stock Slurm is measured beside it; of which fault.
         most_of_stock: the goal of ours over stock.
         bound_s: how long the outcome is waited for.
+        about_s: how long a run takes, from nothing to nothing, as measured on two cores.
     """
 
     name: str
@@ -122,6 +129,12 @@ class Scenario:
     stock: str = ""
     most_of_stock: float | None = None
     bound_s: float = 60.0
+    about_s: float
+
+    @property
+    def timed(self) -> bool:
+        """Whether a goal of seconds is held against it: then it has the machine to itself."""
+        return self.detected_s is not None or self.first_step_s is not None
 
 
 LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.NODE_CUT_OFF, Kind.JOB_STRANDED})
@@ -131,6 +144,7 @@ SCENARIOS = (
     Scenario(
         name="node-killed-spare",
         title="node killed, a spare in the allocation",
+        about_s=20,
         fault="node-killed",
         hit=Hit.LAST,
         after=After.AGAIN,
@@ -147,6 +161,7 @@ SCENARIOS = (
     Scenario(
         name="node-killed-spare-torch",
         title="node killed, a spare in the allocation, DDP over gloo",
+        about_s=33,
         fault="node-killed",
         hit=Hit.LAST,
         after=After.AGAIN,
@@ -163,6 +178,7 @@ SCENARIOS = (
     Scenario(
         name="node-killed-operator",
         title="node killed, no spare, operator rights",
+        about_s=40,
         fault="node-killed",
         hit=Hit.LAST,
         after=After.AGAIN,
@@ -177,6 +193,7 @@ SCENARIOS = (
     Scenario(
         name="node-killed-no-rights",
         title="node killed, no spare, no rights",
+        about_s=28,
         fault="node-killed",
         hit=Hit.LAST,
         after=After.AGAIN,
@@ -191,6 +208,7 @@ SCENARIOS = (
     Scenario(
         name="node-cut",
         title="node cut off, healed 60 s later",
+        about_s=81,
         fault="node-cut",
         hit=Hit.LAST,
         after=After.AGAIN,
@@ -211,6 +229,7 @@ SCENARIOS = (
     Scenario(
         name="rank-stopped",
         title="rank SIGSTOPped",
+        about_s=30,
         fault="rank-stopped",
         hit=Hit.MIDDLE,
         after=After.AGAIN,
@@ -225,6 +244,7 @@ SCENARIOS = (
     Scenario(
         name="rank-exit-once",
         title="rank exits 1 once",
+        about_s=17,
         fault="rank-exit",
         hit=Hit.JOB,
         after=After.AGAIN,
@@ -237,6 +257,7 @@ SCENARIOS = (
     Scenario(
         name="rank-exit-always",
         title="rank exits 1 always at the same step",
+        about_s=18,
         fault="rank-exit",
         hit=Hit.JOB,
         always=True,
@@ -248,6 +269,7 @@ SCENARIOS = (
     Scenario(
         name="fast-reboot",
         title="fast reboot of a node (Slurm does not notice)",
+        about_s=25,
         fault="fast-reboot",
         hit=Hit.LAST,
         after=After.AGAIN,
@@ -262,6 +284,7 @@ SCENARIOS = (
     Scenario(
         name="slurmd-killed",
         title="slurmd killed, job alive, system agents",
+        about_s=48,
         fault="slurmd-killed",
         hit=Hit.MIDDLE,
         after=After.SAME,
@@ -275,6 +298,7 @@ SCENARIOS = (
     Scenario(
         name="controller-down",
         title="slurmctld down 60 s",
+        about_s=78,
         fault="controller-down",
         hit=Hit.CONTROL,
         after=After.SAME,
@@ -285,6 +309,7 @@ SCENARIOS = (
     Scenario(
         name="watchdog-killed",
         title="watchdog killed",
+        about_s=18,
         fault="watchdog-killed",
         hit=Hit.CONTROL,
         after=After.SAME,
@@ -295,6 +320,7 @@ SCENARIOS = (
     Scenario(
         name="storage-frozen",
         title="shared storage frozen 30 s",
+        about_s=52,
         fault="storage-frozen",
         hit=Hit.ALL,
         after=After.SAME,
@@ -307,6 +333,7 @@ SCENARIOS = (
     Scenario(
         name="agents-silent",
         title="all agents silent at once, 30 s",
+        about_s=48,
         fault="agents-silent",
         hit=Hit.ALL,
         after=After.SAME,
@@ -317,6 +344,7 @@ SCENARIOS = (
     Scenario(
         name="leaf-cut",
         title="leaf switch cut (4 nodes silent; 1 spine x 3 leaves x 4 nodes)",
+        about_s=34,
         fault="leaf-cut",
         hit=Hit.LEAF,
         after=After.AGAIN,
@@ -331,6 +359,7 @@ SCENARIOS = (
     Scenario(
         name="checkpoint-torn",
         title="newest checkpoint torn, previous whole, then a node dies",
+        about_s=20,
         fault="checkpoint-torn",
         hit=Hit.CHECKPOINTS,
         after=After.AGAIN,
@@ -343,6 +372,7 @@ SCENARIOS = (
     Scenario(
         name="watchdog-killed-midway",
         title="node killed, and the watchdog between requeue and exclude",
+        about_s=32,
         fault="node-killed",
         hit=Hit.LAST,
         after=After.AGAIN,
@@ -361,6 +391,7 @@ class StockCase:
 
     Attributes:
         bound_s: how long it is watched: what has not come by then is told as "not within".
+        about_s: how long a run takes.
     """
 
     name: str
@@ -368,15 +399,21 @@ class StockCase:
     hit: Hit
     hold_s: float | None = None
     bound_s: float = 260.0
+    about_s: float = 75.0
 
 
 STOCK = {
     case.name: case
     for case in (
-        StockCase(name="node-killed", fault="node-killed", hit=Hit.LAST),
-        StockCase(name="node-cut", fault="node-cut", hit=Hit.LAST, hold_s=60),
+        StockCase(name="node-killed", fault="node-killed", hit=Hit.LAST, about_s=170),
+        StockCase(name="node-cut", fault="node-cut", hit=Hit.LAST, hold_s=60, about_s=170),
         StockCase(name="rank-stopped", fault="rank-stopped", hit=Hit.MIDDLE, bound_s=60),
         StockCase(name="rank-exit", fault="rank-exit", hit=Hit.JOB, bound_s=60),
         StockCase(name="fast-reboot", fault="fast-reboot", hit=Hit.LAST, bound_s=60),
     )
 }
+
+
+def cases_of(scenarios: Sequence[Scenario]) -> list[StockCase]:
+    """Return what stock Slurm is given beside these."""
+    return [STOCK[name] for name in sorted({scenario.stock for scenario in scenarios} - {""})]

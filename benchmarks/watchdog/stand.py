@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -36,10 +37,9 @@ AGENT_PORT = 7411
 RANK = Path(__file__).parent / "rank.py"
 LONG = 1_000_000
 """Steps of a job that is not to end by itself."""
-SLURM_CONF = ("AuthInfo=cred_expire=120",)
 PAUSE = 0.05
-
-
+TOLD_TO_END = "told to end"
+_NAME = re.compile(r"w-(\d+)-[0-9a-f]{4}")
 _ended = threading.Event()
 
 
@@ -50,6 +50,27 @@ class StandError(DeepLinkError):
 def end_all() -> None:
     """Let every stand of this process, in whatever thread, give up what it waits for and be taken down."""
     _ended.set()
+
+
+def wait(seconds: float) -> None:
+    """Wait for so long.
+
+    Raises:
+        StandError: `end_all` was called.
+    """
+    until(lambda: False, seconds)
+
+
+def sweep() -> list[str]:
+    """Take down the stands of programs that were killed, and return their names."""
+    left = [
+        name
+        for name in Sandbox.left_over()
+        if (of := _NAME.fullmatch(name)) and not Path(f"/proc/{of[1]}").exists()
+    ]
+    for name in left:
+        Sandbox.clear(name)
+    return left
 
 
 def until(question: Callable[[], bool], bound_s: float) -> bool:
@@ -63,7 +84,7 @@ def until(question: Callable[[], bool], bound_s: float) -> bool:
         if time.monotonic() > deadline:
             return False
         if _ended.wait(PAUSE):
-            raise StandError("told to end")
+            raise StandError(TOLD_TO_END)
     return True
 
 
@@ -79,7 +100,13 @@ class Stand:
     @classmethod
     @contextmanager
     def up(cls, shape: Shape, *, freezable: bool = False) -> Iterator[Stand]:
-        """Bring one up; whatever happens, it is taken down."""
+        """Bring one up; whatever happens, it is taken down.
+
+        Raises:
+            StandError: `end_all` was called.
+        """
+        if _ended.is_set():
+            raise StandError(TOLD_TO_END)
         name = f"w-{os.getpid()}-{secrets.token_hex(2)}"
         options = Options(slurmd_timeout=SLURMD_TIMEOUT_S, freezable=freezable)
         try:

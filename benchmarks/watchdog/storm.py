@@ -28,7 +28,7 @@ from benchmarks.rows import BENCH, machine
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.playing import late_saves
 from benchmarks.watchdog.scenarios import EIGHT, Rights
-from benchmarks.watchdog.stand import Stand, StandError, until
+from benchmarks.watchdog.stand import Stand, StandError, sweep, until
 from benchmarks.watchdog.strikes import KINDRED, Strike, Struck, complaints, matched, strikes
 from deeplink.data.digest import DeliveryDigest
 from deeplink.errors import DeepLinkError
@@ -405,6 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:5.0f} s] {line}", flush=True)
 
+    sweep()
     storm, incidents = weather(asked.minutes, asked.seed, say)
     text = report(storm, incidents, asked.minutes)
     BENCH.mkdir(parents=True, exist_ok=True)

@@ -156,10 +156,19 @@ def up(  # noqa: PLR0913 - one for each option
     began = time.monotonic()
     sandbox = Sandbox.up(name, wanted, options)
     took = time.monotonic() - began
+    _tell_left_over()
     if as_json:
         _print_json(sandbox, up_s=round(took, 3))
         return
     _announce(sandbox, took)
+
+
+def _tell_left_over() -> None:
+    """Name what commands that were killed have left of other sandboxes: nobody else would."""
+    from deeplink.scheduler.sandbox.cluster import Sandbox
+
+    for name in Sandbox.left_over():
+        click.echo(f"left over, and not up: {name}; `deeplink sandbox down --name {name}` removes it", err=True)
 
 
 def _announce(sandbox: Sandbox, took_s: float) -> None:
@@ -229,6 +238,7 @@ def down(name: str, dry_run: bool) -> None:
         return
     was = Sandbox.clear(name)
     click.echo(f"sandbox {name!r} is down" if was else f"sandbox {name!r} was not up")
+    _tell_left_over()
 
 
 @command.command(epilog=_STATUS_EPILOG)

@@ -10,7 +10,6 @@ import click
 from deeplink.ranges import FiniteRange
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.sandbox.lab.laboratory import Laboratory
     from deeplink.scheduler.sandbox.lab.record import Wound
 
 _EPILOG = """
@@ -68,13 +67,16 @@ def command(  # noqa: PLR0913 - one for each option
         _list(sandbox_name, as_json=as_json)
         return
     from deeplink.scheduler.sandbox.cluster import Sandbox
+    from deeplink.scheduler.sandbox.lab.catalog import fault_of
     from deeplink.scheduler.sandbox.lab.laboratory import How, Laboratory
 
     if fault is None and not undo:
         raise click.UsageError("which fault? `deeplink sandbox fault --list` shows them")
     lab = Laboratory(Sandbox.open(sandbox_name))
     if undo:
-        _told(lab.undo(fault or "", _spelled(lab, target)), "undone", as_json=as_json)
+        if fault is not None:
+            fault_of(fault)
+        _told(lab.undo(fault or "", target or ""), "undone", as_json=as_json)
         return
     wound = lab.inject(fault or "", target or "", How(rank=rank, step=step, always=always, share=share), seed=seed)
     _told([wound], "done", as_json=as_json)
@@ -86,15 +88,6 @@ def command(  # noqa: PLR0913 - one for each option
         _told(lab.undo(wound.name, wound.target), "undone", as_json=as_json)
 
 
-def _spelled(lab: Laboratory, target: str | None) -> str:
-    """Return a target as it is written down: folders by their whole path."""
-    if not target:
-        return ""
-    shape = lab.sandbox.shape
-    parts = {*shape.machines, *(switch.name for switch in shape.switches)}
-    return target if target in parts else str(lab.sandbox.home / target)
-
-
 def _told(wounds: list[Wound] | tuple[Wound, ...], what: str, *, as_json: bool) -> None:
     if as_json:
         said = [{"name": wound.name, "target": wound.target, "unix": wound.unix, "is": what} for wound in wounds]
@@ -102,6 +95,8 @@ def _told(wounds: list[Wound] | tuple[Wound, ...], what: str, *, as_json: bool) 
         return
     for wound in wounds:
         click.echo(f"{wound.name} {wound.target}".rstrip() + f": {what}")
+    if not wounds:
+        click.echo("nothing of that is in effect")
 
 
 def _list(sandbox_name: str, *, as_json: bool) -> None:

@@ -122,6 +122,11 @@ class Sandbox:
         """Return what `clear` would end and remove, one thing a line."""
         return lifecycle.remains(lifecycle.layout_of(name), clock)
 
+    @staticmethod
+    def left_over(clock: Clock = _CLOCK) -> list[str]:
+        """Return the names of sandboxes that are not up and left something: whoever made them was killed."""
+        return lifecycle.left_over(clock)
+
     def down(self) -> None:
         """End everything, and remove all it left. Nothing happens when it is down already."""
         self.clear(self.name, self.clock)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.sandbox import blueprint, loopback, state, storage
-from deeplink.scheduler.sandbox.errors import NotUpError, RecordUnreadableError
+from deeplink.scheduler.sandbox.errors import BusyError, NotUpError, RecordUnreadableError, SandboxNameError
 from deeplink.scheduler.sandbox.layout import Layout, default_root
 from deeplink.scheduler.sandbox.loopback import Loopback
 from deeplink.scheduler.sandbox.machines import Machines, end_keeper, find_keeper
@@ -105,6 +105,21 @@ def _end(layout: Layout, clock: Clock) -> None:
         up[1].end()
     elif keeper := find_keeper(layout):
         end_keeper(keeper, clock)
+
+
+def left_over(clock: Clock) -> list[str]:
+    """Return the names of sandboxes of which there is a folder, and nobody who runs or is changing them."""
+    root = default_root(os.environ, root=os.geteuid() == 0)
+    found = []
+    for folder in sorted(root.glob("*/")):
+        try:
+            layout = Layout.of(root, folder.name)
+            with state.locked(layout, clock, wait_s=0.0):
+                if running(layout, clock) is None:
+                    found.append(layout.name)
+        except (NotUpError, BusyError, SandboxNameError, RecordUnreadableError):
+            continue  # gone, somebody is at it, none of ours, or it may be up
+    return found
 
 
 def remains(layout: Layout, clock: Clock) -> list[str]:

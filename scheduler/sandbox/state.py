@@ -92,31 +92,49 @@ def _programs(raw: dict[str, Any]) -> Programs:
 
 
 @contextmanager
-def locked(layout: Layout, clock: Clock, *, make: bool = False) -> Iterator[None]:
+def locked(layout: Layout, clock: Clock, *, make: bool = False, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Let nobody else change the sandbox meanwhile. The lock is on its folder, so that no lock file outlives it.
 
     Raises:
         NotUpError: there is no folder, and none is to be made.
         BusyError: somebody else did not let go in time.
     """
-    deadline = clock.monotonic() + LOCK_WAIT_S
+    with _held(layout, layout.folder, clock, make=make, wait_s=wait_s):
+        yield
+
+
+@contextmanager
+def laboratory(layout: Layout, clock: Clock) -> Iterator[None]:
+    """Let nobody else do or undo a fault meanwhile. Whoever does one changes the sandbox: a lock of its own.
+
+    Raises:
+        NotUpError: the sandbox was taken down.
+        BusyError: somebody else did not let go in time.
+    """
+    with _held(layout, layout.log, clock, make=False, wait_s=LOCK_WAIT_S):
+        yield
+
+
+@contextmanager
+def _held(layout: Layout, folder: Path, clock: Clock, *, make: bool, wait_s: float) -> Iterator[None]:
+    deadline = clock.monotonic() + wait_s
     while True:
         if make:
-            layout.folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         try:
-            handle = os.open(layout.folder, os.O_RDONLY | os.O_DIRECTORY)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             if make:
                 continue
             raise NotUpError(layout.name, names(layout.folder.parent)) from None
         try:
-            if _take(handle) and _same(handle, layout.folder):
+            if _take(handle) and _same(handle, folder):
                 yield
                 return
         finally:
             os.close(handle)
         if clock.monotonic() > deadline:
-            raise BusyError(layout.name, LOCK_WAIT_S)
+            raise BusyError(layout.name, wait_s)
         clock.sleep(_LOCK_PAUSE_S)
 
 

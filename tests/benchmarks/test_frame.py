@@ -6,6 +6,8 @@ import dataclasses
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,19 +47,26 @@ def program(bench: Bench, name: str, _asked: Asked) -> list[str]:
     return ["/bin/sh", str(bench.folder / f"{name}.sh")]
 
 
-def test_rows_are_gathered_and_a_failure_is_told(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_gathered_and_a_failure_is_told(
+    bench: Bench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     rows = bench.folder / "rows"
     write_rows("placement", [make_row("fast", [1.0], "ms", at_most=2)], folder=rows)
     (rows / "placement.notes.json").write_text('["it rained"]', encoding="utf-8")
     (bench.folder / "placement.sh").write_text(f"cp {rows}/* {bench.folder}/", encoding="utf-8")
     (bench.folder / "model_error.sh").write_text("exit 3", encoding="utf-8")
-    argv = ["--only", "placement,model_error", "--traces", str(bench.folder), "--json", "--write-docs"]
+    # What a subject has measured until it failed is kept.
+    write_rows("waiting", [make_row("slow", [3.0], "s", at_most=2)], folder=rows)
+    (bench.folder / "waiting.sh").write_text(f"cp {rows}/waiting.json {bench.folder}/; exit 1", encoding="utf-8")
+    argv = ["--only", "placement,model_error,waiting", "--traces", str(bench.folder), "--json", "--write-docs"]
     code = frame.main(bench, argv, program)
     said = capfd.readouterr()
     assert code == 1
-    assert [row["row"] for row in json.loads(said.out)] == ["fast"]
+    assert [row["row"] for row in json.loads(said.out)] == ["fast", "slow"]
     assert "model_error FAILED: exit code 3" in said.err
-    assert "Figures to reach: 1 of 1" in said.err
+    assert "waiting FAILED: exit code 1" in said.err
+    assert "Figures to reach: 1 of 2" in said.err
     page = bench.page.read_text(encoding="utf-8")
     assert "it rained" in page
     assert "exit code 3" in page
@@ -91,3 +100,28 @@ def test_parts_of_a_subject_are_handed_to_its_program() -> None:
     ]
     whole = frame.asked_for(WATCHDOG, ["--only", "faults,leaf-cut"])
     assert whole.chosen == {"faults": ()}
+
+
+@pytest.mark.parametrize("name", WATCHDOG.subjects)
+def test_every_subject_of_the_watchdogs_is_a_program_that_is_short_when_asked(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.watchdog.{name}", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    asked = frame.asked_for(WATCHDOG, ["--quick", "--only", name])
+    assert frame.command(WATCHDOG, name, asked)[3:] == ["--quick"]
+    if not (WATCHDOG.subjects[name].root and os.geteuid()):
+        assert done.returncode == 0, done.stderr
+        assert "--quick" in done.stdout
+
+
+def test_how_long_it_takes_is_told_before() -> None:
+    (quick,) = frame.estimated(WATCHDOG, frame.asked_for(WATCHDOG, ["--quick", "--only", "goodput,scale"]))
+    assert quick.startswith("about 2 minutes: goodput 1, scale 2")
+    (part,) = frame.estimated(WATCHDOG, frame.asked_for(WATCHDOG, ["--only", "leaf-cut"]))
+    (all_of,) = frame.estimated(WATCHDOG, frame.asked_for(WATCHDOG, ["--only", "faults"]))
+    assert float(part.split()[1]) < 10 < float(all_of.split()[1]) <= 60
+    assert frame.estimated(SCHEDULER, frame.asked_for(SCHEDULER, ["--only", "placement"])) == []

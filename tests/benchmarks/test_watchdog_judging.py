@@ -88,6 +88,26 @@ def test_what_never_came_is_said() -> None:
     assert stock_rows(measured)[0].value == STOCK["rank-exit"].bound_s
 
 
+def test_a_run_that_does_not_come_to_its_fault_is_a_row_that_is_short() -> None:
+    (row,) = rows_of(SPARE, [], [158.0], failed=1)
+    assert (row.value, row.goal, row.reached) == (0, 1, False)
+    rows = rows_of(SPARE, [judge(SPARE, GOOD)], [158.0], failed=2)
+    assert (rows[0].value, rows[0].goal, rows[0].reached) == (1, 3, False)
+    assert {row.row for row in rows[1:]} == {row.row for row in rows_of(SPARE, [judge(SPARE, GOOD)], [158.0])}
+    assert rows_of(SPARE, [], []) == [], "not asked for"
+    assert notes_of(Measured(failed={SPARE.name: ["sbatch: refused"]}))[0].endswith("sbatch: refused")
+
+
+def test_process_start_and_imports_are_shown_apart() -> None:
+    rows = {
+        row.row.removeprefix(f"{SPARE.title}: "): row.value for row in rows_of(SPARE, [judge(SPARE, GOOD)], [])
+    }
+    assert rows["of that, until the first process is started"] == pytest.approx(3.2)
+    assert rows["of that, from a process's start until it has imported DeepLink"] == pytest.approx(0.5)
+    torch = BY_NAME["node-killed-spare-torch"]
+    assert any(row.row.endswith("DeepLink and torch") for row in rows_of(torch, [judge(torch, GOOD)], []))
+
+
 LATE = dataclasses.replace(TOLD, by="watchdog", kind="self-in-doubt", node="")
 MANY = tuple(line(Attempt(1, 0, number), "step", 110.0 + number, step=41) for number in range(1, 9))
 BROKEN: dict[Never, dict[str, Any]] = {

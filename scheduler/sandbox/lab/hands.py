@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox import scripts, storage
 from deeplink.scheduler.sandbox.errors import BootError, NotRunningError
+from deeplink.scheduler.sandbox.lab import looking
 from deeplink.scheduler.sandbox.lab.duty import processes_of
 from deeplink.scheduler.sandbox.lab.scene import Started
 from deeplink.scheduler.sandbox.lab.steps import Step, Verb
@@ -93,6 +94,8 @@ def _daemon(sandbox: Sandbox, machine: str) -> None:
 
 
 def _again(sandbox: Sandbox, machine: str, started: Started) -> None:
+    if any(arguments(who.pid) == [*started.argv] for who in looking.processes_on(sandbox, machine)):
+        return
     argv = sandbox.hardware.enter(machine, started.argv, started.env, root=started.uid == 0)
     with open(started.log or os.devnull, "ab") as log:  # noqa: PTH123 - either of the two
         _leave(command.spawn(argv, stdout=log, stderr=log))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass, replace
+from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +69,8 @@ class Laboratory:
         Raises:
             UnknownFaultError, UnknownPartError: there is no such fault, or no such part.
             NoTargetError: there is nothing to hit.
-            NotPossibleHereError, NotFreezableError: not in this sandbox.
+            NotPossibleHereError, NotFreezableError: not in this sandbox, or not now.
+            BusyError: somebody else is doing or undoing faults all the time.
             DeepLinkError: it could not be done; what was done of it is undone.
         """
         fault = fault_of(name)
@@ -78,33 +81,58 @@ class Laboratory:
                 "Bring the sandbox up as root, without --loopback.",
             )
         where = self._target(fault, target or self._drawn(fault, random.Random(seed)))  # noqa: S311 - no secret
-        known = next((wound for wound in self.wounds() if wound.is_of(name, where)), None)
-        if known is not None and where:
-            return known
-        plan = fault.plan(self._scene(fault, where, how or How()))
+        with state.laboratory(self.sandbox.layout, self.sandbox.clock):
+            known = next((wound for wound in self.wounds() if (wound.name, wound.target) == (name, where)), None)
+            if known is not None and known.done:
+                return known
+            if known is not None:  # whoever was at it was killed
+                self._take_away(known)
+            return self._done(fault, where, how or How())
+
+    def _done(self, fault: Fault, where: str, how: How) -> Wound:
+        if fault.target is Target.FOLDER and any(wound.frozen for wound in self.wounds()):
+            raise NotPossibleHereError(  # who writes there hangs, and cannot be ended
+                fault.name,
+                "the shared storage is frozen",
+                f"`deeplink sandbox fault --name {self.sandbox.name} --undo storage-frozen` first.",
+            )
+        plan = fault.plan(self._scene(fault, where, how))
         # Written first: whatever ends us in between, it can be undone.
-        wound = Wound(name=name, target=where, unix=self.sandbox.clock.unix(), undo=plan.undo)
+        wound = Wound(
+            name=fault.name, target=where, unix=self.sandbox.clock.unix(), undo=plan.undo, done=not plan.undo
+        )
         if plan.undo:
-            self._note(wound)
+            self._keep([*self.wounds(), wound])
         try:
             for step in plan.do:
                 hands.do(self.sandbox, step)
         except BaseException:
             self._take_away(wound)
             raise
-        if plan.undo and not fault.lasting:
-            self._forget(wound)
-        return wound
+        whole = replace(wound, done=True)
+        if plan.undo:
+            left = [other for other in self.wounds() if other != wound]
+            self._keep([*left, whole] if fault.lasting else left)
+        return whole
 
     def undo(self, name: str = "", target: str = "") -> tuple[Wound, ...]:
         """Take faults away, the newest first, and return them; an empty word stands for any.
 
+        Args:
+            name: of a fault.
+            target: as `inject` takes it: a machine, a switch, or a folder.
+
         Raises:
+            BusyError: somebody else is doing or undoing faults all the time.
             DeepLinkError: one cannot be taken away; it stays written down.
         """
-        taken = tuple(wound for wound in reversed(self.wounds()) if wound.is_of(name, target))
-        for wound in taken:
-            self._take_away(wound)
+        where = self._spelled(target)
+        with state.laboratory(self.sandbox.layout, self.sandbox.clock):
+            those = [wound for wound in reversed(self.wounds()) if wound.is_of(name, where)]
+            # Whoever writes to frozen storage hangs, and cannot be ended: that goes first.
+            taken = tuple(sorted(those, key=lambda wound: not wound.frozen))
+            for wound in taken:
+                self._take_away(wound)
         return taken
 
     def heal(self) -> tuple[Wound, ...]:
@@ -126,16 +154,10 @@ class Laboratory:
     def _take_away(self, wound: Wound) -> None:
         for step in wound.undo:
             hands.tolerant(self.sandbox, step)
-        self._forget(wound)
+        self._keep([other for other in self.wounds() if other != wound])
 
-    def _note(self, wound: Wound) -> None:
-        with state.locked(self.sandbox.layout, self.sandbox.clock):
-            record.write(self.sandbox.layout.faults, [*self.wounds(), wound])
-
-    def _forget(self, wound: Wound) -> None:
-        with state.locked(self.sandbox.layout, self.sandbox.clock):
-            left = [other for other in self.wounds() if other != wound]
-            record.write(self.sandbox.layout.faults, left)
+    def _keep(self, wounds: Sequence[Wound]) -> None:
+        record.write(self.sandbox.layout.faults, wounds)
 
     def _target(self, fault: Fault, target: str) -> str:
         match fault.target:
@@ -146,15 +168,32 @@ class Laboratory:
             case Target.LEAF:
                 return self.sandbox.shape.cuttable(target)
             case Target.FOLDER:
-                return str(self.sandbox.home / target)
+                return str(self._inside(fault, target))
             case Target.ALL:
                 return ""
+
+    def _spelled(self, target: str) -> str:
+        """Return a target as it is written down: folders by their whole path."""
+        shape = self.sandbox.shape
+        parts = {"", *shape.machines, *(switch.name for switch in shape.switches)}
+        return target if target in parts else str((self.sandbox.home / target).resolve())
+
+    def _inside(self, fault: Fault, target: str) -> Path:
+        """Return a folder of the sandbox's own: nothing of the host's is ever written to, or torn."""
+        layout, folder = self.sandbox.layout, (self.sandbox.home / target).resolve()
+        if not any(folder.is_relative_to(own.resolve()) for own in (layout.homes, layout.machines)):
+            raise NoTargetError(fault.name, "", f"{folder} is no folder of the sandbox's")
+        if not folder.is_dir():
+            raise NoTargetError(fault.name, "", f"there is no folder {folder}")
+        return folder
 
     def _drawn(self, fault: Fault, chance: random.Random) -> str:
         if fault.target is Target.CONTROL:
             return CTL
         if fault.target is Target.ALL:
             return ""
+        if fault.target is Target.FOLDER:
+            raise NoTargetError(fault.name, "", "it wants a folder named, and none is")
         choices: Sequence[str] = ()
         if fault.target is Target.LEAF:
             choices = [switch.name for switch in self.sandbox.shape.switches if switch.nodes]
@@ -187,5 +226,6 @@ class Laboratory:
         file = looking.largest_file(newest) if newest else None
         if newest is None or file is None:
             return None
-        kept = self.sandbox.layout.kept / f"{newest.name}-{file.name}"
+        # Files of one name may be torn in several folders.
+        kept = self.sandbox.layout.kept / f"{blake2s(os.fsencode(file)).hexdigest()[:16]}-{file.name}"
         return str(file), str(kept)

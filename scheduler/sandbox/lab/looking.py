@@ -170,5 +170,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def largest_file(folder: Path) -> Path | None:
     """Return the largest file of a folder that is not its manifest; None where there is none."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.name != "manifest.json"
+    ]
     return max(files, key=lambda path: (path.stat().st_size, str(path)), default=None)

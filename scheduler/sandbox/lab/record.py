@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.lab.errors import WoundRecordError
-from deeplink.scheduler.sandbox.lab.steps import Step
+from deeplink.scheduler.sandbox.lab.steps import Step, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,12 +22,19 @@ class Wound:
     Attributes:
         unix: when it was done.
         undo: what takes it away.
+        done: whether it was done to its end; else whoever was at it has ended, or is at it still.
     """
 
     name: str
     target: str
     unix: float
     undo: tuple[Step, ...] = ()
+    done: bool = True
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the shared folder stalls meanwhile."""
+        return any(step.verb is Verb.THAW for step in self.undo)
 
     def is_of(self, name: str, target: str) -> bool:
         """Whether it is of this fault and this target; an empty word stands for any."""
@@ -41,7 +48,13 @@ class Wound:
             KeyError, ValueError, TypeError: it is something else.
         """
         undo = tuple(map(Step.of, raw["undo"]))
-        return cls(name=str(raw["name"]), target=str(raw["target"]), unix=float(raw["unix"]), undo=undo)
+        return cls(
+            name=str(raw["name"]),
+            target=str(raw["target"]),
+            unix=float(raw["unix"]),
+            undo=undo,
+            done=bool(raw.get("done", True)),
+        )
 
 
 def read(path: Path) -> tuple[Wound, ...]:
