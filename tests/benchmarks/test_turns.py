@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from benchmarks.watchdog import stand
-from benchmarks.watchdog.scenarios import REPEATS, SCENARIOS, STOCK, STOCK_REPEATS, cases_of
+from benchmarks.watchdog.scenarios import REPEATS, SCENARIOS, STOCK, STOCK_REPEATS, Scenario, StockCase, cases_of
 from benchmarks.watchdog.stand import Stand, StandError, until
 from benchmarks.watchdog.turns import estimate_s, longest_first, seconds, side_by_side
 
@@ -68,7 +68,8 @@ def test_what_is_timed_has_the_machine_to_itself_and_all_of_it_takes_an_hour() -
     assert all(one.timed for one in SCENARIOS if one.most_of_stock or one.first_step_s)
     cases = cases_of(SCENARIOS)
     assert {case.name for case in cases} == STOCK.keys()
-    assert longest_first([*SCENARIOS, *cases])[0].about_s == max(one.about_s for one in (*SCENARIOS, *cases))
+    every: list[Scenario | StockCase] = [*SCENARIOS, *cases]
+    assert longest_first(every)[0].about_s == max(one.about_s for one in every)
     assert estimate_s(SCENARIOS, cases, REPEATS, STOCK_REPEATS) < 3600
     assert estimate_s(SCENARIOS, [], 1, 0) <= sum(one.about_s for one in SCENARIOS)
     assert seconds([]) == 0.0

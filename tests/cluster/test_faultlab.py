@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,11 @@ from benchmarks.watchdog.playing import play
 from benchmarks.watchdog.scenarios import BY_NAME
 from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.errors import NotFreezableError
+from deeplink.scheduler.sandbox.lab import record
 from deeplink.scheduler.sandbox.lab.errors import NoTargetError, NotPossibleHereError
 from deeplink.scheduler.sandbox.lab.laboratory import How, Laboratory
+from deeplink.scheduler.sandbox.lab.record import Wound
+from deeplink.scheduler.sandbox.lab.steps import Step, Verb
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from tests.cluster.jobs import until
@@ -227,6 +231,62 @@ def test_the_command_does_lists_and_undoes(lab: Laboratory) -> None:
     assert cli(lab, "node-cut", "n9").returncode == 2
     assert cli(lab, "flood", "n1").returncode == 2
     assert cli(lab).returncode == 2
+
+
+def test_no_fault_reaches_out_of_its_sandbox(lab: Laboratory, tmp_path: Path) -> None:
+    torn = tmp_path / "step-0000000020.a1"
+    torn.mkdir()
+    (torn / "state").write_bytes(b"whole")
+    (lab.sandbox.home / "out").symlink_to(tmp_path)
+    for name, target in (
+        *(("rank-exit", str(tmp_path)), ("rank-exit", "out"), ("checkpoint-torn", str(tmp_path))),
+        *(("checkpoint-torn", "out"), ("rank-exit", "nowhere"), ("rank-exit", "../../..")),
+    ):
+        with pytest.raises(NoTargetError, match="folder"):
+            lab.inject(name, target)
+    assert (torn / "state").read_bytes() == b"whole"
+    assert sorted(tmp_path.iterdir()) == [torn]
+    assert cli(lab, "--undo", "nod-cut").returncode == 2
+    assert cli(lab, "--undo", "node-cut").stdout == "nothing of that is in effect\n"
+
+
+def test_checkpoints_of_one_name_are_torn_and_mended_each(lab: Laboratory) -> None:
+    files = [lab.sandbox.home / job / "step-0000000020.a1" / "state" for job in ("one", "two")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{file.parent.parent.name} is whole")
+        lab.inject("checkpoint-torn", file.parent.parent.name)
+    assert [file.read_text() for file in files] == ["one is", "two is"]
+    lab.undo("checkpoint-torn")
+    assert [file.read_text() for file in files] == ["one is whole", "two is whole"]
+
+
+def test_two_commands_do_a_fault_once_and_one_that_was_killed_is_made_good(lab: Laboratory) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(lambda _: lab.inject("node-cut", "n3"), range(4)))) == 1
+    assert len(lab.wounds()) == 1
+    lab.undo()
+    # As whoever was killed between writing it down and doing it leaves it.
+    record.write(
+        lab.sandbox.layout.faults,
+        [Wound(name="node-cut", target="n3", unix=1.0, undo=(Step(Verb.HEAL, "n3"),), done=False)],
+    )
+    assert lab.sandbox.links()["n3"]
+    assert lab.inject("node-cut", "n3").done
+    assert not lab.sandbox.links()["n3"]
+    assert len(lab.wounds()) == 1
+
+
+def test_nothing_is_written_to_frozen_storage_and_it_thaws_first(lab: Laboratory) -> None:
+    (lab.sandbox.home / "run").mkdir()
+    lab.inject("storage-frozen")
+    with pytest.raises(NotPossibleHereError, match="frozen"):
+        lab.inject("rank-exit", "run")
+    lab.undo()
+    lab.inject("rank-exit", "run")
+    lab.inject("storage-frozen")
+    assert [wound.name for wound in lab.heal()] == ["storage-frozen", "rank-exit"]
+    assert not (lab.sandbox.home / "run" / "fail").exists()
 
 
 def test_without_machines_of_their_own_the_fault_says_so(fresh_sandbox: Callable[..., Sandbox]) -> None:

@@ -230,3 +230,26 @@ def test_signals_have_names_that_the_hands_know() -> None:
             if step.verb is Verb.SIGNAL:
                 assert signal.Signals[step.words[0]]
             assert Step.of(json.loads(json.dumps(asdict(step)))) == step
+
+
+def test_a_fault_that_was_not_done_to_its_end_is_known_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "faults.json"
+    half = Wound(name="storage-frozen", target="", unix=1.0, undo=(Step(Verb.THAW),), done=False)
+    record.write(file, [half])
+    assert record.read(file) == (half,)
+    assert half.frozen
+    raw = json.loads(file.read_text())
+    del raw[0]["done"]  # as it was written before
+    file.write_text(json.dumps(raw))
+    assert record.read(file)[0].done
+    assert not Wound(name="node-cut", target="n1", unix=1.0, undo=(Step(Verb.HEAL, "n1"),)).frozen
+
+
+def test_what_a_checkpoint_only_points_to_is_not_torn(tmp_path: Path) -> None:
+    folder = tmp_path / "step-0000000020.a1"
+    folder.mkdir()
+    (tmp_path / "elsewhere").write_bytes(b"x" * 100)
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    assert looking.largest_file(folder) is None
+    (folder / "state").write_bytes(b"y")
+    assert looking.largest_file(folder) == folder / "state"

@@ -3,12 +3,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deeplink.clock import ManualClock
-from deeplink.scheduler.sandbox import state
+from deeplink.clock import ManualClock, SystemClock
+from deeplink.scheduler.sandbox import lifecycle, state
 from deeplink.scheduler.sandbox.errors import BusyError, NotUpError, RecordUnreadableError
 from deeplink.scheduler.sandbox.layout import Layout
 from deeplink.scheduler.sandbox.processes import ProcessId
@@ -116,3 +118,35 @@ def test_removal_takes_the_sandbox_and_leaves_others(tmp_path: Path) -> None:
     state.remove(other)
     assert not root.exists()
     assert outside.is_dir()
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of all sandboxes: with a short name, as sockets want it."""
+    with tempfile.TemporaryDirectory(prefix="dl") as folder:
+        monkeypatch.setenv("DEEPLINK_SANDBOX_ROOT", folder)
+        yield Path(folder)
+
+
+def test_what_a_killed_command_left_is_named_and_what_somebody_is_at_is_not(root: Path) -> None:
+    assert lifecycle.left_over(SystemClock()) == []
+    for name in ("half", "busy", "gone", "Not one"):
+        (root / name).mkdir()
+    gone = Record(settings=Settings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(1, 0))
+    gone.write(Layout(root / "gone"))
+    with state.locked(Layout(root / "busy"), SystemClock()):
+        assert lifecycle.left_over(SystemClock()) == ["gone", "half"]
+    (root / "half" / "sandbox.json").write_text("{")
+    assert lifecycle.left_over(SystemClock()) == ["busy", "gone"], "what cannot be read may be up"
+
+
+def test_who_does_a_fault_changes_the_sandbox_and_two_do_none_at_once(tmp_path: Path) -> None:
+    layout, clock = Layout(tmp_path), ManualClock()
+    layout.log.mkdir()
+    with (
+        state.laboratory(layout, clock),
+        state.locked(layout, clock),
+        pytest.raises(BusyError),
+        state.laboratory(layout, clock),
+    ):
+        pytest.fail("two at once")
