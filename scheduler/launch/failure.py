@@ -55,6 +55,10 @@ def hints_in(written: bytes) -> frozenset[Hint]:
     return frozenset(_HINTS[(found.lastindex or 1) - 1][0] for found in _ANY_HINT.finditer(written))
 
 
+OOM_BEFORE_S = 60.0
+"""A kill for want of memory so long before a step ended may have ended it: Slurm gives other ranks KillWait."""
+OOM_AFTER_S = 5.0
+"""So much later it may be noticed."""
 _OOM_FOUND = re.compile(r"want of memory|out of memory|\boom\b", re.IGNORECASE)
 
 
@@ -92,6 +96,22 @@ class Failed:
     hints: frozenset[Hint] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """When ranks ran, in Unix time by the clock of the node that tells of it."""
+
+    began_unix: float
+    ended_unix: float
+
+    def may_have_ended_by(self, unix: float) -> bool:
+        """Whether what happened then may be why they ended.
+
+        >>> [Ran(1000.0, 1100.0).may_have_ended_by(unix) for unix in (0.0, 999.0, 1030.0, 1099.0, 1101.0, 1130.0)]
+        [False, False, False, True, True, False]
+        """
+        return max(self.began_unix, self.ended_unix - OOM_BEFORE_S) <= unix <= self.ended_unix + OOM_AFTER_S
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """Why ranks failed.
@@ -109,7 +129,11 @@ class Diagnosis:
 
 
 def diagnose(
-    code: int, failed: Failed, active: Collection[NodeName], health: Mapping[NodeName, Collection[Finding]]
+    code: int,
+    failed: Failed,
+    active: Collection[NodeName],
+    health: Mapping[NodeName, Collection[Finding]],
+    ran: Mapping[NodeName, Ran],
 ) -> Diagnosis:
     """Return why ranks that exited with `code` failed, all nodes being in reach.
 
@@ -118,6 +142,7 @@ def diagnose(
         failed: what else is known of it.
         active: nodes of the ranks.
         health: what is wrong with nodes, by their own checks.
+        ran: when the ranks ran; a node whose clock is not known is left out.
     """
     said = failed.said or f"the ranks exited {code}"
     where = (failed.node,) if failed.node is not None else ()
@@ -125,7 +150,7 @@ def diagnose(
     if code in {NOT_FOUND, NOT_EXECUTABLE}:
         return Diagnosis(cause=Cause.NO_COMMAND, kind=Kind.APPLICATION_FAILED, because=said)
     killed = code == _BY_SIGNAL + signal.SIGKILL
-    short = [node for node in blamed if _ran_short(health.get(node, ()))]
+    short = [node for node in blamed if _ran_short(health.get(node, ()), ran.get(node))]
     if Hint.OUT_OF_MEMORY in failed.hints or (killed and short):
         on = f"; {', '.join(short)} killed processes for want of memory" if short else "; memory ran out"
         return Diagnosis(cause=Cause.OUT_OF_MEMORY, kind=Kind.OUT_OF_MEMORY, because=f"{said}{on}", suspects=where)
@@ -142,8 +167,14 @@ def diagnose(
     return Diagnosis(cause=Cause.UNKNOWN, kind=Kind.RANK_FAILED, because=said, suspects=where)
 
 
-def _ran_short(findings: Collection[Finding]) -> bool:
-    return any(finding.check == "memory" and _OOM_FOUND.search(finding.problem) for finding in findings)
+def _ran_short(findings: Collection[Finding], ran: Ran | None) -> bool:
+    # Such a finding stands for minutes: a kill of before these ranks, or of long before their end, says nothing.
+    return ran is not None and any(
+        finding.check == "memory"
+        and _OOM_FOUND.search(finding.problem)
+        and ran.may_have_ended_by(finding.since_unix)
+        for finding in findings
+    )
 
 
 def _gravest(findings: Collection[Finding]) -> Finding | None:

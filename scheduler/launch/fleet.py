@@ -61,6 +61,7 @@ class _Watched:
     after_report: int = 0
     store: node_pb2.StoreStatus = field(default_factory=node_pb2.StoreStatus)
     health: tuple[Finding, ...] = ()
+    unix: tuple[float, float] = (0.0, 0.0)  # what its clock showed, and when it told; 0 while it has not
     boot_id: str = ""
     boot_before: str = ""  # of the agent before this one
     well_since: float = 0.0  # it has answered ever since without a gap
@@ -239,6 +240,7 @@ class Fleet:
             watched.heard = now
             watched.boot_id = reply.boot_id or watched.boot_id
             watched.health = _findings(reply.health)
+            watched.unix = (reply.unix, now)
             watched.asked_and_answered = max(watched.asked_and_answered, asked)
             watched.store = reply.store
             if reply.last_report < watched.after_report:
@@ -289,6 +291,11 @@ class Fleet:
     def health(self) -> dict[NodeName, tuple[Finding, ...]]:
         """Return what was wrong with each node, by its own checks, when it last answered."""
         return {name: one.health for name, one in self._nodes.items()}
+
+    def unix(self) -> dict[NodeName, float]:
+        """Return what each node's clock shows by now, within seconds; those that did not tell are left out."""
+        now = self._clock.monotonic()
+        return {name: one.unix[0] + now - one.unix[1] for name, one in self._nodes.items() if one.unix[0]}
 
     def sick(self) -> set[NodeName]:
         """Return the nodes that are unfit for ranks by their own checks."""

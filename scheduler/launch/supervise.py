@@ -42,6 +42,7 @@ ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 class _Running:
     layout: Layout
     step: RankStep
+    began: float
     exited_at: float | None = None
 
 
@@ -143,8 +144,9 @@ class Supervisor:
         note_attempt(self._backend, self._attempt)
         self._said = ""
         self._account.begin(layout, self._hangs.told_s)
+        began = self._clock.monotonic()
         self._step = self._backend.start_ranks(layout.launch, self._order.command)
-        running = _Running(layout, self._step)
+        running = _Running(layout, self._step, began)
         self._account.acted()
         self._account.enter(Phase.RUNNING)
         return running
@@ -203,11 +205,13 @@ class Supervisor:
             here=self._here,
             exit_code=code,
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
+            ran_for_s=now - running.began,
             failed=running.step.failed(),
             hung=late.hung,
             slow=late.slow,
             suspects=late.suspects,
             health=self._fleet.health(),
+            unix=self._fleet.unix(),
             fewest=self._order.fewest,
             tried=self._log.tried(now),
         )

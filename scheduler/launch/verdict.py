@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.failure import Cause, Failed, Limits, Tried, diagnose, stop_for
+from deeplink.scheduler.launch.failure import Cause, Failed, Limits, Ran, Tried, diagnose, stop_for
 from deeplink.scheduler.watch.records import Kind
 
 if TYPE_CHECKING:
@@ -77,11 +77,13 @@ class Evidence:
         here: the node we run on ourselves: since we do, it lives, whatever its agent does.
         exit_code: of the rank step; None while it runs.
         exited_for_s: since it ended.
+        ran_for_s: since it was started.
         failed: what is known of the first failed rank.
         hung: why ranks count as hung; empty while they do not.
         slow: why a rank is to be replaced; empty while none is.
         suspects: the nodes to blame for that, where it can be told.
         health: what is wrong with nodes, by their own checks.
+        unix: what each node's own clock shows now; those that did not tell are left out.
         fewest: nodes that are enough where no more are left; None: as many as now.
         tried: what was tried before.
     """
@@ -92,11 +94,13 @@ class Evidence:
     here: NodeName | None = None
     exit_code: int | None = None
     exited_for_s: float = 0.0
+    ran_for_s: float = 0.0
     failed: Failed = field(default_factory=Failed)
     hung: str = ""
     slow: str = ""
     suspects: tuple[NodeName, ...] = ()
     health: Mapping[NodeName, tuple[Finding, ...]] = field(default_factory=dict)
+    unix: Mapping[NodeName, float] = field(default_factory=dict)
     fewest: int | None = None
     tried: Tried = field(default_factory=Tried)
 
@@ -196,7 +200,8 @@ def _about_failed(seen: Evidence, policy: Policy) -> Verdict:
     if unproved and max(seen.silence[node].answer_s for node in unproved) < policy.starved_s:
         return Verdict(move=Move.WAIT, because="ranks failed; asking whether a node did")
     code = seen.exit_code or 1
-    found = diagnose(code, seen.failed, seen.active, seen.health)
+    ran = {node: Ran(unix - seen.ran_for_s, unix - seen.exited_for_s) for node, unix in seen.unix.items()}
+    found = diagnose(code, seen.failed, seen.active, seen.health, ran)
     return _again(seen, policy, found.cause, found.kind, found.because, suspects=found.suspects, code=code)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,17 +13,28 @@ from deeplink.scheduler.launch.failure import (
     Failed,
     Hint,
     Limits,
+    Ran,
     Setback,
     Tried,
     diagnose,
     hints_in,
     stop_for,
 )
+from deeplink.scheduler.launch.fleet import Silence
+from deeplink.scheduler.launch.verdict import Evidence, Policy, decide
 from deeplink.scheduler.watch.records import Finding, Kind, Severity
 from deeplink.types import NodeName
 
 A, B = NodeName("a"), NodeName("b")
-KILLED = Finding(check="memory", severity=Severity.OBSERVE, problem="1 process here killed for want of memory")
+RAN = {NodeName(node): Ran(2_000.0, 2_600.0) for node in "ab"}
+
+
+def killed(unix: float) -> Finding:
+    said = "1 process here killed for want of memory: python (41)"
+    return Finding(check="memory", severity=Severity.OBSERVE, problem=said, since_unix=unix)
+
+
+KILLED = killed(2_599.0)
 BROKEN = Finding(check="gpu", severity=Severity.DRAIN, problem="XID 79")
 
 
@@ -56,6 +69,9 @@ def test_what_hints_at_nothing(written: bytes) -> None:
         (137, Failed(node=A), {}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
         (137, Failed(node=A), {A: (KILLED,)}, Cause.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY),
         (137, Failed(node=A), {B: (KILLED,)}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
+        # Somebody else's, of minutes ago: such a finding stands for ten.
+        (137, Failed(node=A), {A: (killed(2_100.0),)}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
+        (137, Failed(node=A), {A: (killed(0.0),)}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
         (1, Failed(node=A), {A: (KILLED,)}, Cause.UNKNOWN, Kind.RANK_FAILED),
         (1, Failed(hints=frozenset({Hint.OUT_OF_MEMORY})), {}, Cause.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY),
         (1, Failed(hints=frozenset({Hint.IO_ERROR})), {}, Cause.INFRASTRUCTURE, Kind.RANK_FAILED),
@@ -69,11 +85,29 @@ def test_what_hints_at_nothing(written: bytes) -> None:
 def test_diagnoses(
     code: int, failed: Failed, health: dict[NodeName, tuple[Finding, ...]], cause: Cause, kind: Kind
 ) -> None:
-    found = diagnose(code, failed, (A, B), health)
+    found = diagnose(code, failed, (A, B), health, RAN)
     assert (found.cause, found.kind) == (cause, kind)
     assert found.because
     if failed.node:
         assert set(found.suspects) <= {failed.node}
+
+
+def test_a_kill_before_the_ranks_were_started_or_by_an_unknown_clock_ended_none_of_them() -> None:
+    started_since = {A: Ran(2_580.0, 2_600.0)}
+    early, late = {A: (killed(2_570.0),)}, {A: (killed(2_590.0),)}
+    assert diagnose(137, Failed(node=A), (A,), early, started_since).cause is Cause.INFRASTRUCTURE
+    assert diagnose(137, Failed(node=A), (A,), late, started_since).cause is Cause.OUT_OF_MEMORY
+    assert diagnose(137, Failed(node=A), (A,), late, {}).cause is Cause.INFRASTRUCTURE
+
+
+def test_a_verdict_holds_the_kill_against_when_the_ranks_ran_by_the_nodes_own_clock() -> None:
+    # Its clock shows 5,000; the ranks ran for ten minutes, until two seconds ago.
+    well = Silence(answer_s=0.2, contact_s=0.2, question_s=0.3)
+    seen = Evidence(active=(A,), spares=(), silence={A: well}, exit_code=137, exited_for_s=2.0, ran_for_s=602.0)
+    seen = replace(seen, failed=Failed(node=A), unix={A: 5_000.0})
+    theirs, earlier = {A: (killed(4_997.0),)}, {A: (killed(4_700.0),)}
+    assert decide(replace(seen, health=theirs), Policy()).cause is Cause.OUT_OF_MEMORY
+    assert decide(replace(seen, health=earlier), Policy()).cause is Cause.INFRASTRUCTURE
 
 
 def test_memory_that_runs_out_is_tried_again_once_and_then_says_what_helps() -> None:

@@ -220,6 +220,7 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
     until(fleet, lambda: fleet.sick() == {n0})
     assert fleet.rebooted() == {n0}
     assert [finding.check for finding in fleet.health()[n0]] == ["disk"], "the other one cannot be read"
+    assert abs(fleet.unix()[n0] - SystemClock().unix()) < 60
     fleet.close()
     assert again.stopped
     servers[1].server.stop(0).wait(5)
