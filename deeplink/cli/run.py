@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
 fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. Ranks that fail are started again once where they
-were saved, and as often as they get further. The exit code is the first failed rank's, 128 + n where a signal
-ended it, and 75 where nodes were lost and nobody could help.
+were saved, and as often as they get further; then a job that came to a step is held. The exit code is the first
+failed rank's, 128 + n where a signal ended it, and 75 where nodes were lost and nobody could help.
 
 \b
 Examples:

@@ -24,7 +24,7 @@ class Recovery:
     no_retry: bool
     max_relaunches: int | None
     final_codes: tuple[int, ...]
-    hold: bool
+    hold: bool | None
     time_margin: float | None
     strand_timeout: float
 
@@ -75,10 +75,11 @@ _OPTIONS = (
         help="Ranks that exit so end the run, and their code is passed on; repeatable.",
     ),
     click.option(
-        "--hold",
-        is_flag=True,
+        "--hold/--no-hold",
+        default=None,
         envvar="DEEPLINK_HOLD",
-        help="When the application itself fails again and again, have Slurm hold the job instead of ending it.",
+        help="Whether Slurm is to hold the job, instead of ending it, when the application itself fails again and "
+        "again. [default: if it ever came to a step, and may be requeued]",
     ),
     click.option(
         "--time-margin",

@@ -228,6 +228,11 @@ class Account:
         if self.incident is not None:
             self.incident = replace(self.incident, acted_unix=self._clock.unix())
 
+    def refused(self) -> None:
+        """What was to be done about the open incident could not be."""
+        if self.incident is not None:
+            self.incident = replace(self.incident, action=Action.NONE)
+
     def settle(self, outcome: Outcome, *, steps_repeated: int = 0) -> None:
         """End the open incident, if there is one, and tell at once."""
         if self.incident is None:

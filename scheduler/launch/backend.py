@@ -176,10 +176,11 @@ class Backend(Protocol):
         """
         ...
 
-    def requeue(self) -> bool:
+    def requeue(self, lost: Collection[NodeName]) -> bool:
         """Have the job started again as soon as may be; True once that is under way, which ends us.
 
-        Only while every node answers. May take seconds; what goes wrong is logged.
+        Never while a node that was lost is still taken for a part of the job: that would lose it its GPUs. May
+        take half a minute; what goes wrong is logged.
         """
         ...
 
@@ -187,9 +188,9 @@ class Backend(Protocol):
         """Take note that the run has ended and no node was lost in it: nothing of it is still under way."""
         ...
 
-    def hold(self) -> bool:
+    def hold(self, because: str, lost: Collection[NodeName]) -> bool:
         """Have the job put back into the queue and held there; True once that is under way, which ends us.
 
-        May take seconds; what goes wrong is logged.
+        Why stands where the job is looked at. Otherwise as `requeue`.
         """
         ...

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.history import ITS_OWN_FAULT
@@ -11,19 +13,20 @@ from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.watch.records import Action, Outcome, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.account import Account
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.failure import Limits
     from deeplink.scheduler.launch.history import Log
+    from deeplink.types import NodeName
 
 QUEUED_WAIT_S = 30.0
 """How long Slurm may take to end a job that went back into its queue."""
 AGAIN_CODE = 75
 """EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
-HELD = "held: mend it, then `scontrol release` starts it again where it was saved"
 
 
 class Ending:
@@ -34,7 +37,9 @@ class Ending:
         account: what is told of the job.
         chronicle: who is told.
         clock: for every duration.
-        hold: whether the job is to be held when it fails by its own fault.
+        hold: whether the job is to be held when it fails by its own fault; None: where there is something to go
+            on from.
+        limits: how often ranks are started again.
         told_to_end: asked while Slurm is waited for.
     """
 
@@ -45,41 +50,61 @@ class Ending:
         chronicle: Chronicle,
         *,
         clock: Clock,
-        hold: bool,
+        hold: bool | None,
+        limits: Limits,
         told_to_end: Callable[[], bool],
     ) -> None:
         self._backend, self._account, self._chronicle = backend, account, chronicle
-        self._clock, self._hold, self._told_to_end = clock, hold, told_to_end
+        self._clock, self._hold, self._limits, self._told_to_end = clock, hold, limits, told_to_end
 
-    def action_for(self, verdict: Verdict, log: Log) -> Action:
+    def action_for(self, verdict: Verdict, log: Log, *, requeueable: bool) -> Action:
         """Return what is done about a run that is given up.
 
-        A job is held where its user asked for it, and where the run before this one ended by its own fault, too:
-        then somebody (RequeueExit) starts it again and again.
-        """
-        again = log.history.before is not None
-        wanted = verdict.kind in ITS_OWN_FAULT and (self._hold or again) and self._backend.can_requeue
-        return Action.HOLD if wanted else Action.NONE
+        A job that failed by its own fault is held where its user asked for it. Where he said nothing: if there is
+        something to go on from, and where the run before this one ended so, too: then somebody (RequeueExit)
+        starts it again and again. A script that never came to a step fails as it does anywhere.
 
-    def give_up(self, verdict: Verdict, action: Action, log: Log, attempts: int) -> int:
-        """End a run that failed; returns its exit code."""
+        Args:
+            verdict: why it is given up.
+            log: what was tried.
+            requeueable: whether Slurm said that it may start the job again.
+        """
+        if verdict.kind not in ITS_OWN_FAULT or not self._backend.can_requeue:
+            return Action.NONE
+        if self._hold is not None:
+            return Action.HOLD if self._hold else Action.NONE
+        if not self._limits.retries or verdict.code in self._limits.final_codes:
+            return Action.NONE  # somebody waits for that code
+        again = log.history.before is not None
+        return Action.HOLD if again or (log.goes_on and requeueable) else Action.NONE
+
+    def give_up(
+        self, verdict: Verdict, action: Action, log: Log, attempts: int, *, lost: Collection[NodeName] = ()
+    ) -> int:
+        """End a run that failed; returns its exit code. `lost` are the nodes that this run has lost."""
         now = self._clock.monotonic()
         self._in_bounds(lambda: log.leave(verdict, now))
         if action is Action.HOLD:
-            self._account.enter(Phase.FAILED, f"{verdict.because}; {HELD}")
-            self._give_back(self._backend.hold, "held", HELD)
+            release = f"scontrol release {self._backend.job}"
+            held = f"held: mend it, then `{release}` starts it again where it was saved"
+            self._account.enter(Phase.FAILED, f"{verdict.because}; {held}")
+            if self._give_back(partial(self._backend.hold, verdict.because, lost), "held", held):
+                verdict = replace(verdict, because=f"{verdict.because}; {held}")
+            else:
+                self._account.refused()
         return self.end(verdict, attempts)
 
-    def start_again(self, verdict: Verdict, attempts: int) -> int:
+    def start_again(self, verdict: Verdict, attempts: int, *, lost: Collection[NodeName] = ()) -> int:
         """Have Slurm start the job again, as its owner may; returns the exit code for the meantime."""
         self._account.enter(Phase.RECOVERING, verdict.because)
         said = "asked Slurm to start the job again"
-        if self._give_back(self._backend.requeue, "requeue", f"{verdict.because}: {said}"):
+        if self._give_back(partial(self._backend.requeue, lost), "requeue", f"{verdict.because}: {said}"):
             # Neither failed nor recovered: the next run of this job, or the watchdog, will say.
             self._tell_end(
                 Phase.RECOVERING, Verdict(move=verdict.move, because=verdict.because, code=AGAIN_CODE), attempts
             )
             return AGAIN_CODE
+        self._account.refused()
         refused = Verdict(
             move=Move.FAILED,
             because=f"{verdict.because}; Slurm does not start it again",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,16 +68,40 @@ class Log:
     progress: Progress
     history: History = field(init=False)
     _best_before: int | None = field(init=False)
+    _stepped: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Take over what an earlier run of the job left."""
         self.history = carried_over(self.path, self.restart, self.progress)
         self._best_before = self.progress.best
+        # On a job's first run it can only be of another job that had the number.
+        self._stepped = self.restart > 0 and self._mark.exists()
 
     @property
     def gained(self) -> bool:
         """Whether a newer step than before this run was reported."""
         return self.progress.best is not None and self.progress.best != self._best_before
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any run of the job came to a step: then there is something to go on from."""
+        return self._stepped or self.progress.best is not None
+
+    def note_step(self) -> None:
+        """Leave word for later runs, once, that a step was reported; does not wait for the storage."""
+        if not self._stepped:
+            self._stepped = True
+            threading.Thread(target=self._leave_mark, name="deeplink-stepped", daemon=True).start()
+
+    @property
+    def _mark(self) -> Path:
+        return self.path.with_name(f"stepped.{self.path.name}")
+
+    def _leave_mark(self) -> None:
+        try:
+            self._mark.touch()
+        except OSError as problem:
+            log.warning("%s: %s", self._mark, problem)
 
     def tried(self, now: float) -> Tried:
         """Return what was tried, as verdicts want to know it."""

@@ -54,6 +54,11 @@ class Liaison:
         self._cut_off_at: float | None = None
         self._odd_at: float | None = None  # since when Slurm's word is wanted
 
+    @property
+    def requeueable(self) -> bool:
+        """Whether Slurm said that it may start the job again."""
+        return self._backend.can_requeue and self._desk.requeueable
+
     def begin(self) -> None:
         """A new attempt begins."""
         self._deadline.begin()
@@ -83,7 +88,7 @@ class Liaison:
             cut_off=self._cut_off_at is not None,
             now=time,
             gained=gained,
-            requeueable=self._backend.can_requeue and self._desk.requeueable,
+            requeueable=self.requeueable,
         )
         if not seen.wants_word or not self._backend.can_requeue:
             self._odd_at = None

@@ -117,11 +117,11 @@ class LocalBackend(Backend):
         return None
 
     @override
-    def requeue(self) -> bool:
+    def requeue(self, lost: Collection[NodeName]) -> bool:
         return False
 
     @override
-    def hold(self) -> bool:
+    def hold(self, because: str, lost: Collection[NodeName]) -> bool:
         return False
 
     @override

@@ -33,7 +33,8 @@ class Order:
         per_node: ranks on each node.
         count: nodes that run ranks.
         elastic: nodes that are enough where no more are left; 0: all of `count`, or none.
-        hold: whether the job is to be held, not ended, when it fails by its own fault.
+        hold: whether the job is to be held, not ended, when it fails by its own fault; None: where there is
+            something to go on from.
         step_timeout_s: without a newer step for so long the ranks are started again; 0: never; None: as the job's
             own history tells, and what its processes do.
         replace_stragglers: start the ranks again without a slow one's node, where a spare is left.
@@ -51,7 +52,7 @@ class Order:
     per_node: int
     count: int
     elastic: int = 0
-    hold: bool = False
+    hold: bool | None = None
     step_timeout_s: float | None = 0.0
     replace_stragglers: bool = False
     margin_s: float | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import Backend, NoAllocationError
 from deeplink.scheduler.launch.container import PYXIS, pyxis_options
@@ -25,6 +26,8 @@ from deeplink.scheduler.slurm.programs import real_program
 from deeplink.scheduler.slurm.standing import standing
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.graph import fabric_from_switches
+from deeplink.scheduler.watch.evidence import TAG
+from deeplink.scheduler.watch.remark import remark, with_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,6 +42,8 @@ log = logging.getLogger(__name__)
 PMI = "pmi2"
 """Which plugin of srun's tells MPI who is who: it serves MPICH and its kin. Open MPI wants pmix."""
 EMPTY_STEP_S = 10.0
+GIVEN_UP_S, LOOK_AGAIN_S = 20.0, 1.0
+"""How long, and how often, Slurm is looked at for having given a lost node up."""
 _ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
 _PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
 
@@ -69,6 +74,7 @@ class SlurmBackend(Backend):
     here: NodeName | None = None
     srun_options: tuple[str, ...] = ()
     slurm: Slurm = field(default_factory=Slurm)
+    clock: Clock = field(default_factory=SystemClock)
     name: str = "slurm"
     can_requeue: bool = True
 
@@ -236,17 +242,35 @@ class SlurmBackend(Backend):
         )
 
     @override
-    def requeue(self) -> bool:
-        return self._back_into_the_queue(self.slurm.requeue)
+    def requeue(self, lost: Collection[NodeName]) -> bool:
+        return self._back_into_the_queue(self.slurm.requeue, lost)
 
     @override
-    def hold(self) -> bool:
-        return self._back_into_the_queue(self.slurm.hold)
+    def hold(self, because: str, lost: Collection[NodeName]) -> bool:
+        def hold(job: int) -> None:
+            try:
+                # First: whoever finds the job held finds the reason there.
+                self.slurm.comment_job(job, with_ours(self.slurm.comment(job), remark(f"{TAG}held: {because}")))
+            except DeepLinkError as problem:
+                log.info("the job's comment: %s", problem)
+            self.slurm.hold(job)
 
-    def _back_into_the_queue(self, order: Callable[[int], object]) -> bool:
+        return self._back_into_the_queue(hold, lost)
+
+    def _back_into_the_queue(self, order: Callable[[int], object], lost: Collection[NodeName]) -> bool:
+        deadline = self.clock.monotonic() + GIVEN_UP_S
         try:
-            if self.slurm.job(self.job).restarts != self.restart:
-                return False  # what runs now is not ours
+            while True:
+                job = self.slurm.job(self.job)
+                if job.restarts != self.restart:
+                    return False  # what runs now is not ours
+                away = [node for node in lost if node in job.nodes]
+                if not away or all(row.down for row in self.slurm.nodes(away)):
+                    break
+                if self.clock.monotonic() >= deadline:
+                    log.warning("%s was lost, and Slurm has not given it up: the job stays", ", ".join(away))
+                    return False
+                self.clock.sleep(LOOK_AGAIN_S)
             order(self.job)
         except DeepLinkError as problem:
             log.warning("the job could not be put back into the queue: %s", problem)

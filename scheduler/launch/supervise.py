@@ -89,6 +89,7 @@ class Supervisor:
             chronicle,
             clock=clock,
             hold=order.hold,
+            limits=self._policy.limits,
             told_to_end=lambda: self.ending is not None,
         )
         self._hangs = Hangs(fleet, chronicle, backend.folder, order, clock)
@@ -182,6 +183,7 @@ class Supervisor:
         if self._progress.take(points, self._attempt, now):
             step, repeated = self._progress.first, self._progress.repeated
             self._account.tell_first_step(step, repeated)
+            self._log.note_step()
             self._account.settle(Outcome.RECOVERED, steps_repeated=repeated)
         self._account.tick()
 
@@ -235,6 +237,10 @@ class Supervisor:
         self._account.describe(spares=tuple(node for node in self._usable if node not in active))
         self._chronicle.event("spare-lost", f"{verdict.because}: no spare any more", nodes=verdict.lost)
         self._account.settle(Outcome.RECOVERED)
+
+    @property
+    def _lost(self) -> list[NodeName]:
+        return [node for node in self._fleet.facts if node not in self._usable]
 
     def _forget(self, lost: Collection[NodeName]) -> None:
         self.has_lost = self.has_lost or bool(lost)
@@ -326,9 +332,9 @@ class Supervisor:
         self._while_listening(running.step.kill)
         if verdict.move is Move.REQUEUE:
             self._open(verdict, Action.REQUEUE)
-            return self._ends.start_again(verdict, self._begun)
+            return self._ends.start_again(verdict, self._begun, lost=self._lost)
         if verdict.kind is None:
             return self._ends.end(verdict, self._begun)
-        action = self._ends.action_for(verdict, self._log)
+        action = self._ends.action_for(verdict, self._log, requeueable=self._liaison.requeueable)
         self._open(verdict, action)
-        return self._ends.give_up(verdict, action, self._log, self._begun)
+        return self._ends.give_up(verdict, action, self._log, self._begun, lost=self._lost)

@@ -9,6 +9,7 @@ import pytest
 
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.order import ring_crossings
 from deeplink.scheduler.watch.journal import Journal
@@ -142,7 +143,7 @@ def test_without_a_spare_slurm_is_asked_once_it_has_given_the_node_up(
 def test_ranks_that_fail_again_at_one_step_have_the_job_held_not_looping(sandbox: Sandbox) -> None:
     folder = folder_of(sandbox)
     (folder / "fail").write_text("0 12 5")
-    job = submit(sandbox, "-N1 --requeue", f"{RUN} --hold -- {{train}} 500", folder=folder)
+    job = submit(sandbox, "-N1 --requeue --open-mode=append", f"{RUN} -- {{train}} 60", folder=folder)
     again = job.await_event("attempt-started", count=2)
     assert job.await_event("relaunch")["because"].startswith("rank 0 on ")
     ended = job.await_event("ended")
@@ -150,7 +151,19 @@ def test_ranks_that_fail_again_at_one_step_have_the_job_held_not_looping(sandbox
     assert "exit code 5 again at step 12: the application" in ended["because"]
     until(lambda: job.row().state is JobState.PENDING, 30, job.told)
     assert "held" in job.row().reason
-    sandbox.run(CTL, ["scancel", str(job.id)])
+    assert "exit code 5 again at step 12" in Slurm(sandbox.runner()).comment(job.id)
+    (folder / "fail").unlink()
+    sandbox.run(CTL, ["scontrol", "release", str(job.id)])
+    # Whoever mends something takes longer than Slurm holds any requeued job.
+    sandbox.run(CTL, ["scontrol", "update", f"jobid={job.id}", "StartTime=now"])
+    assert job.await_event("first-step", count=3)["step"] > 10, "it went on where it was saved"
+    assert job.await_end().state is JobState.COMPLETED, job.told()
+
+
+def test_a_script_that_never_comes_to_a_step_fails_with_its_own_code(sandbox: Sandbox) -> None:
+    job = submit(sandbox, "-N1 --requeue", f"{RUN} -- sh -c 'exit 7'")
+    assert job.await_end().state is JobState.FAILED, job.told()
+    assert job.events("ended")[0]["code"] == 7
 
 
 def test_a_fast_reboot_that_slurm_overlooks_costs_seconds_without_a_spare(

@@ -1,0 +1,232 @@
+"""How a run ends: which jobs are held, which fail, and what Slurm is told; with the real Slurm: tests/cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.account import Account
+from deeplink.scheduler.launch.chronicle import Chronicle, Courier
+from deeplink.scheduler.launch.ending import Ending
+from deeplink.scheduler.launch.failure import Cause, Limits
+from deeplink.scheduler.launch.fleet import Fleet
+from deeplink.scheduler.launch.history import Log, file_of
+from deeplink.scheduler.launch.progress import Progress
+from deeplink.scheduler.launch.slurm import SlurmBackend
+from deeplink.scheduler.launch.verdict import Move, Verdict
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.watch.records import Action, Beat, Kind, Outcome
+from deeplink.types import NodeName
+
+COMMAND = ("python", "train.py")
+FAILED = Verdict(
+    move=Move.FAILED,
+    because="exit code 5 again at step 12: the application",
+    code=5,
+    kind=Kind.APPLICATION_FAILED,
+    cause=Cause.UNKNOWN,
+)
+
+
+def until(question: Callable[[], bool], bound_s: float = 20.0) -> None:
+    end = time.monotonic() + bound_s
+    while not question():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@dataclass
+class Controller:
+    """Job 17 on n0 and n1, as Slurm's commands tell of it."""
+
+    requeue: bool = True
+    given_up_after: int = 0
+    comment: str = "mine"
+    told: list[tuple[str, ...]] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        if argv[0] == "squeue" and "%k" in argv:
+            return self.comment
+        if argv[0] == "squeue":
+            (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
+            row = ("17", "17", "RUNNING", "None", "0", str(int(self.requeue)), "ada", "n[0-1]", "n0", "resnet")
+            return "".join(word + separator for word in row)
+        if argv[1] == "show":
+            self.given_up_after -= 1
+            return f"NodeName=n1 State={'DOWN' if self.given_up_after < 0 else 'MIXED'}+NOT_RESPONDING"
+        if argv[1] == "requeuehold" and not self.requeue:
+            raise CommandError(argv, 1, "Requested operation is presently disabled")
+        self.told.append(tuple(argv[1:]))
+        return ""
+
+
+class NoAgents:
+    starter = doubt = ""
+
+    def announced(self) -> list[Any]:
+        return []
+
+    def ended(self) -> None:
+        return None
+
+    def last_words(self) -> str:
+        return ""
+
+    def abandon(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass
+class Run:
+    """The end of a run of job 17, up to what watchdog and people hear of it."""
+
+    folder: Path
+    chronicle: Chronicle
+    clock: ManualClock
+    beats: list[Beat]
+
+    def ending(self, controller: Controller, *, hold: bool | None = None, limits: Limits | None = None) -> Ending:
+        nodes = (NodeName("n0"), NodeName("n1"))
+        backend = SlurmBackend(
+            17, 0, "ada", "resnet", nodes, {}, self.folder, slurm=Slurm(controller), clock=self.clock
+        )
+        self.account = Account(backend, Fleet(NoAgents(), "", self.clock), self.chronicle, self.clock)
+        return Ending(
+            backend,
+            self.account,
+            self.chronicle,
+            clock=self.clock,
+            hold=hold,
+            limits=limits or Limits(),
+            told_to_end=lambda: any(order[0] == "requeuehold" for order in controller.told),
+        )
+
+    def log(self, *, best: int | None = 12, restart: int = 0) -> Log:
+        found = Log(file_of(self.folder, COMMAND), restart, Progress())
+        found.progress.best = best
+        return found
+
+    def end(self, ending: Ending, *, lost: Sequence[NodeName] = (), requeueable: bool = True) -> int:
+        log = self.log()
+        action = ending.action_for(FAILED, log, requeueable=requeueable)
+        self.account.open(Kind.APPLICATION_FAILED, None, 0.0, FAILED.because, action)
+        return ending.give_up(FAILED, action, log, 2, lost=lost)
+
+    def heard(self) -> tuple[list[dict[str, Any]], Beat]:
+        self.chronicle.close()
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], self.beats[-1]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    clock, beats = ManualClock(), list[Beat]()
+    chronicle = Chronicle(tmp_path, clock, [Courier(beats.append, "test")])
+    yield Run(tmp_path, chronicle, clock, beats)
+    chronicle.close()
+
+
+def test_an_application_that_fails_after_steps_is_held_with_the_reason_beside_the_job(run: Run) -> None:
+    controller = Controller()
+    assert run.end(run.ending(controller)) == 5
+    said, held = controller.told
+    assert said == ("update", "jobid=17", f"Comment=mine | deeplink: held: {FAILED.because}")
+    assert held == ("requeuehold", "17")
+    events, beat = run.heard()
+    assert [event["event"] for event in events] == ["held", "ended"]
+    assert "scontrol release 17" in events[-1]["because"]
+    assert [(one.action, one.outcome) for one in beat.incidents] == [(Action.HOLD, Outcome.FAILED)]
+
+
+def test_a_hold_that_slurm_refuses_is_told_as_none(run: Run) -> None:
+    controller = Controller(requeue=False)
+    assert run.end(run.ending(controller, hold=True)) == 5
+    events, beat = run.heard()
+    assert [event["event"] for event in events] == ["ended"]
+    assert "release" not in events[-1]["because"]
+    assert [(one.action, one.outcome) for one in beat.incidents] == [(Action.NONE, Outcome.FAILED)]
+
+
+@pytest.mark.parametrize(("looks", "held"), [(3, True), (1_000, False)])
+def test_never_while_a_lost_node_is_still_a_part_of_the_job(run: Run, looks: int, held: bool) -> None:
+    controller = Controller(given_up_after=looks)
+    assert run.end(run.ending(controller), lost=[NodeName("n1")]) == 5
+    assert (("requeuehold", "17") in controller.told) is held
+
+
+def before_the_first_step(run: Run) -> Log:
+    return run.log(best=None)
+
+
+def after_a_step_of_this_run(run: Run) -> Log:
+    return run.log(best=12)
+
+
+def after_a_step_of_an_earlier_run(run: Run) -> Log:
+    run.log(best=None).note_step()
+    until(lambda: bool(list(run.folder.glob("stepped.*"))))
+    return run.log(best=None, restart=1)
+
+
+def after_a_run_that_ended_so(run: Run) -> Log:
+    run.log(best=None).leave(FAILED, 0.0)
+    return run.log(best=None, restart=1)
+
+
+@pytest.mark.parametrize(
+    ("log", "held"),
+    [
+        (before_the_first_step, False),
+        (after_a_step_of_this_run, True),
+        (after_a_step_of_an_earlier_run, True),
+        (after_a_run_that_ended_so, True),
+    ],
+)
+def test_a_job_is_held_where_there_is_something_to_go_on_from(
+    run: Run,
+    log: Callable[[Run], Log],
+    held: bool,
+) -> None:
+    left = log(run)
+    wanted = Action.HOLD if held else Action.NONE
+    assert run.ending(Controller()).action_for(FAILED, left, requeueable=True) is wanted
+    assert run.ending(Controller(), hold=True).action_for(FAILED, left, requeueable=True) is Action.HOLD
+    assert run.ending(Controller(), hold=False).action_for(FAILED, left, requeueable=True) is Action.NONE
+
+
+@pytest.mark.parametrize("limits", [Limits(retries=False), Limits(final_codes=frozenset({5}))])
+def test_a_code_that_somebody_waits_for_ends_the_job(run: Run, limits: Limits) -> None:
+    ending = run.ending(Controller(), limits=limits)
+    assert ending.action_for(FAILED, run.log(), requeueable=True) is Action.NONE
+
+
+def test_a_job_that_slurm_may_not_requeue_ends(run: Run) -> None:
+    assert run.ending(Controller()).action_for(FAILED, run.log(), requeueable=False) is Action.NONE
+
+
+@pytest.mark.parametrize("kind", [Kind.RANK_FAILED, Kind.RANKS_HUNG, Kind.NODE_SILENT, Kind.TIME_LIMIT])
+def test_what_is_not_the_applications_fault_is_not_held(run: Run, kind: Kind) -> None:
+    other = Verdict(move=Move.FAILED, because="it", code=5, kind=kind)
+    assert run.ending(Controller()).action_for(other, run.log(), requeueable=True) is Action.NONE
+
+
+def test_the_word_of_a_step_is_left_once_and_counts_for_no_other_job_of_that_number(tmp_path: Path) -> None:
+    path = file_of(tmp_path, COMMAND)
+    assert not Log(path, 1, Progress()).goes_on
+    first = Log(path, 0, Progress())
+    first.note_step()
+    assert first.goes_on
+    until(lambda: bool(list(tmp_path.glob("stepped.*"))))
+    assert Log(path, 1, Progress()).goes_on
+    assert not Log(path, 0, Progress()).goes_on, "the number of the job was used before"
+    assert not Log(file_of(tmp_path, ("other",)), 1, Progress()).goes_on
