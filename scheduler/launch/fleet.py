@@ -102,6 +102,7 @@ class Fleet:
         self._step, self._token, self._clock, self._revival = step, token, clock, revival
         self._nodes: dict[NodeName, _Watched] = {}
         self._ticked = clock.monotonic()
+        self._pressed = float("-inf")
         self.save_at = 0
 
     @property
@@ -194,6 +195,10 @@ class Fleet:
             if one.boot_before and one.boot_id not in {"", one.boot_before}
         }
 
+    def press(self, moment: float) -> None:
+        """See to it that every agent is asked at this moment or soon after, whenever it was asked before."""
+        self._pressed = moment
+
     def tick(self, attempt: Attempt) -> list[common_pb2.Progress]:
         """Take in what has come back, ask again where it is time; does not wait. Returns new progress reports."""
         now = self._clock.monotonic()
@@ -207,7 +212,8 @@ class Fleet:
                 self._forgive(watched, stall, now)
             self._harvest(watched, now, reports)
             self._knock(watched, now)
-            if now - watched.asked >= POLL_S and len(watched.pending) < MOST_IN_FLIGHT:
+            due = now - watched.asked >= POLL_S or watched.asked < self._pressed <= now
+            if due and len(watched.pending) < MOST_IN_FLIGHT:
                 watched.asked = now
                 request = node_pb2.StatusRequest(
                     attempt=attempt_to_wire(attempt),

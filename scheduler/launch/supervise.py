@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+QUICK_S, SOON_S = 0.02, 1.0
+"""Once ranks have ended every node is asked whether it lives; the answers are looked for so often, for so long."""
 
 
 @dataclass(slots=True)
@@ -169,7 +171,11 @@ class Supervisor:
                 self._say_once(verdict.because)
             elif verdict.move is not Move.CARRY_ON:
                 return verdict
-            self._clock.sleep(TICK_S)
+            self._clock.sleep(self._pause_s(running))
+
+    def _pause_s(self, running: _Running) -> float:
+        waited_s = None if running.exited_at is None else self._clock.monotonic() - running.exited_at
+        return TICK_S if waited_s is None or waited_s > self._policy.settle_s + SOON_S else QUICK_S
 
     def _listen(self) -> None:
         now = self._clock.monotonic()
@@ -192,6 +198,7 @@ class Supervisor:
         code = running.step.exit_code()
         if code is not None and running.exited_at is None:
             running.exited_at = now
+            self._fleet.press(now + self._policy.settle_s)
         told = self._ending.name if self._ending else ""
         outside = self._liaison.look(code, told, gained=self._log.gained)
         if outside is not None:

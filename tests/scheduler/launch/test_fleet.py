@@ -259,3 +259,29 @@ def test_told_to_end_while_agents_start() -> None:
     fleet = Fleet(Agents(), TOKEN, SystemClock())
     assert not fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: True)
     fleet.close()
+
+
+def test_a_pressed_agent_is_asked_at_that_moment_however_lately_it_was_asked(node: Callable[[str], Node]) -> None:
+    one, name = node("n0"), NodeName("n0")
+    clock = ManualClock()
+    agents = Agents([one.facts])
+    fleet = Fleet(agents, TOKEN, clock)
+    assert fleet.gather([name], 1, logs="the log", told_to_end=lambda: False)
+
+    def asked_s() -> float:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            fleet.tick(ATTEMPT)
+            if fleet.silence()[name].question_s < 0.05:
+                break
+            time.sleep(0.005)
+        return fleet.silence()[name].question_s
+
+    clock.sleep(1.0)
+    assert asked_s() == 0.0
+    fleet.press(clock.monotonic() + 0.2)
+    clock.sleep(0.1)
+    fleet.tick(ATTEMPT)
+    clock.sleep(0.11)
+    assert asked_s() == 0.0, "well before its next turn"
+    fleet.close()
