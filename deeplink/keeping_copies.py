@@ -186,7 +186,6 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
 
     def _kept(self, taking: _Taking, request: keep_pb2.TakeRequest) -> None:
         claim = claim_of(request.claim) if request.claim else NO_CLAIM
-        self._copies.root.mkdir(parents=True, exist_ok=True)
 
         def check() -> None:
             self._refuse_if_fenced(request, claim)

@@ -114,12 +114,20 @@ def claim_of(text: str) -> Claim:
             number=int(facts["number"]),
             attempt=Attempt.parse(facts["attempt"]) if facts["attempt"] else None,
             holder=facts["holder"],
-            recognised=tuple(facts["recognised"]),
+            recognised=_names(facts["recognised"]),
             skipped=tuple((name, reason) for name, reason in facts["skipped"]),
             created_unix=facts["created_unix"],
         )
     except (TypeError, KeyError, AttributeError, AttemptFormatError) as problem:
         raise ValueError(str(problem)) from problem
+
+
+def _names(listed: list[str]) -> tuple[str, ...]:
+    # They are joined to folders, and claims come from other nodes, too.
+    for name in listed:
+        if "/" in name or name in {"", ".", ".."}:
+            raise ValueError(f"{name!r} is no checkpoint's name")
+    return tuple(listed)
 
 
 def fresh_names(folder: Path) -> list[str]:

