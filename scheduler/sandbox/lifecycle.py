@@ -28,9 +28,17 @@ def layout_of(name: str) -> Layout:
     """Return where a sandbox of that name lies, for who we are.
 
     Raises:
-        SandboxNameError: no sandbox can be called so.
+        SandboxNameError: no sandbox can be called so, or the place is somebody else's.
     """
-    return Layout.of(default_root(os.environ, root=os.geteuid() == 0), name)
+    layout = Layout.of(default_root(os.environ, root=os.geteuid() == 0), name)
+    there = next(place for place in (layout.folder, *layout.folder.parents) if os.path.exists(place))  # noqa: PTH110
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+        raise SandboxNameError(
+            name,
+            f"{there} cannot be written to",
+            "Be who brought it up (sudo), or put DEEPLINK_SANDBOX_ROOT elsewhere.",
+        )
+    return layout
 
 
 def _hardware(layout: Layout, record: state.Record, clock: Clock) -> Hardware:

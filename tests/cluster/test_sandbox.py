@@ -431,6 +431,11 @@ def test_an_ordinary_user_gets_a_cluster_on_loopback_and_is_told_what_it_lacks(w
         assert "as root" in refused.stderr
     assert without_root("exec", "--root", "n1", "id").returncode == 2
     assert without_root("up", "--user", "root", "--name", "other").returncode == 2
+    freezable = without_root("up", "--freezable", "--name", "other")
+    assert (freezable.returncode, "only root" in freezable.stderr) == (2, True)
+    for fault in ("node-cut", "storage-frozen", "disk-full"):
+        refused = without_root("fault", fault)
+        assert (refused.returncode, "as root" in refused.stderr) == (2, True), fault
     assert without_root("exec", "n2", "printenv", "SLURMD_NODENAME").stdout == "n2\n"
     assert without_root("exec", "n2", "--", "printenv", "SLURMD_NODENAME").stdout == "n2\n"
 
@@ -453,6 +458,10 @@ def test_a_cluster_on_loopback_leaves_nothing(fresh_sandbox: Factory) -> None:
     login = fresh_sandbox(Shape.of(1))
     before = len(said(login, CTL, "ps", "ax").splitlines())
     files = said(login, CTL, "ls", "-A", "/tmp")  # what is exposed there, where this checkout lies in /tmp
+    for verb in ("up", "down"):
+        elsewhere = {"DEEPLINK_SANDBOX_ROOT": "/etc"}
+        refused = login.run(CTL, ["deeplink", "sandbox", verb], env=elsewhere)
+        assert (refused.code, "cannot be written to" in refused.stderr) == (2, True)
     env = {"DEEPLINK_SANDBOX_ROOT": "/tmp/boxes"}
     for _ in range(2):
         up = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], timeout_s=60, env=env)
