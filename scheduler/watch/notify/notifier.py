@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.watch.journal import JournalError
 from deeplink.scheduler.watch.notify.message import message
 from deeplink.scheduler.watch.notify.pacing import Pacer, Turn
 from deeplink.scheduler.watch.notify.sending import sender
@@ -59,6 +60,7 @@ class Teller:
     host: str
     _pacer: Pacer = field(init=False)
     _failures: int = 0
+    _full: str = ""
     _not_before: float = 0.0
     _first: dict[Key, float] = field(default_factory=dict)
     _unnoted: dict[Key, str] = field(default_factory=dict)
@@ -132,10 +134,19 @@ class Teller:
         self._well()
 
     def _note_left(self) -> None:
-        # In memory until the journal has it: a full disk must not make us say the same again and again.
-        if self._unnoted:
+        # In memory until the journal has it: a full disk must not make us say the same again and again, nor keep
+        # us from saying the rest, which can still be read. There is no more than the journal holds.
+        if not self._unnoted:
+            return
+        try:
             self.journal.note_sent(self.channel.name, dict(self._unnoted), self.clock.unix())
+        except JournalError as problem:
+            if not self._full:  # once for each time that it fails
+                log.warning("channel %s: what was told is not noted yet: %s", self.channel.name, problem)
+            self._full = str(problem)
+        else:
             self._unnoted.clear()
+            self._full = ""
 
     def _well(self) -> None:
         self.metrics.notify_time.labels(self.channel.name).set(self.clock.unix())
@@ -178,17 +189,22 @@ class Notifier:
             thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self, teller: Teller, news: threading.Event) -> None:
+        trouble = ""
         while not self._stop.is_set():
             news.clear()
             try:
-                wait_s = teller.tell()
-            except DeepLinkError as problem:  # of the journal
-                log.warning("channel %s: %s", teller.channel.name, problem)
-                wait_s = LOOK_S
-            except Exception:
+                wait_s, said = teller.tell(), ""
+            except DeepLinkError as problem:  # the journal cannot be read
+                wait_s, said = LOOK_S, str(problem)
+            except Exception as problem:
                 # Whatever is wrong with one channel, the others go on, and its metric stands still.
-                log.exception("channel %s", teller.channel.name)
-                wait_s = LOOK_S
+                wait_s, said = LOOK_S, repr(problem)
+                if said != trouble and not self._stop.is_set():
+                    log.exception("channel %s", teller.channel.name)
+                    trouble = said
+            if said and said != trouble and not self._stop.is_set():  # at the end the journal is closed before us
+                log.warning("channel %s: %s", teller.channel.name, said)
+            trouble = said
             news.wait(wait_s)
 
 

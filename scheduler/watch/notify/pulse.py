@@ -54,6 +54,7 @@ class Pulse:
     _called: float = field(default=float("-inf"))
     _failing: set[str] = field(default_factory=set)
     _wrong: str = ""
+    _full: bool = False
 
     def beat(self) -> None:
         """Go round once."""
@@ -75,8 +76,11 @@ class Pulse:
         try:
             self.journal.beat(self.host, self.clock.unix())
         except DeepLinkError as problem:
-            log.warning("%s", problem)
+            if not self._full:  # once for each time that it fails
+                log.warning("%s", problem)
+            self._full = True
         else:
+            self._full = False
             self.metrics.journal_time.set(self.clock.unix())
 
     def trouble(self) -> str:

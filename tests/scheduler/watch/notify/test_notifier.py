@@ -77,11 +77,11 @@ def test_what_was_there_before_is_not_news_and_a_new_channel_begins_anew(journal
     journal.record_incident(dead(1))
     far, clock = Far(), ManualClock()
     ours = teller(journal, far, clock)
-    journal.record_incident(dead(2))
+    journal.record_incident(dead(2, "n2"))
     ours.tell()
     other = teller(journal, far, clock, Channel(name="other", way=NOWHERE.way))
     other.tell()
-    assert far.taken == [["2.0.0-node-dead-n1 open"]]
+    assert far.taken == [["2.0.0-node-dead-n2 open"]]
 
 
 def test_an_incident_that_is_over_before_it_is_told_is_told_once(journal: Journal) -> None:
@@ -201,25 +201,40 @@ def test_a_storm_while_the_far_end_was_away_is_one_message(journal: Journal) -> 
     assert only == [f"{job}.0.0-node-dead-n{job} open" for job in range(1, 31)]
 
 
-def test_what_was_told_is_not_told_again_where_the_journal_takes_no_writes(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
+def test_where_the_journal_takes_no_writes_each_is_told_once_all_the_same(
+    journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     far, clock = Far(), ManualClock()
     ours = teller(journal, far, clock)
     journal.record_incident(dead(1))
-    full = JournalError(journal.path, "database or disk is full", "")
-
-    def refuse(*_: object) -> None:
-        raise full
-
-    with monkeypatch.context() as disk:
-        disk.setattr(journal, "note_sent", refuse)
+    journal.record_incident(dead(2, "n2"))
+    with caplog.at_level(logging.WARNING):
+        journal._db.execute("PRAGMA query_only = ON")  # what a full disk, or one gone read-only, comes to
         for _ in range(3):
-            with pytest.raises(JournalError):
-                ours.tell()
-    ours.tell()
-    assert len(far.taken) == 1
+            ours.tell()
+            clock.now += 60
+        with pytest.raises(JournalError):
+            journal.record_incident(dead(3, "n3"))
+        journal._db.execute("PRAGMA query_only = OFF")
+        assert len(journal.unsent("there")) == 2
+        ours.tell()
+    assert far.taken == [[f"{dead(1).id} open"], [f"{dead(2, 'n2').id} open"]]
     assert journal.unsent("there") == ()
+    assert len([one for one in caplog.records if "not noted yet" in one.message]) == 1
+
+
+def test_channels_outlive_a_journal_that_fails_for_a_while(journal: Journal, tmp_path: Path) -> None:
+    channel = Channel(name="program", way=Program(argv=("/bin/sh", "-c", f"cat >> {tmp_path}/told")))
+    with notifying([channel], journal, SystemClock(), WatchMetrics(CollectorRegistry()), "head") as notifier:
+        journal._db.execute("ALTER TABLE notices RENAME TO elsewhere")  # neither read nor written
+        notifier.wake()
+        time.sleep(0.2)
+        with pytest.raises(JournalError):
+            journal.unsent("program")
+        journal._db.execute("ALTER TABLE elsewhere RENAME TO notices")
+        journal.record_incident(dead(1))
+        eventually(lambda: journal.unsent("program") == ())
+    assert (tmp_path / "told").read_text().count("\n") == 1
 
 
 def test_what_is_told_does_not_gather_in_the_journal(journal: Journal) -> None:
