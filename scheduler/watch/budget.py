@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import NODE_LOST, Kind
+from deeplink.scheduler.watch.records import NODE_LOST, OF_THE_APPLICATION, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from deeplink.scheduler.watch.records import Incident, JobRecord
 
-OF_THE_APPLICATION = frozenset({Kind.RANK_FAILED, Kind.RANKS_HUNG, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
 _OF_THE_CLUSTER = NODE_LOST | {Kind.SWITCH_SUSPECT, Kind.LAUNCHER_LOST, Kind.PREEMPTED, Kind.STORAGE_FROZEN}
 
 

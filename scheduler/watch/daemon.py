@@ -165,7 +165,8 @@ class Daemon:
             return
         incident = None
         if verdict.remedy is not Remedy.RESUME:
-            incident = self._ledger.record(verdict)
+            below = [node.name for node in sight.nodes.values() if verdict.leaf and node.leaf == verdict.leaf]
+            incident = self._ledger.record(verdict, below)
             if incident.node and incident.node in sight.nodes:
                 self._comebacks.lose(incident, sight.nodes[incident.node].boot_id)
         begun = (

@@ -11,26 +11,16 @@ import os
 import sqlite3
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch import rows
-from deeplink.scheduler.watch.course import step_seconds, with_course
-from deeplink.scheduler.watch.records import (
-    NODE_LOST,
-    Incident,
-    Moment,
-    Outcome,
-    merged,
-    united,
-    within_bounds,
-)
+from deeplink.scheduler.watch import filing, rows
+from deeplink.scheduler.watch.records import Incident, Moment, Outcome
 from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from deeplink.scheduler.watch.notify.news import News
@@ -44,12 +34,8 @@ if TYPE_CHECKING:
     )
 
 BUSY_TIMEOUT_S = 10.0
-INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ?"
 KEPT_POINTS = 4_096
 """Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
-KEPT_STACKS = 200
-"""Incidents of which the ranks' stacks are kept: the newest."""
-STEPS_TIMED = 64
 
 
 def default_journal(state: Path) -> Path:
@@ -145,8 +131,8 @@ class Journal:
             db.executemany(rows.PUT_NODE, [rows.of_node(node) for node in beat.node_beats])
             _put_points(db, beat.progress)
             for incident in beat.incidents:
-                _put_incident(db, incident)
-            settled = _settle(db, attempt, now_unix)
+                filing.put(db, incident)
+            settled = filing.settle(db, attempt, now_unix)
         if beat.incidents or settled:
             self._tell_listeners()
 
@@ -155,29 +141,26 @@ class Journal:
         with self._transaction() as db:
             db.execute(rows.PUT_NODE, rows.of_node(node))
 
-    def record_incident(self, incident: Incident) -> Incident:
+    def record_incident(self, incident: Incident, below: Collection[NodeName] = ()) -> Incident:
         """Keep an incident, or add to what is known of it; return what is now on record, with its number.
 
-        A node that one attempt lost is one incident: a second record of it, under another id, joins the first.
+        One fault is one incident: a second telling of it, under another id, joins the first (`joining`). Where
+        this one blames a switch, what is on record of the loss of the nodes `below` it becomes a part of it.
         """
         with self._transaction(durable=True) as db:
-            kept = _put_incident(db, incident)
+            kept = filing.put(db, incident, below)
         self._tell_listeners()
         return kept
 
     def record_moment(self, incident: str, unix: float, what: str) -> None:
         """Add to the timeline of the incident of this id, if it is on record."""
         with self._transaction() as db:
-            _put_moment(db, incident, Moment(unix, what))
+            filing.put_moment(db, incident, Moment(unix, what))
 
     def close_incidents(self, job: int, outcome: Outcome, now_unix: float = 0.0) -> None:
         """Give every open incident of a job its end: the job's own, which it had at `now_unix`."""
         with self._transaction(durable=True) as db:
-            found = db.execute("SELECT id FROM incidents WHERE job = ? AND outcome = 'open'", (job,)).fetchall()
-            for row in found:
-                db.execute("UPDATE incidents SET outcome = ? WHERE id = ?", (outcome.value, row["id"]))
-                if now_unix:
-                    _put_moment(db, row["id"], Moment(now_unix, f"the job ended: {outcome.value}"))
+            found = filing.close(db, job, outcome, now_unix)
         if found:
             self._tell_listeners()
 
@@ -187,7 +170,7 @@ class Journal:
             begun = db.execute(rows.PUT_ACTION, rows.of_action(action)).rowcount == 1
             if begun:
                 what = f"begun: {action.remedy}{f' of {action.node}' if action.node else ''}"
-                _put_moment(db, action.incident, Moment(action.began_unix, what))
+                filing.put_moment(db, action.incident, Moment(action.began_unix, what))
             return begun
 
     def end_action(self, key: str, result: str, now_unix: float) -> None:
@@ -197,7 +180,7 @@ class Journal:
             if open_one is None:
                 return
             db.execute("UPDATE actions SET done_unix = ?, result = ? WHERE key = ?", (now_unix, result, key))
-            _put_moment(db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}"))
+            filing.put_moment(db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}"))
 
     def set_excluded(self, job: int, nodes: Mapping[NodeName, float]) -> None:
         """Remember which nodes of a job's ExcNodeList are there because of us, not of its user, and since when."""
@@ -273,17 +256,28 @@ class Journal:
         only_open: bool = False,
         limit: int = 1_000,
     ) -> tuple[Incident, ...]:
-        """Return incidents, the newest first: of this job, kind and node, begun since, as far as that is asked."""
-        wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "open": only_open, "limit": limit}
+        """Return incidents, the newest first: of this job, kind and node, begun since, as far as that is asked.
+
+        Asked for a job's, one that hit several is returned as that job knows it: with its attempt and outcome.
+        """
+        wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "open": only_open}
         with self._reading() as db:
-            return tuple(rows.to_incident(row) for row in db.execute(rows.INCIDENTS, wanted))
+            hits = _has_table(db, "hits")  # a reader leaves an older schema as it is
+            statement = rows.incidents(hits=hits, **wanted)
+            found = [rows.to_incident(row) for row in db.execute(statement, {**wanted, "limit": limit})]
+            theirs = db.execute(rows.HITS_OF_JOB, (job,)).fetchall() if hits and job is not None else []
+        newest = {row["incident"]: row for row in theirs}
+        return tuple(rows.seen_by(hit, newest[hit.id]) if hit.id in newest else hit for hit in found)
 
     def incident(self, name: str) -> Incident | None:
-        """Return the incident of this number or id, or None."""
+        """Return the incident of this number or id, also of one that was joined to another; or None."""
         number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1  # noqa: PLR2004 - 63 bits
         with self._reading() as db:
             row = db.execute("SELECT * FROM incidents WHERE number = ? OR id = ?", (number, name)).fetchone()
-        return rows.to_incident(row) if row else None
+            if row is not None or not _has_table(db, "hits"):
+                return rows.to_incident(row) if row else None
+            hit = db.execute(rows.HIT_BY_NUMBER, (number,)).fetchone() if number >= 0 else None
+            return filing.find(db, hit["incident"] if hit else name)
 
     def stacks(self, incident: str) -> tuple[RankStack, ...]:
         """Return where the ranks were, by rank, of the incident of this id; none where nobody asked them."""
@@ -390,67 +384,6 @@ def _put_points(db: sqlite3.Connection, points: Iterable[ProgressPoint]) -> None
         this = rows.of_attempt(attempt)
         if db.execute(rows.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
             db.execute(rows.THIN_POINTS, this)
-
-
-def _put_incident(db: sqlite3.Connection, incident: Incident) -> Incident:
-    row = db.execute(INCIDENT_BY_ID, (incident.id,)).fetchone()
-    if row is None and incident.node and incident.attempt and incident.kind in NODE_LOST:
-        # Launcher and watchdog each name what they see; one node lost by one attempt is one incident.
-        row = db.execute(rows.SAME_NODE, rows.of_incident(incident)).fetchone()
-    known = rows.to_incident(row) if row else None
-    whole = merged(known, incident) if known else replace(incident, timeline=united(incident.timeline))
-    whole = with_course(_with_scale(db, whole), known, incident)
-    # Changed, not put anew: that would use up a number each time.
-    db.execute(rows.CHANGE_INCIDENT if known else rows.NEW_INCIDENT, rows.of_incident(whole))
-    if incident.stacks:
-        db.executemany(
-            rows.PUT_STACK, [rows.of_stack(whole.id, stack) for stack in within_bounds(incident.stacks)]
-        )
-        db.execute(rows.THIN_STACKS, (KEPT_STACKS,))
-    return rows.to_incident(db.execute(INCIDENT_BY_ID, (whole.id,)).fetchone())
-
-
-def _put_moment(db: sqlite3.Connection, incident: str, moment: Moment) -> None:
-    row = db.execute(INCIDENT_BY_ID, (incident,)).fetchone()
-    if row is not None:
-        known = rows.to_incident(row)
-        whole = replace(known, timeline=united(known.timeline, [moment]))
-        db.execute(rows.CHANGE_INCIDENT, rows.of_incident(whole))
-
-
-def _with_scale(db: sqlite3.Connection, incident: Incident) -> Incident:
-    """Return it with the ranks and the step time of its attempt, as far as nobody told them and they are known."""
-    if incident.attempt is None or (incident.ranks and incident.step_s):
-        return incident
-    this = rows.of_attempt(incident.attempt)
-    size = db.execute(rows.WORLD_SIZE, this).fetchone()
-    steps = db.execute(rows.NEWEST_STEPS, {**this, "limit": STEPS_TIMED}).fetchall()
-    return replace(
-        incident,
-        ranks=incident.ranks or (size["world_size"] if size else 0),
-        step_s=incident.step_s or step_seconds([(row["step"], row["unix"]) for row in reversed(steps)]),
-    )
-
-
-def _settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> bool:
-    """Close the incidents of older attempts once this one trains, and count the steps done again; True if any."""
-    first = db.execute(rows.FIRST_STEP, attempt).fetchone()
-    if first is None or first[0] is None:
-        return False
-    waiting = [rows.to_incident(row) for row in db.execute(rows.TO_SETTLE, attempt)]
-    if not waiting:
-        return False
-    last = db.execute(rows.LAST_STEP_BEFORE, attempt).fetchone()[0]
-    again = 0 if last is None else max(0, last - first[0] + 1)
-    for known in waiting:
-        whole = replace(
-            known,
-            outcome=Outcome.RECOVERED,
-            recovered_unix=max(first[1] or now_unix, known.detected_unix),
-            steps_repeated=max(known.steps_repeated, again),
-        )
-        db.execute(rows.CHANGE_INCIDENT, rows.of_incident(with_course(whole, known, whole)))
-    return True
 
 
 def _has_table(db: sqlite3.Connection, name: str) -> bool:

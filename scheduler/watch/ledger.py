@@ -11,7 +11,7 @@ from deeplink.scheduler.watch.rules.passing import is_over
 from deeplink.scheduler.watch.verdict import PASSING, Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from deeplink.clock import Clock
     from deeplink.scheduler.watch.evidence import Policy, Sight
@@ -89,8 +89,13 @@ class Ledger:
         self._told[verdict.key] = self.clock.monotonic()
         return fresh
 
-    def record(self, verdict: Verdict) -> Incident:
-        """Return the incident a verdict belongs to, written down where that says something new."""
+    def record(self, verdict: Verdict, below: Collection[NodeName] = ()) -> Incident:
+        """Return the incident a verdict belongs to, written down where that says something new.
+
+        Args:
+            verdict: reached just now.
+            below: the nodes of the leaf it blames, if it does.
+        """
         known = self._known(verdict)
         if known and (
             verdict.key in self._told or known.outcome is Outcome.RECOVERED or verdict.kind is Kind.REQUEUE_HELD
@@ -110,7 +115,8 @@ class Ledger:
                 evidence="; ".join(verdict.reasons) + would,
                 began_unix=now - verdict.since_s,
                 detected_unix=now,
-            )
+            ),
+            below,
         )
 
     def _known(self, verdict: Verdict) -> Incident | None:
@@ -124,8 +130,8 @@ class Ledger:
                 return wanted[0]
         return self.journal.incident(verdict.incident)
 
-    def _write(self, incident: Incident) -> Incident:
-        kept = self.journal.record_incident(incident)
+    def _write(self, incident: Incident, below: Collection[NodeName] = ()) -> Incident:
+        kept = self.journal.record_incident(incident, below)
         self.recall.changed(incident.attempt.job if incident.attempt else None)
         return kept
 

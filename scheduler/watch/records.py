@@ -91,7 +91,9 @@ class Kind(StrEnum):
 KNOWN_LATER = frozenset({Kind.NODE_CUT_OFF, Kind.NODE_REBOOTED})
 """What a lost node turns out to have been."""
 NODE_LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.JOB_STRANDED}) | KNOWN_LATER
-"""Kinds that, with one attempt and one node, are one thing seen by different eyes."""
+"""Kinds that, with one node at one time, are one thing seen by different eyes."""
+OF_THE_APPLICATION = frozenset({Kind.RANK_FAILED, Kind.RANKS_HUNG, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
+"""Kinds in which ranks went wrong, and no node, as far as is known."""
 
 
 class Action(StrEnum):
@@ -220,8 +222,9 @@ def merged(old: Incident, new: Incident) -> Incident:
         id=old.id,
         number=old.number or new.number,
         attempt=old.attempt or new.attempt,
-        node=old.node or new.node,
-        kind=new.kind if new.kind in KNOWN_LATER and old.kind in NODE_LOST else old.kind,
+        # Of a switch no node is to blame, whichever of its nodes somebody tells of.
+        node=old.node if old.kind == Kind.SWITCH_SUSPECT else old.node or new.node,
+        kind=new.kind if _tells_more(old.kind, new.kind) else old.kind,
         action=max(old.action, new.action, key=_weight),
         evidence=_joined(old.evidence, new.evidence),
         began_unix=_earlier(old.began_unix, new.began_unix),
@@ -235,6 +238,15 @@ def merged(old: Incident, new: Incident) -> Incident:
         step_s=old.step_s or new.step_s,
         stacks=new.stacks or old.stacks,
     )
+
+
+def _tells_more(old: str, new: str) -> bool:
+    """Whether what was called `old` turns out to be `new`."""
+    if old in NODE_LOST:
+        return new in KNOWN_LATER
+    if new == Kind.APPLICATION_FAILED:
+        return old in OF_THE_APPLICATION
+    return old == Kind.RANK_FAILED and new in NODE_LOST
 
 
 def united(*timelines: Iterable[Moment]) -> tuple[Moment, ...]:

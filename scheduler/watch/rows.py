@@ -97,8 +97,10 @@ SELECT max(last_step) FROM attempts WHERE job = :job AND (restart, relaunch) < (
 """
 TO_SETTLE = """
 SELECT * FROM incidents
-WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)
+WHERE (job = :job AND (restart, relaunch) < (:restart, :relaunch) OR id IN (
+    SELECT incident FROM hits WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)))
   AND (outcome = 'open' OR outcome = 'failed' AND kind != 'rank-failed' AND recovered_unix = 0)
+  AND NOT EXISTS (SELECT 1 FROM hits WHERE incident = incidents.id AND job = :job AND outcome = 'recovered')
 """
 NEW_INCIDENT = """
 INSERT INTO incidents (id, kind, node, job, restart, relaunch, action, evidence, began_unix, detected_unix,
@@ -128,11 +130,46 @@ NEWEST_STEPS = f"""
 SELECT step, unix FROM progress WHERE {_THIS} AND rank = 0 ORDER BY step DESC LIMIT :limit
 """  # noqa: S608 - a constant of ours
 WORLD_SIZE = f"SELECT world_size FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
-SAME_NODE = f"""
-SELECT * FROM incidents WHERE {_THIS} AND node = :node
-  AND kind IN ('node-silent', 'node-dead', 'job-stranded', 'node-cut-off', 'node-rebooted')
-ORDER BY number LIMIT 1
-"""  # noqa: S608 - a constant of ours
+CANDIDATES = """
+SELECT * FROM incidents WHERE number IN (
+  SELECT number FROM incidents WHERE node = :node
+  UNION SELECT number FROM incidents WHERE job = :job
+  UNION SELECT number FROM incidents WHERE kind = :kind AND kind = 'storage-frozen'
+  UNION SELECT incidents.number FROM incidents JOIN hits ON hits.incident = incidents.id
+    WHERE hits.node = :node OR hits.job = :job)
+ORDER BY number DESC LIMIT :limit
+"""
+INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ?"
+OPEN_OF_JOB = """
+SELECT * FROM incidents WHERE outcome = 'open'
+  AND (job = :job OR id IN (SELECT incident FROM hits WHERE job = :job AND outcome = 'open'))
+"""
+HIT = "SELECT * FROM hits WHERE id = ?"
+HIT_BY_NUMBER = "SELECT * FROM hits WHERE number = ?"
+HITS_OF_JOB = "SELECT * FROM hits WHERE job = ? ORDER BY restart, relaunch"
+PUT_HIT = """
+INSERT INTO hits (id, incident, number, node, job, restart, relaunch, outcome)
+VALUES (:id, :incident, :number, :node, :job, :restart, :relaunch, :outcome)
+ON CONFLICT (id) DO UPDATE SET incident = excluded.incident
+"""
+END_HITS = (
+    "UPDATE hits SET outcome = :outcome WHERE incident = :incident AND job = :job AND outcome != 'recovered'"
+)
+OTHERS_HIT = """
+SELECT count(*) FROM hits WHERE incident = :incident AND job IS NOT NULL AND job != :job AND outcome = 'open'
+"""
+BELOW = "SELECT node FROM hits WHERE incident = ? AND node IS NOT NULL"
+LOST_BELOW = """
+SELECT * FROM incidents WHERE node = :node AND id != :incident ORDER BY number DESC LIMIT :limit
+"""
+TAKE_OVER = (
+    "UPDATE actions SET incident = :incident WHERE incident = :id",
+    "UPDATE OR REPLACE stacks SET incident = :incident WHERE incident = :id",
+    "UPDATE hits SET incident = :incident WHERE incident = :id",
+    "DELETE FROM notices WHERE incident = :id",
+    "DELETE FROM incidents WHERE id = :id",
+)
+"""What becomes of an incident that turns out to be part of another."""
 PUT_ACTION = """
 INSERT INTO actions (key, incident, remedy, job, restart, relaunch, node, exclude, reason, began_unix)
 VALUES (:key, :incident, :remedy, :job, :restart, :relaunch, :node, :exclude, :reason, :began_unix)
@@ -147,11 +184,6 @@ ORDER BY max(beat_unix) OVER (PARTITION BY attempts.job) DESC, attempts.job DESC
 """
 POINTS = """
 SELECT * FROM progress WHERE job = ? AND unix > ? ORDER BY restart, relaunch, rank, step LIMIT ?
-"""
-INCIDENTS = """
-SELECT * FROM incidents WHERE (:job IS NULL OR job = :job) AND (NOT :open OR outcome = 'open')
-  AND (:kind IS NULL OR kind = :kind) AND (:node IS NULL OR node = :node) AND began_unix >= :since
-ORDER BY number DESC LIMIT :limit
 """
 UNSENT = """
 SELECT incidents.*, EXISTS (SELECT 1 FROM notices
@@ -191,6 +223,28 @@ DRAINED = """
 SELECT node, max(began_unix) AS unix FROM actions
 WHERE node IS NOT NULL AND remedy IN ('drain', 'drain-down') GROUP BY node
 """
+
+
+def incidents(*, hits: bool, **asked: object) -> str:
+    """Return the statement that finds the incidents asked for; what is None or False is not asked.
+
+    Not one statement for all: none of the indexes could be used.
+
+    Args:
+        hits: whether the journal has that table.
+        asked: job, kind, node, since, open.
+    """
+    also = " OR id IN (SELECT incident FROM hits WHERE {0} = :{0})" if hits else ""
+    conditions = {
+        "job": f"(job = :job{also.format('job')})",
+        "node": f"(node = :node{also.format('node')})",
+        "kind": "kind = :kind",
+        "since": "began_unix >= :since",
+        "open": "outcome = 'open'",
+    }
+    wanted = [condition for name, condition in conditions.items() if asked.get(name)]
+    where = f"WHERE {' AND '.join(wanted)} " if wanted else ""
+    return f"SELECT * FROM incidents {where}ORDER BY number DESC LIMIT :limit"  # noqa: S608 - constants of ours
 
 
 def of_attempt(attempt: Attempt | None) -> Fields:
@@ -364,6 +418,11 @@ def _to_incident(fields: Fields) -> Incident:
     told = json.loads(fields.pop("timeline", "[]"))  # an older schema has none
     timeline = tuple(Moment(unix, what) for unix, what in told)
     return Incident(attempt=attempt, outcome=outcome, timeline=timeline, **fields)
+
+
+def seen_by(incident: Incident, hit: sqlite3.Row) -> Incident:
+    """Return an incident as a job knows it that it has hit, too: with its own attempt, and how it is."""
+    return dataclasses.replace(incident, attempt=_attempt(hit), outcome=Outcome(hit["outcome"]))
 
 
 def to_news(row: sqlite3.Row) -> News:

@@ -1,7 +1,7 @@
 """The tables of the journal. A change here is a new SCHEMA_VERSION, and a step in MIGRATIONS from the last one."""
 
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _OF_INCIDENTS = """
 CREATE TABLE stacks (
@@ -31,6 +31,24 @@ CREATE TABLE pulse (
   unix REAL NOT NULL
 ) WITHOUT ROWID;
 """
+
+_HITS = """
+CREATE TABLE hits (
+  id TEXT PRIMARY KEY,
+  incident TEXT NOT NULL,
+  number INTEGER,
+  node TEXT,
+  job INTEGER,
+  restart INTEGER,
+  relaunch INTEGER,
+  outcome TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX hits_of_incident ON hits (incident);
+CREATE INDEX hits_of_job ON hits (job);
+CREATE INDEX hits_of_node ON hits (node);
+CREATE INDEX incidents_of_node ON incidents (node);
+"""
+"""Of an incident that was told more than once: under which id, for which node and job, and how that job is now."""
 
 CREATE = (
     """
@@ -120,6 +138,7 @@ CREATE TABLE actions (
 ) WITHOUT ROWID;
 """
     + _OF_INCIDENTS
+    + _HITS
 )
 
 MIGRATIONS: dict[int, str] = {
@@ -132,5 +151,6 @@ ALTER TABLE incidents ADD COLUMN ranks INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE incidents ADD COLUMN step_s REAL NOT NULL DEFAULT 0;
 """
     + _OF_INCIDENTS,
+    3: _HITS,
 }
 """Schema version -> the statements that lead from it to the next one."""

@@ -28,6 +28,10 @@ _OF_A_LOST_NODE = frozenset({Kind.NODE_DEAD, Kind.NODE_REBOOTED, Kind.JOB_STRAND
 """Kinds that, with one attempt and one node to blame, are one incident: the loss of that node."""
 
 
+_OF_NO_JOB = frozenset({Kind.SWITCH_SUSPECT, Kind.STORAGE_FROZEN, Kind.AGENTS_SILENT, Kind.SLURMD_LOST})
+"""Kinds that are one incident, however many jobs they hit, and whichever of them comes and goes meanwhile."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """One thing that is wrong, why we think so, and what is to be done.
@@ -63,7 +67,8 @@ class Verdict:
     def incident(self) -> str:
         """The id of the incident this belongs to."""
         about = self.leaf or self.node or ""
-        return incident_id(self.attempt, self.family, about) + (f"@{self.episode}" if self.episode else "")
+        attempt = None if self.family in _OF_NO_JOB else self.attempt
+        return incident_id(attempt, self.family, about) + (f"@{self.episode}" if self.episode else "")
 
     @property
     def incident_kind(self) -> Kind:
@@ -74,7 +79,8 @@ class Verdict:
     def key(self) -> str:
         """The name of the action: the same verdict has the same key, whoever reaches it."""
         which = f"/{self.node}" if self.leaf and self.node else ""
-        return f"{self.incident}/{self.kind}/{self.remedy}{which}"
+        whose = f"/{self.attempt}" if self.remedy is Remedy.RESTART and self.family in _OF_NO_JOB else ""
+        return f"{self.incident}/{self.kind}/{self.remedy}{which}{whose}"
 
     @property
     def passes(self) -> bool:

@@ -452,7 +452,7 @@ def test_a_hung_job_leaves_all_its_nodes_when_there_is_room_elsewhere_and_none_w
 
 def test_a_leaf_is_named_in_every_order_and_the_whole_of_it_is_left_out() -> None:
     *orders, restart = judge(Sight(jobs=(STRANDED,), nodes=cluster(*LEAF0)), POLICY)
-    assert {verdict.incident for verdict in (*orders, restart)} == {"17.0.0-switch-suspect-leaf0"}
+    assert {verdict.incident for verdict in (*orders, restart)} == {"cluster-switch-suspect-leaf0"}
     assert len({verdict.key for verdict in (*orders, restart)}) == 4
     assert restart.exclude == NAMES[:4]
     left = judge(Sight(jobs=(STRANDED,), nodes=cluster(*LEAF0)), replace(POLICY, act_on_switch=False))
@@ -460,7 +460,7 @@ def test_a_leaf_is_named_in_every_order_and_the_whole_of_it_is_left_out() -> Non
 
 
 def test_a_leaf_given_up_stays_a_leaf_until_it_answers() -> None:
-    why = "17.0.0-switch-suspect-leaf0@1700000000"
+    why = "cluster-switch-suspect-leaf0@1700000000"
     drained = tuple(replace(node, ours=True, drained=True, why=why) for node in LEAF0[:2])
     verdicts = judge(Sight(jobs=(STRANDED,), nodes=cluster(*drained, *LEAF0[2:])), POLICY)
     assert brief(verdicts)[0] == ("switch-suspect", "leaf0", "nothing")
