@@ -64,9 +64,7 @@ def wait(seconds: float) -> None:
 def sweep() -> list[str]:
     """Take down the stands of programs that were killed, and return their names."""
     left = [
-        name
-        for name in Sandbox.left_over()
-        if (of := _NAME.fullmatch(name)) and not Path(f"/proc/{of[1]}").exists()
+        name for name in Sandbox.names() if (of := _NAME.fullmatch(name)) and not Path(f"/proc/{of[1]}").exists()
     ]
     for name in left:
         Sandbox.clear(name)

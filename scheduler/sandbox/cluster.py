@@ -123,6 +123,11 @@ class Sandbox:
         return lifecycle.remains(lifecycle.layout_of(name), clock)
 
     @staticmethod
+    def names() -> list[str]:
+        """Return the names of all sandboxes of which there is anything, up or not."""
+        return lifecycle.names()
+
+    @staticmethod
     def left_over(clock: Clock = _CLOCK) -> list[str]:
         """Return the names of sandboxes that are not up and left something: whoever made them was killed."""
         return lifecycle.left_over(clock)

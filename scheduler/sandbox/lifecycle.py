@@ -115,13 +115,18 @@ def _end(layout: Layout, clock: Clock) -> None:
         end_keeper(keeper, clock)
 
 
+def names() -> list[str]:
+    """Return the names of all sandboxes of which there is a folder."""
+    root = default_root(os.environ, root=os.geteuid() == 0)
+    return sorted(folder.name for folder in root.glob("*/"))
+
+
 def left_over(clock: Clock) -> list[str]:
     """Return the names of sandboxes of which there is a folder, and nobody who runs or is changing them."""
-    root = default_root(os.environ, root=os.geteuid() == 0)
     found = []
-    for folder in sorted(root.glob("*/")):
+    for name in names():
         try:
-            layout = Layout.of(root, folder.name)
+            layout = layout_of(name)
             with state.locked(layout, clock, wait_s=0.0):
                 if running(layout, clock) is None:
                     found.append(layout.name)

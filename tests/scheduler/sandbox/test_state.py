@@ -136,6 +136,7 @@ def test_what_a_killed_command_left_is_named_and_what_somebody_is_at_is_not(root
     gone.write(Layout(root / "gone"))
     with state.locked(Layout(root / "busy"), SystemClock()):
         assert lifecycle.left_over(SystemClock()) == ["gone", "half"]
+    assert "busy" in lifecycle.names()
     (root / "half" / "sandbox.json").write_text("{")
     assert lifecycle.left_over(SystemClock()) == ["busy", "gone"], "what cannot be read may be up"
 
