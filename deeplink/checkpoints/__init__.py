@@ -14,6 +14,7 @@ from deeplink.checkpoints.found import (
     NotFiniteError,
     ReadOnlyError,
     Skipped,
+    StorageSilentError,
     UnreadableStateError,
 )
 from deeplink.checkpoints.interval import Advice
@@ -41,5 +42,6 @@ __all__ = [
     "ReadOnlyError",
     "SaveAbandonedError",
     "Skipped",
+    "StorageSilentError",
     "UnreadableStateError",
 ]

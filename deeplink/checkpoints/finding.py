@@ -11,7 +11,7 @@ from deeplink.checkpoints.found import Skipped
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from deeplink.checkpoints.claims import Claim
@@ -20,7 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def newest_whole(
-    folders: Sequence[Path], claim: Claim, skipped: list[Skipped], *, agreed: Claim | None
+    folders: Sequence[Path],
+    claim: Claim,
+    skipped: list[Skipped],
+    *,
+    agreed: Claim | None,
+    read: Callable[[int], None] = lambda _size: None,
 ) -> tuple[Path, Manifest] | None:
     """Return the newest checkpoint that counts under `claim` and is whole, and what it says of itself.
 
@@ -29,24 +34,25 @@ def newest_whole(
         claim: what counts.
         skipped: what is passed over is added here.
         agreed: the claim that this attempt's ranks share; None for who only looks.
+        read: told the bytes of each piece that was read.
 
     Raises:
         CheckpointDamagedError: what the ranks agreed on was damaged since.
     """
     own = sorted({entry for folder in folders for entry in entries(folder) if entry.is_own(claim)}, reverse=True)
     if not own and claim.recognised and agreed is not None:
-        return _agreed(folders, claim.recognised[0])
+        return _agreed(folders, claim.recognised[0], read)
     for name in [*(entry.name for entry in own), *claim.recognised]:
         places = [folder / name for folder in folders if (folder / name).exists()]
         for path in places or [folders[-1] / name]:
             try:
-                return path, manifests.check(path, contents=True)
+                return path, manifests.check(path, contents=True, read=read)
             except CheckpointDamagedError as problem:
                 skipped.append(Skipped(path, problem.reason))
     return None
 
 
-def _agreed(folders: Sequence[Path], name: str) -> tuple[Path, Manifest]:
+def _agreed(folders: Sequence[Path], name: str, read: Callable[[int], None]) -> tuple[Path, Manifest]:
     """Return the checkpoint that the rank that claimed has verified: all ranks go on from it, or none does."""
     path = folders[-1] / name
     manifest = manifests.check(path, contents=False)
@@ -54,7 +60,7 @@ def _agreed(folders: Sequence[Path], name: str) -> tuple[Path, Manifest]:
         if not (folder / name).exists():
             continue
         try:
-            if manifests.check(folder / name, contents=True) == manifest:
+            if manifests.check(folder / name, contents=True, read=read) == manifest:
                 return folder / name, manifest
         except CheckpointDamagedError as problem:
             log.warning("this node's %s", problem)

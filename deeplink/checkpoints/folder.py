@@ -17,14 +17,12 @@ from deeplink import vitals
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.advising import RESTART_S, advice_for
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.bringing import HERE, Chosen
-from deeplink.checkpoints.council import SHARED
 from deeplink.checkpoints.entries import Retention
-from deeplink.checkpoints.finding import newest_whole
-from deeplink.checkpoints.found import Checkpoint, ReadOnlyError, Skipped
+from deeplink.checkpoints.found import ReadOnlyError
 from deeplink.checkpoints.guard import Guard, guarded
 from deeplink.checkpoints.hold import Hold
 from deeplink.checkpoints.lease import LENGTH_S
+from deeplink.checkpoints.looking import Finder
 from deeplink.checkpoints.looping import Loop
 from deeplink.checkpoints.nodefirst import keep_here_first
 from deeplink.checkpoints.saving import Save, Saver, tidy
@@ -38,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
-    from deeplink.checkpoints.bringing import Bringer
     from deeplink.checkpoints.claims import Claim
+    from deeplink.checkpoints.found import Checkpoint, Skipped
     from deeplink.checkpoints.interval import Advice
     from deeplink.checkpoints.mirror import Mirror
     from deeplink.checkpoints.states import Spread
@@ -99,7 +97,6 @@ class Checkpoints:
         self.local = Path(local) if local else None
         self.retention, self.keep = Retention(keep, keep_every), keep
         self.attempt = attempt or (Attempt.parse(named) if named else None)
-        self.skipped: tuple[Skipped, ...] = ()
         self.guard: Guard | None = None
         self._lease_s = lease_s if named and attempt is None and not readonly else None
         self._clock = clock or SystemClock()
@@ -107,11 +104,12 @@ class Checkpoints:
         self._saver = Saver(self._hold, self.local or self.folder, self._clock)
         self._states = StateSaver(self._saver, self._clock, finite, waiting, self._published)
         self._mirror: Mirror | None = None
-        self._bringer: Bringer | None = None
+        bringer = None
         if self.local and not readonly:
-            self._mirror, self._bringer = keep_here_first(
+            self._mirror, bringer = keep_here_first(
                 self._hold, self.local, self._states, self.retention, self._clock
             )
+        self._finder = Finder(self._hold, self._saver, self.local, bringer, readonly=readonly)
         self._hold.after_claiming = self._watch_over
         self._loop = Loop(self)
         self._told: int | None = None
@@ -141,48 +139,17 @@ class Checkpoints:
             FencedError: a newer attempt has claimed the folder.
             CheckpointDamagedError: the checkpoint that this attempt's ranks agreed on was damaged since.
             NoAgreementError, NotFetchedError: with `local`, the nodes did not agree on one, or it is lost since.
+            StorageSilentError: the folder did not answer for two minutes.
             ClaimDamagedError: a claim cannot be read.
             DeepLinkError: a save or copy in the background failed so since the last call.
         """
         self._states.wait()
-        if self.attempt is None or self.readonly:
-            claim = self._hold.claim or self._hold.claims.newest()
-        elif self.local is None and (running := self._hold.running_other()):  # who gives local= trains
-            claim = running
-        else:
-            claim = self._hold.claimed()
-            self._saver.check()
-        skipped = [Skipped(self.folder / name, reason) for name, reason in claim.skipped]
-        chosen = self._chosen(claim, skipped)
-        self._say(skipped)
-        self._hold.looked(claim, chosen.path.name if chosen else None)
-        if chosen is None:
-            return None
-        manifest = chosen.manifest
-        return Checkpoint(
-            path=chosen.path,
-            step=manifest.step,
-            attempt=Attempt.parse(manifest.attempt) if manifest.attempt else None,
-            meta=manifest.meta,
-            skipped=self.skipped,
-            nonfinite=manifest.nonfinite,
-            world=manifest.world,
-            origin=chosen.origin,
-            parts=chosen.parts,
-        )
+        return self._finder.newest()
 
-    def _chosen(self, claim: Claim, skipped: list[Skipped]) -> Chosen | None:
-        if self._bringer is not None and self._hold.agents is not None and self._hold.claim is not None:
-            return self._bringer.newest(claim, skipped)
-        folders = [*filter(None, [self.local]), self.folder]
-        found = newest_whole(folders, claim, skipped, agreed=self._hold.claim)
-        return found and Chosen(*found, HERE if found[0].parent == self.local else SHARED)
-
-    def _say(self, skipped: Iterable[Skipped]) -> None:
-        for item in skipped:
-            if item not in self.skipped:
-                log.warning("checkpoint %s skipped: %s", item.path, item.reason)
-        self.skipped = tuple(skipped)
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What the last `latest` passed over, and why."""
+        return self._finder.skipped
 
     def _watch_over(self, claim: Claim) -> None:
         """End this process when it has no business any more (`lease_s`)."""

@@ -37,6 +37,17 @@ class ReadOnlyError(DeepLinkError):
         self.folder = folder
 
 
+class StorageSilentError(DeepLinkError):
+    """The folder of checkpoints did not answer, so what to go on from is not known."""
+
+    def __init__(self, folder: Path, waited_s: float) -> None:
+        super().__init__(
+            f"{folder} did not answer for {waited_s:g} s",
+            remedy="Is its storage in order (`ls` it on this node)? Start again when it answers.",
+        )
+        self.folder, self.waited_s = folder, waited_s
+
+
 class NotFiniteError(DeepLinkError):
     """A state holds NaN or infinity, and was not saved."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, Claims, fresh_names
 from deeplink.checkpoints.entries import survey
+from deeplink.checkpoints.found import StorageSilentError
 from deeplink.checkpoints.patience import Patience
 from deeplink.types import FencedError
 
@@ -25,6 +26,11 @@ log = logging.getLogger(__name__)
 _MOST_TRIES = 1000
 PATIENCE_S: Final = 5.0
 """How long the shared folder may take to answer a small question before it counts as frozen."""
+STILL_S: Final = 120.0
+"""How long it may stand still while this process looks for what to go on from: storage is frozen for less."""
+BRING_S: Final = 900.0
+"""The same while this node's newest checkpoint is copied there: syncing it is one long question."""
+T = TypeVar("T")
 
 
 class Hold:
@@ -52,6 +58,7 @@ class Hold:
         self.agents: JobAgents | None = None
         self.shared = Patience(folder, PATIENCE_S)
         self.is_apart = self._is_silent = False
+        self._looking = Patience(folder, STILL_S)  # of its own: what is asked meanwhile goes to `shared`
         self._clock = clock
         self._checked: set[Path] = set()
         self._looked: tuple[str, ...] | None = None
@@ -63,23 +70,43 @@ class Hold:
             FencedError: a newer attempt of this job, or another job since, has claimed the folder.
             ClaimDamagedError: a claim cannot be read.
             NoAgreementError: the ranks did not agree.
+            StorageSilentError: the folder does not answer.
             OSError: the file system refuses.
         """
         if self.claim is None and (agreed := self.agreed()) is not None:
             self.claim = agreed
             self.after_claiming(agreed)
         if self.claim is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            claims = self.claims.all()
-            if not self.own_claim(claims):
-                self.before_claiming(claims[-1] if claims else NO_CLAIM)
-            made = self._found_or_made()
+            found, newest = self.patiently(self._found_here)
+            if found is None:
+                self.patiently(lambda: self.before_claiming(newest), BRING_S)
+            made = self.patiently(self._found_or_made)
             if self._looked is not None and made.recognised[:1] != self._looked:
                 # The other job went on since: the ranks of this one may stand at different steps.
                 raise FencedError(self.attempt, None, str(self.folder))
             self.claim = made
             self.after_claiming(self.claim)
         return self.claim
+
+    def _found_here(self) -> tuple[Claim | None, Claim]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        claims = self.claims.all()
+        return self.own_claim(claims), claims[-1] if claims else NO_CLAIM
+
+    def patiently(self, look: Callable[[], T], still_s: float | None = None) -> T:
+        """Return what `look` finds in the folder, which may be long; but not while nothing is heard of it.
+
+        Raises:
+            StorageSilentError: the folder stood still, and `stir` was not called.
+        """
+        try:
+            return self._looking.ask(look, still_s)
+        except TimeoutError as silent:
+            raise StorageSilentError(self.folder, still_s or self._looking.patience_s) from silent
+
+    def stir(self, _size: int = 0) -> None:
+        """Note that a look goes on: so many bytes were read."""
+        self._looking.stir()
 
     def is_claimed(self) -> bool:
         """Tell whether this attempt has claimed the folder, by whichever rank.
@@ -224,6 +251,6 @@ class Hold:
             CheckpointDamagedError: it is not whole.
         """
         if path not in self._checked:
-            manifests.check(path, contents=contents)
+            manifests.check(path, contents=contents, read=self.stir)
             if contents:
                 self._checked.add(path)

@@ -82,4 +82,5 @@ class Meeting:
             if self._clock.monotonic() > deadline:
                 log.warning("%d of %d nodes did not say what they hold in time", len(missing), self._nodes)
                 return
+            self._hold.stir()
             self._clock.sleep(_PAUSE_S)

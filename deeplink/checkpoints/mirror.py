@@ -46,8 +46,23 @@ _PIECE = 4 << 20
 _STORAGE = (CheckpointWriteError, PartsMissingError, SaveAbandonedError)
 
 
-def copy_entry(source: Path, final: Path, check: Callable[[], None] = lambda: None) -> None:
+def _unheard(_size: int) -> None:
+    pass
+
+
+def copy_entry(
+    source: Path,
+    final: Path,
+    check: Callable[[], None] = lambda: None,
+    read: Callable[[int], None] = _unheard,
+) -> None:
     """Copy a whole checkpoint; nothing to do where it is already. A damaged one of its name is replaced.
+
+    Args:
+        source: the checkpoint.
+        final: where it is to appear.
+        check: raises where that is not to be any more.
+        read: told the bytes of each piece that was read.
 
     Raises:
         CheckpointDamagedError: the source is not what was saved.
@@ -58,7 +73,7 @@ def copy_entry(source: Path, final: Path, check: Callable[[], None] = lambda: No
     damaged: CheckpointDamagedError | None = None
     if final.exists():
         try:
-            there = manifests.check(final, contents=True)
+            there = manifests.check(final, contents=True, read=read)
         except CheckpointDamagedError as problem:
             damaged = problem
         else:
@@ -71,12 +86,12 @@ def copy_entry(source: Path, final: Path, check: Callable[[], None] = lambda: No
         for entry in manifest.files:
             target = draft / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            if _copied(source / entry.path, target) != entry.xxh3_64:
+            if _copied(source / entry.path, target, read) != entry.xxh3_64:
                 raise CheckpointDamagedError(source, f"{entry.path} was altered: its checksum differs")
         shutil.copyfile(source / manifests.NAME, draft / manifests.NAME)
 
 
-def _copied(source: Path, target: Path) -> str:
+def _copied(source: Path, target: Path, read: Callable[[int], None] = _unheard) -> str:
     digest = xxhash.xxh3_64()
     with source.open("rb", buffering=0) as reading, target.open("wb", buffering=0) as writing:
         while piece := reading.read(_PIECE):
@@ -84,6 +99,7 @@ def _copied(source: Path, target: Path) -> str:
             view = memoryview(piece)
             while view:
                 view = view[writing.write(view) :]
+            read(len(piece))
     return f"{digest.intdigest():016x}"
 
 
@@ -275,7 +291,7 @@ def rescue(local: Path, hold: Hold, newest: Claim) -> str | None:
         if not entry.counts(newest):
             continue
         try:
-            copy_entry(local / entry.name, hold.folder / entry.name)
+            copy_entry(local / entry.name, hold.folder / entry.name, read=hold.stir)
         except CheckpointDamagedError as damaged:
             log.warning("this node's %s", damaged)
             continue

@@ -38,21 +38,27 @@ class Patience:
         path: what may not answer, for the error.
         patience_s: how long an answer is waited for.
         is_overdue: whether an answer was due that has not come yet.
+        signs: how often `stir` was called: a question that reads much is waited for while it goes on.
     """
 
     def __init__(self, path: Path, patience_s: float) -> None:
         self.path, self.patience_s = path, patience_s
         self.is_overdue = False
+        self.signs = 0
         self._lock = threading.Lock()
         self._asked = threading.Condition()
         self._question: _Question[Any] | None = None
         self._thread: threading.Thread | None = None
 
+    def stir(self, _size: int = 0) -> None:
+        """Note that the question under way goes on."""
+        self.signs += 1
+
     def ask(self, work: Callable[[], T], patience_s: float | None = None) -> T:
         """Return what `work` returns.
 
         Raises:
-            TimeoutError: it takes longer; it may still be done later.
+            TimeoutError: it takes longer without a `stir`; it may still be done later.
             BaseException: it raised that.
         """
         patience_s = self.patience_s if patience_s is None else patience_s
@@ -62,9 +68,13 @@ class Patience:
             question = _Question(work)
             if self.is_overdue or not self._begin(question):
                 raise self._overdue(patience_s)
-            if not question.answered.wait(patience_s):
-                self.is_overdue = True
-                raise self._overdue(patience_s)
+            while True:
+                seen = self.signs
+                if question.answered.wait(patience_s):
+                    break
+                if self.signs == seen:
+                    self.is_overdue = True
+                    raise self._overdue(patience_s)
         finally:
             self._lock.release()
         if question.problem is not None:

@@ -1,0 +1,58 @@
+"""Storage that does not answer: a claim that is a pipe holds up whoever reads it, as a frozen mount does."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from deeplink.checkpoints import Checkpoints, StorageSilentError, hold
+from deeplink.checkpoints.patience import Patience
+from deeplink.types import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.delenv("DEEPLINK_ATTEMPT", raising=False)
+    monkeypatch.setattr(hold, "STILL_S", 0.3)
+    pipe = tmp_path / "claims" / "claim-0000000001" / "claim.json"
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    yield tmp_path
+    os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))  # who still reads goes on
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"attempt": Attempt(17, 0, 1)}, {"attempt": Attempt(17, 0, 1), "readonly": True}, {}],
+    ids=["a rank", "a rank that only looks", "outside of a job"],
+)
+def test_latest_gives_a_folder_up_that_does_not_answer_and_says_so(frozen: Path, options: dict[str, Any]) -> None:
+    checkpoints = Checkpoints(frozen, **options)
+    for _ in range(2):
+        with pytest.raises(StorageSilentError, match="did not answer for") as given_up:
+            checkpoints.latest()
+        assert "storage" in str(given_up.value.remedy)
+
+
+def test_with_a_nodes_disk_too(frozen: Path, tmp_path: Path) -> None:
+    with pytest.raises(StorageSilentError):
+        Checkpoints(frozen, attempt=Attempt(17, 0, 1), local=tmp_path / "ssd").latest()
+
+
+def test_what_takes_long_is_waited_for_while_it_goes_on(tmp_path: Path) -> None:
+    patience = Patience(tmp_path, 1.0)
+
+    def long() -> str:
+        for _ in range(8):
+            time.sleep(0.2)
+            patience.stir(1)
+        return "read"
+
+    assert patience.ask(long) == "read"
