@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.health.child import Child
-from deeplink.scheduler.health.look import GOOD, Look, comment, one_line
+from deeplink.scheduler.health.look import GOOD, Look, comment, observe, one_line
 from deeplink.scheduler.health.restart import Restarts, Step, next_step
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S = 0.5
 _SUBJECT = "slurmd"
+STARTED_ANEW = "slurmd was gone, and was started anew"
+"""What is told of it once, to be observed: else nobody would learn that it had died."""
 
 
 class Life(Enum):
@@ -92,6 +94,7 @@ class SlurmdCheck:
     _child: Child | None = None
     _said: str = ""
     _lived: bool = False
+    _tried: bool = False
 
     def look(self) -> Look:
         """Look once; a command that is given is waited for within the deadline."""
@@ -105,13 +108,15 @@ class SlurmdCheck:
         step, self._restarts = next_step(
             self._restarts, alive=life is Life.ALIVE, now=self.clock.monotonic(), most=self.settings.tries
         )
-        if life is Life.ALIVE:
-            return GOOD
         if step is Step.RESTART and self.restart and self._lived:
             self._start_anew()
-            if self._life() is Life.ALIVE:
-                log.warning("slurmd was gone and was started anew (%s)", self.restart)
-                return GOOD
+            self._tried, life = True, self._life()
+        if life is Life.ALIVE and self._tried:
+            log.warning("slurmd was gone and was started anew (%s)", self.restart)
+            self._tried = False
+            return Look((observe(_SUBJECT, STARTED_ANEW, certain=True),))
+        if life is Life.ALIVE:
+            return GOOD
         return Look((comment(_SUBJECT, self._problem(step)),))
 
     def close(self) -> None:

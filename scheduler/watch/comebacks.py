@@ -98,6 +98,7 @@ class Comebacks:
         which = "another kernel: it had rebooted" if rebooted else "the kernel it had: it was cut off"
         evidence = f"{name} came back after {after:.0f} s with {which}"
         self.journal.record_incident(replace(known, kind=kind, evidence=evidence))
+        self.journal.record_moment(lost.incident, self.clock.unix(), evidence)
         self.say(f"{lost.incident}: {evidence}")
 
 

@@ -62,6 +62,7 @@ class Policy:
         told_s: what a node's checks found counts for so long after it was told.
         attend_s: a standing agent not heard for so long is silent.
         most_frozen: stuck mounts on so many nodes at once are the storage's, not the nodes'.
+        starved_s: agents that are silent while ranks start are, for so long, only starved.
         patience_s: so long is nothing done about a job all of whose agents are silent at once.
         help_itself_s: a launcher that misses a node which is known to be lost has so long to begin its recovery.
         most_fruitless: so many starts that failed by themselves without one new step, and the job is held.
@@ -86,6 +87,7 @@ class Policy:
     told_s: float = 20.0
     attend_s: float = 20.0
     most_frozen: int = 3
+    starved_s: float = 30.0
     patience_s: float = 60.0
     help_itself_s: float = 5.0
     most_fruitless: int = 3
@@ -296,7 +298,8 @@ def targets(
 def _doubtful_slurmd(node: NodeSight) -> bool:
     """Whether somebody on the node lives, though Slurm, or the node itself, misses its slurmd."""
     missed = not node.responding and node.heard_s is not None and node.heard_s < FORGOTTEN_S
-    return not node.down and (missed or any(finding.check == SLURMD for finding in node.findings))
+    gone = any(one.check == SLURMD and one.severity is not Severity.UNKNOWN for one in node.findings)
+    return not node.down and (missed or gone)
 
 
 def _may_return(node: NodeSight, policy: Policy) -> bool:

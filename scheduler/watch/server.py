@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 from typing_extensions import override
 
+from deeplink.scheduler.watch.evidence import SLURMD
 from deeplink.scheduler.watch.journal import JournalError
 from deeplink.scheduler.watch.messages import beat_from_wire, finding_from_wire, node_from_wire
 from deeplink.scheduler.watch.records import (
@@ -96,24 +97,31 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
 
 
 def _while_away(node: NodeName, missed: Iterable[Finding], now_unix: float) -> list[Incident]:
-    """Return what was wrong with a node, and passed, while nobody listened: one incident; told twice, the same."""
-    grave = [finding for finding in missed if finding.severity in {Severity.COMMENT, Severity.DRAIN}]
-    if not grave:
-        return []
-    began = min(finding.since_unix for finding in grave)
-    said = "; ".join(f"{one.check} ({one.severity}): {one.problem}" for one in grave)
+    """Return what was wrong with a node, and passed, while nobody listened: told twice, it is the same.
+
+    One incident of all that makes a node sick, and one of its slurmd, which may only have been started anew.
+    """
+    passed = tuple(missed)
+    grave = [one for one in passed if one.severity in {Severity.COMMENT, Severity.DRAIN} and one.check != SLURMD]
+    slurmd = [one for one in passed if one.severity is not Severity.UNKNOWN and one.check == SLURMD]
     return [
         Incident(
-            id=f"{incident_id(None, Kind.NODE_SICK, node)}@{began:.0f}",
-            kind=Kind.NODE_SICK,
+            id=f"{incident_id(None, kind, node)}@{began:.0f}",
+            kind=kind,
             node=node,
-            evidence=f"began and passed while the watchdog was away: {said}"[:LONGEST_EVIDENCE],
+            evidence=f"began and passed while the watchdog was away: {_told(found)}"[:LONGEST_EVIDENCE],
             began_unix=began,
             detected_unix=now_unix,
             recovered_unix=now_unix,
             outcome=Outcome.RECOVERED,
         )
+        for kind, found in ((Kind.NODE_SICK, grave), (Kind.SLURMD_LOST, slurmd))
+        if found and (began := min(one.since_unix for one in found))
     ]
+
+
+def _told(found: Iterable[Finding]) -> str:
+    return "; ".join(f"{one.check} ({one.severity}): {one.problem}" for one in found)
 
 
 def watch_server(bind: str, token: str, servicer: WatchServicer) -> BoundServer:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
 
 
+BOOT_SEEN_S = 2.0
+"""Between Slurm's ending the agents for it and our reading of a boot: we may have read first."""
+
+
 def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
     """Return that agents are silent at once though their nodes are not: one verdict at most; nothing is done."""
     standing = [node for node in sight.nodes.values() if _stands(node)]
@@ -20,7 +24,7 @@ def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
     reasons = []
     if len(standing) > 1 and len(quiet) * 2 > len(standing):
         reasons.append(f"{len(quiet)} of {len(standing)} standing agents are not heard any more")
-    deaf = [job for job in sight.jobs if agents_are_silent(job, sight, policy)]
+    deaf = [job for job in sight.jobs if agents_are_silent(job, sight, policy) and _is_news(job, sight, policy)]
     reasons += [
         f"the launcher of job {job.attempt.job} hears none of its {len(job.agents_silent)} agents" for job in deaf
     ]
@@ -28,6 +32,23 @@ def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
         return []
     alone = deaf[0].attempt if len(deaf) == 1 and not quiet else None
     return [Verdict(kind=Kind.AGENTS_SILENT, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)]
+
+
+def _is_news(job: JobSight, sight: Sight, policy: Policy) -> bool:
+    """Whether there is no simpler reason for it.
+
+    While ranks start, agents may be starved for seconds. And Slurm itself ends all agents of a job when one of its
+    nodes boots anew: that is the incident of that node.
+    """
+    silent = [silent_s for silent_s in job.agents_silent.values() if silent_s >= policy.silence_s]
+    if job.progress_age_s is None and min(silent, default=0.0) < policy.starved_s:
+        return False
+    return not any(_booted_since(sight.nodes[name], job) for name in job.nodes if name in sight.nodes)
+
+
+def _booted_since(node: NodeSight, job: JobSight) -> bool:
+    anew = [ago for ago in (node.booted_s, node.slurmd_anew_s) if ago is not None]
+    return any(ago <= job.agents_silent.get(node.name, 0.0) + BOOT_SEEN_S for ago in anew)
 
 
 def _stands(node: NodeSight) -> bool:

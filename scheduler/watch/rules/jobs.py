@@ -87,6 +87,7 @@ def _bereft(
     reasons = (f"{', '.join(back)} rebooted under it",) if back else ()
     # A launcher that is stranded has said whom it misses: that is one incident.
     blame = (*dead, *back, *(job.suspects if kind is Kind.JOB_STRANDED else ()))
+    blame = tuple(sorted(blame, key=lambda name: name not in job.rank_nodes))  # a spare strands nobody
     return _restart(
         job,
         Kind.NODE_REBOOTED if back and not dead else kind,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import Finding
     from deeplink.types import NodeName
 
-_REMEDIES = {Severity.OBSERVE: Remedy.NOTHING, Severity.COMMENT: Remedy.COMMENT, Severity.DRAIN: Remedy.DRAIN}
+_REMEDIES = {Severity.COMMENT: Remedy.COMMENT, Severity.DRAIN: Remedy.DRAIN}
+"""Nothing else makes a node sick: what is merely observed is in its record, for who looks at it."""
 
 
 def sick_nodes(

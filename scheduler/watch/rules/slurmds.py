@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.evidence import SLURMD, Answer
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.records import Kind, Severity
 from deeplink.scheduler.watch.rules.seen import jobs_on, long_away
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.records import Finding
     from deeplink.types import NodeName
+
+
+_KNOWN = frozenset(Severity) - {Severity.UNKNOWN}
 
 
 def lost_slurmds(sight: Sight, policy: Policy, elsewhere: AbstractSet[NodeName | None]) -> list[Verdict]:
@@ -30,17 +34,25 @@ def lost_slurmds(sight: Sight, policy: Policy, elsewhere: AbstractSet[NodeName |
     ]
 
 
+def tells_of_restart(finding: Finding) -> bool:
+    """Whether a node's agent says so that it has started slurmd anew."""
+    return finding.check == SLURMD and finding.severity is Severity.OBSERVE
+
+
 def _lost(node: NodeSight, sight: Sight, policy: Policy) -> Verdict | None:
-    said = tuple(f"its own check: {one.problem}" for one in node.findings if one.check == SLURMD)
+    said = tuple(f"its own check: {one.problem}" for one in node.wrong(*_KNOWN) if one.check == SLURMD)
     heard = (f"an agent on it was heard {node.heard_s:.1f} s ago",) if node.heard_since else ()
-    if not (node.slurmd.away and said) and not (long_away(node, policy) and heard):
+    # Gone is worth a comment; what is only to be observed is that the agent has started it anew.
+    anew = not node.slurmd.away and any(map(tells_of_restart, node.findings))
+    if not anew and not (node.slurmd.away and said) and not (long_away(node, policy) and heard):
         return None
     jobs = jobs_on(node.name, sight)
     how = "refuses connections" if node.slurmd is Answer.REFUSES else "is silent"
+    seen = (f"slurmd {how} for {node.away_s:.1f} s ({node.away_probes} probes)",) if node.slurmd.away else ()
     return Verdict(
         kind=Kind.SLURMD_LOST,
         remedy=Remedy.NOTHING,
-        reasons=(f"slurmd {how} for {node.away_s:.1f} s ({node.away_probes} probes)", *said, *heard),
+        reasons=(*seen, *said, *(heard if seen else ())),
         attempt=jobs[0].attempt if jobs else None,
         node=node.name,
         since_s=node.away_s,

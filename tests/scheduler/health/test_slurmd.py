@@ -15,7 +15,15 @@ import pytest
 from deeplink.clock import SystemClock
 from deeplink.scheduler.health.look import GOOD
 from deeplink.scheduler.health.settings import SlurmdSettings
-from deeplink.scheduler.health.slurmd import Life, SlurmdCheck, is_slurmd, knock, processes_of_slurmd
+from deeplink.scheduler.health.slurmd import (
+    STARTED_ANEW,
+    Life,
+    SlurmdCheck,
+    is_slurmd,
+    knock,
+    processes_of_slurmd,
+)
+from deeplink.scheduler.watch.records import Severity
 
 NODE = f"test{os.getpid()}"
 
@@ -75,7 +83,8 @@ def test_one_that_dies_is_started_anew_at_the_second_look(slurmd: Path, closed: 
         process.kill()
     assert here.look().complaints
     assert list(processes_of_slurmd(Path("/proc"), NODE)) == []
-    assert here.look() == GOOD
+    (told,) = here.look().complaints
+    assert (told.severity, told.certain, told.problem) == (Severity.OBSERVE, True, STARTED_ANEW)
     assert len(list(processes_of_slurmd(Path("/proc"), NODE))) == 1
     assert here.look() == GOOD
     here.close()

@@ -89,6 +89,14 @@ def test_what_passed_while_the_watchdog_was_away_is_one_incident_told_twice_or_n
     assert len(standing.journal.incidents()) == 1
 
 
+def test_a_slurmd_that_was_started_anew_while_the_watchdog_was_away_is_told_once(standing: Standing) -> None:
+    anew = common_pb2.Finding(check="slurmd", severity="observe", problem="started anew", since_unix=90.0)
+    for _ in range(2):
+        standing.attend(missed=[anew, wire("observe", 91.0)])
+    (incident,) = standing.journal.incidents()
+    assert (incident.kind, incident.node, incident.outcome) == ("slurmd-lost", "n1", Outcome.RECOVERED)
+
+
 def test_what_cannot_be_kept_is_refused(standing: Standing) -> None:
     with pytest.raises(grpc.RpcError):
         standing.attend(missed=[common_pb2.Finding(severity="drain")])

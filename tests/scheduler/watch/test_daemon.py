@@ -10,7 +10,7 @@ import pytest
 from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Finding, Incident, NodeRecord, Outcome, Phase, Severity
-from deeplink.types import NodeName
+from deeplink.types import Attempt, NodeName
 from tests.scheduler.watch.test_act import Bench, Cluster, lose
 
 N1, N3 = NodeName("n1"), NodeName("n3")
@@ -61,12 +61,13 @@ def test_a_sick_node_is_drained_and_each_time_is_an_incident_of_its_own(bench: B
     assert bench.cluster.restarts == 0
 
 
-def test_what_is_only_noteworthy_is_told_and_nothing_is_done(bench: Bench) -> None:
+def test_what_is_only_noteworthy_is_no_incident(bench: Bench) -> None:
     attend(bench, 3, found(Severity.OBSERVE))
-    assert bench.cluster.asked == []
-    assert len(sick(bench)) == 1
     attend(bench, 3, Finding(check="gpu", severity=Severity.UNKNOWN, problem="nvidia-smi hangs"), name=N1)
-    assert {one.node for one in sick(bench)} == {"n3"}
+    assert (bench.cluster.asked, sick(bench)) == ([], [])
+    attend(bench, 3, found(), found(Severity.OBSERVE))
+    attend(bench, 12, found(Severity.OBSERVE))
+    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED], "what is left of it is not sickness"
 
 
 def test_an_agent_that_falls_silent_does_not_make_its_node_well(bench: Bench) -> None:
@@ -113,6 +114,35 @@ def test_of_a_node_that_comes_back_it_is_told_whether_it_had_rebooted(
     assert told.kind == kind
     assert "n1 came back after" in told.evidence
     assert len(bench.journal.incidents()) == 1
+
+
+def test_a_slurmd_that_its_agent_has_started_anew_is_told_once_and_is_over(bench: Bench) -> None:
+    anew = Finding(check="slurmd", severity=Severity.OBSERVE, problem="slurmd was gone, and was started anew")
+    attend(bench, 6, anew)
+    attend(bench, 12)
+    (incident,) = bench.journal.incidents()
+    assert (incident.kind, incident.node, incident.outcome) == ("slurmd-lost", "n3", Outcome.RECOVERED)
+    assert "started anew" in incident.evidence
+    assert bench.cluster.asked == []
+
+
+def test_a_verdict_that_joined_what_its_launcher_told_is_written_once_a_minute(bench: Bench) -> None:
+    bench.act = False
+    bench.start()
+    lose(bench, "n1")
+    theirs = Incident(
+        id="17.0.0-node-silent-n1",
+        kind="node-silent",
+        node=N1,
+        attempt=Attempt(17, 0, 0),
+        began_unix=bench.clock.unix(),
+        detected_unix=bench.clock.unix(),
+    )
+    bench.journal.record_incident(theirs)
+    bench.turn(40, silent="n1")
+    (incident,) = bench.journal.incidents()
+    assert incident.id == theirs.id
+    assert incident.evidence.count("slurmd is silent for") == 1
 
 
 def test_all_standing_agents_silent_at_once_are_one_incident_and_nothing_is_touched(bench: Bench) -> None:

@@ -196,6 +196,15 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         ),
         [("slurmd-lost", "n5", "nothing")],
     ),
+    "its agent has started slurmd anew: told": (
+        Sight(nodes=cluster(sick("n5", Severity.OBSERVE, "slurmd"))),
+        [("slurmd-lost", "n5", "nothing")],
+    ),
+    "an agent that cannot tell how slurmd is, and a probe that fails once": (
+        Sight(nodes=cluster(replace(gone("n5", 0.0), findings=(found("slurmd", Severity.UNKNOWN),), heard_s=0.5))),
+        [],
+    ),
+    "an agent misses a slurmd that answers": (Sight(nodes=cluster(sick("n5", Severity.COMMENT, "slurmd"))), []),
     "a standing agent hears its node that a launcher misses: not dead": (
         Sight(jobs=(STRANDED,), nodes=cluster(replace(gone("n1"), heard_s=1.0, attended_s=1.0))),
         [("slurmd-lost", "n1", "nothing")],
@@ -209,7 +218,7 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         [("node-sick", "n1", "nothing")],
     ),
     "worth a comment": (Sight(nodes=cluster(sick("n1", Severity.COMMENT))), [("node-sick", "n1", "comment")]),
-    "worth a look": (Sight(nodes=cluster(sick("n1", Severity.OBSERVE))), [("node-sick", "n1", "nothing")]),
+    "worth a look: in its record, and no incident": (Sight(nodes=cluster(sick("n1", Severity.OBSERVE))), []),
     "a check that could not tell": (Sight(nodes=cluster(sick("n1", Severity.UNKNOWN))), []),
     "a check gone wrong on a whole site: the brake": (
         Sight(nodes=cluster(*(sick(name, Severity.DRAIN) for name in NAMES[:3]))),
@@ -268,6 +277,28 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     ),
     "all agents of a job are silent, all nodes answer": (
         Sight(jobs=(job(phase=Phase.STRANDED, agents_silent=dict.fromkeys(job().nodes, 30.0)),), nodes=cluster()),
+        [("agents-silent", "", "nothing")],
+    ),
+    "all agents of a job are silent while its ranks start: starved": (
+        Sight(jobs=(job(progress_age_s=None, agents_silent=dict.fromkeys(job().nodes, 9.0)),), nodes=cluster()),
+        [],
+    ),
+    "all agents of a job are silent, and its ranks never told of a step": (
+        Sight(jobs=(job(progress_age_s=None, agents_silent=dict.fromkeys(job().nodes, 31.0)),), nodes=cluster()),
+        [("agents-silent", "", "nothing")],
+    ),
+    "one of a job's nodes booted anew, for which Slurm ends all its agents": (
+        Sight(
+            jobs=(job(agents_silent={**dict.fromkeys(job().nodes, 4.0), NAMES[1]: 6.0}),),
+            nodes=cluster(replace(up("n1"), slurmd_anew_s=3.0)),
+        ),
+        [],
+    ),
+    "all agents are silent, and a slurmd was started anew long before": (
+        Sight(
+            jobs=(job(agents_silent=dict.fromkeys(job().nodes, 4.0)),),
+            nodes=cluster(replace(up("n1"), slurmd_anew_s=90.0)),
+        ),
         [("agents-silent", "", "nothing")],
     ),
     "for more than a minute: its launcher is believed": (
@@ -502,6 +533,33 @@ def test_a_node_comes_back_only_when_its_own_checks_pass(case: str) -> None:
     assert not [verdict for verdict in verdicts if verdict.remedy is Remedy.RESUME]
     noteworthy = replace(CHECKED, findings=(found("clock", Severity.OBSERVE),))
     assert ("node-back", "n1", "resume") in brief(judge(Sight(nodes=cluster(noteworthy)), policy))
+
+
+def test_a_job_is_stranded_by_who_ran_its_ranks_not_by_a_lost_spare() -> None:
+    with_spare = replace(
+        STRANDED,
+        nodes=NAMES[:3],
+        rank_nodes=NAMES[1:3],
+        agents_silent={NAMES[0]: 9.0, NAMES[1]: 4.0, NAMES[2]: 0.1},
+    )
+    verdicts = judge(Sight(jobs=(with_spare,), nodes=cluster(gone("n0"), gone("n1"))), POLICY)
+    assert brief(verdicts)[-1] == ("job-stranded", "n1", "restart")
+
+
+def test_what_is_no_jobs_keeps_its_name_whichever_jobs_it_hits() -> None:
+    jobs = [job(), job(attempt=Attempt(18, 0, 0), nodes=(NAMES[1], NAMES[5]), rank_nodes=(NAMES[1], NAMES[5]))]
+    mute = [replace(one, agents_silent=dict.fromkeys(one.nodes, 9.0)) for one in jobs]
+    named = {
+        judge(Sight(jobs=tuple(those), nodes=cluster()), POLICY)[0].incident
+        for those in (mute, mute[:1], mute[1:])
+    }
+    assert named == {"cluster-agents-silent"}
+    stranded = tuple(replace(one, phase=Phase.STRANDED, agents_silent={NAMES[1]: 4.0}) for one in jobs)
+    verdicts = judge(Sight(jobs=stranded, nodes=cluster(*LEAF0)), POLICY)
+    assert {verdict.incident for verdict in verdicts} == {"cluster-switch-suspect-leaf0"}
+    restarts = [verdict for verdict in verdicts if verdict.remedy is Remedy.RESTART]
+    assert len({verdict.key for verdict in restarts}) == len(restarts) == 2
+    assert len({verdict.key for verdict in verdicts}) == len(verdicts)
 
 
 def test_one_node_one_incident_whichever_verdict_names_it() -> None:
