@@ -9,6 +9,7 @@ import re
 import select
 import shutil
 import socket
+import stat
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,19 +119,38 @@ def _runtime_base(env: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def runtime_folder(node: str, env: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """Give a fresh node-local folder that only this user can enter; it is removed at the end.
+def runtime_folder(
+    node: str, env: Mapping[str, str] | None = None, *, again: Path | None = None
+) -> Iterator[Path]:
+    """Give a node-local folder that only this user can enter; it is removed at the end.
+
+    Args:
+        node: the member's name.
+        env: where it is looked up which job this is of.
+        again: take this one, of a daemon before this one, if it is ours alone or can be made so; else a fresh one.
 
     Raises:
         OSError: it cannot be made.
     """
     env = os.environ if env is None else env
-    prefix = f"deeplink-{os.getuid()}-{env.get('SLURM_JOB_ID', 'nojob')}-{node}-"
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_base(env)))
+    if again is not None and _is_ours_alone(again):
+        folder = again
+    else:
+        prefix = f"deeplink-{os.getuid()}-{env.get('SLURM_JOB_ID', 'nojob')}-{node}-"
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_base(env)))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def standing_token(given: Path | None, default: Path) -> tuple[str, Path]:

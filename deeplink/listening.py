@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
+from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 
 
@@ -30,6 +31,10 @@ class PortBusyError(ListenError):
             "it is in use",
             "Perhaps the same runs there already: `ss -ltnp` shows it. Or --bind 127.0.0.1:0: any free port.",
         )
+
+
+FREE_WAIT_S = 3.0
+"""How long whoever listened there may take to end."""
 
 
 def refused(bind: str, problem: OSError) -> ListenError:
@@ -66,3 +71,19 @@ def try_to_bind(bind: str) -> None:
     # A name may have an address this machine does not (localhost without IPv6): the others are enough.
     if failed is not None and (not bound or failed.errno == errno.EADDRINUSE):
         raise refused(bind, failed) from failed
+
+
+def free_again(bind: str, port: int, clock: Clock | None = None) -> str:
+    """Return `bind` with this port once it is free; with port 0, any, where it is not within `FREE_WAIT_S`."""
+    clock = clock or SystemClock()
+    host = bind.rpartition(":")[0]
+    deadline = clock.monotonic() + FREE_WAIT_S
+    while True:
+        try:
+            try_to_bind(f"{host}:{port}")
+        except ListenError:
+            if clock.monotonic() >= deadline:
+                return f"{host}:0"
+            clock.sleep(0.05)
+        else:
+            return f"{host}:{port}"

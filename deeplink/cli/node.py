@@ -69,7 +69,7 @@ def command(
     node = member_name(name or config.node)
     with ExitStack() as stack:
         if job:
-            token, token_file = _job_token(stack, node)
+            token, token_file, bind = _job_token(stack, node, bind)
         else:
             token, token_file = _standing_token(bind, token_file or config.token_file, config.state)
         settings = AgentSettings(
@@ -86,16 +86,21 @@ def command(
         _serve(settings, token_file)
 
 
-def _job_token(stack: ExitStack, node: str) -> tuple[str, Path]:
+def _job_token(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]:
+    """Return the token, where it lies, and where to listen: in the place of the agent before, if there was one."""
+    import os
     import sys
 
     from deeplink.daemon import read_token_line, runtime_folder
+    from deeplink.listening import free_again
+    from deeplink.scheduler.launch.seats import seat_in
     from deeplink.tokens import write_token
 
     token = read_token_line(sys.stdin.fileno())
-    path = stack.enter_context(runtime_folder(node)) / "token"
-    write_token(path, token)
-    return token, path
+    seat = seat_in(os.environ, node)
+    folder = stack.enter_context(runtime_folder(node, again=seat.folder if seat else None))
+    write_token(folder / "token", token)
+    return token, folder / "token", free_again(bind, seat.port) if seat else bind
 
 
 def _standing_token(bind: str, token_file: Path | None, state: Path) -> tuple[str, Path]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
     from signal import Signals
 
@@ -142,8 +142,8 @@ class Backend(Protocol):
     here: NodeName | None
     folder: Path
 
-    def start_agents(self, token: str, nodes: Collection[NodeName] | None = None) -> AgentStep:
-        """Start one agent on every node, or once more on these."""
+    def start_agents(self, token: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
+        """Start one agent on every node, or once more on these, in the places of those that were there."""
         ...
 
     def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:

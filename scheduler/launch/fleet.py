@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import select
 import socket
@@ -44,6 +45,10 @@ ANSWER_S = 3.0
 """How long an answer may take. Longer than the poll: a starved node that answers late is alive."""
 MOST_IN_FLIGHT = 6
 GAP_S = 1.5
+KNOCK_S = 1.0
+"""A connection that is not there by then is tried for anew: the kernel itself would pause for ever longer."""
+GONE_S = 1.0
+"""A machine that has refused connections for so long has lost its agent; while a job ends all of them do."""
 STALL_S = 1.0
 """If we ourselves did nothing for longer than this, the time does not count against anybody."""
 
@@ -56,8 +61,12 @@ class _Watched:
     heard: float  # when something last came back
     asked_and_answered: float  # when the newest question that was answered had been asked
     asked: float = 0.0
-    reached: float = 0.0  # when its kernel last accepted a connection
+    reached: float = 0.0  # when its kernel last accepted a connection, or refused one for want of an agent
+    reached_since: float = 0.0  # it has been in contact ever since without a gap
+    refused_since: float | None = None
+    opened: float = 0.0  # when we began to speak over this channel
     knock: socket.socket | None = None
+    knocked: float = 0.0
     after_report: int = 0
     store: node_pb2.StoreStatus = field(default_factory=node_pb2.StoreStatus)
     health: tuple[Finding, ...] = ()
@@ -77,12 +86,14 @@ class Silence:
         contact_s: since its agent answered or at least its machine accepted a connection for it.
         question_s: since we asked the newest question that was answered: what it knew before does not count.
         answering_s: for how long it has answered by now without a gap of GAP_S.
+        deaf_s: for how long its machine has been in contact without an answer of its agent.
     """
 
     answer_s: float
     contact_s: float
     question_s: float
     answering_s: float = 0.0
+    deaf_s: float = 0.0
 
 
 class Fleet:
@@ -158,7 +169,15 @@ class Fleet:
         now = self._clock.monotonic()
         stub = node_pb2_grpc.NodeStub(channel)
         self._nodes[NodeName(facts.node)] = _Watched(
-            facts, channel, stub, heard=now, asked_and_answered=now, reached=now, well_since=now
+            facts,
+            channel,
+            stub,
+            heard=now,
+            asked_and_answered=now,
+            reached=now,
+            reached_since=now,
+            opened=now,
+            well_since=now,
         )
 
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
@@ -167,16 +186,35 @@ class Fleet:
             self._nodes[name].channel.close()
             self._admit(one)
 
-    def revive(self, nodes: Collection[NodeName]) -> None:
-        """Start agents once more on nodes that lost theirs; who comes up answers as before. Does not wait."""
-        if self._revival is not None:
-            self._revival.begin(nodes)
+    def revive(self, nodes: Collection[NodeName]) -> tuple[NodeName, ...]:
+        """Start agents once more on nodes that lost theirs, in their places; returns those it is tried on now.
+
+        Who comes up answers as before. Does not wait.
+        """
+        if self._revival is None or not nodes:
+            return ()
+        return self._revival.begin({node: self._nodes[node].facts for node in nodes})
+
+    def bereft(self, among: Collection[NodeName]) -> tuple[NodeName, ...]:
+        """Return those of these nodes whose machine answers, and tells that no agent is there any more.
+
+        Nobody while all of them are silent and their starter has not ended: then it is ending them itself.
+        """
+        now = self._clock.monotonic()
+        if self._step.ended() is None and all(now - one.heard >= GAP_S for one in self._nodes.values()):
+            return ()
+        return tuple(
+            node
+            for node in among
+            if (since := self._nodes[node].refused_since) is not None and now - since >= GONE_S
+        )
 
     def _readmit(self) -> None:
         for new in self._revival.announced() if self._revival is not None else ():
             old = self._nodes.get(new.name)
-            if old is None:
-                continue
+            if old is None or self._clock.monotonic() - old.heard < POLL_S:
+                continue  # one that answers is enough
+            log.info("the agent of %s is there again", new.name)
             # All else was settled for the whole run: which network, which cards, what fails together.
             address = f"{old.facts.address.rpartition(':')[0]}:{new.address.rpartition(':')[2]}"
             old.channel.close()
@@ -210,8 +248,12 @@ class Fleet:
         for watched in self._nodes.values():
             if stall > STALL_S:
                 self._forgive(watched, stall, now)
-            self._harvest(watched, now, reports)
-            self._knock(watched, now)
+            failed = self._harvest(watched, now, reports)
+            if self._knock(watched, now, failed=failed):
+                is_back = watched.reached_since == now
+                if is_back or now - max(watched.heard, watched.opened) > 2 * ANSWER_S:
+                    # In contact, but not by the connection we have: that one may wait long before it is tried.
+                    self._reopen(watched, now)
             due = now - watched.asked >= POLL_S or watched.asked < self._pressed <= now
             if due and len(watched.pending) < MOST_IN_FLIGHT:
                 watched.asked = now
@@ -224,26 +266,36 @@ class Fleet:
                 watched.pending.append((now, watched.stub.Status.future(request, timeout=ANSWER_S)))
         return reports
 
+    def _reopen(self, watched: _Watched, now: float) -> None:
+        watched.channel.close()
+        watched.channel = open_channel(watched.facts.address, self._token)
+        watched.stub = node_pb2_grpc.NodeStub(watched.channel)
+        watched.opened, watched.pending = now, []
+
     @staticmethod
     def _forgive(watched: _Watched, stall: float, now: float) -> None:
         # Nothing was heard in the future: a node that came up during the stall is forgiven no more than its age.
         watched.heard = min(now, watched.heard + stall)
         watched.reached = min(now, watched.reached + stall)
+        watched.reached_since = min(now, watched.reached_since + stall)
         watched.asked_and_answered = min(now, watched.asked_and_answered + stall)
 
     @staticmethod
-    def _harvest(watched: _Watched, now: float, reports: list[common_pb2.Progress]) -> None:
+    def _harvest(watched: _Watched, now: float, reports: list[common_pb2.Progress]) -> bool:
+        """Take in what has come back; returns whether a question failed at once, as where nobody listens."""
         waiting = []
+        failed = False
         for asked, call in watched.pending:
             if not call.done():
                 waiting.append((asked, call))
                 continue
             if call.cancelled() or call.exception() is not None:
+                failed = True
                 continue
             reply = call.result()
             if now - watched.heard > GAP_S:
                 watched.well_since = now
-            watched.heard = now
+            watched.heard, watched.refused_since = now, None
             watched.boot_id = reply.boot_id or watched.boot_id
             watched.health = _findings(reply.health)
             watched.unix = (reply.unix, now)
@@ -257,9 +309,10 @@ class Fleet:
                 reports.extend(reply.progress[-fresh:])
                 watched.after_report = reply.last_report
         watched.pending = waiting
+        return failed
 
-    @staticmethod
-    def _knock(watched: _Watched, now: float) -> None:
+    def _knock(self, watched: _Watched, now: float, *, failed: bool) -> bool:
+        """Try for a connection where answers fail to come; returns whether one was accepted just now."""
         # An agent may be too starved to answer while its node is well (few cores, many ranks starting): then its
         # kernel still accepts connections for it. That of a dead or cut-off node does not.
         if watched.knock is not None:
@@ -267,19 +320,42 @@ class Fleet:
             poll = select.poll()
             poll.register(watched.knock, select.POLLOUT)
             if not poll.poll(0):
-                return
-            if watched.knock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
-                watched.reached = now
+                if now - watched.knocked >= KNOCK_S:
+                    watched.knock.close()
+                    watched.knock = None
+                return False
+            outcome = watched.knock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             watched.knock.close()
             watched.knock = None
-        elif now - max(watched.heard, watched.reached) > 2 * POLL_S:
-            host, _, port = watched.facts.address.rpartition(":")
-            knock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-            knock.settimeout(0.0)
-            with contextlib.suppress(BlockingIOError):
-                if knock.connect_ex((host.strip("[]"), int(port))) == 0:
-                    watched.reached = now
-            watched.knock = knock
+            return self._answered(watched, now, outcome)
+        pause = POLL_S if failed or watched.refused_since is not None else 2 * POLL_S
+        if now - max(watched.heard, watched.reached) <= pause and not (failed and watched.refused_since is None):
+            return False
+        host, _, port = watched.facts.address.rpartition(":")
+        knock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        knock.settimeout(0.0)
+        outcome = knock.connect_ex((host.strip("[]"), int(port)))
+        if outcome == errno.EINPROGRESS:
+            watched.knock, watched.knocked = knock, now
+            return False
+        knock.close()
+        return self._answered(watched, now, outcome)
+
+    def _answered(self, watched: _Watched, now: float, outcome: int) -> bool:
+        """Take in what became of a knock; returns whether it was accepted."""
+        before = max(watched.heard, watched.reached)
+        if outcome == errno.ECONNREFUSED and self._revival is not None and now - before <= GAP_S:
+            # Its kernel was there all the while: it has lost its agent, and nothing else. One that was out of
+            # reach and refuses now has been booted anew: of what ran there nothing is left.
+            watched.refused_since = now if watched.refused_since is None else watched.refused_since
+        elif outcome != 0:
+            return False
+        else:
+            watched.refused_since = None
+        if now - before > GAP_S:
+            watched.reached_since = now
+        watched.reached = now
+        return outcome == 0
 
     def silence(self) -> dict[NodeName, Silence]:
         """Return how long each node has been silent."""
@@ -290,6 +366,7 @@ class Fleet:
                 now - max(one.heard, one.reached),
                 now - one.asked_and_answered,
                 one.heard - one.well_since,
+                now - max(one.heard, one.reached_since),
             )
             for name, one in self._nodes.items()
         }

@@ -84,7 +84,10 @@ def run_job(
             backend=backend.name,
             output=standard_output_file(),
         )
-        revival = Revival(lambda nodes: backend.start_agents(token, nodes), clock)
+        # Without Slurm a node is its processes: there is no machine that could live on without its agent.
+        revival = (
+            Revival(lambda before: backend.start_agents(token, before), clock) if backend.can_requeue else None
+        )
         fleet = Fleet(backend.start_agents(token), token, clock, revival)
         stack.callback(fleet.close)
         logs = str(backend.folder / "agents.log")

@@ -26,6 +26,10 @@ LAG_S = 1.0
 """Ranks were gone before squeue told of the preemption that ended them (measured once, 22.05.8)."""
 
 
+AFTERMATH_S = 3.0
+"""Nodes that were silent together are not heard again at one instant: so long nobody is lost."""
+
+
 class Liaison:
     """Between a run and Slurm. The supervising thread alone uses it.
 
@@ -52,6 +56,7 @@ class Liaison:
         self._desk, self._deadline = Desk(backend, clock), Deadline(margin_s)
         self._partition_s = partition_s
         self._cut_off_at: float | None = None
+        self._silent_at = float("-inf")  # when most nodes were last silent at once
         self._odd_at: float | None = None  # since when Slurm's word is wanted
 
     @property
@@ -114,7 +119,10 @@ class Liaison:
         """
         now = self._clock.monotonic()
         if verdict.kind is Kind.AGENTS_SILENT:
-            self._cut_off_at = now
+            self._cut_off_at = self._silent_at = now
+        if now - self._silent_at < AFTERMATH_S and verdict.kind in {Kind.NODE_SILENT, Kind.JOB_STRANDED}:
+            because = f"{verdict.because}; most were silent a moment ago, and come back one after the other"
+            return Verdict(move=Move.WAIT, because=because, kind=verdict.kind)
         if self._cut_off_at is None or not self._backend.can_requeue:
             return verdict
         if self._desk.since(self._cut_off_at) is not None or now - self._cut_off_at > self._partition_s:

@@ -82,8 +82,8 @@ class LocalBackend(Backend):
         return cls(job, getpass.getuser(), nodes, env, store, state / "jobs" / str(job))
 
     @override
-    def start_agents(self, token: str, nodes: Collection[NodeName] | None = None) -> AgentStep:
-        return LocalAgents(self, token, tuple(nodes or self.nodes))
+    def start_agents(self, token: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
+        return LocalAgents(self, token, tuple(again or self.nodes))
 
     @override
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:

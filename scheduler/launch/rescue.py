@@ -91,8 +91,11 @@ class Rescue:
                 back_since = None
             if silent and now - tried >= REVIVE_S:
                 tried = now
-                # Of a node that was booted anew nothing is left that could answer.
-                self._fleet.revive(silent)
+                # Of a node that was booted anew nothing is left that could answer. One that is out of reach
+                # must not keep the others waiting: they are started apart from it.
+                bereft = self._fleet.bereft(silent)
+                self._fleet.revive(bereft)
+                self._fleet.revive([node for node in silent if node not in bereft])
             if now - asked >= ASK_SLURM_S and (asking is None or not asking.is_alive()):
                 asked = now
                 asking = threading.Thread(target=self._requeue_if_down, args=(tuple(lost),), daemon=True)

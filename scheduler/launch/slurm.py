@@ -16,6 +16,7 @@ from deeplink.scheduler.launch.backend import Backend, NoAllocationError
 from deeplink.scheduler.launch.container import PYXIS, pyxis_options
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, step_environment
 from deeplink.scheduler.launch.process import leave_host_file, python_command
+from deeplink.scheduler.launch.seats import SEATS_VARIABLE, packed_seats
 from deeplink.scheduler.launch.srun import SlurmAgents, SlurmRanks
 from deeplink.scheduler.launch.standing import Standing
 from deeplink.scheduler.launch.stepids import StepIds
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.scheduler.launch.backend import AgentStep, RankStep
+    from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Attempt, NodeName
 
@@ -107,13 +109,13 @@ class SlurmBackend(Backend):
         )
 
     @override
-    def start_agents(self, token: str, nodes: Collection[NodeName] | None = None) -> AgentStep:
-        if nodes is not None:
+    def start_agents(self, token: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
+        if again is not None:
             self._step_ids.add()
         elif passed := self._step_ids.let_pass(self._empty_step):
             log.info("let %d step numbers pass that an earlier run may still be signalled under", passed)
-        count = len(nodes or self.nodes)
-        names = ",".join(nodes or self.nodes)
+        count = len(again or self.nodes)
+        names = ",".join(again or self.nodes)
         argv = [
             self._srun(),
             f"--nodes={count}",
@@ -124,6 +126,8 @@ class SlurmBackend(Backend):
         argv += [*_AGENT_OPTIONS, "--export=ALL", "--quiet", "--job-name=deeplink-agents"]
         argv += python_command("deeplink", "node", "--job", "--bind", "0.0.0.0:0")
         env = step_environment(self.env, resources=False)
+        if again is not None:
+            env |= {SEATS_VARIABLE: packed_seats(again)}
         return SlurmAgents(argv, env, token=token, logfile=self.folder / "agents.log", count=count)
 
     @override

@@ -23,6 +23,7 @@ from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.rescue import TICK_S, Rescue
 from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide
 from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
+from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections import deque
@@ -101,6 +102,7 @@ class Supervisor:
         self._signals = signals
         self._ending: signal.Signals | None = None
         self._said = ""
+        self._boots: dict[NodeName, str] = {}
         self.has_lost = False
         self._step: RankStep | None = None
 
@@ -144,6 +146,7 @@ class Supervisor:
         self._hangs.begin(layout.launch)
         self._liaison.begin()
         self._begun += 1
+        self._boots = {node: boot for node, boot in self._fleet.boot_ids().items() if boot}
         note_attempt(self._backend, self._attempt)
         self._said = ""
         self._account.begin(layout, self._hangs.told_s)
@@ -203,6 +206,7 @@ class Supervisor:
         outside = self._liaison.look(code, told, gained=self._log.gained)
         if outside is not None:
             return outside
+        self._revive()
         active = running.layout.active
         silence = self._fleet.silence()
         spares = tuple(node for node in self._usable if node not in active)
@@ -211,6 +215,7 @@ class Supervisor:
             active=active,
             spares=spares,
             silence={node: silence[node] for node in (*active, *spares)},
+            anew=tuple(node for node in active if node in self._booted_anew()),
             here=self._here,
             exit_code=code,
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
@@ -228,6 +233,19 @@ class Supervisor:
         if verdict.move in {Move.RELAUNCH, Move.STRANDED} and self._ending is not None:
             return Verdict(move=Move.FAILED, because=verdict.because, code=128 + self._ending)
         return verdict
+
+    def _revive(self) -> None:
+        """Start agents once more that are gone while their machines are not, unless we are to end."""
+        if self._ending is None:
+            nodes = self._fleet.revive(self._fleet.bereft(self._usable))
+            if nodes:
+                said = f"{counted(len(nodes), 'agent')} gone from machines that answer: starting once more"
+                self._chronicle.event("agents-again", said, nodes=nodes)
+
+    def _booted_anew(self) -> set[NodeName]:
+        """Return the nodes that run another boot of their kernel than at the start of this attempt."""
+        known = {node: boot for node, boot in self._fleet.boot_ids().items() if boot}
+        return {node for node, boot in known.items() if self._boots.setdefault(node, boot) != boot}
 
     def _pass_signals(self, running: _Running) -> None:
         while self._signals:

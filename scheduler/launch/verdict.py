@@ -4,6 +4,7 @@ The rules, in their order of precedence:
 
 - Many nodes silent at once is us, a switch or a controller, not many bad nodes: touch nothing, for a while.
 - A node that nothing was heard of for `silence_s` is lost; ranks on it: relaunch without it, or be stranded.
+- A node that booted anew, too fast to be missed: its ranks are gone, relaunch.
 - Ranks that failed while every node answers questions asked after that: `failure.py` says why, and whether another
   attempt makes sense.
 - Ranks that hang while every node answers: relaunch, without the nodes of those to blame where spares are left.
@@ -74,6 +75,7 @@ class Evidence:
         active: nodes that run ranks.
         spares: nodes that could, besides.
         silence: of these nodes, and of no others.
+        anew: active nodes that run another boot of their kernel than when the ranks were started.
         here: the node we run on ourselves: since we do, it lives, whatever its agent does.
         exit_code: of the rank step; None while it runs.
         exited_for_s: since it ended.
@@ -91,6 +93,7 @@ class Evidence:
     active: tuple[NodeName, ...]
     spares: tuple[NodeName, ...]
     silence: Mapping[NodeName, Silence]
+    anew: tuple[NodeName, ...] = ()
     here: NodeName | None = None
     exit_code: int | None = None
     exited_for_s: float = 0.0
@@ -132,16 +135,31 @@ def decide(seen: Evidence, policy: Policy) -> Verdict:
     """Return what to do."""
     if seen.exit_code == 0:
         return Verdict(move=Move.SUCCEEDED)
-    lost = tuple(
-        node for node in (*seen.active, *seen.spares) if node != seen.here and _lost(seen.silence[node], policy)
-    )
+    lost, deaf = _lost_and_deaf(seen, policy)
     if lost:
         return _about_lost(seen, policy, lost)
+    if seen.anew:
+        because = f"{', '.join(seen.anew)} booted anew, and the ranks there are gone"
+        return _again(seen, policy, Cause.NODE_LOST, Kind.NODE_SILENT, because, suspects=seen.anew)
     if seen.exit_code is not None:
         return _about_failed(seen, policy)
-    if seen.hung or seen.slow:
-        return _about_late(seen, policy)
-    return Verdict(move=Move.CARRY_ON)
+    if deaf:
+        because = f"agents on {', '.join(deaf)} are silent, most at once, and their machines answer"
+        return Verdict(move=Move.WAIT, because=f"{because}; touching nothing", kind=Kind.AGENTS_SILENT)
+    return _about_late(seen, policy) if seen.hung or seen.slow else Verdict(move=Move.CARRY_ON)
+
+
+def _lost_and_deaf(seen: Evidence, policy: Policy) -> tuple[tuple[NodeName, ...], tuple[NodeName, ...]]:
+    """Return the nodes that are lost, and those that only seem so.
+
+    An agent that falls silent with most others is not ill: the wire is, or whatever they have in common.
+    """
+    others = [node for node in (*seen.active, *seen.spares) if node != seen.here]
+    lost = tuple(node for node in others if _lost(seen.silence[node], policy))
+    if not _silent_together(seen, policy):
+        return lost, ()
+    deaf = tuple(node for node in lost if seen.silence[node].contact_s < policy.silence_s)
+    return tuple(node for node in lost if node not in deaf), deaf
 
 
 def _about_late(seen: Evidence, policy: Policy) -> Verdict:
@@ -158,7 +176,11 @@ def _about_late(seen: Evidence, policy: Policy) -> Verdict:
 
 
 def _lost(silence: Silence, policy: Policy) -> bool:
-    return silence.contact_s >= policy.silence_s or silence.answer_s >= policy.starved_s
+    return silence.contact_s >= policy.silence_s or silence.deaf_s >= policy.starved_s
+
+
+def _silent_together(seen: Evidence, policy: Policy) -> bool:
+    return 2 * len(_doubtful(seen, policy)) > len(seen.active) + len(seen.spares) > 1
 
 
 def _doubtful(seen: Evidence, policy: Policy) -> set[NodeName]:
@@ -172,7 +194,7 @@ def _about_lost(seen: Evidence, policy: Policy, lost: tuple[NodeName, ...]) -> V
     together = len(seen.active) + len(seen.spares)
     longest = max(seen.silence[node].answer_s for node in lost)
     names = ", ".join(lost)
-    if 2 * len(doubtful) > together > 1 and longest < policy.partition_s:
+    if _silent_together(seen, policy) and longest < policy.partition_s:
         because = f"{len(doubtful)} of {together} nodes are silent at once: a switch, or us; touching nothing"
         return Verdict(move=Move.WAIT, because=because, kind=Kind.AGENTS_SILENT)
     because = f"nothing heard of {names} for {longest:.1f} s"

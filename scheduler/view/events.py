@@ -82,6 +82,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "relaunch": lambda event: f"ranks start again{_because(event)}",
     "stranded": lambda event: f"stranded, waits for a rescue{_because(event)}",
     "spare-lost": lambda event: f"spare {_nodes(event)} lost",
+    "agents-again": lambda event: f"agents start once more on {_nodes(event)}",
     "back": lambda event: f"{_nodes(event)} answers again",
     "requeue": lambda _: "Slurm was asked to start the job again",
     "waiting": lambda event: f"waits{_because(event)}",

@@ -154,3 +154,20 @@ def test_systemd_is_told_where_it_asked(tmp_path: Path, monkeypatch: pytest.Monk
         notify_systemd("READY=1")
         assert listener.recv(100) == b"READY=1"
     notify_systemd("STOPPING=1")  # nobody listens: no reason to fail
+
+
+def test_the_folder_of_a_daemon_before_is_taken_again_only_if_it_is_ours_alone(tmp_path: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    tmp_path.chmod(0o700)
+    before, open_to_all, elsewhere = tmp_path / "before", tmp_path / "open", tmp_path / "link"
+    with runtime_folder("n0", env, again=before) as folder:
+        assert folder == before, "made where a reboot has removed it"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not before.exists()
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    elsewhere.symlink_to(open_to_all)
+    for other in (open_to_all, elsewhere, tmp_path / "no" / "such"):
+        with runtime_folder("n0", env, again=other) as folder:
+            assert folder.parent == tmp_path
+            assert folder.name.startswith("deeplink-")

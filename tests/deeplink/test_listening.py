@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
-from deeplink.listening import ListenError, PortBusyError, try_to_bind
+from deeplink.clock import ManualClock
+from deeplink.listening import FREE_WAIT_S, ListenError, PortBusyError, free_again, try_to_bind
 
 
 @pytest.fixture
@@ -59,3 +61,19 @@ def test_every_daemon_says_the_same_of_a_busy_port(taken: str, verb: str, tmp_pa
     assert said[0] == f"deeplink: cannot listen on {taken}: it is in use"
     assert "ss -ltnp" in said[1]
     assert len(said) == 2
+
+
+def test_a_port_is_waited_for_until_whoever_listened_there_has_ended() -> None:
+    clock = ManualClock()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    class Ending(ManualClock):
+        @override
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            listener.close()
+
+    assert free_again("127.0.0.1:0", port, clock) == "127.0.0.1:0", "any port, when it does not end"
+    assert clock.now >= FREE_WAIT_S
+    assert free_again("127.0.0.1:0", port, Ending()) == f"127.0.0.1:{port}"

@@ -165,6 +165,88 @@ def test_a_node_that_dies_as_the_agents_come_up_late_is_not_forgiven_in_advance(
     fleet.close()
 
 
+def revived_by(step: Agents) -> Revival:
+    return Revival(lambda _nodes: step, SystemClock())
+
+
+def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callable[[str], Node]) -> None:
+    one, two, again = node("n0"), node("n1"), Agents()
+    agents = Agents([one.facts, two.facts])
+    fleet = Fleet(agents, TOKEN, SystemClock(), revived_by(again))
+    n0, n1 = NodeName("n0"), NodeName("n1")
+    assert fleet.gather([n0, n1], 2, logs="", told_to_end=lambda: False)
+    until(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
+    two.server.server.stop(0).wait(5)
+    longest = 0.0
+
+    def is_bereft() -> bool:
+        nonlocal longest
+        longest = max(longest, fleet.silence()[n1].contact_s)
+        return fleet.bereft([n0, n1]) == (n1,)
+
+    until(fleet, is_bereft)
+    assert longest < 2.0, "it is no lost node meanwhile"
+    assert fleet.revive([n1]) == (n1,)
+    again.said = [node("n1").facts]
+    until(fleet, lambda: fleet.silence()[n1].answer_s < 0.1 and not fleet.bereft([n0, n1]))
+    fleet.close()
+
+
+def test_while_the_starter_ends_all_agents_none_is_missed(node: Callable[[str], Node]) -> None:
+    one = node("n0")
+    agents = Agents([one.facts])
+    fleet = Fleet(agents, TOKEN, SystemClock(), revived_by(Agents()))
+    n0 = NodeName("n0")
+    assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
+    until(fleet, lambda: fleet.silence()[n0].answer_s < 0.1)
+    one.server.server.stop(0).wait(5)
+    until(fleet, lambda: fleet.silence()[n0].answer_s > 2.5)
+    assert fleet.bereft([n0]) == ()
+    agents.code = 143
+    assert fleet.bereft([n0]) == (n0,)
+    fleet.close()
+
+
+def test_a_machine_that_was_out_of_reach_and_refuses_now_was_booted_anew() -> None:
+    n0, callers = NodeName("n0"), [socket.socket() for _ in range(4)]
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        for caller in callers:  # its queue is full: who knocks now gets no answer at all
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        facts = NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}")
+        fleet = Fleet(Agents([facts], code=1), TOKEN, SystemClock(), revived_by(Agents()))
+        assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
+        until(fleet, lambda: fleet.silence()[n0].contact_s > 1.8)
+    until(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
+    assert fleet.bereft([n0]) == ()
+    fleet.close()
+    for caller in callers:
+        caller.close()
+
+
+def test_who_is_in_reach_again_is_asked_at_once_by_a_connection_of_its_own(node: Callable[[str], Node]) -> None:
+    n0, callers, one = NodeName("n0"), [socket.socket() for _ in range(4)], node("n0")
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        for caller in callers:
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        fleet = Fleet(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), TOKEN, SystemClock())
+        assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
+        until(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
+        before = fleet.silence()[n0]
+        assert before.deaf_s > 2.0
+    for caller in callers:
+        caller.close()
+    server = bound_server(f"127.0.0.1:{port}", TOKEN, lambda server: [add_to(server, one.servicer)])
+    server.server.start()
+    until(fleet, lambda: fleet.silence()[n0].contact_s < 0.5)
+    assert fleet.silence()[n0].deaf_s < 1.0, "the time out of reach is not the agent's"
+    until(fleet, lambda: fleet.silence()[n0].answer_s < 0.5, 5.0)
+    fleet.close()
+    server.server.stop(0).wait(5)
+
+
 @pytest.fixture
 def many_files() -> Iterator[None]:
     """As many open files as the launcher of a thousand nodes has."""
@@ -214,6 +296,7 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
     until(fleet, lambda: fleet.boot_ids()[n0] == "first")
     assert not fleet.sick()
     servers[0].server.stop(0).wait(5)
+    until(fleet, lambda: fleet.silence()[n0].answer_s > 0.6)
     fleet.revive([n0])
     broken = common_pb2.Finding(check="disk", severity="drain", problem="read-only")
     again.said = [start("second", broken, common_pb2.Finding(severity="drain"))]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import pytest
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.revival import TRY_S, Revival
+from deeplink.scheduler.launch.revival import LONGEST_PAUSE_S, MOST_TRIES, PAUSE_S, TRY_S, Revival
 from deeplink.types import NodeName
 
-N1 = NodeName("n1")
+N1, N2 = NodeName("n1"), NodeName("n2")
+Nodes = Mapping[NodeName, NodeFacts]
 
 
 @dataclass
@@ -39,33 +45,117 @@ class Step:
         self.ended_by = "stop"
 
 
-def test_one_try_at_a_time_and_a_hanging_one_is_given_up() -> None:
-    clock, steps = ManualClock(), []
+def facts(*names: NodeName) -> Nodes:
+    return {name: NodeFacts(node=name, address="10.0.0.1:5") for name in names}
 
-    def start(_nodes: object) -> Step:
-        steps.append(Step())
-        return steps[-1]
 
-    revival = Revival(start, clock)
-    revival.begin([N1])
-    revival.begin([N1])
-    assert len(steps) == 1
-    clock.now += TRY_S
-    revival.begin([N1])
-    assert [step.ended_by for step in steps] == ["abandon", ""]
-    steps[1].code = 1
-    revival.begin([N1])
-    assert len(steps) == 3, "who failed is tried again"
+def until(question: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not question():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Bench:
+    """A revival whose steps are made here, and counted."""
+
+    def __init__(self) -> None:
+        self.clock, self.steps, self.nodes = ManualClock(), list[Step](), list[set[NodeName]]()
+        self.revival = Revival(self._start, self.clock)
+
+    def _start(self, nodes: Nodes) -> Step:
+        self.nodes.append(set(nodes))
+        self.steps.append(Step())
+        return self.steps[-1]
+
+    def begin(self, *nodes: NodeName) -> tuple[NodeName, ...]:
+        before = len(self.steps)
+        tried = self.revival.begin(facts(*nodes))
+        until(lambda: len(self.steps) == before + bool(tried))
+        until(lambda: all(one.step is not None for one in self.revival._tries))
+        return tried
+
+
+def test_a_node_is_tried_one_try_at_a_time_and_a_hanging_one_is_given_up() -> None:
+    bench = Bench()
+    assert bench.begin(N1) == (N1,)
+    assert bench.begin(N1) == ()
+    assert bench.begin(N1, N2) == (N2,), "one that hangs does not keep the others waiting"
+    bench.clock.now += TRY_S
+    assert bench.begin(N1) == (N1,)
+    assert [step.ended_by for step in bench.steps] == ["abandon", "abandon", ""]
+
+
+def test_who_fails_is_tried_again_ever_more_seldom_and_anew_once_it_was_up() -> None:
+    bench, pauses = Bench(), []
+    for _ in range(6):
+        assert bench.begin(N1) == (N1,)
+        bench.steps[-1].code = 1
+        began = bench.clock.now
+        while not bench.begin(N1):
+            bench.clock.now += 0.5
+        pauses.append(bench.clock.now - began)
+        bench.steps[-1].code = 1
+        bench.clock.now += LONGEST_PAUSE_S
+    assert pauses[0] == PAUSE_S
+    assert max(pauses) <= LONGEST_PAUSE_S
+    assert pauses == sorted(pauses)
+    assert bench.begin(N1) == (N1,)
+    bench.steps[-1].said = list(facts(N1).values())
+    assert [one.node for one in bench.revival.announced()] == ["n1"]
+    assert bench.begin(N1) == (N1,), "its agent was up, and is lost once more"
+
+
+def test_who_is_slower_to_come_up_than_others_of_the_same_try_is_waited_for() -> None:
+    bench = Bench()
+    bench.begin(N1, N2)
+    bench.steps[0].said = list(facts(N1).values())
+    bench.revival.announced()
+    bench.clock.now += PAUSE_S
+    assert bench.begin(N2) == ()
+    bench.clock.now += TRY_S
+    assert bench.begin(N2) == (N2,)
+
+
+def test_no_more_tries_at_once_than_are_bounded() -> None:
+    bench = Bench()
+    names = [NodeName(f"n{number}") for number in range(MOST_TRIES + 1)]
+    assert [bench.begin(name) for name in names] == [*((name,) for name in names[:-1]), ()]
 
 
 def test_who_came_up_is_ended_in_the_end() -> None:
-    up = Step([NodeFacts(node="n1", address="10.0.0.1:5")])
-    steps = [up, Step()]
-    revival = Revival(lambda _nodes: steps.pop(0), ManualClock())
-    revival.begin([N1])
-    assert [facts.node for facts in revival.announced()] == ["n1"]
+    bench = Bench()
+    bench.begin(N1)
+    bench.steps[0].said = list(facts(N1).values())
+    assert [one.node for one in bench.revival.announced()] == ["n1"]
+    assert bench.revival.announced() == []
+    bench.begin(N1)
+    bench.revival.close()
+    assert [step.ended_by for step in bench.steps] == ["stop", "abandon"]
+
+
+def test_a_start_that_hangs_keeps_nobody_waiting_and_is_let_go_of_once_it_is_over() -> None:
+    free, step = threading.Event(), Step()
+
+    def start(_nodes: Nodes) -> Step:
+        free.wait(10)
+        return step
+
+    revival = Revival(start, ManualClock())
+    assert revival.begin(facts(N1)) == (N1,)
     assert revival.announced() == []
-    hanging = steps[0]
-    revival.begin([N1])
     revival.close()
-    assert (up.ended_by, hanging.ended_by) == ("stop", "abandon")
+    free.set()
+    until(lambda: step.ended_by == "abandon")
+
+
+def test_a_start_that_fails_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    def start(_nodes: Nodes) -> Step:
+        raise OSError("no room")
+
+    clock = ManualClock()
+    revival = Revival(start, clock)
+    revival.begin(facts(N1))
+    until(lambda: "no room" in caplog.text)
+    clock.now += PAUSE_S
+    assert revival.begin(facts(N1)) == (N1,)

@@ -18,7 +18,8 @@ POLICY = Policy()
 WELL = Silence(answer_s=0.2, contact_s=0.2, question_s=0.3)
 GONE = Silence(answer_s=3.2, contact_s=3.2, question_s=3.4)
 DOUBTFUL = Silence(answer_s=2.0, contact_s=2.0, question_s=2.1)
-STARVED = Silence(answer_s=9.0, contact_s=0.4, question_s=9.2)
+STARVED = Silence(answer_s=9.0, contact_s=0.4, question_s=9.2, deaf_s=9.0)
+DEAF = Silence(answer_s=91.0, contact_s=0.4, question_s=91.2, deaf_s=91.0)
 
 
 def seen(active: str, spares: str = "", silent: dict[str, Silence] | None = None, **more: Any) -> Evidence:
@@ -69,8 +70,25 @@ def test_an_agent_too_starved_to_answer_is_not_a_lost_node() -> None:
 
 
 def test_an_agent_that_starves_for_long_is() -> None:
-    hung = Silence(answer_s=31.0, contact_s=0.4, question_s=31.2)
-    assert decide(seen("a b c", "d", {"b": hung}), POLICY).move is Move.RELAUNCH
+    assert decide(seen("a b c", "d", {"b": DEAF}), POLICY).move is Move.RELAUNCH
+
+
+def test_time_out_of_reach_makes_no_agent_starve() -> None:
+    back = Silence(answer_s=31.0, contact_s=0.1, question_s=31.2, deaf_s=0.8)
+    assert decide(seen("a b c", "", {"b": back}), POLICY).move is Move.CARRY_ON
+
+
+def test_agents_that_fall_silent_with_most_others_are_let_be_for_as_long_as_their_machines_answer() -> None:
+    verdict = decide(seen("a b c", "", {"a": DEAF, "b": DEAF, "c": DEAF}), POLICY)
+    assert (verdict.move, verdict.kind) == (Move.WAIT, Kind.AGENTS_SILENT)
+    verdict = decide(seen("a b c", "", {"a": DEAF, "b": DEAF, "c": DEAF}, exit_code=5, exited_for_s=40.0), POLICY)
+    assert verdict.move is Move.RELAUNCH, "the ranks themselves have ended"
+
+
+def test_a_node_that_booted_anew_has_lost_its_ranks() -> None:
+    verdict = decide(seen("a b c", "", {}, anew=(NodeName("b"),)), POLICY)
+    assert (verdict.move, verdict.cause, verdict.lost) == (Move.RELAUNCH, Cause.NODE_LOST, ())
+    assert verdict.suspects == ("b",)
 
 
 def test_most_nodes_silent_at_once_is_not_many_bad_nodes() -> None:
@@ -173,7 +191,12 @@ def evidences(draw: st.DrawFn) -> Evidence:
     silence = {}
     for node in nodes:
         answer = draw(seconds)
-        silence[node] = Silence(answer, draw(st.floats(0, answer)), answer + draw(st.floats(0, 4)))
+        silence[node] = Silence(
+            answer,
+            draw(st.floats(0, answer)),
+            answer + draw(st.floats(0, 4)),
+            deaf_s=draw(st.floats(0, answer)),
+        )
     return Evidence(
         active=tuple(nodes[:active]),
         spares=tuple(nodes[active:]),
@@ -196,7 +219,7 @@ def evidences(draw: st.DrawFn) -> Evidence:
 def test_what_holds_of_every_verdict(evidence: Evidence) -> None:
     verdict = decide(evidence, POLICY)
     for silence in (evidence.silence[node] for node in verdict.lost):
-        assert silence.contact_s >= POLICY.silence_s or silence.answer_s >= POLICY.starved_s
+        assert silence.contact_s >= POLICY.silence_s or silence.deaf_s >= POLICY.starved_s
     if verdict.move is Move.RELAUNCH:
         left = [node for node in evidence.silence if node not in verdict.lost]
         assert len(left) >= (evidence.fewest or len(evidence.active)), "there are nodes to run on"
