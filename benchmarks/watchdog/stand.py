@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -256,7 +256,11 @@ class Stand:
 
     def incidents(self) -> tuple[Told, ...]:
         """Return every incident on record, by detection."""
-        found = [told for by, paths in self.journals().items() for path in paths for told in _incidents(by, path)]
+        journals = self.journals()
+        found = [told for by, paths in journals.items() for path in paths for told in _incidents(by, path)]
+        for path in journals["watchdog"]:
+            with suppress(DeepLinkError), Journal(path, read_only=True) as journal:
+                found = [_as_known(told, journal) for told in found]
         return tuple(sorted(found, key=lambda told: told.detected_unix))
 
     def actions(self) -> tuple[str, ...]:
@@ -305,6 +309,12 @@ def _folder(cluster: Sandbox, name: str) -> Path:
     for path in (folder, folder / "rank.py"):
         shutil.chown(path, cluster.user.uid, cluster.user.gid)
     return folder
+
+
+def _as_known(told: Told, journal: Journal) -> Told:
+    """Return an incident under the id that the watchdog gave the fault it tells of."""
+    known = journal.incident(told.id)
+    return replace(told, id=known.id) if known else told
 
 
 def _incidents(by: str, path: Path) -> list[Told]:

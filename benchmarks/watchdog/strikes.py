@@ -126,14 +126,15 @@ class Struck:
 def matched(struck: Sequence[Struck], incidents: Iterable[Told]) -> tuple[dict[int, list[Told]], list[Told]]:
     """Return the incidents of each fault by its place, and those that no fault explains.
 
-    Launcher and watchdog tell of one thing with one id: that is one incident. One fits a fault if its time does,
-    its kind is among the expected ones, and it is about the fault's job, where both name one.
+    What counts is the watchdog's record, into which it puts what launchers and nodes tell of one thing under ids
+    of their own; launchers keep journals besides. An incident fits a fault if its time does, its kind is among the
+    expected ones, and it is about the fault's job, where both name one.
     """
     found: dict[int, list[Told]] = {place: [] for place in range(len(struck))}
     left = []
-    for told in {told.id: told for told in incidents}.values():
-        if told.kind == Kind.NODE_SICK and "(observe)" in told.evidence:
-            continue  # of the kernel that all machines share: its clock, who it killed for want of memory
+    for told in incidents:
+        if told.by != "watchdog":
+            continue
         fits = [place for place, one in enumerate(struck) if not one.missed and _fits(one, told)]
         if fits:
             found[max(fits, key=lambda place: struck[place].began_unix)].append(told)

@@ -285,6 +285,8 @@ def test_nothing_is_written_to_frozen_storage_and_it_thaws_first(lab: Laboratory
     lab.undo()
     lab.inject("rank-exit", "run")
     lab.inject("storage-frozen")
+    with pytest.raises(NotPossibleHereError, match="frozen"):
+        lab.undo("rank-exit")
     assert [wound.name for wound in lab.heal()] == ["storage-frozen", "rank-exit"]
     assert not (lab.sandbox.home / "run" / "fail").exists()
 

@@ -90,12 +90,7 @@ class Laboratory:
             return self._done(fault, where, how or How())
 
     def _done(self, fault: Fault, where: str, how: How) -> Wound:
-        if fault.target is Target.FOLDER and any(wound.frozen for wound in self.wounds()):
-            raise NotPossibleHereError(  # who writes there hangs, and cannot be ended
-                fault.name,
-                "the shared storage is frozen",
-                f"`deeplink sandbox fault --name {self.sandbox.name} --undo storage-frozen` first.",
-            )
+        self._refuse_while_frozen(fault, self.wounds())
         plan = fault.plan(self._scene(fault, where, how))
         # Written first: whatever ends us in between, it can be undone.
         wound = Wound(
@@ -123,6 +118,7 @@ class Laboratory:
             target: as `inject` takes it: a machine, a switch, or a folder.
 
         Raises:
+            NotPossibleHereError: it lies on storage that is frozen, and is to stay so.
             BusyError: somebody else is doing or undoing faults all the time.
             DeepLinkError: one cannot be taken away; it stays written down.
         """
@@ -131,6 +127,9 @@ class Laboratory:
             those = [wound for wound in reversed(self.wounds()) if wound.is_of(name, where)]
             # Whoever writes to frozen storage hangs, and cannot be ended: that goes first.
             taken = tuple(sorted(those, key=lambda wound: not wound.frozen))
+            staying = [wound for wound in self.wounds() if wound not in taken]
+            for wound in taken:
+                self._refuse_while_frozen(fault_of(wound.name), staying)
             for wound in taken:
                 self._take_away(wound)
         return taken
@@ -150,6 +149,15 @@ class Laboratory:
             if self.sandbox.hardware.daemon(machine, table) is None:
                 self.sandbox.boot(machine)
         return taken
+
+    def _refuse_while_frozen(self, fault: Fault, wounds: Sequence[Wound]) -> None:
+        # Who writes there hangs, and cannot be ended.
+        if fault.target is Target.FOLDER and any(wound.frozen for wound in wounds):
+            raise NotPossibleHereError(
+                fault.name,
+                "the shared storage is frozen",
+                f"`deeplink sandbox fault --name {self.sandbox.name} --undo storage-frozen` first.",
+            )
 
     def _take_away(self, wound: Wound) -> None:
         for step in wound.undo:
