@@ -160,10 +160,9 @@ class Attending:
         found = health.found() if health is not None else {}
         ended = health.ended(self._told.upto) if health is not None else []
         now = dict(list(found.items())[:MOST_NOW])
-        request = self._request(now, self._told.missed(ended, MOST_FINDINGS - len(now)))
         try:
-            reply = self.deliver(request)
-        except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, the node goes on
+            reply = self.deliver(self._request(now, self._told.missed(ended, MOST_FINDINGS - len(now))))
+        except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, or the store, it is tried again
             self._troubled(problem)
             return
         self._told.delivered(found, ended)

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import click
+from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
 from deeplink.ranges import FiniteRange
@@ -26,8 +27,8 @@ NAGIOS_UNKNOWN = 3
 
 _EPILOG = """
 All checks look at the same time, twice, a second apart, each in a thread or child of its own: one that hangs is
-told and left alone. Nothing is changed, nothing is started anew. What the agents find, after several bad looks,
-is in their metrics and at the watchdog.
+told and left alone. Nothing is started anew; kept is only what this node had at its best. What the agents find,
+after several bad looks, is in their metrics and at the watchdog.
 
 \b
 Examples:
@@ -53,9 +54,37 @@ class HangsError(DeepLinkError):
         )
 
 
-@click.command("health", epilog=_EPILOG)
+class _Plugin(click.Command):
+    """With --nagios, wrong usage is UNKNOWN: click's own exit code for it, 2, would ask for a drain."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        nagios = "--nagios" in args  # click takes them out
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as problem:
+            if not nagios or ctx.resilient_parsing:
+                raise
+            click.echo(f"UNKNOWN: {problem.format_message()}")
+            raise click.exceptions.Exit(NAGIOS_UNKNOWN) from problem
+
+
+def _check_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from deeplink.scheduler.health.settings import BUILT_IN
+
+    return [name for name in BUILT_IN if name.startswith(incomplete)]
+
+
+@click.command("health", cls=_Plugin, epilog=_EPILOG)
 @click.option("--once", is_flag=True, help="Look once: quicker, and blind for what rises.")
-@click.option("--check", "names", multiple=True, metavar="NAME", help="This check only; repeatable.")
+@click.option(
+    "--check",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=_check_names,
+    help="This check only; repeatable.",
+)
 @click.option("--list", "as_list", is_flag=True, help="List the checks of this node, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--nagios", is_flag=True, help="Print one line, and exit as a Nagios plugin.")
@@ -89,10 +118,12 @@ def command(
             deadline=deadline,
             forget=forget,
         )
-    except DeepLinkError as problem:
+    except Exception as problem:
+        # Whatever is wrong with us says nothing of the node.
         if not nagios:
             raise
-        click.echo(f"UNKNOWN: {problem}")
+        said = problem.format_message() if isinstance(problem, click.ClickException) else problem
+        click.echo(f"UNKNOWN: {' '.join(str(said).split())}")
         code = NAGIOS_UNKNOWN
     _end(code)
 
@@ -126,7 +157,7 @@ def _health(
         looking = []
     looked, findings = _looked(looking, clock, deadline, once=once)
     if nagios:
-        line, code = printing.nagios(findings)
+        line, code = printing.nagios(findings, any_looked=bool(looked))
         click.echo(line)
         return code
     if as_json:
@@ -143,7 +174,7 @@ def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[Ch
     from deeplink.scheduler.health.builtin import Place, checks_of
     from deeplink.scheduler.health.switch import read_switch, switch_paths
 
-    place = Place(node=member_name(config.node), store=config.store.absolute(), may_start=False)
+    place = Place(node=member_name(config.node), store=config.store.absolute(), once=True)
 
     def prepared() -> tuple[Off, list[Check]]:
         return read_switch(switch_paths(config)), checks_of(config, place, clock)

@@ -32,7 +32,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return int(any(gravity(finding.severity) >= gravity(Severity.COMMENT) for finding in findings))
 
 
-def nagios(findings: Sequence[Finding]) -> tuple[str, int]:
+def nagios(findings: Sequence[Finding], *, any_looked: bool = True) -> tuple[str, int]:
     """Return the line and the exit code of a Nagios plugin; `findings` begin with the gravest.
 
     What is only observed leaves it OK. UNKNOWN only where nothing worse is known.
@@ -41,7 +41,7 @@ def nagios(findings: Sequence[Finding]) -> tuple[str, int]:
     unknown = [finding for finding in findings if finding.severity is Severity.UNKNOWN]
     told = bad or unknown or findings
     if not told:
-        return "OK: all checks are well", 0
+        return "OK: all checks are well" if any_looked else "OK: no check is on, or has anything to look at", 0
     more = f" (and {len(told) - _NAMED} more)" if len(told) > _NAMED else ""
     said = "; ".join(f"{finding.check}: {finding.problem}" for finding in told[:_NAMED])
     worst = told[0].severity

@@ -24,6 +24,12 @@ Examples:
 """
 
 
+def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from deeplink.scheduler.watch.records import Kind
+
+    return [kind.value for kind in Kind if kind.value.startswith(incomplete)]
+
+
 @click.command("incidents", epilog=_EPILOG)
 @click.argument("name", metavar="[N]", type=IncidentName(), required=False)
 @click.option(
@@ -34,7 +40,7 @@ Examples:
     help="Which journal. [default: the watchdog's, else those of your jobs, below config state]",
 )
 @click.option("--job", type=click.IntRange(min=1), metavar="ID", help="Only of this job.")
-@click.option("--kind", metavar="KIND", help="Only of this kind: node-dead, ranks-hung ...")
+@click.option("--kind", metavar="KIND", shell_complete=_kinds, help="Only of this kind: node-dead, ranks-hung ...")
 @click.option("--node", metavar="NODE", help="Only with this node to blame.")
 @click.option(
     "--since", type=Since(), default=0.0, metavar="WHEN", help="Only those begun since: 12h, 7d, 2026-11-22."

@@ -41,7 +41,8 @@ class Place:
         node: this node's name.
         store: the folder of the shards.
         of_job: for a job's agent: the cheap ones, and nothing is kept or started anew.
-        may_start: slurmd is started anew where the configuration says how.
+        once: they are looked at by a command that ends: nothing is started anew, and a store that never was is
+            nothing to look at.
         gpus: which tools for GPUs there are; looked for when not given.
         env: the environment.
     """
@@ -49,7 +50,7 @@ class Place:
     node: str
     store: Path
     of_job: bool = False
-    may_start: bool = True
+    once: bool = False
     gpus: GpuTools | None = None
     env: Mapping[str, str] | None = None
 
@@ -110,11 +111,13 @@ def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clo
 
 def _disk(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Check:
     disk = DiskCheck(place.store, settings.disk, clock, seen)
+    nothing = place.once and not disk.known and not place.store.exists()
     return Check(
         name="disk",
         look=disk.look,
         timing=settings.disk,
         hung=disk.hung,
+        absent=f"there is no {place.store} yet" if nothing else "",
         about=f"{place.store}: space, takes writes, gives back what was written, in time",
     )
 
@@ -148,7 +151,7 @@ def _slurmd(config: Config, settings: HealthSettings, place: Place, clock: Clock
         settings.slurmd,
         clock,
         place.node,
-        restart=config.slurmd_restart if place.may_start and not place.of_job else "",
+        restart=config.slurmd_restart if not (place.once or place.of_job) else "",
         expected="SLURM_JOB_ID" in env and bool(env.get("SLURMD_NODENAME")),
     )
     return Check(

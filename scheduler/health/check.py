@@ -39,6 +39,8 @@ class Check:
 
 def hung_look(check: Check, age_s: float) -> Look:
     """Return what a look of a check says that has not ended for so many seconds."""
-    if check.hung is not None:
-        return check.hung(age_s)
-    return Look((), f"the check has not ended for {age_s:.0f} s")
+    said = f"the check has not ended for {age_s:.0f} s"
+    try:
+        return check.hung(age_s) if check.hung is not None else Look((), said)
+    except Exception as problem:  # noqa: BLE001 - as with a look: that it fails says nothing of the node
+        return Look((), f"{said}; {type(problem).__name__}: {problem}")

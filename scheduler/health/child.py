@@ -10,6 +10,7 @@ import contextlib
 import os
 import selectors
 import signal
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def clean_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class Child:
-    """At most one running command.
+    """At most one running command. It may be killed from another thread than the one that waits for its answer.
 
     Of what it writes the first 64 KiB are kept; nobody is waited for who still holds its pipes when it has ended.
     """
@@ -57,6 +58,7 @@ class Child:
         self._process: Process[bytes] | None = None
         self._written: dict[int, bytearray] = {}
         self._began = 0.0
+        self._lock = threading.Lock()
 
     @property
     def age_s(self) -> float:
@@ -82,6 +84,14 @@ class Child:
 
     def answer(self, wait_s: float) -> Answer | None:
         """Return how the command ended; None when it has not within `wait_s`. It is left alone then."""
+        if not self._lock.acquire(timeout=wait_s):
+            return None
+        try:
+            return self._answered(wait_s)
+        finally:
+            self._lock.release()
+
+    def _answered(self, wait_s: float) -> Answer | None:
         process = self._process
         if process is None:
             return None

@@ -163,6 +163,11 @@ class DiskCheck:
     seen: Seen
     _under_way: _UnderWay | None = field(default=None)
 
+    @property
+    def known(self) -> bool:
+        """Whether the folder was ever seen to be there."""
+        return self.seen.best(f"folder {self.folder}") > 0
+
     def look(self) -> Look:
         """Look once; may hang as long as the disk does."""
         thread = threading.get_native_id()
@@ -174,8 +179,8 @@ class DiskCheck:
         except OSError:
             pass  # reading it tells
         reading = read_disk(self.folder, self.clock)
-        was_there = self.seen.best(f"folder {name}", float(reading.there)) > 0
-        return judge_disk(reading, name, self.settings, was_there=was_there)
+        self.seen.best(f"folder {name}", float(reading.there))
+        return judge_disk(reading, name, self.settings, was_there=self.known)
 
     def hung(self, age_s: float) -> Look:
         """Return what the look under way says, which has not ended for so many seconds; waits for no disk."""

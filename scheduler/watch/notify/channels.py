@@ -22,7 +22,8 @@ LONGEST_TIMEOUT_S = 60.0
 LARGEST_FILE = 1 << 20
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_URL = re.compile(r"https?://[^\s/@]+(?:/\S*)?", re.ASCII)
+# Printable ASCII alone: what is refused later, is refused with the whole address in the message.
+_URL = re.compile(r"https?://[!-.0-?A-~]+(?:/[!-~]*)?")
 _ADDRESS = re.compile(r"[^\s@<>,]+@[^\s@<>,]+")
 
 

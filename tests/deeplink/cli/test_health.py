@@ -126,6 +126,28 @@ def test_a_check_that_is_not_there_is_wrong_usage(site: Path) -> None:
     assert "there are disk, memory" in done.stderr
 
 
+@pytest.mark.parametrize("wrong", [("--check", "fanny"), ("--deadline", "soon"), ("--chekc",), ("disk",)])
+def test_wrong_usage_of_the_plugin_is_unknown_and_drains_no_node(site: Path, wrong: tuple[str, ...]) -> None:
+    done = health(site, "--once", "--nagios", *wrong)
+    assert done.returncode == 3
+    assert done.stdout.startswith("UNKNOWN: ")
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_store_that_never_was_is_nothing_to_look_at_and_one_that_is_gone_is(site: Path) -> None:
+    config = (site / "config.toml").read_text()
+    (site / "config.toml").write_text(config.replace(f'store = "{site}"', f'store = "{site}/store"'))
+    done = health(site, "--once", "--check", "disk")
+    assert (done.returncode, done.stdout) == (0, f"disk  -  there is no {site}/store yet\n")
+    plugin = health(site, "--once", "--check", "disk", "--nagios")
+    assert (plugin.returncode, plugin.stdout) == (0, "OK: no check is on, or has anything to look at\n")
+    (site / "store").mkdir()
+    assert health(site, "--once", "--check", "disk").stdout.startswith("disk  ok")
+    (site / "store").rmdir()
+    gone = health(site, "--once", "--check", "disk", "--nagios")
+    assert (gone.returncode, gone.stdout) == (2, f"CRITICAL: disk: {site}/store is gone: is its disk mounted?\n")
+
+
 def found(*severities: Severity) -> list[Finding]:
     return [Finding(check=f"c{n}", severity=severity, problem="x|y") for n, severity in enumerate(severities)]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,20 @@ def test_it_is_killed_with_all_it_started() -> None:
     assert child.answer(0.1) is None
     child.kill()
     assert child.age_s == 0
+
+
+def test_it_may_be_killed_while_another_thread_waits_for_it() -> None:
+    for _ in range(20):
+        child = Child(SystemClock())
+        child.begin(["sh", "-c", "echo early; sleep 100"])
+        with ThreadPoolExecutor(4) as pool:
+            waiting = [pool.submit(child.answer, 30.0) for _ in range(2)]
+            ending = [pool.submit(child.kill) for _ in range(2)]
+            answers = [one.result(30) for one in waiting]
+            for one in ending:
+                one.result(30)
+        assert child.age_s == 0
+        assert {answer.code for answer in answers if answer} <= {-9}
 
 
 @pytest.mark.parametrize("env", [{}, {"PATH": "/mine"}])
