@@ -280,7 +280,7 @@ def main(
         print(f"not measured: {what}: {why}", file=out)
     if asked.write_docs:
         titled = {bench.subjects[name].title: of for name, of in found.rows.items()}
-        when = datetime.now(UTC).date().isoformat()
+        when = datetime.now(UTC).date().isoformat() + (" (a short run)" if asked.quick else "")
         text = subjects_page(bench.head, titled, missing=found.missing, notes=found.notes, when=when, load=load)
         write_page(bench.page, text)
     if asked.as_json:

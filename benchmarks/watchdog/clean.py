@@ -14,10 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from benchmarks.frame import unwind_when_told
@@ -47,13 +46,7 @@ def begun(stand: Stand, count: int) -> list[Stand]:
     """
     jobs = []
     for number in range(count):
-        folder = stand.folder / f"job{number}"
-        folder.mkdir()
-        for name in ("rank.py", "watch.token"):
-            shutil.copy(stand.folder / name, folder / name)
-            shutil.chown(folder / name, stand.cluster.user.uid, stand.cluster.user.gid)
-        shutil.chown(folder, stand.cluster.user.uid, stand.cluster.user.gid)
-        job = replace(stand, folder=folder)
+        job = stand.another(f"job{number}")
         run = f"exec deeplink run --nproc-per-node 1 -- {job.train()}"
         job.submit(f"-N{PER_JOB} --ntasks-per-node=1 --no-kill --requeue", run, watched=True)
         jobs.append(job)

@@ -34,10 +34,8 @@ _SUM = struct.Struct("<IIQ")
 def process_unix() -> float:
     """Return when this process was started, by the kernel's word."""
     ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    booted = next(
-        line for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines() if line.startswith("btime")
-    )
-    return int(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    # Not from the boot time in /proc/stat, which has whole seconds.
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Log:

@@ -69,6 +69,7 @@ def test_rows_are_gathered_and_a_failure_is_told(
     assert "Figures to reach: 1 of 2" in said.err
     page = bench.page.read_text(encoding="utf-8")
     assert "it rained" in page
+    assert "short run" not in page
     assert "exit code 3" in page
 
 
