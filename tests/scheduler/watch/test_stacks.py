@@ -33,13 +33,14 @@ if sys.argv[1] != "-":
     assert answer_in(Path(sys.argv[1]))
 
 def wait_for_the_others():
+    print("ready", flush=True)  # and not before: who asks at once is to find this function
     threading.Event().wait()
 
 def work():
+    print("ready", flush=True)
     while True:
         sum(range(100_000))
 
-print("ready", flush=True)
 work() if sys.argv[2:] else wait_for_the_others()
 """
 
