@@ -69,7 +69,9 @@ def _bereft(
         dead, sight
     )
     whole_leaf = {name for name, node in sight.nodes.items() if leaf and node.leaf == leaf}
-    beyond = tuple(name for name in back if beyond_help(job, name, sight, policy))
+    # A spare that is lost is no loss to the ranks.
+    used = {*job.rank_nodes, job.batch_host}
+    beyond = tuple(name for name in back if name in used and beyond_help(job, name, sight, policy))
     kind, why = None, ""
     if job.phase is Phase.STRANDED:
         kind, why = Kind.JOB_STRANDED, "its launcher has no rung left inside the allocation"

@@ -321,6 +321,15 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(job(agents_silent=missing(NAMES[1], 5.5), boots={NAMES[1]: "a"}),), nodes=cluster(REBOOTED)),
         [("node-rebooted", "n1", "restart")],
     ),
+    "a fast reboot of a spare: the ranks go on": (
+        Sight(
+            jobs=(
+                job(agents_silent=missing(NAMES[1], 9.0), boots={NAMES[1]: "a"}, rank_nodes=(NAMES[0], NAMES[4])),
+            ),
+            nodes=cluster(REBOOTED),
+        ),
+        [],
+    ),
     "a fast reboot: the launcher has a few seconds": (
         Sight(jobs=(job(agents_silent=missing(NAMES[1], 4.0), boots={NAMES[1]: "a"}),), nodes=cluster(REBOOTED)),
         [],
