@@ -272,6 +272,7 @@ def served(settings: Settings, server: grpc.Server, learn: Callable[[Attempt], A
     """
     config = settings.config or Config()
     copies = Copies(settings.store / FOLDER, config.copies_bytes)
+    threading.Thread(target=copies.forget, args=(clock.unix(),), name="deeplink-forget", daemon=True).start()
     servicer = KeepServicer(
         settings.node, copies, settings.token, learn, clock=clock, bytes_per_s=config.fill_bytes_per_s
     )

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 KEEP: Final = 2
 """Copies of one node's checkpoints: while the next comes, the one before is there."""
+FORGET_S: Final = 14 * 86_400.0
+"""A job may wait in the queue for days before it comes back to its copies."""
 _CLAIMS_KEPT = 4
 _RUN = re.compile(r"[0-9a-f]{32}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -248,6 +250,16 @@ class Copies:
             OSError: the disk cannot be looked at.
         """
         return self._budget or shutil.disk_usage(self.root).total // 10
+
+    def forget(self, now_unix: float) -> None:
+        """Remove what is known and kept of runs that were still for `FORGET_S`: their jobs have ended."""
+        for folder in self.root.glob("*"):
+            if not _RUN.fullmatch(folder.name):
+                continue
+            looked_at = [folder, folder / "claims", folder / _OWN_FILE, *folder.glob(f"{FROM}*")]
+            if now_unix - max(map(_touched, looked_at)) > FORGET_S:
+                log.info("copies of checkpoints in %s are removed: nothing was heard of the run for long", folder)
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _make_room(self, run: str, folder: Path, needed: int) -> None:
         """Remove what may go until `needed` bytes fit: copies of runs that nobody works on, the oldest run first.

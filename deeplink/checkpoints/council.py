@@ -42,6 +42,7 @@ LOOK_S: Final = 600.0
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
 _MOST_TRIES = 100
+_MOST_NAMED = 8
 SHARED: Final = "the shared folder"
 
 
@@ -181,6 +182,14 @@ class Council:
                     waiting.remove(member)
             if waiting:
                 self._clock.sleep(_PAUSE_S)
+        if waiting:
+            log.warning(
+                "%s did not say within %g s where checkpoints lie: let each node's first rank call `latest` (or"
+                " `resume`, `over`), else this is waited for, and what its disk alone holds is not gone on from",
+                ", ".join(str(member.name) for member in waiting[:_MOST_NAMED])
+                + ", ..." * (len(waiting) > _MOST_NAMED),
+                GATHER_S,
+            )
 
     def _look(self, holdings: Sequence[Holding]) -> View:
         known: dict[int, Claim] = {}

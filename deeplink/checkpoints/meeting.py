@@ -7,11 +7,13 @@ looked, or for a bounded time. They meet in files: `claims/offer-<attempt>-<node
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from deeplink.checkpoints.claims import fresh_names
 from deeplink.checkpoints.mirror import rescue
 from deeplink.publish import write_unsynced
+from deeplink.types import Attempt, AttemptFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 PATIENCE_S: Final = 60.0
 """A node that has not looked by then is gone without; its copy does not count any more."""
 _PAUSE_S: Final = 0.05
+_OFFER: Final = "offer-"
 
 
 class Meeting:
@@ -60,6 +63,8 @@ class Meeting:
         if self._is_first:
             write_unsynced(folder / self._offer(self._node), b"")
         self._wait_for_all(folder)
+        if self._is_first and not self._node:
+            self._clear_before(folder)
 
     def _bring_in(self, newest: Claim) -> None:
         try:
@@ -70,8 +75,16 @@ class Meeting:
         if name:
             log.warning("%s was on this node alone, and is brought in", name)
 
+    def _clear_before(self, folder: Path) -> None:
+        """Remove what the nodes of earlier attempts of this job said."""
+        for path in folder.glob(f"{_OFFER}*"):
+            with suppress(OSError, AttemptFormatError):
+                said_by = Attempt.parse(path.name.removeprefix(_OFFER).rpartition("-")[0])
+                if self._hold.attempt and said_by.job == self._hold.attempt.job and said_by < self._hold.attempt:
+                    path.unlink()
+
     def _offer(self, node: int) -> str:
-        return f"offer-{self._hold.attempt}-{node:05d}"
+        return f"{_OFFER}{self._hold.attempt}-{node:05d}"
 
     def _wait_for_all(self, folder: Path) -> None:
         wanted = {self._offer(node) for node in range(self._nodes)}

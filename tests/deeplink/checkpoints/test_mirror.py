@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typing_extensions import override
@@ -50,9 +50,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened = threading.Event()
     copy = mirror.copy_entry
 
-    def slow(source: Path, final: Path, check: Callable[[], None] = lambda: None) -> None:
+    def slow(source: Path, final: Path, check: Callable[[], None] = lambda: None, **more: Any) -> None:
         assert opened.wait(30)
-        copy(source, final, check)
+        copy(source, final, check, **more)
 
     monkeypatch.setattr(mirror, "copy_entry", slow)
     yield opened
@@ -237,6 +237,28 @@ def test_a_node_that_never_comes_is_not_waited_for_longer_than_a_minute(
     assert 60 <= clock.now - 1_000 < 62
     assert "2 of 3 nodes did not say" in caplog.text
     assert "offer-17.0.0-00000" in fresh_names(hold.claims.folder)
+
+
+def test_what_nodes_of_earlier_attempts_said_at_their_meeting_goes(tmp_path: Path) -> None:
+    hold, clock = Hold(tmp_path / "shared", SECOND, ManualClock()), ManualClock()
+    hold.claims.folder.mkdir(parents=True)
+    for name in (
+        "offer-17.0.0-00000",
+        "offer-17.0.2-00000",
+        "offer-16.0.0-00000",
+        "offer-17.0.1-00001",
+        "offer-x",
+    ):
+        (hold.claims.folder / name).touch()
+    Meeting(hold, tmp_path / "ssd", env(0, 2), clock).bring_together(NO_CLAIM)
+    left = sorted(fresh_names(hold.claims.folder))
+    assert left == [
+        "offer-16.0.0-00000",
+        "offer-17.0.1-00000",
+        "offer-17.0.1-00001",
+        "offer-17.0.2-00000",
+        "offer-x",
+    ]
 
 
 def test_the_other_ranks_of_a_node_wait_for_its_first_or_for_the_claim(tmp_path: Path) -> None:

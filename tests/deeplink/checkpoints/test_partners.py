@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from deeplink import keeping_copies, wire
 from deeplink.checkpoints import CheckpointDamagedError, Checkpoints, CheckpointWriteError, FencedError, council
 from deeplink.checkpoints.claims import Claim, claim_of, claim_text
+from deeplink.checkpoints.copies import FORGET_S, Copies, NoSuchRunError
 from deeplink.checkpoints.council import NoAgreementError
 from deeplink.checkpoints.manifest import FileEntry, Manifest, manifest_of, manifest_text
 from deeplink.checkpoints.partners import partners
@@ -290,7 +292,6 @@ def test_the_agents_folders_hold_nothing_of_others(nodes: Nodes) -> None:
     secret = nodes.root / "secret"
     secret.write_text("not a checkpoint's")
     from deeplink.checkpoints.agents import run_of
-    from deeplink.checkpoints.copies import Copies, NoSuchRunError
 
     copies = Copies(nodes.store("n2") / "checkpoints")
     run = run_of(nodes.root / "shared")
@@ -354,6 +355,28 @@ def test_a_disk_that_fills_in_the_middle_of_a_copy_is_left_as_it_was(
     checkpoints.close()
     assert {node: nodes.copies(node) for node in before} == before
     assert not list(nodes.root.glob("*/store/checkpoints/**/.draft*"))
+
+
+def test_copies_of_a_run_that_was_still_for_long_are_forgotten_and_no_others(tmp_path: Path) -> None:
+    copies, now = Copies(tmp_path / "checkpoints"), 1_000_000_000.0
+    still, at_work = "a" * 32, "b" * 32
+    for run, age_s in [(still, FORGET_S + 60), (at_work, FORGET_S - 60)]:
+        kept = copies.root / run / "from-n0"
+        kept.mkdir(parents=True)
+        (kept / "step-0000000001.a1").mkdir()
+        for path in (kept, kept.parent):
+            os.utime(path, (now - age_s, now - age_s))
+    (copies.root / "not-a-run").mkdir()
+    copies.forget(now)
+    assert sorted(path.name for path in copies.root.iterdir()) == [at_work, "not-a-run"]
+
+
+def test_a_node_whose_ranks_are_silent_is_named(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(council, "GATHER_S", 0.2)
+    assert begun(nodes, FIRST, "n0", ["n0", "n1"]).latest() is None
+    assert "n1 did not say within 0.2 s where checkpoints lie" in caplog.text
 
 
 def test_ranks_that_all_take_themselves_for_the_first_agree_without_shared_storage(nodes: Nodes) -> None:
