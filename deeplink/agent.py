@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from deeplink.cache.server import MOST_READS
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
+from deeplink.lately import Lately
 from deeplink.links import Link, Route, links, routes
 from deeplink.listening import ListenError
 from deeplink.nodehealth import NodeHealth
@@ -132,8 +132,14 @@ class Agent:
         self._server: BoundServer | None = None
         self._data: PlainServer | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
-        self._seen: tuple[float, node_pb2.StoreStatus] | None = None
-        self._lock = threading.Lock()
+        self.store_status = Lately(
+            self._looked_at_store,
+            node_pb2.StoreStatus(problem="its folder has not answered yet"),
+            self._clock,
+            kept_s=STATUS_KEPT_S,
+            share=_STATUS_SHARE,
+        )
+        """What the store holds, as seen last, and what was served so far; a disk that hangs holds up nobody."""
         store = Store(settings.store)
         self._keeper = Keeper(settings.node, store, settings.token, settings.config, clock=self._clock)
         self.verified = self._keeper.verified
@@ -202,16 +208,6 @@ class Agent:
             learn = servicer.bulletin.learn
             services.append(keeping_copies.served(self.settings, server, learn, self._clock))
         return services
-
-    def store_status(self) -> node_pb2.StoreStatus:
-        """Return what the store holds, as it was at most `STATUS_KEPT_S` ago, and what was served so far."""
-        with self._lock:
-            now = self._clock.monotonic()
-            if self._seen is None or now > self._seen[0]:
-                status = self._looked_at_store()
-                took = self._clock.monotonic() - now
-                self._seen = (now + max(STATUS_KEPT_S, _STATUS_SHARE * took), status)
-            return self._seen[1]
 
     def _looked_at_store(self) -> node_pb2.StoreStatus:
         try:

@@ -132,6 +132,24 @@ def test_the_watchdog_hears_how_the_node_is(watchdog: Watchdog, tmp_path: Path) 
         assert not any(request.missed for request in watchdog.heard), "it was told while it lasted"
 
 
+def test_a_store_that_cannot_be_asked_once_is_asked_again(watchdog: Watchdog, tmp_path: Path) -> None:
+    fails = [OSError("gone"), ValueError("odd")]
+
+    def status() -> node_pb2.StoreStatus:
+        if fails:
+            raise fails.pop()
+        return node_pb2.StoreStatus(shards=2)
+
+    write_token(tmp_path / "token", TOKEN)
+    deliver = Deliver(f"127.0.0.1:{watchdog.port}", tmp_path / "token")
+    who = Attendee(node="n3", topology_address="", boot_id="", store_status=status, health=None)
+    running = Attending(who, deliver, SystemClock(), 0.05, deliver.close)
+    running.start()
+    until(lambda: watchdog.heard)
+    running.stop()
+    assert not fails
+
+
 def test_a_change_is_told_soon_though_the_pause_is_long(watchdog: Watchdog, tmp_path: Path) -> None:
     sick = Sick()
     with attending(watchdog, tmp_path, sick, pause_s=3600):

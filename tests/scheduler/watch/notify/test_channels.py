@@ -90,6 +90,8 @@ MAIL = '[[notify]]\nkind = "email"\nto = "a@b"\nfrom = "c@d"\n'
         (HOOK + 'url_file = "/x"', "notify #1: url"),
         (HOOK.replace("https", "ftp"), "notify #1: url"),
         (HOOK.replace("x.example", "me:secret@x.example"), "notify #1: url"),
+        (HOOK.replace("/y", "/\\u0000secret"), "notify #1: url"),
+        (HOOK.replace("/y", "/secr\\u00e9t"), "notify #1: url"),
         (HOOK + "urll = 1", "notify #1: urll"),
         (HOOK + 'to = "a@b"', "notify #1: to"),
         (HOOK + 'on = "sometimes"', "notify #1: on"),
