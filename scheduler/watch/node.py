@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deeplink.v1 import common_pb2
 
 KEPT_REPORTS = 1024
-"""Progress records kept; older ones give way. 8 ranks at 5 reports/s: the last 25 s."""
+"""Progress records kept; older ones give way. 8 ranks at 3 reports/s: the last 40 s."""
 KEPT_JOBS = 256
 """Jobs whose newest attempt is remembered; a standing agent forgets the job heard of longest ago."""
 MOST_METRICS = 64

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 MOST_TEXT = 64 << 10  # characters
 MOST_AT_ONCE = 8
 PY_SPY_S = 4.0
+LOOK_S = 5.0
+"""How long finding the ranks may take: reading of a process whose memory is locked, as where a file system hangs
+beneath it, does not end."""
+MOST_LOOKS = 4
+"""Looks that hang; then nobody is looked for until one ends."""
 ANSWER_S = 1.5
 """How long a rank may take to write its stacks down once it is asked."""
 POLL_S = 0.02
@@ -63,11 +69,14 @@ class Stacks:
     py_spy: str = field(default_factory=found_py_spy)
     table: ProcessTable = field(default_factory=ProcessTable)
     clock: Clock = field(default_factory=SystemClock)
+    _looks: list[threading.Thread] = field(default_factory=list)
 
     def __call__(
         self, attempt: Attempt, reported: Mapping[int, Reported], deadline_s: float, *, states_only: bool
     ) -> list[node_pb2.RankStack]:
         """Return a record for each rank of the attempt here, in their order, within the time given.
+
+        Nobody where even their processes cannot be looked at: that is not known, and says nothing of them.
 
         Args:
             attempt: whose ranks.
@@ -75,7 +84,7 @@ class Stacks:
             deadline_s: what is not known by then is left out.
             states_only: state and CPU time alone.
         """
-        ranks = rank_processes(self.table, attempt, self.node, reported)
+        ranks = self._found(lambda: rank_processes(self.table, attempt, self.node, reported))
         records = {
             one.rank: node_pb2.RankStack(rank=one.rank, pid=one.pid, state=one.state, cpu_s=one.cpu_s)
             for one in ranks
@@ -83,6 +92,17 @@ class Stacks:
         if not states_only:
             self._fill(ranks, records, self.clock.monotonic() + deadline_s)
         return list(records.values())
+
+    def _found(self, look: Callable[[], list[RankProcess]]) -> list[RankProcess]:
+        self._looks = [one for one in self._looks if one.is_alive()]
+        if len(self._looks) >= MOST_LOOKS:
+            return []
+        found: list[list[RankProcess]] = []
+        looking = threading.Thread(target=lambda: found.append(look()), name="deeplink-ranks", daemon=True)
+        self._looks.append(looking)
+        looking.start()
+        looking.join(LOOK_S)
+        return found[0] if found else []
 
     def _fill(self, ranks: list[RankProcess], records: Mapping[int, node_pb2.RankStack], deadline: float) -> None:
         pool = ThreadPoolExecutor(MOST_AT_ONCE, "deeplink-stacks")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from deeplink.scheduler.watch import stacks
 from deeplink.scheduler.watch.asking import catches
 from deeplink.scheduler.watch.flight import NEWEST, newest_collectives
 from deeplink.scheduler.watch.rankprocesses import ProcessTable, Reported, rank_processes
@@ -72,6 +73,24 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in begun:
         process.kill()
         process.communicate(timeout=10)
+
+
+def test_a_process_that_cannot_be_read_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "LOOK_S", 0.2)
+    (tmp_path / "uptime").write_text("10.0 10.0")
+    (tmp_path / "17").mkdir()
+    (tmp_path / "17" / "stat").write_text("17 (python) S " + " ".join(["1"] * 40))
+    os.mkfifo(tmp_path / "17" / "environ")  # as one whose memory is locked
+    ask = Stacks("n0", py_spy="", table=ProcessTable(tmp_path))
+    for _ in range(stacks.MOST_LOOKS + 3):
+        assert ask(ATTEMPT, {}, 1.0, states_only=True) == []
+    assert len(ask._looks) == stacks.MOST_LOOKS
+    while any(one.is_alive() for one in ask._looks):
+        os.close(os.open(tmp_path / "17" / "environ", os.O_RDWR | os.O_NONBLOCK))
+        time.sleep(0.01)
+    (tmp_path / "17" / "environ").unlink()
+    (tmp_path / "17" / "environ").write_bytes(b"DEEPLINK_ATTEMPT=77.0.3\0DEEPLINK_NODE=n0\0RANK=2\0")
+    assert [one.rank for one in ask(ATTEMPT, {}, 1.0, states_only=True)] == [2]
 
 
 def said(process: subprocess.Popen[str]) -> Reported:
