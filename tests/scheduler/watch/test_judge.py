@@ -434,6 +434,14 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(STRANDED,), nodes=cluster(*(gone(name) for name in NAMES[:5]))),
         [("self-in-doubt", "", "nothing")],
     ),
+    "a leaf was given up, and what is left of it alone is probed for a job's sake": (
+        Sight(
+            nodes={name: replace(up(name), slurmd=Answer.UNKNOWN) for name in NAMES[4:]}
+            | {node.name: node for node in LEAF0},
+            leaves_lately=frozenset({"leaf0"}),
+        ),
+        [],
+    ),
     "the controller does not answer": (
         Sight(jobs=(STRANDED,), nodes=cluster(gone("n1")), controller=False, controller_problem="frozen"),
         [("self-in-doubt", "", "nothing")],
@@ -672,7 +680,13 @@ policies = st.sampled_from([POLICY, replace(POLICY, act_on_switch=False, resume=
 @settings(deadline=None, max_examples=40)
 @given(sight=sights, policy=policies)
 def test_nothing_is_done_while_we_are_in_doubt(sight: Sight, policy: Policy) -> None:
-    tried = [node for node in sight.nodes.values() if node.slurmd is not Answer.UNKNOWN and not node.down]
+    tried = [
+        node
+        for node in sight.nodes.values()
+        if node.slurmd is not Answer.UNKNOWN
+        and not node.down
+        and not (node.slurmd.away and (node.name in sight.dead_lately or node.leaf in sight.leaves_lately))
+    ]
     mostly_away = sum(node.slurmd.away for node in tried) * 2 > len(tried)
     verdicts = judge(sight, policy)
     if mostly_away or not sight.controller:
