@@ -14,6 +14,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.client import NodeOrder
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.slurm.submitted import SubmissionFormatError
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.footing import OF_JOBS, Footing, token
 from deeplink.scheduler.watch.ladder import RESUBMITTED, Facts, Step, next_step
@@ -253,7 +254,7 @@ class Actor:
     def _succeed(self, action: ActionRecord, job: JobRow, step: Step, facts: Facts) -> None:
         submitted = self.heirs.agreed(job) if self.heirs else None
         if self.heirs is None or submitted is None:
-            raise ValueError(f"{step} is no command for {action.key}")
+            raise SubmissionFormatError("it is gone")
         if step is Step.SUBMIT:
             self.heirs.submit_anew(job, submitted, token(action), {*facts.unreachable, *action.exclude})
         elif step is Step.CANCEL:

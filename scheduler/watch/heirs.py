@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from deeplink.publish import published_file
 from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.parse import SlurmTextError
 from deeplink.scheduler.slurm.settings import parse_settings
 from deeplink.scheduler.slurm.submitted import SubmissionFormatError, Submitted, keep, kept
@@ -156,8 +157,15 @@ class Heirs:
         self.slurm.comment_job(job.id, with_ours(self.slurm.comment(job.id), left_for(heir.id)))
 
     def set_free(self, job: JobRow, submitted: Submitted, token: str) -> None:
-        """Let the heir start, with the old job's record; whatever else carries the token goes."""
-        heir, *others = self.find(token)
+        """Let the heir start, with the old job's record; whatever else carries the token goes.
+
+        Raises:
+            JobVanishedError: there is no heir any more.
+        """
+        found = self.find(token)
+        if not found:
+            raise JobVanishedError(job.id)
+        heir, *others = found
         for other in others:
             self.slurm.cancel(other.id)
         folder = self._folder(heir.id)

@@ -245,7 +245,8 @@ def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0
         return Next(Step.GIVE_UP, f"Slurm forgot the job; job {heir.id}, submitted in its place, is held")
     over = job.state.final or job.state is JobState.COMPLETING
     if bequeathed:
-        return Next(Step.SET_FREE if over else Step.WAIT if facts.lately(Step.CANCEL) else Step.CANCEL)
+        wanted = Step.SET_FREE if over else Step.CANCEL
+        return Next(Step.WAIT if facts.lately(wanted) else wanted)
     if over or job.state is not JobState.RUNNING or job.restarts > attempt.restart:
         # Its user cancelled it, or Slurm was quicker.
         return Next(Step.WAIT if facts.lately(Step.DISMISS) else Step.DISMISS)
@@ -274,7 +275,7 @@ def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # n
     if released is None or (job.reason == "BeginTime" and released >= SETTLE_S):
         return Next(Step.RELEASE)
     looked_at = refused_nodes(job.reason) and job.reason != "BeginTime"
-    if facts.wished and (looked_at or released >= UNWISH_S):
+    if facts.wished and (looked_at or released >= UNWISH_S) and not facts.lately(Step.UNWISH):
         return Next(Step.UNWISH, job.reason)
     if Step.RELAX in facts.sent:
         return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.watch.exclusion import bounded, required_without, still_suspected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from deeplink.clock import Clock
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.observer import Observer
-    from deeplink.scheduler.watch.rewish import Wishes
+    from deeplink.scheduler.watch.rewish import Wish, Wishes
     from deeplink.types import NodeName
 
 
@@ -69,17 +70,27 @@ class Releaser:
         self.journal.set_excluded(job, since)
         wanted = users | {*ours}
         changes = {} if wanted == {*place.excluded} else {"ExcNodeList": fold(sorted(wanted)) if wanted else ""}
-        wish = self.wishes.anew(job, wanted) if self.wishes and carry else None
-        changes |= wish.changes if wish else {}
         # It starts nowhere if it must run on a node that it must not run on.
         required = required_without(asks, {*ours})
-        if required is not None and "ReqNodeList" not in changes:
+        if required is not None:
             changes["ReqNodeList"] = fold(required) if required else ""
+        wish = self.wishes.anew(job, wanted) if self.wishes and carry else None
         self._wished.discard(job)
+        if wish and self._let_go(job, changes, wish):
+            return
         self.slurm.update_job(job, **changes, StartTime="now")
-        if wish and wish.nodes:
+
+    def _let_go(self, job: int, changes: Mapping[str, str], wish: Wish) -> bool:
+        """Let a job go with a wish; False where Slurm refuses that, which is no reason to keep it waiting."""
+        try:
+            self.slurm.update_job(job, **{**changes, **wish.changes}, StartTime="now")
+        except CommandError as refused:
+            self.say(f"job {job}: its wish is refused: {refused.stderr.strip()}")
+            return False
+        if wish.nodes:
             self._wished.add(job)
             self.say(f"job {job} is wished to run on {fold(wish.nodes)}")
+        return True
 
     def _silent(self, names: tuple[NodeName, ...]) -> frozenset[NodeName]:
         untold = tuple(name for name in names if self.observer.reach(name) is None)

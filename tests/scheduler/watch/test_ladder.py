@@ -213,3 +213,17 @@ def test_nodes_that_were_named_at_its_release_hold_no_job(reason: str, released:
     facts = replace(WISHED, job=job(JobState.PENDING, 1, reason), sent={Step.RELEASE: released})
     assert next_step(RESTART, facts).step is expected
     assert next_step(RESTART, replace(facts, wished=False)).step is Step.WAIT
+
+
+def test_a_wish_that_cannot_be_taken_back_is_not_asked_for_without_a_pause() -> None:
+    facts = replace(WISHED, sent={Step.RELEASE: UNWISH_S, Step.UNWISH: 0.1})
+    assert next_step(RESTART, facts).step is Step.WAIT
+    assert next_step(RESTART, replace(facts, sent={Step.RELEASE: 9.0, Step.UNWISH: SETTLE_S})).step is Step.UNWISH
+
+
+def test_an_heir_that_is_not_free_at_once_is_not_told_so_without_a_pause() -> None:
+    heir = replace(job(JobState.PENDING, reason="JobHeldUser"), id=JobId(18))
+    left = Facts(job=job(JobState.CANCELLED), heir=heir, comment="deeplink: resubmitted as 18", sent={})
+    assert next_step(RESTART, left).step is Step.SET_FREE
+    assert next_step(RESTART, replace(left, sent={Step.SET_FREE: 0.1})).step is Step.WAIT
+    assert next_step(RESTART, replace(left, sent={Step.SET_FREE: SETTLE_S})).step is Step.SET_FREE
