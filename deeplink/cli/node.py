@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import ExitStack
+    from typing import NoReturn
 
     from deeplink.agent import AgentSettings
+
+JOB_END_S = 0.7
+"""How long a job's agent takes for its end: Slurm waits for it before it gives a job's nodes to anybody."""
 
 _EPILOG = """
 Ready is one line of JSON on standard output (and READY=1 to systemd, Type=notify): node, address,
@@ -84,6 +90,19 @@ def command(
             of_job=job,
         )
         _serve(settings, token_file)
+    if job:
+        _leave()
+
+
+def _leave() -> NoReturn:
+    """End at once: Python would wait for calls that a hung disk holds up, and Slurm counts each second for ten."""
+    import os
+    import sys
+
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 def _job_token(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]:
@@ -140,8 +159,21 @@ def _serve(settings: AgentSettings, token_file: Path) -> None:
         announcement = agent.start(token_file)
         click.echo(json.dumps(announcement.as_dict()))
         notify_systemd("READY=1")
-        while True:
-            signal.pause()
+        with suppress(SystemExit):
+            while True:
+                signal.pause()
     finally:
         notify_systemd("STOPPING=1")
-        agent.stop()
+        if settings.of_job:
+            _in_time(agent.stop)
+        else:
+            agent.stop()
+
+
+def _in_time(work: Callable[[], None]) -> None:
+    """Return once the work is done, after `JOB_END_S` at most; what hangs is left behind."""
+    import threading
+
+    thread = threading.Thread(target=work, name="deeplink-end", daemon=True)
+    thread.start()
+    thread.join(JOB_END_S)
