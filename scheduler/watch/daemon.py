@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.comebacks import REMEMBERED_S, Comebacks
 from deeplink.scheduler.watch.evidence import tense
+from deeplink.scheduler.watch.journal import JournalCorruptError, JournalError
 from deeplink.scheduler.watch.judge import judge
 from deeplink.scheduler.watch.ledger import Ledger
 from deeplink.scheduler.watch.records import Kind, Outcome
@@ -35,6 +36,8 @@ TENSE_S = 0.5
 """Rounds of probes while there is suspicion."""
 BUSY_S = 0.1
 """Looks at an action under way."""
+TROUBLE_S = 60.0
+"""How often it is said that the journal cannot be written."""
 STALL_S = 5.0
 """Away for longer (stopped, swapped out), we distrust every silence that we did not hear ourselves."""
 
@@ -88,6 +91,7 @@ class Daemon:
     _comebacks: Comebacks = field(init=False)
     _looked: float = field(default=float("-inf"))
     _ticked: float | None = None
+    _troubled: float = field(default=float("-inf"))
     _busy: bool = False
     _tense: bool = False
 
@@ -119,7 +123,28 @@ class Daemon:
         return self._busy or self._tense
 
     def tick(self) -> float:
-        """Go round once; return how long to wait before the next."""
+        """Go round once; return how long to wait before the next.
+
+        Where the journal cannot be written nothing is done: no action begins that is not on record. That is said
+        now and then, the dead man's switch stands still, and it is tried again.
+
+        Raises:
+            JournalCorruptError: the journal is damaged.
+        """
+        try:
+            pause_s = self._round()
+        except JournalCorruptError:
+            raise
+        except JournalError as problem:
+            self._ticked = now = self.clock.monotonic()
+            if now - self._troubled >= TROUBLE_S:
+                self._troubled = now
+                self.say(f"touching nothing: {problem}")
+            return max(self.interval_s, 1.0)
+        self._troubled = float("-inf")
+        return pause_s
+
+    def _round(self) -> float:
         began = self.clock.monotonic()
         if self._ticked is not None and began - self._ticked > STALL_S:
             self.say(f"away for {began - self._ticked:.0f} s: every silence counts anew")

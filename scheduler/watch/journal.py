@@ -269,6 +269,11 @@ class Journal:
         newest = {row["incident"]: row for row in theirs}
         return tuple(rows.seen_by(hit, newest[hit.id]) if hit.id in newest else hit for hit in found)
 
+    def open_incidents(self) -> int:
+        """Return how many incidents have no end."""
+        with self._reading() as db:
+            return int(db.execute("SELECT count(*) FROM incidents WHERE outcome = 'open'").fetchone()[0])
+
     def incident(self, name: str) -> Incident | None:
         """Return the incident of this number or id, also of one that was joined to another; or None."""
         number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1  # noqa: PLR2004 - 63 bits
@@ -365,10 +370,10 @@ class Journal:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._db.commit()  # a full disk may show only here, and would leave the transaction open
             except BaseException:
                 self._db.rollback()
                 raise
-            self._db.commit()
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.act import action_word
@@ -78,7 +79,11 @@ class Ledger:
         if known:
             known.over_since = None
             return replace(verdict, episode=known.episode)
-        episode = f"{self.clock.unix():.0f}"
+        first = int(self.clock.unix())
+        # Also where the clock was set back: what is over is another one.
+        episode = next(
+            str(at) for at in count(first) if not self.journal.incident(replace(verdict, episode=str(at)).incident)
+        )
         node = None if verdict.leaf else verdict.node
         self._passing[verdict.incident] = _Passing(episode, verdict.family, node, verdict.leaf)
         return replace(verdict, episode=episode)

@@ -197,6 +197,7 @@ class Observer:
             agents_silent={
                 node.name: node.silent_s + (age if node.silent_s >= self.policy.tense_agent_s else 0.0)
                 for node in beat.node_beats
+                if self.knows(node.name)
             },
             progress_age_s=None if heard.step is None else max(0.0, now - heard.progressed_at),
             step_timeout_s=beat.step_timeout_s,

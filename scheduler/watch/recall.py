@@ -83,7 +83,7 @@ class Recall:
         """Return how many incidents have no end."""
         now = self.clock.monotonic()
         if self._open is None or now - self._open[0] > REREAD_S:
-            self._open = (now, len(self.journal.incidents(only_open=True)))
+            self._open = (now, self.journal.open_incidents())
         return self._open[1]
 
     def of(self, heard: Heard) -> Recalled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
+    from deeplink.scheduler.watch import records
     from deeplink.scheduler.watch.book import BeatBook
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.records import Finding
@@ -61,7 +63,7 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         """Keep a beat; INVALID_ARGUMENT where it cannot be kept, UNAVAILABLE where the journal fails."""
         now_unix = self._clock.unix()
         try:
-            beat = beat_from_wire(request, now_unix)
+            beat = self._believed(beat_from_wire(request, now_unix))
             self._journal.record_beat(beat, now_unix)
         except RecordError as problem:
             self._metrics.beats.labels("refused").inc()
@@ -73,6 +75,18 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         current = self._book.hear(beat, self._clock.monotonic())
         self._metrics.beats.labels("kept" if current else "late").inc()
         return watch_pb2.BeatReply(known=True)
+
+    def _believed(self, beat: records.Beat) -> records.Beat:
+        """Return a beat without the nodes that Slurm does not know.
+
+        Raises:
+            RecordError: it tells of an incident under an id that is not its job's.
+        """
+        for incident in beat.incidents:
+            attempt = incident.attempt
+            if attempt is None or not incident.id.startswith(f"{attempt}-"):
+                raise RecordError(f"incident {incident.id!r}", "a launcher tells of its own attempts alone")
+        return replace(beat, node_beats=tuple(node for node in beat.node_beats if self._knows(node.name)))
 
     @override
     def Attend(self, request: watch_pb2.AttendRequest, context: grpc.ServicerContext) -> watch_pb2.AttendReply:

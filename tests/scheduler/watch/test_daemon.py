@@ -9,7 +9,7 @@ import pytest
 
 from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Finding, Incident, NodeRecord, Outcome, Phase, Severity
+from deeplink.scheduler.watch.records import Beat, Finding, Incident, NodeRecord, Outcome, Phase, Severity
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.watch.test_act import Bench, Cluster, lose
 
@@ -179,6 +179,43 @@ def test_the_dead_mans_switch_stands_still_with_the_loop(bench: Bench) -> None:
 def test_the_defaults_bound_what_is_done_at_once() -> None:
     policy = Policy()
     assert (policy.most_dead, policy.most_sick, policy.resume) == (2, 2, False)
+
+
+def test_a_journal_that_takes_nothing_ends_no_watchdog_nor_makes_it_act_or_spin(bench: Bench) -> None:
+    attend(bench, 2)
+    bench.journal._db.execute("PRAGMA query_only = ON")  # as on a disk that went read-only
+    lose(bench, "n1")
+    before, told = bench.clock.unix(), []
+    for number in range(30):
+        beat = Beat(
+            attempt=Attempt(17, 0, 0),
+            phase=Phase.STRANDED,
+            user="ada",
+            nodes=(NodeName("n0"), N1),
+            node_beats=(NodeRecord(name=N1, silent_s=4.0 + number, job=17),),
+        )
+        bench.book.hear(beat, bench.clock.monotonic())
+        told.append(bench.daemon.tick())
+        bench.clock.sleep(0.6)
+    assert bench.cluster.asked == []
+    assert len([line for line in bench.said if "touching nothing" in line and "readonly" in line]) == 1
+    assert set(told[-5:]) == {1.0}
+    shown = bench.daemon.metrics.registry.get_sample_value("deeplink_watch_loop_time_seconds")
+    assert shown is not None
+    assert shown < before + 10.0, "the dead man's switch tells"
+    bench.journal._db.execute("PRAGMA query_only = OFF")
+    bench.turn(8, silent="n1")
+    assert bench.cluster.asked[0].startswith("scontrol update nodename=n1 state=drain")
+
+
+def test_an_episode_that_begins_after_the_clock_was_set_back_is_another_incident(bench: Bench) -> None:
+    attend(bench, 3, found())
+    (first,) = sick(bench)
+    attend(bench, 12)
+    began = int(first.id.rpartition("@")[2])
+    bench.clock.epoch = began - bench.clock.now
+    attend(bench, 3, found())
+    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED, Outcome.OPEN]
 
 
 def test_an_open_incident_of_an_odd_name_stops_no_watchdog(bench: Bench) -> None:

@@ -330,6 +330,20 @@ def test_a_writer_killed_at_any_instant_loses_nothing_it_had_answered(tmp_path: 
     assert answered > 5
 
 
+def test_a_full_disk_refuses_a_beat_whole_and_is_over_when_there_is_room(journal: Journal) -> None:
+    pages = journal._pragma("page_count")
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    steps = 0
+    with pytest.raises(JournalError, match="full"):
+        while steps < 100_000:
+            journal.record_beat(beat(FIRST, *range(steps, steps + 100), incidents=(dead(),)), 60.0)
+            steps += 100
+    assert len(journal.points(17)) == steps
+    journal._db.execute(f"PRAGMA max_page_count = {pages + 100_000}")
+    journal.record_beat(beat(FIRST, *range(steps, steps + 100)), 61.0)
+    assert len(journal.points(17)) == steps + 100
+
+
 def test_no_journal_to_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(JournalMissingError):
         Journal(tmp_path / "none", read_only=True)

@@ -165,8 +165,11 @@ BAD = {
     "no phase": "attempt { job: 17 }",
     "another job's progress": HEAD + "progress { attempt { job: 18 } step: 1 }",
     "another job's incident": HEAD + "incidents { id: 'x' kind: 'node-dead' attempt { job: 18 } }",
+    "another job's incident by its id": HEAD
+    + "incidents { id: '18.0.0-node-dead-n1' kind: 'node-dead' attempt { job: 17 } outcome: 'recovered' }",
+    "an incident of no job": HEAD + "incidents { id: 'cluster-switch-suspect-leaf0@1' kind: 'switch-suspect' }",
     "an unknown outcome": HEAD
-    + "incidents { id: 'x' kind: 'node-dead' attempt { job: 17 } outcome: 'who knows' }",
+    + "incidents { id: '17.0.0-x' kind: 'node-dead' attempt { job: 17 } outcome: 'who knows' }",
     "a kind that is no word": HEAD + "incidents { id: 'x' kind: '<b>' attempt { job: 17 } }",
     "a time that is none": HEAD + "step_timeout_s: nan",
     "a number too large": HEAD + "progress { attempt { job: 17 } step: 18446744073709551615 }",
@@ -181,6 +184,19 @@ def test_what_cannot_be_kept_is_refused_whole(running: Running, case: str) -> No
     assert code_of(refused) is grpc.StatusCode.INVALID_ARGUMENT
     assert running.journal.jobs() == ()
     assert running.metrics.registry.get_sample_value("deeplink_watch_beats_total", {"answer": "refused"}) == 1
+
+
+def test_of_a_node_that_slurm_does_not_know_nothing_is_kept(running: Running) -> None:
+    servicer = WatchServicer(
+        running.journal, running.book, running.clock, running.metrics, knows=lambda name: name != "n0"
+    )
+    bound = watch_server("127.0.0.1:0", TOKEN, servicer)
+    bound.server.start()
+    with open_channel(f"127.0.0.1:{bound.port}", TOKEN) as channel:
+        assert watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat()), timeout=5).known
+    bound.server.stop(0.5).wait(2.0)
+    assert running.journal.nodes() == ()
+    assert running.book.all()[0].beat.node_beats == ()
 
 
 def test_a_journal_that_fails_leaves_the_beat_unanswered(running: Running) -> None:
