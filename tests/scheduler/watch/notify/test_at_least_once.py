@@ -21,7 +21,7 @@ from deeplink.scheduler.watch.notify.message import Message
 from deeplink.scheduler.watch.notify.notifier import GIVE_UP_S, Teller
 from deeplink.scheduler.watch.notify.pacing import Pace
 from deeplink.scheduler.watch.notify.trying import NotSentError
-from tests.scheduler.watch.notify.things import dead, recovered
+from tests.scheduler.watch.notify.things import DEAD, dead, recovered
 
 CHANNEL = Channel(
     name="there", way=Program(argv=("true",)), pace=Pace(burst=2, every_s=30.0, flaps=2, window_s=120.0)
@@ -82,7 +82,10 @@ class Telling(RuleBasedStateMachine):
     @rule(node=st.sampled_from(["n0", "n1", "n2"]))
     def begins(self, node: str) -> None:
         self.jobs += 1
-        kept = self.journal.record_incident(dead(self.jobs, node))
+        # Hours apart: two jobs that lose one node at one time are one incident.
+        began = DEAD.began_unix + 10_000.0 * self.jobs
+        lost = dead(self.jobs, node, began_unix=began, detected_unix=began + 3.5)
+        kept = self.journal.record_incident(lost)
         self.states[kept.id] = "open"
 
     @precondition(lambda self: "open" in self.states.values())
