@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.fleet import Fleet
-    from deeplink.scheduler.launch.hangs import Found
     from deeplink.scheduler.launch.order import Layout
+    from deeplink.scheduler.launch.whereabouts import Found
     from deeplink.v1 import common_pb2
 
 BEAT_S = 1.0

@@ -1,6 +1,7 @@
-"""Which ranks are late or slow, and whether they hang: asks their agents where they are, and keeps what is said.
+"""Which ranks are late or slow, and whether they hang.
 
-What follows from it is decided in `lateness.py`, `blame.py` and `stragglers.py`; here is who asks and writes.
+What follows from what is decided in `lateness.py`, `blame.py` and `stragglers.py`, agents are asked in
+`whereabouts.py`; here it comes together, is told, and what was learned is kept.
 """
 
 from __future__ import annotations
@@ -11,28 +12,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.publish import write_unsynced
-from deeplink.scheduler.launch.blame import Where, blame, main_frames, summary
 from deeplink.scheduler.launch.lateness import (
-    Answer,
     Evidence,
     News,
     Pulse,
-    Sight,
-    Watch,
     hung,
     longest_late,
     named,
+    stopped,
 )
-from deeplink.scheduler.launch.questions import Question, by_rank, stack_text
+from deeplink.scheduler.launch.sights import Answer, Watch
 from deeplink.scheduler.launch.silences import Silences
 from deeplink.scheduler.launch.stragglers import Straggler, Stragglers
-from deeplink.scheduler.watch.messages import stack_from_wire
-from deeplink.v1 import node_pb2
-from deeplink.wire import attempt_from_wire, attempt_to_wire
+from deeplink.scheduler.launch.whereabouts import Found, Whereabouts
+from deeplink.wire import attempt_from_wire
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from deeplink.clock import Clock
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.fleet import Fleet
     from deeplink.scheduler.launch.lateness import LateRank
     from deeplink.scheduler.launch.order import Order
-    from deeplink.scheduler.watch.records import RankStack
     from deeplink.types import NodeName
     from deeplink.v1 import common_pb2
 
@@ -52,15 +48,10 @@ LEARNED_FILE = "silences.json"
 SAVE_EVERY_S = 30.0
 NEARLY = 0.7
 """Ranks are looked at once they have used up so much of their time: two looks are needed to know what they do."""
-LOOK_S, LOOK_AGAIN_S = 3.0, 1.5
-"""How long an agent may take to say what its ranks do, and how often it is asked."""
+LOOK_AGAIN_S, LOOK_EARLY_S = 1.5, 3.0
+"""How often agents are asked what their ranks do, when those are late, and when they are merely without news."""
 SELDOM_S = 10.0
-"""How often it is asked when ranks are late for longer than a minute."""
-STACKS_S, STACKS_ANSWER_S = 8.0, 10.0
-"""How long an agent may look for stacks, and how long its answer is waited for."""
-WRITE_S = 3.0
-"""How long the file may take: its storage may be what the ranks hang on."""
-POLL_S = 0.05
+"""How often when that has been so for longer than a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +67,6 @@ class Late:
     hung: str = ""
     slow: str = ""
     suspects: tuple[NodeName, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Where the ranks were, when they were asked.
-
-    Attributes:
-        gist: in one line, for people; empty when nobody could say.
-        suspects: nodes of the ranks that the others seem to wait for.
-        stacks: of all ranks that were found.
-    """
-
-    gist: str = ""
-    suspects: tuple[NodeName, ...] = ()
-    stacks: tuple[RankStack, ...] = ()
 
 
 @dataclass(slots=True)
@@ -122,9 +98,7 @@ class Hangs:
         self._stragglers = Stragglers()
         self._told = _Told()
         self._launch: Launch | None = None
-        self._nodes: dict[int, NodeName] = {}  # by rank, as agents answer
-        self._question: Question | None = None
-        self._looked = 0.0
+        self._where: Whereabouts | None = None
         self._saved = clock.monotonic()
         self._saving: threading.Thread | None = None
 
@@ -138,14 +112,11 @@ class Hangs:
 
     def begin(self, launch: Launch) -> None:
         """A new attempt begins."""
-        self._launch, self._nodes, self._question, self._told = launch, {}, None, _Told()
+        self._launch, self._told = launch, _Told()
+        self._where = Whereabouts(self._fleet, launch, self._clock)
         self._pulse.begin(self._clock.monotonic(), launch.world_size)
         self._watch.forget()
         self._stragglers.begin()
-        first = 0
-        for facts in launch.nodes:
-            self._nodes.update(dict.fromkeys(range(first, first + launch.per_node), facts.name))
-            first += launch.per_node
 
     def take(self, reports: Iterable[common_pb2.Progress]) -> None:
         """Take in what agents heard of ranks; what is of other attempts does not count."""
@@ -168,14 +139,25 @@ class Hangs:
         if self._timeout_s == 0:
             return slow
         now = self._clock.monotonic()
-        nearly = self._pulse.late(now, NEARLY)
-        if not nearly:
-            self._question, self._told.late = None, False
+        quiet = self._pulse.quiet(now, NEARLY)
+        if not quiet or self._where is None or self._launch is None:
+            self._told.late = False
             self._watch.forget()
+            if self._where is not None:
+                self._where.forget()
             return slow
-        self._look_at(nearly, now)
+        nearly = self._pulse.late(now, NEARLY)
+        longest_s = max(one.silent_s - one.limit_s for one in nearly or quiet)
+        soon_s = LOOK_AGAIN_S if nearly else LOOK_EARLY_S
+        sights = self._where.look(SELDOM_S if longest_s > 6 * SELDOM_S else soon_s)
+        if sights is not None:
+            self._watch.look(sights, now, self._launch.processes)
         late = self._pulse.late(now)
-        return self._judged(late) if late else slow
+        if late:
+            return self._judged(late)
+        self._told.late = self._told.late and bool(nearly)
+        because = stopped(self._watch.newest, self._watch.stopped_s(), is_heard=self._pulse.is_heard)
+        return Late(hung=because, suspects=self._nodes_of(self._watch.newest.ranks)) if because else slow
 
     def _judged(self, late: tuple[LateRank, ...]) -> Late:
         seen = self._watch.newest
@@ -214,34 +196,6 @@ class Hangs:
             answer=answer.value,
         )
 
-    def _look_at(self, late: Collection[LateRank], now: float) -> None:
-        if self._launch is None:
-            return
-        if self._question is not None:
-            if not self._question.is_answered and now - self._question.asked < LOOK_S:
-                return
-            answers = self._question.answers()
-            self._question, self._looked = None, now
-            sights = {}
-            for node, ranks in answers.items():
-                for one in ranks:
-                    if one.rank not in sights or one.state:
-                        sights[one.rank] = Sight(state=one.state, cpu_s=one.cpu_s)
-                        self._nodes[one.rank] = node
-            self._watch.look(sights, now, self._launch.processes)
-        longest = max(one.silent_s - one.limit_s for one in late)
-        if now - self._looked >= (SELDOM_S if longest > 6 * SELDOM_S else LOOK_AGAIN_S):
-            self._question = self._asked(LOOK_S, LOOK_S, states_only=True)
-
-    def _asked(self, deadline_s: float, timeout_s: float, *, states_only: bool) -> Question | None:
-        if self._launch is None:
-            return None
-        request = node_pb2.StacksRequest(
-            attempt=attempt_to_wire(self._launch.attempt), deadline_s=deadline_s, states_only=states_only
-        )
-        nodes = [facts.name for facts in self._launch.nodes]
-        return Question(self._clock.monotonic(), self._fleet.ask_stacks(nodes, request, timeout_s))
-
     def _look_at_stragglers(self) -> Late:
         found = self._stragglers.found
         for rank, one in found.items():
@@ -251,7 +205,7 @@ class Hangs:
                     "straggler",
                     because,
                     rank=rank,
-                    node=self._nodes.get(rank, ""),
+                    node=self._node_of(rank) or "",
                     factor=one.factor,
                     work_s=one.work_s,
                     median_s=one.median_s,
@@ -266,7 +220,7 @@ class Hangs:
 
     def _because(self, one: Straggler) -> str:
         return (
-            f"rank {one.rank} on {self._nodes.get(one.rank, '?')} takes {one.factor:.2f} times as long as others "
+            f"rank {one.rank} on {self._node_of(one.rank) or '?'} takes {one.factor:.2f} times as long as others "
             f"for its own work: {one.work_s * 1e3:.4g} ms against {one.median_s * 1e3:.4g} ms, "
             f"for {counted(one.steps, 'step')}"
         )
@@ -275,46 +229,23 @@ class Hangs:
     def stragglers(self) -> dict[NodeName, str]:
         """The nodes of the stragglers there are now, and why they count as that."""
         found = self._stragglers.found.items()
-        return {self._nodes[rank]: self._because(one) for rank, one in found if rank in self._nodes}
+        return {node: self._because(one) for rank, one in found if (node := self._node_of(rank))}
 
     def locate(self, listen: Callable[[], None]) -> Found:
         """Ask every agent for the stacks of its ranks, keep them, and return what they say.
 
-        Takes `STACKS_ANSWER_S` at most, and the file `WRITE_S`; `listen` is called all the while.
+        Takes as long as `Whereabouts.locate`; `listen` is called all the while.
         """
-        question = self._asked(STACKS_S, STACKS_ANSWER_S, states_only=False)
-        if question is None or self._launch is None:
+        if self._where is None:
             return Found()
         self._save()
-        while not question.is_answered and self._clock.monotonic() - question.asked < STACKS_ANSWER_S:
-            listen()
-            self._clock.sleep(POLL_S)
-        by_node = question.answers()
-        answers = sorted(((one, node) for node, ranks in by_node.items() for one in ranks), key=by_rank)
-        if not answers:
-            return Found()
-        steps = self._pulse.steps
-        places = [
-            Where(
-                rank=one.rank, node=node, state=one.state, frames=main_frames(one.text), step=steps.get(one.rank)
-            )
-            for one, node in answers
-        ]
-        blamed = blame(places)
-        file = self._folder / f"stacks.{self._launch.attempt}"
-        is_kept = self._in_time(
-            lambda: write_unsynced(file, stack_text(answers, steps).encode("utf-8", "replace"))
-        )
-        kept = f"stacks of {counted(len(answers), 'rank')} in {file}" if is_kept else "stacks could not be written"
-        gist = "; ".join(filter(None, [summary(places, blamed), kept]))
-        silent = sorted({facts.name for facts in self._launch.nodes} - by_node.keys())
-        self._chronicle.event(
-            "stacks", gist, file=str(file), blamed=[one.rank for one in blamed.ranks], silent=silent
-        )
-        return Found(gist=gist, suspects=blamed.nodes, stacks=tuple(stack_from_wire(one) for one, _ in answers))
+        return self._where.locate(self._pulse.steps, self._folder, self._chronicle, listen)
+
+    def _node_of(self, rank: int) -> NodeName | None:
+        return self._where.node_of(rank) if self._where is not None else None
 
     def _nodes_of(self, ranks: Iterable[int]) -> tuple[NodeName, ...]:
-        return tuple(dict.fromkeys(self._nodes[rank] for rank in ranks if rank in self._nodes))
+        return self._where.nodes_of(ranks) if self._where is not None else ()
 
     def _save(self) -> None:
         # In a thread of its own, and never two at once: the storage may hang.
@@ -325,21 +256,6 @@ class Hangs:
                 target=_written, args=(path, text), name="deeplink-learned", daemon=True
             )
             self._saving.start()
-
-    def _in_time(self, write: Callable[[], None]) -> bool:
-        done: list[bool] = []
-
-        def run() -> None:
-            try:
-                write()
-                done.append(True)
-            except OSError as problem:
-                log.warning("stacks: %s", problem)
-
-        thread = threading.Thread(target=run, name="deeplink-stacks", daemon=True)
-        thread.start()
-        thread.join(WRITE_S)
-        return bool(done)
 
 
 def _written(path: Path, text: bytes) -> None:

@@ -4,7 +4,8 @@ Ranks that are late may be at something that takes long: the first step of an ep
 storage that is slow today. To restart such a job wrongly is worse than to restart a hung one late. So beside the
 time it counts what the processes are doing:
 
-- A rank is stopped (SIGSTOP) while another one is not: nothing will ever come of that. Hung, at the learned limit.
+- A rank is stopped (SIGSTOP) while another one is not: nothing will ever come of that. Hung, at the learned limit,
+  or once it was seen so for ten seconds, whatever was learned.
 - All are stopped: somebody holds the whole job. Left alone.
 - Nobody works: no rank, nor any process below one, uses the CPU for minutes. Hung, after ten minutes at least.
 - Somebody works: left alone, and told. Collectives that wait busily (NCCL) look like that; torch ends them itself.
@@ -12,14 +13,14 @@ time it counts what the processes are doing:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.silences import FACTOR, SETUP, STEPS, Limit, Silences
+from deeplink.scheduler.launch.sights import Answer, Seen
+from deeplink.scheduler.launch.silences import FACTOR, LEAST_S, SETUP, STEPS, Limit, Silences
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
 STALL_S = 1.0
 """If we ourselves did nothing for longer than this (the whole job was suspended), that time counts for nobody."""
@@ -27,13 +28,10 @@ IDLE_S = 600.0
 """So long nobody works before that counts as a hang: NCCL's own patience, and more than storage is frozen for."""
 IDLE_SETUP_S = 1800.0
 """The same while the job is being set up, where it may wait for data or a licence."""
-IDLE_SHARE = 0.01
-"""Who uses less of one CPU waits: threads that wake up to look at a clock use a thousandth."""
+UNHEARD_S = 30.0
+"""For so long a rank must have been seen stopped where no rank ever reported: who knows what the others do."""
 WATCHED_IDLE_S = 60.0
 """For how long all must have been seen idle, without a break."""
-STOPPED = "T"
-HELD = frozenset({"T", "t"})
-ENDED = frozenset({"Z", "X", "x", ""})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +46,6 @@ class News:
     rank: int
     step: int | None
     section: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """A rank's process as its agent saw it: state as in proc(5), CPU time so far of it and all below it."""
-
-    state: str
-    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +133,11 @@ class Pulse:
         return {rank: one.step for rank, one in self._ranks.items() if one.step is not None}
 
     @property
+    def is_heard(self) -> bool:
+        """Whether any rank has reported in this attempt."""
+        return bool(self._ranks)
+
+    @property
     def is_setting_up(self) -> bool:
         """Whether no rank has done a step yet."""
         return not self.steps
@@ -169,6 +164,19 @@ class Pulse:
             if now - one.since > share * limits[one.section].seconds
         )
 
+    def quiet(self, now: float, share: float = 1.0) -> tuple[LateRank, ...]:
+        """Return the ranks without news for this share of the shortest limit there is, whatever was learned.
+
+        While nobody was heard of, that is all of them. Nobody else can be late.
+        """
+        least = LEAST_S if self._steps_s is None else min(LEAST_S, self._steps_s)
+        ranks = self._ranks or {rank: _Rank(None, SETUP, self._began) for rank in range(self._world)}
+        return tuple(
+            LateRank(rank=rank, section=one.section, silent_s=now - one.since, limit_s=least, is_learned=False)
+            for rank, one in sorted(ranks.items())
+            if now - one.since > share * least
+        )
+
     def _limit(self, section: str) -> Limit:
         limit = self._silences.limit(section)
         if self._steps_s is None:
@@ -185,56 +193,6 @@ class Pulse:
         idle = IDLE_SETUP_S if self.is_setting_up else IDLE_S
         longest = max((self._silences.limit(one).longest_s for one in {one.section for one in late}), default=0.0)
         return max([idle, FACTOR * longest, *(one.limit_s for one in late)])
-
-
-class Answer(Enum):
-    """What is known of ranks that are late."""
-
-    UNKNOWN = "unknown"
-    STOPPED = "stopped"
-    HELD = "held"
-    IDLE = "idle"
-    WORKING = "working"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the processes of an attempt's ranks do.
-
-    Attributes:
-        ranks: those that are stopped, or that work.
-    """
-
-    answer: Answer
-    ranks: tuple[int, ...] = ()
-
-
-def seen(before: Mapping[int, Sight], now: Mapping[int, Sight], between_s: float, world: int) -> Seen:
-    """Return what ranks do, from two looks at them.
-
-    Args:
-        before: at the first look, by rank; ranks of nodes that did not answer are missing.
-        now: at the second.
-        between_s: seconds from the one to the other.
-        world: how many ranks there should be.
-    """
-    both = {rank: (before[rank], now[rank]) for rank in sorted(before.keys() & now.keys())}
-    here = {rank: two for rank, two in both.items() if two[1].state not in ENDED}
-    if not here or between_s <= 0:
-        return Seen(answer=Answer.UNKNOWN)
-    held = [rank for rank, two in here.items() if two[0].state in HELD and two[1].state in HELD]
-    stopped = [rank for rank in held if here[rank][1].state == STOPPED]
-    free = [rank for rank in here if rank not in held]
-    if stopped and free:
-        return Seen(answer=Answer.STOPPED, ranks=tuple(stopped))
-    if held:
-        return Seen(answer=Answer.HELD, ranks=tuple(held))
-    working = [rank for rank, two in here.items() if two[1].cpu_s - two[0].cpu_s > IDLE_SHARE * between_s]
-    if working:
-        return Seen(answer=Answer.WORKING, ranks=tuple(working))
-    if len(both) < world:
-        return Seen(answer=Answer.UNKNOWN)
-    return Seen(answer=Answer.IDLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +223,7 @@ def hung(evidence: Evidence) -> str:
         return ""
     if seen.answer is Answer.STOPPED:
         longest = longest_late(late)
-        who = f"{named(seen.ranks)} {'is' if len(seen.ranks) == 1 else 'are'} stopped by a signal"
+        who = _stopped(seen)
         silent = f"nothing new of {named([one.rank for one in late])} for {longest.silent_s:.0f} s"
         return f"{who}, and {silent} ({longest.limit})"
     silent_s = min(one.silent_s for one in late)
@@ -273,6 +231,23 @@ def hung(evidence: Evidence) -> str:
         return f"no progress for {silent_s:.0f} s" if evidence.all_late else ""
     is_idle = silent_s > evidence.patience_s and evidence.idle_s >= WATCHED_IDLE_S
     return f"no progress for {silent_s:.0f} s, and no rank works" if evidence.all_late and is_idle else ""
+
+
+def stopped(seen: Seen, stopped_s: float, *, is_heard: bool) -> str:
+    """Return why ranks hang that may not even be late: one has been stopped for long; empty where none was.
+
+    Args:
+        seen: what the processes of all ranks do.
+        stopped_s: for how long a rank has been seen stopped while another was not.
+        is_heard: whether any rank has reported.
+    """
+    if seen.answer is not Answer.STOPPED or stopped_s < (LEAST_S if is_heard else UNHEARD_S):
+        return ""
+    return f"{_stopped(seen)}, for {stopped_s:.0f} s, and the others are not"
+
+
+def _stopped(seen: Seen) -> str:
+    return f"{named(seen.ranks)} {'is' if len(seen.ranks) == 1 else 'are'} stopped by a signal"
 
 
 def longest_late(late: Collection[LateRank]) -> LateRank:
@@ -284,36 +259,3 @@ def named(ranks: Collection[int]) -> str:
     """Return ranks for people, the first eight of them."""
     listed = ", ".join(str(rank) for rank in list(ranks)[:8]) + (", ..." if len(ranks) > 8 else "")  # noqa: PLR2004
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
-
-
-@dataclass(slots=True)
-class Watch:
-    """What the processes of late ranks did, look after look.
-
-    Attributes:
-        newest: what the last two looks say.
-    """
-
-    newest: Seen = field(default_factory=lambda: Seen(answer=Answer.UNKNOWN))
-    _before: Mapping[int, Sight] | None = None
-    _looked: float = 0.0
-    _idle_since: float | None = None
-
-    def forget(self) -> None:
-        """Nobody is late any more, or other ranks are."""
-        self.newest = Seen(answer=Answer.UNKNOWN)
-        self._before, self._idle_since = None, None
-
-    def look(self, now: Mapping[int, Sight], at: float, world: int) -> None:
-        """Take in one look."""
-        if self._before is not None:
-            self.newest = seen(self._before, now, at - self._looked, world)
-            if self.newest.answer is not Answer.IDLE:
-                self._idle_since = None
-            elif self._idle_since is None:
-                self._idle_since = self._looked
-        self._before, self._looked = dict(now), at
-
-    def idle_s(self) -> float:
-        """Return for how long nobody has worked, as far as looked; 0 while somebody does."""
-        return 0.0 if self._idle_since is None else self._looked - self._idle_since

@@ -1,9 +1,9 @@
 """How long a rank may go without news before it is late: learned from the job itself, per section; pure.
 
 What is learned is the silence between two pieces of news of one rank: a newer step, or another section. A rank
-says nothing amid a step, and its reports travel five times a second: steps of a millisecond are silences of half a
-second, and steps of a minute silences of a minute. Late is who is silent for three times the longest silence in a
-hundred, and for ten seconds at least.
+says nothing amid a step, and its reports travel three times a second: steps of a millisecond are silences of half
+a second, and steps of a minute silences of a minute. Late is who is silent for three times the longest silence in
+a hundred, and for ten seconds at least.
 """
 
 from __future__ import annotations

@@ -139,6 +139,18 @@ def test_a_stopped_rank_is_found_by_what_was_learned_and_its_node_left_out(run: 
         assert [stack.state for stack in journal.stacks(incident.id)][1] == "T"
 
 
+@pytest.mark.parametrize("at", [1, 0])
+def test_a_rank_that_is_stopped_before_anything_was_learned_is_found_too(run: Callable[..., Run], at: int) -> None:
+    job = run("--local", "3", steps=80)
+    job.wait_for(lambda: (job.folder / "0.1").exists() if not at else (job.folder / "at.1.5").exists())
+    job.stop_rank(1)
+    job.wait_for(lambda: job.events("relaunch"))
+    (relaunch,) = job.events("relaunch")
+    assert "rank 1 is stopped by a signal" in relaunch["because"]
+    code, said = job.ended()
+    assert code == 0, said
+
+
 def test_a_pause_in_which_ranks_work_is_told_and_nothing_else(run: Callable[..., Run]) -> None:
     job = run("--local", "2", steps=120, PAUSE_AT_110="14")
     code, said = job.ended()
@@ -149,8 +161,8 @@ def test_a_pause_in_which_ranks_work_is_told_and_nothing_else(run: Callable[...,
 
 
 def test_a_job_whose_ranks_are_all_stopped_is_somebody_elses_business(run: Callable[..., Run]) -> None:
-    job = run("--local", "2", steps=150)
-    job.wait_for(lambda: job.has_step(100))
+    job = run("--local", "2", steps=220)
+    job.wait_for(lambda: job.has_step(180))
     for rank in range(2):
         job.stop_rank(rank)
     job.wait_for(lambda: job.events("late"))

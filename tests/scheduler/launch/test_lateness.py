@@ -9,18 +9,16 @@ from hypothesis import strategies as st
 from deeplink.scheduler.launch.lateness import (
     IDLE_S,
     IDLE_SETUP_S,
+    UNHEARD_S,
     WATCHED_IDLE_S,
-    Answer,
     Evidence,
     LateRank,
     News,
     Pulse,
-    Seen,
-    Sight,
-    Watch,
     hung,
-    seen,
+    stopped,
 )
+from deeplink.scheduler.launch.sights import UNBROKEN_S, Answer, Seen, Sight, Watch, seen
 from deeplink.scheduler.launch.silences import ENOUGH_STEPS, STEPS, Silences
 
 
@@ -261,3 +259,65 @@ def test_a_clean_job_is_never_restarted_whatever_its_pauses(pauses: list[tuple[f
         step += 1
         for rank in (0, 1):
             made.take(News(rank=rank, step=step), now)
+
+
+T, R = Sight(state="T", cpu_s=1.0), Sight(state="S", cpu_s=1.0)
+
+
+def looked(watch: Watch, start: float, end: float, *sights: Sight) -> float:
+    at = start
+    while at <= end:
+        watch.look(dict(enumerate(sights)), at, len(sights))
+        at += 3.0
+    return at
+
+
+def test_a_rank_that_is_seen_stopped_for_ten_seconds_hangs_whatever_was_learned() -> None:
+    watch = Watch()
+    looked(watch, 0.0, 9.0, R, T)
+    assert (watch.newest.ranks, watch.stopped_s()) == ((1,), 9.0)
+    assert not stopped(watch.newest, watch.stopped_s(), is_heard=True)
+    looked(watch, 12.0, 12.0, R, T)
+    assert stopped(watch.newest, watch.stopped_s(), is_heard=True).startswith(
+        "rank 1 is stopped by a signal, for 12"
+    )
+    assert not stopped(watch.newest, watch.stopped_s(), is_heard=False), "who knows what the others do"
+    looked(watch, 15.0, UNHEARD_S, R, T)
+    assert stopped(watch.newest, watch.stopped_s(), is_heard=False)
+    looked(watch, 33.0, 33.0, R, R)
+    assert watch.stopped_s() == 0.0
+
+
+def test_all_of_them_stopped_is_no_hang_however_long() -> None:
+    watch = Watch()
+    looked(watch, 0.0, 90.0, T, T)
+    assert not stopped(watch.newest, watch.stopped_s(), is_heard=True)
+
+
+def test_what_was_between_looks_far_apart_is_not_known() -> None:
+    watch = Watch()
+    looked(watch, 0.0, 3.0, R, T)
+    looked(watch, 3.5 + UNBROKEN_S, 3.5 + UNBROKEN_S, R, T)
+    assert watch.stopped_s() == 0.0
+
+
+def test_who_reports_is_not_quiet_and_while_nobody_does_all_are() -> None:
+    made = running(pulse(silences=Silences()), 5.0, 0, 1)
+    assert not made.quiet(5.0)
+    now = ticked(made, 5.0, 16.0)
+    assert [one.rank for one in made.quiet(now)] == [0, 1]
+    assert not made.late(now), "nothing was learned"
+    unheard = pulse(silences=Silences(), world=3)
+    now = ticked(unheard, 0.0, 11.0)
+    assert (len(unheard.quiet(now)), unheard.is_heard) == (3, False)
+
+
+@given(st.floats(0, 400), st.none() | st.floats(0.1, 600), st.lists(st.floats(0, 300), max_size=60))
+def test_who_is_late_is_quiet(now: float, steps_s: float | None, learned: list[float]) -> None:
+    silences = Silences()
+    for one in learned:
+        silences.learn(STEPS, one)
+    made = pulse(steps_s, silences)
+    made.take(News(rank=0, step=1), 0.0)
+    ticked(made, 0.0, now)
+    assert {one.rank for one in made.late(now, 0.7)} <= {one.rank for one in made.quiet(now, 0.7)}
