@@ -79,6 +79,9 @@ class Footing:
             found = self.heirs.find(token(action)) if self.heirs and action.remedy == Remedy.RESTART else ()
             return replace(facts, heir=found[0]) if found else facts
         away = self._unreachable(job) if job.state is JobState.RUNNING else ()
+        if job.state is JobState.PENDING and action.remedy == Remedy.RESTART and Step.RELEASE not in facts.sent:
+            # It is not let go in this second: time for what would hold its release up.
+            self.releaser.look_ahead(action.exclude)
         facts = replace(
             facts,
             job=job,

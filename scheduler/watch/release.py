@@ -92,6 +92,10 @@ class Releaser:
             self.say(f"job {job} is wished to run on {fold(wish.nodes)}")
         return True
 
+    def look_ahead(self, exclude: tuple[NodeName, ...]) -> None:
+        """Ask what a release will soon want to know of these nodes: a dead one says nothing for half a second."""
+        self._silent(exclude)
+
     def _silent(self, names: tuple[NodeName, ...]) -> frozenset[NodeName]:
         untold = tuple(name for name in names if self.observer.reach(name) is None)
         if untold:
