@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
 
 
-BOOT_SEEN_S = 2.0
-"""Between Slurm's ending the agents for it and our reading of a boot: we may have read first."""
+BOOT_SEEN_S = 5.0
+"""We may have read of a boot so long before Slurm ended the agents for it."""
 
 
 def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
@@ -43,12 +43,14 @@ def _is_news(job: JobSight, sight: Sight, policy: Policy) -> bool:
     silent = [silent_s for silent_s in job.agents_silent.values() if silent_s >= policy.silence_s]
     if job.progress_age_s is None and min(silent, default=0.0) < policy.starved_s:
         return False
-    return not any(_booted_since(sight.nodes[name], job) for name in job.nodes if name in sight.nodes)
+    # Not of that node's own agent, which may be up again by now.
+    longest = max(silent, default=0.0)
+    return not any(_booted_since(sight.nodes[name], longest) for name in job.nodes if name in sight.nodes)
 
 
-def _booted_since(node: NodeSight, job: JobSight) -> bool:
+def _booted_since(node: NodeSight, silent_s: float) -> bool:
     anew = [ago for ago in (node.booted_s, node.slurmd_anew_s) if ago is not None]
-    return any(ago <= job.agents_silent.get(node.name, 0.0) + BOOT_SEEN_S for ago in anew)
+    return any(ago <= silent_s + BOOT_SEEN_S for ago in anew)
 
 
 def _stands(node: NodeSight) -> bool:

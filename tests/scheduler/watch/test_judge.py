@@ -289,8 +289,8 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     ),
     "one of a job's nodes booted anew, for which Slurm ends all its agents": (
         Sight(
-            jobs=(job(agents_silent={**dict.fromkeys(job().nodes, 4.0), NAMES[1]: 6.0}),),
-            nodes=cluster(replace(up("n1"), slurmd_anew_s=3.0)),
+            jobs=(job(agents_silent={**dict.fromkeys(job().nodes, 4.0), NAMES[1]: 0.1}),),
+            nodes=cluster(replace(up("n1"), slurmd_anew_s=5.0)),
         ),
         [],
     ),
