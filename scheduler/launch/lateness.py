@@ -167,10 +167,13 @@ class Pulse:
     def quiet(self, now: float, share: float = 1.0) -> tuple[LateRank, ...]:
         """Return the ranks without news for this share of the shortest limit there is, whatever was learned.
 
-        While nobody was heard of, that is all of them. Nobody else can be late.
+        Also those that were never heard of, where nobody was, or where most others were: then this one should
+        have been, too. Nobody else can be late.
         """
         least = LEAST_S if self._steps_s is None else min(LEAST_S, self._steps_s)
-        ranks = self._ranks or {rank: _Rank(None, SETUP, self._began) for rank in range(self._world)}
+        ranks = self._ranks
+        if len(ranks) < self._world and (not ranks or 2 * len(ranks) > self._world):
+            ranks = {rank: _Rank(None, SETUP, self._began) for rank in range(self._world)} | ranks
         return tuple(
             LateRank(rank=rank, section=one.section, silent_s=now - one.since, limit_s=least, is_learned=False)
             for rank, one in sorted(ranks.items())

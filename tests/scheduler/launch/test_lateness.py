@@ -312,6 +312,12 @@ def test_who_reports_is_not_quiet_and_while_nobody_does_all_are() -> None:
     assert (len(unheard.quiet(now)), unheard.is_heard) == (3, False)
 
 
+def test_a_rank_that_was_never_heard_of_is_missed_where_most_others_were() -> None:
+    made = running(pulse(world=3), 20.0, 0, 2)
+    assert [one.rank for one in made.quiet(20.0)] == [1]
+    assert not running(pulse(world=3), 20.0, 0).quiet(20.0), "only rank 0 reports, as in many jobs"
+
+
 @given(st.floats(0, 400), st.none() | st.floats(0.1, 600), st.lists(st.floats(0, 300), max_size=60))
 def test_who_is_late_is_quiet(now: float, steps_s: float | None, learned: list[float]) -> None:
     silences = Silences()
