@@ -193,6 +193,9 @@ def test_members_that_came_back_with_other_data_ports_are_read_on(
         for member in agents.members:
             agents.restart(member)
             assert read_all(reader, seed=2) == files
+        for seed in range(3, 13):  # one that was passed over as it came back is tried again a little later
+            if connections(agents) < 3:
+                assert read_all(reader, seed=seed) == files
         assert reader.stats().failures == 0
         assert connections(agents) == 3
 

@@ -18,11 +18,22 @@ VERBS: dict[str, Callable[[Slurm], object]] = {
     "job": lambda slurm: slurm.job(1),
     "excluded_nodes": lambda slurm: slurm.excluded_nodes(1),
     "required_nodes": lambda slurm: slurm.required_nodes(1),
+    "place": lambda slurm: slurm.place(1),
+    "partition_nodes": lambda slurm: slurm.partition_nodes(["main"]),
     "nodes": lambda slurm: slurm.nodes(["n0"]),
     "topology": lambda slurm: slurm.topology(),
     "cluster_name": lambda slurm: slurm.cluster_name(),
     "submit": lambda slurm: slurm.submit(["--wrap", "true"]),
     "requeue": lambda slurm: slurm.requeue(1),
+    "hold": lambda slurm: slurm.hold(1),
+    "hold_waiting": lambda slurm: slurm.hold_waiting(1),
+    "keep_only": lambda slurm: slurm.keep_only(1, ["n0"]),
+    "comment": lambda slurm: slurm.comment(1),
+    "comments": lambda slurm: slurm.comments("deeplink"),
+    "dependencies": lambda slurm: slurm.dependencies(),
+    "release": lambda slurm: slurm.release(1),
+    "comment_job": lambda slurm: slurm.comment_job(1, "why"),
+    "comment_node": lambda slurm: slurm.comment_node("n0", "why"),
     "update_job": lambda slurm: slurm.update_job(1, StartTime="now"),
     "update_node": lambda slurm: slurm.update_node("n0", NodeOrder.RESUME),
     "cancel": lambda slurm: slurm.cancel(1),
@@ -37,7 +48,7 @@ def test_every_verb_of_the_client_is_asked_here() -> None:
 
 
 def test_commands_that_hang_are_ended_in_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("scontrol", "squeue", "sbatch", "scancel"):
+    for name in ("scontrol", "squeue", "sinfo", "sbatch", "scancel"):
         (tmp_path / name).write_text("#!/bin/sh\n/bin/sleep 60 &\nwait\n")  # the child of a child too
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -97,10 +97,16 @@ def said(process: subprocess.Popen[str]) -> Reported:
     return Reported(pid=process.pid, unix=time.time())
 
 
+def stop(process: subprocess.Popen[str]) -> None:
+    """Return once it has stopped: the signal alone is only on its way."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def test_py_spy_tells_of_a_stopped_rank_where_it_is(start: Start) -> None:
     assert found_py_spy(), "py-spy is among the tools of the tests"
     process = start(0, answers=False)
-    process.send_signal(signal.SIGSTOP)
+    stop(process)
     (found,) = Stacks("n0")(ATTEMPT, {0: said(process)}, 8.0, states_only=False)
     assert (found.rank, found.pid, found.state, found.source) == (0, process.pid, "T", "py-spy")
     assert found.text.startswith("stopped (T)")
@@ -126,7 +132,7 @@ def test_one_that_has_not_said_that_it_answers_is_not_sent_a_signal(start: Start
 
 def test_a_stopped_one_is_not_sent_a_signal_either(start: Start) -> None:
     process = start(0)
-    process.send_signal(signal.SIGSTOP)
+    stop(process)
     (found,) = Stacks("n0", py_spy="")(ATTEMPT, {0: said(process)}, 8.0, states_only=False)
     assert (found.source, found.state) == ("kernel", "T")
     assert "cannot answer" in found.text
