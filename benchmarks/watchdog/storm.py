@@ -83,6 +83,7 @@ class Storm:
     """A storm under way.
 
     Attributes:
+        ends: when no more faults are to come, monotonic.
         problems: what does not hold.
         remarks: what happened besides.
     """
@@ -91,6 +92,7 @@ class Storm:
     seed: int
     say: Callable[[str], None]
     expected: DeliveryDigest
+    ends: float
     runs: list[Run] = field(default_factory=list)
     struck: list[Struck] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -186,6 +188,9 @@ class Storm:
             self.problems.append(f"before {strike.fault} at {strike.at_s:.0f} s: {why}")
             self._mend()
             return
+        if time.monotonic() > self.ends:
+            self._miss(strike, "the storm was over by then")
+            return
         if any(one.strike.fault == strike.fault for one in self._open):
             self._miss(strike, "the same is in effect still")
             return
@@ -280,7 +285,14 @@ class Storm:
     # -- the end
 
     def finish(self) -> None:
-        """Heal all, and let the jobs come to their ends."""
+        """Let the faults have their time, heal all, and let the jobs come to their ends."""
+
+        def over() -> bool:
+            self.tend()
+            self.follow(more=False)
+            return not self._open
+
+        until(over, max(kindred.hold_s[1] for kindred in KINDRED.values()))
         self.tend(now=True)
         self.stand.lab.heal()
 
@@ -339,13 +351,13 @@ def weather(minutes: float, seed: int, say: Callable[[str], None]) -> tuple[Stor
     with Stand.up(EIGHT, freezable=True) as stand:
         expected = prepare(stand, say)
         stand.watch(Rights.OPERATOR, "--resume")
-        storm = Storm(stand, seed, say, expected)
         began = time.monotonic()
+        storm = Storm(stand, seed, say, expected, ends=began + minutes * 60)
         coming = list(strikes(minutes * 60, seed))
-        while (passed := time.monotonic() - began) < minutes * 60:
+        while (now := time.monotonic()) < storm.ends:
             storm.follow(more=True)
             storm.tend()
-            if coming and coming[0].at_s <= passed:
+            if coming and coming[0].at_s <= now - began:
                 storm.strike(coming.pop(0))
             time.sleep(0.3)
         storm.remarks += [f"no time was left for {len(coming)} faults"] if coming else []
