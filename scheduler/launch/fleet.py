@@ -223,7 +223,9 @@ class Fleet:
                     old.facts, address=address, token_file=new.token_file, pid=new.pid, data_port=new.data_port
                 )
             )
-            self._nodes[new.name].boot_before = old.boot_id
+            again = self._nodes[new.name]
+            # That it is there answers nothing: it may be on another boot, with nothing left of what ran before.
+            again.boot_before, again.asked_and_answered = old.boot_id, old.asked_and_answered
 
     def rebooted(self) -> set[NodeName]:
         """Return the nodes whose agents came up once more on another boot of their kernel."""

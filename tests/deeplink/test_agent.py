@@ -23,6 +23,8 @@ from deeplink.cache.packer import pack
 from deeplink.config import Config
 from deeplink.listening import PortBusyError
 from deeplink.metrics import MetricsBindError
+from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.launch.seats import SEATS_VARIABLE, packed_seats
 from deeplink.types import NodeName
 from deeplink.v1 import cache_pb2, cache_pb2_grpc, node_pb2, node_pb2_grpc
 from deeplink.wire import open_channel
@@ -123,6 +125,26 @@ def test_an_agent_of_a_job_says_how_it_is_reached_serves_and_leaves_nothing(tmp_
             assert cache_pb2_grpc.CacheStub(channel).Stat(cache_pb2.StatRequest(), timeout=5).node == "n3"
         assert agent.end(signal.SIGTERM) == 0
     assert list(runtime.iterdir()) == []
+
+
+def test_an_agent_that_is_started_once_more_takes_the_place_its_ranks_know(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "SLURMD_NODENAME": "n3"}
+    options = ("--job", "--bind", "127.0.0.1:0", "--store", str(tmp_path / "store"))
+    with running(*options, token=TOKEN, env=env) as agent:
+        before = agent.said
+        agent.end(signal.SIGKILL)
+    lock = Path(before["token_file"]).with_name("rank-0.lock")
+    lock.touch()
+    lost = NodeFacts(node="n3", address=before["address"], token_file=before["token_file"])
+    env |= {SEATS_VARIABLE: packed_seats({lost.name: lost})}
+    with running(*options, token=TOKEN, env=env) as agent:
+        assert (agent.said["address"], agent.said["token_file"]) == (before["address"], before["token_file"])
+        assert status(before["address"]).node == "n3"
+        assert lock.exists(), "a rank of before may hold it"
+        with running(*options, token=TOKEN, env=env | {"SLURMD_NODENAME": "n3"}) as other:
+            assert other.said["address"] != before["address"], "it is taken"
+            assert status(other.said["address"]).node == "n3"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
