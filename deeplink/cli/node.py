@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
     from deeplink.agent import AgentSettings
 
-JOB_END_S = 0.7
-"""How long a job's agent takes for its end: Slurm waits for it before it gives a job's nodes to anybody."""
+JOB_END_S, END_S = 0.7, 5.0
+"""How long a job's agent takes for its end at most, for Slurm waits for it before it gives a job's nodes to
+anybody; and a standing one."""
+LOOK_S = 1.0
+"""A signal whose exception was lost (raised where Python only reports it) is seen after so long."""
 
 _EPILOG = """
 Ready is one line of JSON on standard output (and READY=1 to systemd, Type=notify): node, address,
@@ -90,8 +93,7 @@ def command(
             of_job=job,
         )
         _serve(settings, token_file)
-    if job:
-        _leave()
+    _leave()
 
 
 def _leave() -> NoReturn:
@@ -147,9 +149,18 @@ def _end_on_signals() -> None:
         signal.signal(number, end)
 
 
+def _until_told() -> None:
+    """Return at SIGTERM or SIGINT."""
+    import select
+    import signal
+
+    with suppress(SystemExit):
+        while signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            select.select([], [], [], LOOK_S)
+
+
 def _serve(settings: AgentSettings, token_file: Path) -> None:
     import json
-    import signal
 
     from deeplink.agent import Agent
     from deeplink.daemon import notify_systemd
@@ -159,21 +170,16 @@ def _serve(settings: AgentSettings, token_file: Path) -> None:
         announcement = agent.start(token_file)
         click.echo(json.dumps(announcement.as_dict()))
         notify_systemd("READY=1")
-        with suppress(SystemExit):
-            while True:
-                signal.pause()
+        _until_told()
     finally:
         notify_systemd("STOPPING=1")
-        if settings.of_job:
-            _in_time(agent.stop)
-        else:
-            agent.stop()
+        _in_time(agent.stop, JOB_END_S if settings.of_job else END_S)
 
 
-def _in_time(work: Callable[[], None]) -> None:
-    """Return once the work is done, after `JOB_END_S` at most; what hangs is left behind."""
+def _in_time(work: Callable[[], None], bound_s: float) -> None:
+    """Return once the work is done, after `bound_s` at most; what hangs is left behind."""
     import threading
 
     thread = threading.Thread(target=work, name="deeplink-end", daemon=True)
     thread.start()
-    thread.join(JOB_END_S)
+    thread.join(bound_s)

@@ -155,7 +155,8 @@ def test_ranks_that_fail_again_at_one_step_have_the_job_held_not_looping(sandbox
     (folder / "fail").unlink()
     sandbox.run(CTL, ["scontrol", "release", str(job.id)])
     # Whoever mends something takes longer than Slurm holds any requeued job.
-    sandbox.run(CTL, ["scontrol", "update", f"jobid={job.id}", "StartTime=now"])
+    # Slurm sets that hold once more when it is done with the run before: until then it is asked again.
+    until(lambda: _begins_now(sandbox, job), 40, job.told)
     assert job.await_event("first-step", count=3)["step"] > 10, "it went on where it was saved"
     assert job.await_end().state is JobState.COMPLETED, job.told()
 
@@ -217,3 +218,8 @@ def test_a_dry_run_says_where_ranks_would_run(sandbox: Sandbox) -> None:
     assert "--distribution=arbitrary" in output
     assert "python train.py 'a b'" in output
     assert not job.events()
+
+
+def _begins_now(sandbox: Sandbox, job: Job) -> bool:
+    sandbox.run(CTL, ["scontrol", "update", f"jobid={job.id}", "StartTime=now"])
+    return job.row().state is not JobState.PENDING
