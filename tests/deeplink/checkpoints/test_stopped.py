@@ -236,7 +236,9 @@ def test_a_stopped_agent_keeps_no_copy_of_an_attempt_that_was_fenced_meanwhile(n
         newest = claims.newest()
         from dataclasses import replace
 
-        assert claims.publish(replace(newest, number=newest.number + 1, attempt=Attempt(99, 0, 0), holder="other"))
+        assert claims.publish(
+            replace(newest, number=newest.number + 100, attempt=Attempt(99, 0, 0), holder="other")
+        )
         os.kill(agent.pid, signal.SIGCONT)
         end = time.monotonic() + 30
         while old._mirror is not None and not old._mirror._to_partner.is_done(0.1):
