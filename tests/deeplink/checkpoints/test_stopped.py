@@ -1,6 +1,8 @@
 """A process that stands still between the look for a newer claim and the rename, and goes on when one has come.
 
-Real processes: they stop themselves (SIGSTOP) at exactly that place, and are continued.
+Real processes: they stop themselves (SIGSTOP) at exactly that place, and are continued. The signal goes to the
+very thread that is there (`pthread_kill`): one to the process may be taken by another of its threads, and until
+that has had its turn on a busy machine, this one goes on through looks and renames.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
 
 SAVER = """
-import os, signal, sys
+import signal, sys, threading
 from pathlib import Path
 from deeplink.checkpoints import Checkpoints, FencedError
 from deeplink.checkpoints.hold import Hold
@@ -51,7 +53,7 @@ def refuse_and_stop(self):
     refuse(self)
     asked[0] += 1
     if asked[0] == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 Hold.refuse_if_fenced = refuse_and_stop
 try:
@@ -63,7 +65,7 @@ except FencedError as fenced:
 """
 
 PRUNER = """
-import os, signal, sys
+import signal, sys, threading
 from pathlib import Path
 from deeplink.checkpoints import inspection
 from deeplink.checkpoints.claims import Claims
@@ -77,12 +79,12 @@ def look_and_stop(self):
     found = look(self)
     if sys.argv[2] == "after the look" and not stopped:
         stopped.append(True)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     return found
 
 Claims.newest_number = look_and_stop
 if sys.argv[2] == "before the look":
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 inspection.prune(folder, plan)
 """
 
@@ -134,8 +136,9 @@ def test_what_a_stopped_saver_still_publishes_is_taken_back(tmp_path: Path, what
     assert agreed.path.name == found.path.name
     assert (agreed.path / "state").read_bytes() == b"zombie" * found.step
     whole = [name for name in names(tmp_path / "shared") if name.startswith("step-")]
-    # Stopped in its tidying it has an older one hidden, and puts it back when it finds itself fenced.
-    back = {"step-0000000001.a1"} if (what, look) == ("copied", 6) else set()
+    # Stopped in its tidying it has the older one hidden, and puts it back when it finds itself fenced.
+    hidden = {name.removeprefix(".draft-").rpartition("-")[0] for name in before if name.startswith(".draft-")}
+    back = {"step-0000000001.a1"} & hidden
     assert set(whole) <= {name for name in before if name.startswith("step-")} | {found.path.name} | back, said
     if found.step == 1:
         assert whole == ["step-0000000001.a1"]
@@ -170,7 +173,7 @@ def test_a_stopped_pruning_removes_nothing_that_a_newer_attempt_goes_on_from(tmp
 
 
 AGENT = """
-import os, signal, sys, threading
+import signal, sys, threading
 from pathlib import Path
 from deeplink import keeping_copies
 from deeplink.agent import Agent, AgentSettings
@@ -185,7 +188,7 @@ def refuse_and_stop(self, request, claim):
     refuse(self, request, claim)
     asked[0] += 1
     if asked[0] == 2:  # at its begin, and before the rename
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 keeping_copies.KeepServicer._refuse_if_fenced = refuse_and_stop
 settings = AgentSettings(
@@ -243,9 +246,7 @@ def test_a_stopped_agent_keeps_no_copy_of_an_attempt_that_was_fenced_meanwhile(n
         end = time.monotonic() + 30
         while old._mirror is not None and not old._mirror._to_partner.is_done(0.1):
             assert time.monotonic() < end
-        while list(kept.glob("step-*")):  # what was published by then is taken back
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        assert [path.name for path in kept.glob("step-*")] == []
     finally:
         agent.kill()
         agent.communicate(timeout=10)
