@@ -202,8 +202,8 @@ class Reporter:
                     channel = PlainConnection(self.to.agent, token, self.clock)
                 self._take(channel.call(_METHOD, self._message(said), self.clock.monotonic() + CALL_TIMEOUT_S))
                 pause = SEND_EVERY_S
-            except (PlainCallError, OSError, UnicodeError) as problem:
-                stale = channel is not None and channel.is_used
+            except (PlainCallError, OSError, ValueError) as problem:  # the last: no message takes such a step
+                stale = channel is not None and channel.is_used and isinstance(problem, PlainCallError)
                 if channel is not None:
                     channel.close()
                 channel = None

@@ -208,6 +208,20 @@ def test_a_metric_that_is_no_number_is_left_out_and_said_once(
     assert dict(agent.servicer.bulletin.since(0).records[-1].metrics) == {"loss": 1.5}
 
 
+def test_a_step_that_no_message_takes_ends_no_reporting(
+    agent: Agent, to: Destination, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "RETRY_AFTER_S", 0.01)
+    reporter = Reporter(to)
+    with caplog.at_level(logging.WARNING):
+        reporter.tell(-1, {})
+        eventually(lambda: reporter._silent)
+    reporter.tell(7, {})
+    eventually(lambda: agent.steps() == [7])
+    assert reporter.flush(5.0)
+    assert caplog.text.count("training goes on: Value out of range: -1") == 1
+
+
 def test_the_end_of_the_process_waits_for_a_silent_agent_no_longer_than_told(tmp_path: Path) -> None:
     write_token(tmp_path / "token", "secret")
     with socket.create_server(("127.0.0.1", 0)) as silent:
