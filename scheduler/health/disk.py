@@ -137,6 +137,9 @@ def judge_hang(hang: Hang, folder: str, settings: DiskSettings, *, shared: bool)
         folder: as it is called.
         settings: from when on it counts as hung.
         shared: the folder lies on storage of many nodes, whose standing still is no fault of this one.
+
+    Of a file system without a disk of its own (Btrfs, ZFS) it is unknown whether others are served: no node is
+    drained for that.
     """
     said = f"{folder}: {PROBE_BYTES >> 10} KiB are not written and read back after {hang.age_s:.0f} s"
     if hang.starved:
@@ -145,7 +148,7 @@ def judge_hang(hang: Hang, folder: str, settings: DiskSettings, *, shared: bool)
         return Look((_slow(hang.waited_s, f"{said}, while its disk goes on", settings),), said)
     if hang.waited_s < settings.hung_s:
         return Look((_slow(hang.waited_s, said, settings),), said)
-    hangs = comment("hangs", said) if shared else drain("hangs", said)
+    hangs = drain("hangs", said) if hang.goes_on is False and not shared else comment("hangs", said)
     return Look((hangs,), said)
 
 

@@ -29,6 +29,7 @@ REFUSED = "is not a valid field"
 NO_DEVICES = "No devices were found"
 _YES = {"yes": True, "active": True, "1": True, "no": False, "not active": False, "0": False}
 _LOST = re.compile(r"(Unable to determine the device handle for (?:gpu|GPU) ?\S+.*|.*\bGPU is lost\b.*)")
+_NOT_OURS = "Insufficient Permissions"
 _NVLINK_GPU = re.compile(r"GPU (\d+):.*?(?:\(UUID: (\S+)\))?$")
 _NVLINK_ERRORS = re.compile(r"Link (\d+): (\w+) Errors: (\d+)")
 
@@ -45,8 +46,9 @@ def parse_csv(text: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def parse_lost(text: str) -> tuple[str, ...]:
-    """Return what nvidia-smi says of GPUs that it cannot reach."""
-    return tuple(dict.fromkeys(one_line(found[1]) for found in map(_LOST.search, text.splitlines()) if found))
+    """Return what nvidia-smi says of GPUs that it cannot reach, but not of those that it may not ask."""
+    lines = [line for line in text.splitlines() if _NOT_OURS not in line]
+    return tuple(dict.fromkeys(one_line(found[1]) for found in map(_LOST.search, lines) if found))
 
 
 def with_row(gpu: Gpu, row: Mapping[str, str]) -> Gpu:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MODULE = "pynvml"
 MOST_LINKS = 18
+NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
 _THROTTLES = {  # nvmlClocksEventReason*, nvml.h
     0x08: "hw_slowdown",
     0x20: "sw_thermal_slowdown",
@@ -24,7 +25,10 @@ _THROTTLES = {  # nvmlClocksEventReason*, nvml.h
 
 
 def gpus_of(nvml: Any) -> dict[str, Any]:
-    """Return what NVML says of all GPUs; what one of them does not support is left out."""
+    """Return what NVML says of all GPUs; what one of them does not support is left out.
+
+    So is a GPU that we may not ask, as a job may not that has others: it is counted all the same.
+    """
     gpus: list[dict[str, Any]] = []
     lost: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -32,7 +36,8 @@ def gpus_of(nvml: Any) -> dict[str, Any]:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpus.append({"index": index, "uuid": _text(nvml.nvmlDeviceGetUUID(handle)), **_facts(nvml, handle)})
         except nvml.NVMLError as problem:
-            lost.append(f"GPU {index}: {problem}")
+            if getattr(problem, "value", None) != NO_PERMISSION:
+                lost.append(f"GPU {index}: {problem}")
     return {"gpus": gpus, "lost": lost}
 
 

@@ -153,9 +153,11 @@ def test_a_disk_that_really_hangs_is_to_be_drained_after_minutes_and_not_before(
 @pytest.mark.parametrize(
     ("hang", "shared", "found"),
     [
-        (Hang(age_s=600.0, state="D"), False, {"hangs": Severity.DRAIN}),
+        (Hang(age_s=600.0, state="D", goes_on=False), False, {"hangs": Severity.DRAIN}),
         (Hang(age_s=600.0, state="S", goes_on=False), False, {"hangs": Severity.DRAIN}),
-        (Hang(age_s=600.0, state="D"), True, {"hangs": Severity.COMMENT}),
+        (Hang(age_s=600.0, state="D", goes_on=False), True, {"hangs": Severity.COMMENT}),
+        # Whether its disk serves others cannot be told.
+        (Hang(age_s=600.0, state="D"), False, {"hangs": Severity.COMMENT}),
         # Slow by all that others write: however long it takes.
         (Hang(age_s=600.0, state="D", goes_on=True), False, {"slow": Severity.COMMENT}),
         (Hang(age_s=100.0, state="D", goes_on=False), False, {"slow": Severity.COMMENT}),

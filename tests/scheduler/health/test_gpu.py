@@ -201,14 +201,18 @@ def test_dcgm_says_what_it_says(node: Node, monkeypatch: pytest.MonkeyPatch) -> 
 FAKE_NVML = """
 # SYNTHETIC pynvml: two GPUs that are well, unless NVML_FACTS says otherwise.
 import json, os
-class NVMLError(Exception): pass
+class NVMLError(Exception):
+    def __init__(self, said, value=999):
+        super().__init__(said)
+        self.value = value
 facts = json.loads(os.environ.get("NVML_FACTS", "{}"))
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_NVLINK_ERROR_DL_REPLAY = 1, 0, 0
 def nvmlInit():
     if facts.get("no driver"): raise NVMLError("Driver Not Loaded")
 def nvmlDeviceGetCount(): return 2
 def nvmlDeviceGetHandleByIndex(index):
-    if facts.get("lost") == index: raise NVMLError("GPU is lost")
+    if facts.get("lost") == index: raise NVMLError("GPU is lost", 15)
+    if facts.get("another's") == index: raise NVMLError("Insufficient Permissions", 4)
     return index
 def nvmlDeviceGetUUID(handle): return f"GPU-{'ab'[handle]}"
 def nvmlDeviceGetTotalEccErrors(handle, kind, counter): return facts.get("ecc", 0)
@@ -243,6 +247,15 @@ def test_nvml_is_asked_by_a_program_of_its_own(tmp_path: Path, monkeypatch: pyte
         "GPU-b gone": Severity.DRAIN,
         "lost": Severity.DRAIN,
     }
+
+
+def test_a_gpu_that_a_job_may_not_ask_is_not_lost(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nvml_check(tmp_path, monkeypatch, **{"another's": 1}).look() == Look()
+    said = "Unable to determine the device handle for GPU 0000:3B:00.0: Insufficient Permissions"
+    node.answer("memory", f"{said}\nGPU-b, 1, 2, No\n")
+    assert node.look() == OLD
 
 
 def test_nvml_without_a_driver_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
