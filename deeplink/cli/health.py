@@ -13,6 +13,8 @@ from deeplink.errors import DeepLinkError
 from deeplink.ranges import FiniteRange
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from deeplink.clock import Clock
     from deeplink.config import Config
     from deeplink.scheduler.health.check import Check
@@ -55,7 +57,10 @@ class HangsError(DeepLinkError):
 
 
 class _Plugin(click.Command):
-    """With --nagios, wrong usage is UNKNOWN: click's own exit code for it, 2, would ask for a drain."""
+    """With --nagios, whatever is wrong with us is UNKNOWN: it says nothing of the node.
+
+    Wrong usage, too: click's own exit code for it, 2, would ask for a drain.
+    """
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -65,8 +70,28 @@ class _Plugin(click.Command):
         except click.UsageError as problem:
             if not nagios or ctx.resilient_parsing:
                 raise
-            click.echo(f"UNKNOWN: {problem.format_message()}")
-            raise click.exceptions.Exit(NAGIOS_UNKNOWN) from problem
+            raise _unknown(problem) from problem
+
+    @override
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as problem:
+            if not ctx.params["nagios"]:
+                raise
+            raise _unknown(problem) from problem
+
+
+def _unknown(problem: Exception) -> click.exceptions.Exit:
+    """Say what is wrong with us as a plugin does; return what ends the command so."""
+    if isinstance(problem, click.ClickException):
+        said = problem.format_message()
+    else:
+        said = str(problem) if isinstance(problem, DeepLinkError) else f"{type(problem).__name__}: {problem}"
+    click.echo(f"UNKNOWN: {' '.join(said.split())}")
+    return click.exceptions.Exit(NAGIOS_UNKNOWN)
 
 
 def _check_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -108,36 +133,6 @@ def command(
     forget: bool,
 ) -> None:
     """Look after this node's health: run its checks once, and say what is wrong."""
-    try:
-        code = _health(
-            once=once,
-            names=names,
-            as_list=as_list,
-            as_json=as_json,
-            nagios=nagios,
-            deadline=deadline,
-            forget=forget,
-        )
-    except Exception as problem:
-        # Whatever is wrong with us says nothing of the node.
-        if not nagios:
-            raise
-        said = problem.format_message() if isinstance(problem, click.ClickException) else problem
-        click.echo(f"UNKNOWN: {' '.join(str(said).split())}")
-        code = NAGIOS_UNKNOWN
-    _end(code)
-
-
-def _health(
-    *,
-    once: bool,
-    names: tuple[str, ...],
-    as_list: bool,
-    as_json: bool,
-    nagios: bool,
-    deadline: float,
-    forget: bool,
-) -> int:
     from deeplink.cli import health_printing as printing
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
@@ -146,25 +141,26 @@ def _health(
     config, clock = load_config(), SystemClock()
     if forget:
         (config.state / FILE).unlink(missing_ok=True)
-        return 0
+        return
+    end = clock.monotonic() + deadline
     off, checks = _checks(config, clock, deadline)
     chosen = _chosen(checks, names)
     if as_list:
         click.echo(printing.listed_json(chosen, off) if as_json else printing.listed(chosen, off))
-        return 0
+        return
     looking = [check for check in chosen if not (check.absent or check.timing.off or check.name in off)]
     if not config.health:
         looking = []
-    looked, findings = _looked(looking, clock, deadline, once=once)
+    looked, findings = _looked(looking, clock, end, once=once)
     if nagios:
         line, code = printing.nagios(findings, any_looked=bool(looked))
         click.echo(line)
-        return code
+        _end(code)
     if as_json:
         click.echo(printing.as_json_text(looked, findings))
     else:
         click.echo(printing.as_text(chosen, looked, findings, off))
-    return printing.exit_code(findings)
+    _end(printing.exit_code(findings))
 
 
 def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[Check]]:
@@ -193,38 +189,24 @@ def _chosen(checks: list[Check], names: tuple[str, ...]) -> list[Check]:
     return [check for check in checks if not names or check.name in names]
 
 
-def _looked(
-    checks: list[Check], clock: Clock, deadline: float, *, once: bool
-) -> tuple[list[Looked], list[Finding]]:
+def _looked(checks: list[Check], clock: Clock, end: float, *, once: bool) -> tuple[list[Looked], list[Finding]]:
     """Return the looks that count, and what they find."""
+    from deeplink.scheduler.health.check import closed
     from deeplink.scheduler.health.once import found_by, looked_at
 
-    end = clock.monotonic() + deadline
-    looked = looked_at(checks, clock, deadline)
+    looked = looked_at(checks, clock, end - clock.monotonic())
     again = [one.check for one in looked if one.took_s is not None]
     if not once and clock.monotonic() + 2 * BETWEEN_S < end:
         clock.sleep(BETWEEN_S)
         second = {one.check.name: one for one in looked_at(again, clock, end - clock.monotonic())}
         looked = [second.get(one.check.name, one) for one in looked]
-    _close(checks)
+    closed(checks, BETWEEN_S)
     order = [check.name for check in checks]
     looked.sort(key=lambda one: order.index(one.check.name))
     return looked, found_by(looked, clock.unix())
 
 
-def _close(checks: list[Check]) -> None:
-    """Leave no child behind that can be ended."""
-    import contextlib
-
-    from deeplink.scheduler.doctor.bounded import within
-
-    for check in checks:
-        # Its thread may still be waiting for the same child.
-        with contextlib.suppress(TimeoutError, OSError, ValueError):
-            within(check.close, BETWEEN_S)
-
-
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     """Exit at once: a look that hangs in a thread must not keep the process."""
     import os
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.health.look import Look
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from deeplink.scheduler.health.settings import Timing
 
@@ -44,3 +47,21 @@ def hung_look(check: Check, age_s: float) -> Look:
         return check.hung(age_s) if check.hung is not None else Look((), said)
     except Exception as problem:  # noqa: BLE001 - as with a look: that it fails says nothing of the node
         return Look((), f"{said}; {type(problem).__name__}: {problem}")
+
+
+def closed(checks: Iterable[Check], longest_s: float) -> None:
+    """Have the checks end what their looks left behind, all at the same time; return within `longest_s`."""
+    threads = [
+        threading.Thread(target=_close, args=(check,), name=f"deeplink-close-{check.name}"[:60], daemon=True)
+        for check in checks
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + longest_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+def _close(check: Check) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a look of it may still be waiting for the same child
+        check.close()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ENV = "/usr/bin/env"
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEPT = 64 << 10
-_KILLED_WAIT_S = 1.0
+KILLED_WAIT_S = 1.0
 _LOOK_S = 0.05
 NOT_FOUND = 127
 
@@ -107,14 +107,14 @@ class Child:
             self._read(selector, 0.0)
         return self._ended(process)
 
-    def kill(self) -> None:
+    def kill(self, wait_s: float = KILLED_WAIT_S) -> None:
         """End the command with all it started, if that works at once; one that hangs in the kernel is kept."""
         process = self._process
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        self.answer(_KILLED_WAIT_S)
+        self.answer(wait_s)
 
     def _read(self, selector: selectors.BaseSelector, wait_s: float) -> None:
         if not selector.get_map():
@@ -122,12 +122,11 @@ class Child:
             return
         for key, _ in selector.select(wait_s):
             kept = self._written[key.fd]
-            try:
-                while chunk := os.read(key.fd, _KEPT):
-                    kept += chunk[: _KEPT - len(kept)]
+            # Not until it is empty: of one that writes faster than we read it never would be.
+            chunk = os.read(key.fd, _KEPT)
+            kept += chunk[: _KEPT - len(kept)]
+            if not chunk:
                 selector.unregister(key.fd)
-            except BlockingIOError:
-                continue
 
     def _ended(self, process: Process[bytes]) -> Answer:
         said = [kept.decode(errors="replace") for kept in self._written.values()]

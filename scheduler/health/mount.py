@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.mounts import is_shared, parse_mounts
-from deeplink.scheduler.health.child import Child
+from deeplink.scheduler.health.child import KILLED_WAIT_S, Child
 from deeplink.scheduler.health.look import Look, drain, one_line
 from deeplink.scheduler.health.reading import text_of
 
@@ -91,9 +91,13 @@ class MountCheck:
         return Look(tuple(complaints), "; ".join(unknown))
 
     def close(self) -> None:
-        """End the children that can be ended."""
-        for child in self._children.values():
-            child.kill()
+        """End the children that can be ended: all at once, for each that cannot would be waited for."""
+        children = list(self._children.values())  # a look may still be adding to them
+        for child in children:
+            child.kill(0.0)
+        end = self.clock.monotonic() + KILLED_WAIT_S
+        for child in children:
+            child.answer(max(0.0, end - self.clock.monotonic()))
 
     def _hanging(self) -> list[str]:
         return [path for path, child in self._children.items() if child.age_s]

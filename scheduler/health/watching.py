@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink import metrics
-from deeplink.scheduler.health.check import hung_look
+from deeplink.scheduler.health.check import closed, hung_look
 from deeplink.scheduler.health.hysteresis import COULD_NOT_TELL, CheckState, Moment, findings, folded
 from deeplink.scheduler.health.look import Look, gravity, one_line
 from deeplink.scheduler.health.schedule import Timetable
@@ -96,8 +96,7 @@ class HealthWatch:
         self._results.put((_SWITCH, None))
         if self._thread.is_alive():
             self._thread.join(STOP_S)
-        for check in self.checks.values():
-            check.close()
+        closed(self.checks.values(), STOP_S)
 
     def findings(self, most: int = MOST_FINDINGS) -> tuple[Finding, ...]:
         """Return what is wrong now, the gravest first, at most so many."""

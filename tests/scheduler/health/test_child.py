@@ -60,6 +60,14 @@ def test_of_a_flood_a_part_is_kept() -> None:
     assert len(answer.stdout) == 64 << 10
 
 
+def test_a_flood_without_an_end_is_left_alone_when_the_time_is_up() -> None:
+    child = Child(SystemClock())
+    child.begin(["sh", "-c", "cat /dev/zero & cat /dev/zero & cat /dev/zero & wait"])
+    assert child.answer(0.3) is None
+    child.kill()
+    assert child.age_s == 0
+
+
 def test_it_is_killed_with_all_it_started() -> None:
     child = Child(SystemClock())
     child.begin(["sh", "-c", "sleep 100 & sleep 100"])

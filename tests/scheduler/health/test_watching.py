@@ -162,6 +162,24 @@ def test_the_gravest_come_first_and_not_all_of_many() -> None:
     assert len(findings) == 16
 
 
+def test_stopping_waits_once_for_all_that_cannot_be_ended() -> None:
+    freed, tidied = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        freed.wait(20)
+
+    stuck = [Check(name=f"c{n}", look=lambda: GOOD, timing=QUICK, close=wait) for n in range(8)]
+    last = Check(name="last", look=lambda: GOOD, timing=QUICK, close=tidied.set)
+    watch = HealthWatch([*stuck, last], clock=SystemClock())
+    watch.start()
+    try:
+        watch.stop()
+        assert tidied.wait(10)
+        assert not freed.is_set()
+    finally:
+        freed.set()
+
+
 def test_looking_once_ends_in_time_whatever_hangs() -> None:
     hung = Probe("disk", hangs=Severity.DRAIN, timing=Timing(deadline_s=0.3))
     hung.go.clear()
