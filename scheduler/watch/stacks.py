@@ -41,6 +41,9 @@ MOST_LOOKS = 4
 """Looks that hang; then nobody is looked for until one ends."""
 ANSWER_S = 1.5
 """How long a rank may take to write its stacks down once it is asked."""
+DUMP_S, SPARE_S = 3.0, 0.5
+"""How long a rank may take to dump torch's flight recorder once it is asked, and how long before the deadline that
+is waited for no more: its stack is told all the same."""
 POLL_S = 0.02
 _STOPPED = "stopped (T): it was told to by a signal, and cannot answer"
 _TRACED = "held by a debugger (t): it cannot answer"
@@ -84,13 +87,14 @@ class Stacks:
             deadline_s: what is not known by then is left out.
             states_only: state and CPU time alone.
         """
+        deadline = self.clock.monotonic() + deadline_s
         ranks = self._found(lambda: rank_processes(self.table, attempt, self.node, reported))
         records = {
             one.rank: node_pb2.RankStack(rank=one.rank, pid=one.pid, state=one.state, cpu_s=one.cpu_s)
             for one in ranks
         }
         if not states_only:
-            self._fill(ranks, records, self.clock.monotonic() + deadline_s)
+            self._fill(ranks, records, deadline)
         return list(records.values())
 
     def _found(self, look: Callable[[], list[RankProcess]]) -> list[RankProcess]:
@@ -124,8 +128,9 @@ class Stacks:
         dump = flight_file(environment, one.rank)
         is_asked = ask_for_dump(environment, one.rank)
         source, text = self._text(one, environment, deadline)
-        if is_asked:
-            self._until(lambda: bool(newest_collectives(dump, since_unix=asked_unix)), deadline)
+        if is_asked and one.state not in WHY:
+            patience = min(deadline - SPARE_S, self.clock.monotonic() + DUMP_S)
+            self._until(lambda: bool(newest_collectives(dump, since_unix=asked_unix)), patience)
         started = self.table.all().get(one.pid)
         flight = newest_collectives(dump, since_unix=started.started_unix) if started else ""
         why = WHY.get(one.state, "")

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from deeplink.clock import ManualClock
 from deeplink.scheduler.watch import stacks
 from deeplink.scheduler.watch.asking import catches
 from deeplink.scheduler.watch.flight import NEWEST, newest_collectives
-from deeplink.scheduler.watch.rankprocesses import ProcessTable, Reported, rank_processes
+from deeplink.scheduler.watch.rankprocesses import Process, ProcessTable, Reported, rank_processes
 from deeplink.scheduler.watch.stacks import Stacks, found_py_spy
 from deeplink.types import Attempt
 
@@ -196,6 +197,36 @@ def test_torchs_flight_recorder_is_read_where_it_dumped(start: Start, tmp_path: 
     assert found.flight.count("nccl:all_reduce") == NEWEST
     assert '"collective_seq_id": 39' in found.flight
     assert "frames" not in found.flight
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_rank_that_is_asked_for_a_dump_and_makes_none_keeps_its_stack(
+    start: Start, tmp_path: Path, is_stopped: bool
+) -> None:
+    os.mkfifo(tmp_path / "ask_0.pipe")
+    listening = os.open(tmp_path / "ask_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    process = start(0, answers=False, TORCH_NCCL_DEBUG_INFO_PIPE_FILE=str(tmp_path / "ask_"))
+    if is_stopped:
+        stop(process)
+    (found,) = Stacks("n0")(ATTEMPT, {0: said(process)}, 4.0, states_only=False)
+    assert os.read(listening, 8) == b"1\n"
+    os.close(listening)
+    assert "wait_for_the_others (rank.py" in found.text
+
+
+def test_what_it_took_to_find_the_ranks_is_none_of_the_time_that_is_left(start: Start) -> None:
+    process, clock = start(0, answers=False), ManualClock(now=1_000.0)
+
+    class Slow(ProcessTable):
+        @override
+        def all(self) -> dict[int, Process]:
+            clock.now = 1_005.0
+            return super().all()
+
+    ask = Stacks("n0", table=Slow(), clock=clock)
+    (found,) = ask(ATTEMPT, {0: said(process)}, 4.0, states_only=False)
+    assert found.state == "S"
+    assert found.source in {"", "kernel"}, "for py-spy no time is left"
 
 
 class Evil:
