@@ -6,6 +6,7 @@ import email
 import email.policy
 import json
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -203,6 +204,11 @@ def test_a_program_gets_the_document_on_its_standard_input(tmp_path: Path) -> No
     assert json.loads((tmp_path / "got").read_text()) == json.loads(json.dumps(MESSAGE.document))
     assert (tmp_path / "args").read_text() == "--now\n"
     send(program(tmp_path, "exit 0"))  # it need not read
+
+
+def test_a_program_that_leaves_something_in_the_background_has_taken_it(tmp_path: Path) -> None:
+    send(program(tmp_path, f"sleep 60 & echo $! > {tmp_path}/pid"), timeout_s=5.0)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it goes on
 
 
 def test_a_program_that_fails_hangs_or_is_not_there_is_said(tmp_path: Path) -> None:
