@@ -157,8 +157,7 @@ class Attending:
 
     def _attend(self) -> None:
         health = self.who.health
-        found = health.found() if health is not None else {}
-        ended = health.ended(self._told.upto) if health is not None else []
+        found, ended = health.news(self._told.upto) if health is not None else ({}, [])
         now = dict(list(found.items())[:MOST_NOW])
         try:
             reply = self.deliver(self._request(now, self._told.missed(ended, MOST_FINDINGS - len(now))))

@@ -105,14 +105,20 @@ class HealthWatch:
     def found(self) -> dict[Key, Finding]:
         """Return what is wrong now, the gravest first, by what names it."""
         with self._lock:
-            found = list(self._found.items())
-        found.sort(key=lambda one: (-gravity(one[1].severity), one[1].since_unix, one[0]))
+            return self._gravest_first()
+
+    def _gravest_first(self) -> dict[Key, Finding]:
+        found = sorted(self._found.items(), key=lambda one: (-gravity(one[1].severity), one[1].since_unix, one[0]))
         return {(check, subject, finding.since_unix): finding for (check, subject), finding in found}
 
     def ended(self, after: int = 0) -> list[Ended]:
         """Return the findings that ended, the oldest first, with a number greater than `after`."""
+        return self.news(after)[1]
+
+    def news(self, after: int) -> tuple[dict[Key, Finding], list[Ended]]:
+        """Return what `found` and `ended` do, of the same instant: no finding is in both, or in none."""
         with self._lock:
-            return [one for one in self._ended if one.number > after]
+            return self._gravest_first(), [one for one in self._ended if one.number > after]
 
     @property
     def off(self) -> Off:

@@ -90,6 +90,17 @@ def test_findings_begin_and_end_and_what_ended_is_remembered() -> None:
         assert len(changes) >= 1
 
 
+def test_none_is_told_as_lasting_and_as_over_at_once() -> None:
+    probe = Probe("disk", timing=Timing(interval_s=0.001, bad=1, good=1))
+    with watching(probe) as watch:
+        for turn in range(40):
+            probe.says = GOOD if turn % 2 else Look((drain("space", "full"),))
+            looks = probe.looks
+            while probe.looks < looks + 2:
+                found, ended = watch.news(0)
+                assert not found.keys() & {one.key for one in ended}
+
+
 def test_one_that_hangs_holds_up_no_other_is_told_and_found_again() -> None:
     hung = Probe("mount", hangs=Severity.COMMENT)
     hung.go.clear()
