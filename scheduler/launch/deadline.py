@@ -26,6 +26,8 @@ END_S = 20.0
 LEAST_MARGIN_S, MOST_MARGIN_S = 60.0, 900.0
 SAVES = 3.0
 """Times a save: storage may be slower than it was so far, and the limit comes for many jobs at once."""
+MOVED_S = 30.0
+"""Time that is left grows by more only where the limit was moved, or the job was suspended for a while."""
 MOST_POINTS = 512
 
 
@@ -54,6 +56,7 @@ class Deadline:
     save_s: float | None = None
     saved: int | None = None
     save_at: int = 0
+    _least_s: float = math.inf
     _points: deque[ProgressPoint] = field(default_factory=lambda: deque(maxlen=MOST_POINTS))
 
     def begin(self) -> None:
@@ -91,9 +94,12 @@ class Deadline:
         return min(MOST_MARGIN_S, max(LEAST_MARGIN_S, wanted))
 
     def look(self, left_s: float | None) -> Now:
-        """Return what is to be done with so much time left; SAVE once an attempt."""
+        """Return what is to be done with so much time left; SAVE once an attempt, for one limit."""
         if left_s is None or not self._points:
             return Now.NOTHING  # who never said how far it is, is not told to save either
+        if left_s > self._least_s + MOVED_S:
+            self.save_at, self._least_s = 0, math.inf  # what was told was for another limit
+        self._least_s = min(self._least_s, left_s)
         if self.save_at:
             done = self.saved is not None and self.saved >= self.save_at
             return Now.END if done or left_s < min(END_S, self.margin / 2) else Now.NOTHING

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.deadline import Deadline, Now
 from deeplink.scheduler.launch.outside import Outside, look_outside
-from deeplink.scheduler.launch.standing import Desk
+from deeplink.scheduler.launch.standing import AGAIN_S, Desk
 from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.watch.records import Kind
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 LAG_S = 1.0
 """Ranks were gone before squeue told of the preemption that ended them (measured once, 22.05.8)."""
-
-
+FRESH_S = 5.0
+"""Ranks are ended for the time limit only by a word of Slurm's that is no older."""
 AFTERMATH_S = 3.0
 """Nodes that were silent together are not heard again at one instant: so long nobody is lost."""
 
@@ -83,9 +83,13 @@ class Liaison:
         """
         now = self._clock.monotonic()
         self._desk.tick()
+        is_fresh = self._desk.since(now - FRESH_S) is not None
         time = self._deadline.look(self._desk.left_s())
         if time is Now.SAVE:
             self._wish_save()
+        elif time is Now.END and not is_fresh:  # the job may have been suspended since, or its limit moved
+            self._desk.press(now - FRESH_S)
+            time = Now.NOTHING
         seen = Outside(
             told=told,
             code=code,
@@ -99,8 +103,12 @@ class Liaison:
             self._odd_at = None
             return look_outside(replace(seen, asked_for_s=float("inf")))
         self._odd_at = now if self._odd_at is None else self._odd_at
-        word = self._word(max(self._odd_at, self._cut_off_at or self._odd_at), now)
-        return look_outside(replace(seen, standing=word, asked_for_s=now - self._odd_at))
+        since = max(self._odd_at, self._silent_at)
+        # While most nodes are silent every answer is older than the silence: it is asked for when that is over.
+        word = None if now - self._silent_at < AGAIN_S else self._word(since, now)
+        if word is not None:
+            self._cut_off_at = None  # here alone: what the word means is looked at below
+        return look_outside(replace(seen, standing=word, asked_for_s=now - since))
 
     def _word(self, since: float, now: float) -> Standing | None:
         """Return Slurm's word to what was odd at `since`; one that explains nothing is asked for once more."""
@@ -125,7 +133,7 @@ class Liaison:
             return Verdict(move=Move.WAIT, because=because, kind=verdict.kind)
         if self._cut_off_at is None or not self._backend.can_requeue:
             return verdict
-        if self._desk.since(self._cut_off_at) is not None or now - self._cut_off_at > self._partition_s:
+        if now - self._cut_off_at > self._partition_s:
             self._cut_off_at = None
         elif verdict.move in {Move.RELAUNCH, Move.STRANDED}:
             because = f"{verdict.because}; asking Slurm whose the job is"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
 
 AGAIN_S = 1.0
+"""Slurm is asked no sooner again, whoever wants to know."""
 OVER_S = 1.0
 """With so little time left the limit has been reached."""
 OFTEN_S, SELDOM_S = 5.0, 300.0
@@ -71,12 +72,14 @@ class Desk:
         """Ask, if it is time to."""
         left = self.left_s()
         pause = SELDOM_S if left is None else min(SELDOM_S, max(OFTEN_S, left / 4))
+        if self._answer is None:
+            pause = OFTEN_S  # nobody has said yet whether there is a limit
         if self._clock.monotonic() - self._asked >= pause:
             self.ask()
 
     def press(self, moment: float) -> None:
         """Ask, and again after a while, until there is an answer to a question asked at `moment` or later."""
-        if self._answered < moment and (self._asked < moment or self._clock.monotonic() - self._asked >= AGAIN_S):
+        if self._answered < moment and self._clock.monotonic() - self._asked >= AGAIN_S:
             self.ask()
 
     def since(self, moment: float) -> Standing | None:

@@ -12,6 +12,7 @@ from deeplink.scheduler.launch.deadline import (
     LEAD_S,
     LEAST_MARGIN_S,
     MOST_MARGIN_S,
+    MOVED_S,
     Deadline,
     Now,
 )
@@ -108,3 +109,14 @@ def test_a_limit_that_is_over_still_asks_for_a_save(left_s: float) -> None:
     deadline = Deadline()
     deadline.take([point(1, 0.0)])
     assert deadline.look(left_s) is Now.SAVE
+
+
+def test_what_was_told_for_one_limit_does_not_count_for_a_later_one() -> None:
+    deadline = Deadline()
+    deadline.take([point(1, 0.0)])
+    assert deadline.look(40.0) is Now.SAVE
+    wanted = deadline.told()
+    deadline.take([point(9, 1.0, saved(wanted, 1.0))])
+    assert deadline.look(39.0 + MOVED_S) is Now.END, "so much Slurm's answers may be late"
+    assert deadline.look(3600.0) is Now.NOTHING
+    assert deadline.look(LEAST_MARGIN_S) is Now.SAVE

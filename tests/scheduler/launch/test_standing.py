@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.standing import AGAIN_S, SELDOM_S, Desk, Standing
+from deeplink.scheduler.launch.standing import AGAIN_S, OFTEN_S, SELDOM_S, Desk, Standing
 
 
 @dataclass
@@ -81,3 +81,26 @@ def test_who_wants_an_answer_asks_again_until_there_is_one() -> None:
     desk.press(begun)
     settled(desk)
     assert controller.asked == 4
+
+
+def test_who_presses_for_an_ever_later_moment_does_not_flood_slurm() -> None:
+    clock, controller = ManualClock(), Controller(Standing(ours=True, runs=True))
+    controller.free.set()
+    desk = Desk(controller, clock)  # type: ignore[arg-type]
+    for _ in range(50):
+        desk.press(clock.now)
+        settled(desk)
+        clock.now += AGAIN_S / 10
+    assert controller.asked == 5
+
+
+def test_while_nobody_has_said_whether_there_is_a_limit_it_is_asked_often() -> None:
+    clock, controller = ManualClock(), Controller()
+    controller.free.set()
+    desk = Desk(controller, clock)  # type: ignore[arg-type]
+    for answer in (None, Standing(ours=True, runs=True, left_s=100.0)):
+        controller.answer = answer
+        desk.tick()
+        settled(desk)
+        assert (desk.left_s() is None) is (answer is None)
+        clock.now += OFTEN_S

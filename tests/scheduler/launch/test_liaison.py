@@ -1,0 +1,177 @@
+"""Between a run and Slurm: when Slurm is asked, and what is done only once it has answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from deeplink import vitals
+from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.chronicle import Chronicle
+from deeplink.scheduler.launch.deadline import END_S, LEAST_MARGIN_S
+from deeplink.scheduler.launch.liaison import AFTERMATH_S, Liaison
+from deeplink.scheduler.launch.rescue import TICK_S
+from deeplink.scheduler.launch.standing import Standing
+from deeplink.scheduler.launch.verdict import Move, Verdict
+from deeplink.scheduler.watch.records import Kind, ProgressPoint
+from deeplink.types import Attempt
+
+OURS = Standing(ours=True, runs=True, left_s=3600.0, requeueable=True, word="RUNNING")
+ELSEWHERE = Standing(ours=False, runs=True, requeueable=True, word="RUNNING")
+SILENT = Verdict(move=Move.WAIT, because="3 of 4 nodes are silent at once", kind=Kind.AGENTS_SILENT)
+WELL = Verdict(move=Move.CARRY_ON)
+
+
+@dataclass
+class Controller:
+    """What a liaison uses of a backend: Slurm's word."""
+
+    word: Standing | None = OURS
+    asked: int = 0
+    can_requeue: bool = True
+    free: threading.Event = field(default_factory=threading.Event)
+
+    def standing(self) -> Standing | None:
+        self.asked += 1
+        assert self.free.wait(10)
+        return self.word
+
+
+@dataclass
+class Agents:
+    """What it uses of a fleet."""
+
+    is_gone: bool = False
+    save_at: int = 0
+
+
+@dataclass
+class Run:
+    folder: Path
+    clock: ManualClock = field(default_factory=ManualClock)
+    slurm: Controller = field(default_factory=Controller)
+    agents: Agents = field(default_factory=Agents)
+
+    def __post_init__(self) -> None:
+        self.chronicle = Chronicle(self.folder, self.clock, [])
+        self.liaison = Liaison(
+            self.slurm,  # type: ignore[arg-type] # all that it uses of them
+            self.agents,  # type: ignore[arg-type]
+            self.chronicle,
+            self.clock,
+            margin_s=None,
+            partition_s=60.0,
+        )
+
+    def look(self, *, code: int | None = None, told: str = "") -> Verdict | None:
+        """Look once, with Slurm's answer, if it was asked, there at the next look."""
+        self.slurm.free.clear()
+        found = self.liaison.look(code, told, gained=True)
+        self.slurm.free.set()
+        for thread in threading.enumerate():
+            if thread.name == "deeplink-standing":
+                thread.join(10)
+        self.clock.now += TICK_S
+        return found
+
+    def for_s(self, seconds: float, verdict: Verdict) -> list[Verdict]:
+        """Look so long while this is what is seen of the nodes; return what is to be done."""
+        end = self.clock.now + seconds
+        found = []
+        while self.clock.now < end:
+            found.append(self.look() or self.liaison.weigh(verdict))
+        return found
+
+    def report(self, step: int, saved: int | None = None) -> None:
+        metrics = (
+            {} if saved is None else {vitals.CHECKPOINT_STEP: saved, vitals.CHECKPOINT_UNIX: self.clock.unix()}
+        )
+        point = ProgressPoint(attempt=Attempt(7, 0, 0), step=step, unix=self.clock.unix(), rank=0, metrics=metrics)
+        self.liaison.take([point])
+
+    def left(self, seconds: float) -> None:
+        """Slurm says from now on that so much is left."""
+        self.slurm.word = Standing(ours=True, runs=True, left_s=seconds, requeueable=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.chronicle.close()
+
+
+def test_slurm_is_spared_while_most_nodes_are_silent_and_asked_once_they_are_not(run: Run) -> None:
+    run.for_s(1.0, WELL)
+    before = run.slurm.asked
+    assert {verdict.move for verdict in run.for_s(50.0, SILENT)} == {Move.WAIT}
+    assert run.slurm.asked == before, "no answer of that time would count"
+    run.slurm.word = ELSEWHERE
+    moves = {verdict.move for verdict in run.for_s(AFTERMATH_S, WELL)}
+    assert Move.ELSEWHERE in moves
+    assert 1 <= run.slurm.asked - before <= AFTERMATH_S + 1
+
+
+def test_after_a_silence_of_most_nodes_nothing_is_done_before_slurm_has_said_whose_the_job_is(run: Run) -> None:
+    run.slurm.word = None
+    run.for_s(5.0, SILENT)
+    lost = Verdict(move=Move.RELAUNCH, because="nothing heard of n1", kind=Kind.NODE_SILENT)
+    assert {verdict.move for verdict in run.for_s(30.0, lost)} == {Move.WAIT}
+    run.slurm.word = OURS
+    assert run.for_s(3.0, lost)[-1].move is Move.RELAUNCH
+
+
+def test_the_end_of_ranks_is_explained_however_long_nodes_were_silent_before(run: Run) -> None:
+    run.for_s(20.0, SILENT)
+    run.clock.now += 1.0
+    run.slurm.word = Standing(ours=True, runs=True, left_s=0.0, requeueable=True)
+    first = run.look(code=143, told="SIGTERM")
+    assert first is not None
+    assert first.move is Move.WAIT, "it has not been asked since"
+    after = run.look(code=143, told="SIGTERM")
+    assert after is not None
+    assert (after.move, after.kind) == (Move.REQUEUE, Kind.TIME_LIMIT)
+
+
+def test_before_the_limit_the_ranks_save_and_then_the_job_starts_again(run: Run) -> None:
+    run.left(LEAST_MARGIN_S - 1.0)
+    run.report(10)
+    run.for_s(1.0, WELL)
+    assert run.agents.save_at > 10
+    run.left(LEAST_MARGIN_S - 3.0)
+    run.report(run.agents.save_at, saved=run.agents.save_at)
+    assert run.for_s(3.0, WELL)[-1].move is Move.REQUEUE
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_job_that_was_suspended_beyond_what_was_left_of_its_time_goes_on(run: Run, *, is_saved: bool) -> None:
+    run.left(600.0)
+    run.report(10)
+    run.for_s(2.0, WELL)
+    run.clock.now += 3600.0  # and Slurm, which does not count that time, takes a while
+    run.slurm.word = None
+    assert {verdict.move for verdict in run.for_s(2.0, WELL)} == {Move.CARRY_ON}
+    run.report(5000, saved=5000 if is_saved else None)
+    assert {verdict.move for verdict in run.for_s(10.0, WELL)} == {Move.CARRY_ON}
+    run.left(598.0)
+    assert {verdict.move for verdict in run.for_s(20.0, WELL)} == {Move.CARRY_ON}
+
+
+def test_a_limit_that_is_moved_at_the_last_moment_counts(run: Run) -> None:
+    run.left(END_S + 5.0)
+    run.report(10)
+    run.for_s(1.0, WELL)
+    run.left(7200.0)
+    run.for_s(END_S / 2, WELL)
+    run.report(run.agents.save_at, saved=run.agents.save_at)
+    assert {verdict.move for verdict in run.for_s(60.0, WELL)} == {Move.CARRY_ON}
+    first = run.agents.save_at
+    run.left(LEAST_MARGIN_S - 1.0)
+    run.report(first + 500)
+    run.clock.now += 300.0
+    run.for_s(2.0, WELL)
+    assert run.agents.save_at > first, "for the new one they are told again"
