@@ -162,11 +162,12 @@ class NodeSight:
 
     @property
     def heard_since(self) -> bool:
-        """Whether an agent on it was heard while its slurmd did not answer: then the node lives.
+        """Whether an agent on it was heard lately while its slurmd did not answer: then the node lives.
 
-        A word after the newest probe says nothing of that: the node may just have come back.
+        A word after the newest probe says nothing of that: the node may just have come back. Nor does one of long
+        ago: first its slurmd may have been gone, or the network bad, and then the node itself.
         """
-        if not self.slurmd.away or self.heard_s is None or self.heard_s < self.probed_s:
+        if not self.slurmd.away or self.heard_s is None or not self.probed_s <= self.heard_s < HEARD_FOR_S:
             return False
         return self.away_s + self.probed_s - self.heard_s >= HEARD_SINCE_S
 
@@ -177,6 +178,8 @@ class NodeSight:
 
 HEARD_SINCE_S = 1.0
 """Between the first probe that failed and a word of an agent, so that the word is surely the later one."""
+HEARD_FOR_S = 20.0
+"""For so long a word of an agent says that its node lives. Standing agents speak every five seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,6 +209,10 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(STRANDED,), nodes=cluster(replace(gone("n1"), heard_s=1.0, attended_s=1.0))),
         [("slurmd-lost", "n1", "nothing")],
     ),
+    "slurmd was gone first, then the node itself: what its agent said long ago keeps nobody from seeing that": (
+        Sight(jobs=(STRANDED,), nodes=cluster(replace(gone("n1", 60.0), heard_s=30.0, attended_s=30.0))),
+        [("node-dead", "n1", "drain-down"), ("job-stranded", "n1", "restart")],
+    ),
     "sick by its own checks: drained, its jobs go on": (
         Sight(jobs=(job(),), nodes=cluster(sick("n1", Severity.DRAIN))),
         [("node-sick", "n1", "drain")],
