@@ -16,7 +16,7 @@ from deeplink.scheduler.health.mount import MountCheck
 from deeplink.scheduler.health.network import NetworkCheck
 from deeplink.scheduler.health.processes import ProcessCheck
 from deeplink.scheduler.health.seen import FILE, Seen
-from deeplink.scheduler.health.settings import HealthSettings, load_settings
+from deeplink.scheduler.health.settings import REFUSED, HealthSettings, load_settings
 from deeplink.scheduler.health.site import SiteCheck, site_checks
 from deeplink.scheduler.health.slurmd import SlurmdCheck
 from deeplink.scheduler.health.xid import XidCheck
@@ -173,5 +173,5 @@ def _sites(config: Config, settings: HealthSettings, clock: Clock) -> Iterator[C
         said = "; ".join(found.refused)
         timing = settings.processes
         yield Check(
-            name="site", look=lambda: Look((), said), timing=timing, about="programs that cannot be checks"
+            name=REFUSED, look=lambda: Look((), said), timing=timing, about="programs that cannot be checks"
         )

@@ -27,6 +27,7 @@ _ERRORS = (
 _DOWNED = ("link_downed", "link_error_recovery")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb/sec")
 _ACTIVE = "ACTIVE"
+UNREADABLE = "?"
 _MANY = 100
 
 
@@ -36,7 +37,7 @@ class Port:
 
     Attributes:
         name: device and port, `mlx5_0/1`.
-        state: DOWN, INIT, ARMED, ACTIVE; empty where it is not there any more.
+        state: DOWN, INIT, ARMED, ACTIVE; empty where it is not there any more, `UNREADABLE` where it does not say.
         phys_state: LinkUp, Polling, Disabled, ...
         rate: Gbit/s; 0 where unknown.
         counters: of errors, since the driver was loaded.
@@ -57,7 +58,7 @@ def read_ports(folder: Path) -> dict[str, Port]:
         counts = {name: number_of(path / "counters" / name) for name in (*_ERRORS, *_DOWNED)}
         found[name] = Port(
             name,
-            word_of(text_of(path / "state")),
+            word_of(text_of(path / "state")) or UNREADABLE,
             word_of(text_of(path / "phys_state")),
             rate_of(text_of(path / "rate") or ""),
             {counter: count for counter, count in counts.items() if count is not None},
@@ -122,7 +123,7 @@ class PortCheck:
 
 def judge_port(port: Port, *, was_active: bool, best: float) -> Iterator[Complaint]:
     """Return what is wrong with a port as it is; one that never was active is nobody's."""
-    if was_active and port.state != _ACTIVE:
+    if was_active and port.state not in {_ACTIVE, UNREADABLE}:
         how = f"{port.state} ({port.phys_state})" if port.state else "gone"
         yield drain(port.name, f"port {port.name} is {how}")
     elif was_active and 0 < port.rate < best:

@@ -47,11 +47,12 @@ class Interface:
 
 
 def read_interfaces(folder: Path, routes: str, named: tuple[str, ...]) -> dict[str, Interface]:
-    """Return the interfaces below /sys/class/net, but for loopback, and those that are named and not there."""
-    try:
-        there = sorted(path for path in folder.iterdir() if path.name != "lo" and (path / "operstate").exists())
-    except OSError:
-        return {}
+    """Return the interfaces below /sys/class/net, but for loopback, and those that are named and not there.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    there = sorted(path for path in folder.iterdir() if path.name != "lo" and (path / "operstate").exists())
     ours = {*named, *default_route_of(routes)}
     found = {name: Interface(name=name) for name in named}
     for path in there:

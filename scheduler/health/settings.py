@@ -221,12 +221,15 @@ _CHECKS: dict[str, type[Timing]] = {
 BUILT_IN = tuple(_CHECKS)
 """The checks that DeepLink has, by name."""
 
+REFUSED = "site"
+"""The check that tells which of the site's programs cannot be checks."""
+
 _Settings = TypeVar("_Settings", bound=Timing)
 
 
 def is_check_name(name: str) -> bool:
     """Return whether a check may be called so."""
-    return _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None and name != REFUSED
 
 
 def load_settings(path: Path | None) -> HealthSettings:

@@ -193,6 +193,18 @@ def test_ports_of_infiniband(tmp_path: Path) -> None:
     assert node.look() == {"mlx5_0/1": Severity.DRAIN}
 
 
+def test_links_that_cannot_be_looked_at_are_unknown_and_not_gone(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    lay_out(node.net, "eth0")
+    lay_out_port(node.infiniband, "mlx5_0/1")
+    assert node.look() == {}
+    (node.infiniband / "mlx5_0" / "ports" / "1" / "state").unlink()
+    assert node.look() == {}
+    node.net.rename(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="net"):  # a check that raises is unknown
+        node.look()
+
+
 def test_this_machines_interfaces_are_read() -> None:
     found = read_interfaces(Path("/sys/class/net"), "", ("nonsuch9",))
     assert found["nonsuch9"].state == ""

@@ -86,7 +86,7 @@ def test_a_program_that_anyone_may_write_is_not_run_as_root(tmp_path: Path) -> N
 
 
 def test_a_folders_executables_are_checks_and_the_settings_say_how(tmp_path: Path) -> None:
-    for name in ("fan.sh", "nhc", ".hidden", "old~", "disk", "b d"):
+    for name in ("fan.sh", "nhc", ".hidden", "old~", "disk", "b d", "site.sh"):
         program(tmp_path, name, "exit 0")
     (tmp_path / "readme.txt").write_text("not a check")
     own = SiteSettings(command=("/bin/true",))
@@ -94,7 +94,7 @@ def test_a_folders_executables_are_checks_and_the_settings_say_how(tmp_path: Pat
     assert set(found.checks) == {"fan", "nhc", "mine"}
     assert found.checks["fan"] == SiteSettings(interval_s=7.0, command=(str(tmp_path / "fan.sh"),))
     assert found.checks["mine"] == own
-    assert len(found.refused) == 2
+    assert len(found.refused) == 3
     assert site_checks(tmp_path / "absent", {}).checks == {}
 
 
