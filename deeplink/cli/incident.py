@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.cli.incidents_reading import IncidentName, Readable
+from deeplink.cli.incidents_reading import IncidentName, Readable, journal_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _EPILOG = """
 N is the number that `deeplink incidents` lists, JOB.N for the journal of a job of yours, or the incident's id.
@@ -21,23 +24,11 @@ Examples:
 
 @click.command("incident", epilog=_EPILOG)
 @click.argument("name", metavar="N", type=IncidentName())
-@click.option(
-    "--journal",
-    "journal_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Which journal. [default: the watchdog's, else those of your jobs, below config state]",
-)
+@journal_option
 @click.option("--stacks", is_flag=True, help="Print the stacks of the ranks in full.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the stacks.")
 def command(*, name: str, journal_file: Path | None, stacks: bool, as_json: bool) -> None:
     """Show one incident: evidence, course, actions, cost, and where the ranks hung."""
-    import json
-
     from deeplink.cli import incidents_shown
 
-    found = Readable.found(journal_file).one(name)
-    if as_json:
-        click.echo(json.dumps(found.document(), indent=2))
-    else:
-        incidents_shown.shown(found, stacks=stacks)
+    incidents_shown.shown(Readable.found(journal_file).one(name), stacks=stacks, as_json=as_json)

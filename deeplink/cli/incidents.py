@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.cli.incidents_reading import IncidentName, Readable, Since
+from deeplink.cli.incidents_reading import IncidentName, Readable, Since, journal_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MOST = 100_000
 
@@ -32,13 +35,7 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 
 @click.command("incidents", epilog=_EPILOG)
 @click.argument("name", metavar="[N]", type=IncidentName(), required=False)
-@click.option(
-    "--journal",
-    "journal_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Which journal. [default: the watchdog's, else those of your jobs, below config state]",
-)
+@journal_option
 @click.option("--job", type=click.IntRange(min=1), metavar="ID", help="Only of this job.")
 @click.option("--kind", metavar="KIND", shell_complete=_kinds, help="Only of this kind: node-dead, ranks-hung ...")
 @click.option("--node", metavar="NODE", help="Only with this node to blame.")
@@ -70,11 +67,7 @@ def command(
 
     readable = Readable.found(journal_file)
     if name is not None:
-        found = readable.one(name)
-        if as_json:
-            click.echo(json.dumps(found.document(), indent=2))
-        else:
-            incidents_shown.shown(found, stacks=False)
+        incidents_shown.shown(readable.one(name), stacks=False, as_json=as_json)
         return
     incidents = readable.newest(
         job=job, kind=kind, node=node, since=since, only_open=only_open, limit=MOST if summary else limit

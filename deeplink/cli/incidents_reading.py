@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,14 +15,22 @@ from typing_extensions import override
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from deeplink.scheduler.watch.records import ActionRecord, Incident, RankStack
 
 MOST_COMPLETED = 50
 
 _AGO = re.compile(r"(\d{1,6})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+journal_option = click.option(
+    "--journal",
+    "journal_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Which journal. [default: the watchdog's, else those of your jobs, below config state]",
+)
+"""The option of both commands."""
 
 
 class IncidentUnknownError(DeepLinkError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,11 @@ def listed(incidents: Mapping[str, Incident]) -> None:
     _print(table)
 
 
-def shown(found: Found, *, stacks: bool) -> None:
-    """Print one incident: what, evidence, course, actions, cost; the stacks in full only if asked to."""
+def shown(found: Found, *, stacks: bool, as_json: bool) -> None:
+    """Print one incident: what, evidence, course, actions, cost; the stacks in full in JSON, or if asked to."""
+    if as_json:
+        click.echo(json.dumps(found.document(), indent=2))
+        return
     incident = found.incident
     click.echo(f"incident {found.label}: {incident.id}")
     lines = [
