@@ -25,7 +25,6 @@ class _Question(Generic[T]):
             self.answer.append(self.work())
         except BaseException as problem:  # noqa: BLE001 - whoever asked gets it
             self.problem = problem
-        self.answered.set()
 
 
 class Patience:
@@ -72,14 +71,19 @@ class Patience:
                 seen = self.signs
                 if question.answered.wait(patience_s):
                     break
-                if self.signs == seen:
-                    self.is_overdue = True
+                if self.signs == seen and self._gives_up(question):
                     raise self._overdue(patience_s)
         finally:
             self._lock.release()
         if question.problem is not None:
             raise question.problem
         return question.answer[0]
+
+    def _gives_up(self, question: _Question[Any]) -> bool:
+        """Hold the answer for overdue, unless it has come just now: then nothing would take that back."""
+        with self._asked:
+            self.is_overdue = not question.answered.is_set()
+            return self.is_overdue
 
     def _overdue(self, patience_s: float) -> TimeoutError:
         return TimeoutError(f"{self.path} does not answer (waited {patience_s:g} s)")
@@ -104,4 +108,6 @@ class Patience:
                 question, self._question = self._question, None
             if question is not None:
                 question.put()
-                self.is_overdue = False
+                with self._asked:
+                    self.is_overdue = False
+                    question.answered.set()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, StorageSilentError, hold
 from deeplink.checkpoints.patience import Patience
@@ -56,3 +58,35 @@ def test_what_takes_long_is_waited_for_while_it_goes_on(tmp_path: Path) -> None:
         return "read"
 
     assert patience.ask(long) == "read"
+
+
+def test_an_answer_that_comes_as_it_is_given_up_is_taken_and_the_next_is_asked_for(tmp_path: Path) -> None:
+    let = threading.Event()
+
+    class Late(Patience):
+        """The answer comes when the wait for it is over, and it is not held for overdue yet."""
+
+        @override
+        def _gives_up(self, question: Any) -> bool:
+            let.set()
+            assert question.answered.wait(20)
+            return super()._gives_up(question)
+
+    patience = Late(tmp_path, 0.05)
+    assert patience.ask(lambda: let.wait(20) and "read") == "read"
+    assert patience.ask(lambda: "again", 20) == "again"
+
+
+def test_a_late_answer_makes_way_for_the_next_question(tmp_path: Path) -> None:
+    let = threading.Event()
+    patience = Patience(tmp_path, 0.05)
+    with pytest.raises(TimeoutError):
+        patience.ask(lambda: let.wait(20))
+    with pytest.raises(TimeoutError):
+        patience.ask(lambda: "asked meanwhile")
+    let.set()
+    end = time.monotonic() + 20
+    while patience.is_overdue:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert patience.ask(lambda: "again", 20) == "again"
