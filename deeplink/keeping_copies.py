@@ -153,11 +153,12 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
         with self._lock:
             taking = self._takings.get(key)
             if taking is None:
-                taking = self._takings[key] = _Taking()
+                taking = _Taking()
                 work = threading.Thread(
                     target=self._take, args=(key, taking, request), name="deeplink-copy", daemon=True
                 )
-                work.start()
+                work.start()  # noted only once it runs: it strikes itself out, under this lock
+                self._takings[key] = taking
         for _ in range(_SAYS):
             if taking.ended.wait(_SAY_EVERY_S):
                 break

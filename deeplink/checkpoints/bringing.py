@@ -85,7 +85,9 @@ class Bringer:
             log.warning("%s: %s", SHARED, problem)
         own = [entry for folder in folders for entry in entries(folder) if entry.is_own(claim)]
         if own and not any((self._local / entry.name / manifests.PART).exists() for entry in own):
-            found = newest_whole(folders, claim, skipped, agreed=None)
+            found = self._hold.patiently(
+                lambda: newest_whole(folders, claim, skipped, agreed=None, read=self._hold.stir)
+            )
             return found and Chosen(*found, HERE if found[0].parent == self._local else SHARED)
         names = [*dict.fromkeys(entry.name for entry in sorted(own, reverse=True)), *claim.recognised[:1]]
         for name in names:

@@ -20,7 +20,7 @@ from deeplink.checkpoints.claims import NO_CLAIM, Claim, ClaimDamagedError, Clai
 from deeplink.checkpoints.entries import Entry, Retention, entries
 from deeplink.checkpoints.fetching import FROM, OWN
 from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, FileEntry
-from deeplink.checkpoints.saving import tidy
+from deeplink.checkpoints.saving import tidy, withdraw
 from deeplink.errors import DeepLinkError
 from deeplink.publish import published_folder, write_unsynced
 from deeplink.types import FencedError
@@ -239,7 +239,7 @@ class Copies:
             check()  # once more: this process may have stood still before the rename
         except FencedError:
             if there.name not in self.claim(run).recognised:
-                shutil.rmtree(final)
+                withdraw(final)
             raise
         tidy(folder, claim, Retention(keep=KEEP), check)
 

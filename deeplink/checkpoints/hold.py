@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, Claims, fresh_names
+from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, Claims, fresh_names, in_order, is_newer
 from deeplink.checkpoints.entries import survey
 from deeplink.checkpoints.found import StorageSilentError
 from deeplink.checkpoints.patience import Patience
+from deeplink.errors import DeepLinkError
 from deeplink.types import FencedError
 
 if TYPE_CHECKING:
@@ -163,6 +165,21 @@ class Hold:
             return is_known
         self._is_silent = False
         return True
+
+    def newer_claim(self) -> Claim | None:
+        """Return the newest claim that stands above this attempt's, in the folder or as the agent here knows.
+
+        None where there is none, or neither says: that a newer attempt has begun is known before it has claimed.
+        """
+        known: list[Claim | None] = []
+        with suppress(OSError, DeepLinkError):
+            known.append(self.shared.ask(self.claims.newest))
+        if self.agents is not None:
+            with suppress(OSError, DeepLinkError):
+                known.append(self.agents.hold().claim)
+        own = self.claim or NO_CLAIM
+        newer = [claim for claim in known if claim is not None and is_newer(claim, own)]
+        return in_order(newer)[-1] if newer else None
 
     def running_other(self) -> Claim | None:
         """Return the claim of another job whose ranks are at work on the folder: they end when it is claimed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.entries import abandoned_drafts, entries, entry_name, superfluous
 from deeplink.checkpoints.found import CheckpointExistsError
 from deeplink.checkpoints.manifest import CheckpointWriteError, FileEntry, Manifest
-from deeplink.errors import DeepLinkError
 from deeplink.publish import DRAFT_PREFIX, publish_draft, published_folder
 from deeplink.types import FencedError
 
@@ -191,7 +190,8 @@ def withdraw_if_late(path: Path, hold: Hold, check: Callable[[], None]) -> None:
     """Take back what was published a moment ago if a newer attempt claimed between the check and the rename.
 
     A process may stand still there for as long as it likes. What it then publishes is on no list and counts for
-    nothing; but nobody need find it. Unless the newer attempt was quick to see it, and goes on from it.
+    nothing; but nobody need find it. Unless the newer attempt was quick to see it, and goes on from it: as long as
+    its claim is not known, it may.
 
     Raises:
         FencedError: a newer attempt has claimed.
@@ -199,13 +199,20 @@ def withdraw_if_late(path: Path, hold: Hold, check: Callable[[], None]) -> None:
     try:
         check()
     except FencedError:
-        with suppress(OSError, DeepLinkError):
-            newest = hold.shared.ask(hold.claims.newest)
-            if path.name not in newest.recognised:
-                shutil.rmtree(_hidden(path))
+        newer = hold.newer_claim()
+        if newer is not None and path.name not in newer.recognised:
+            withdraw(path)
         raise
     except OSError as problem:
         log.debug("whether a newer attempt has begun since is not known: %s", problem)
+
+
+def withdraw(path: Path) -> None:
+    """Take back a checkpoint that counts for nothing: nobody sees it half removed. Trouble with that is logged."""
+    try:
+        shutil.rmtree(_hidden(path))
+    except OSError as problem:
+        log.warning("%s counts for nothing, and is not all removed: %s", path, problem)
 
 
 def tidy(
@@ -249,13 +256,16 @@ def retire(folder: Path, names: Iterable[str], check: Callable[[], None]) -> Non
 
     Raises:
         FencedError: from `check`; everything is as it was.
-        OSError: the file system refuses.
+        OSError: the file system refuses. What could not all be hidden is as it was, too.
     """
-    hidden = [(folder / name, _hidden(folder / name)) for name in names if (folder / name).exists()]
+    hidden: list[tuple[Path, Path]] = []
     try:
+        for name in names:
+            if (folder / name).exists():
+                hidden.append((folder / name, _hidden(folder / name)))  # noqa: PERF401 - each is noted at once
         if hidden:
             check()
-    except BaseException:
+    except BaseException:  # whatever it is, also Ctrl-C, goes on
         for path, trash in hidden:
             trash.rename(path)
         raise

@@ -25,6 +25,7 @@ from deeplink.checkpoints import (
     MetaError,
     ReadOnlyError,
 )
+from deeplink.checkpoints.saving import retire
 from deeplink.clock import ManualClock
 from deeplink.types import Attempt
 
@@ -272,6 +273,15 @@ def test_what_is_removed_while_a_newer_attempt_claims_is_not_what_it_goes_on_fro
     assert found.step == (10 if is_seen else 20)
     save(newer, 30)
     assert names(tmp_path) == [f"step-0000000030.a{2 if is_seen else 3}"]
+
+
+def test_what_could_not_all_be_hidden_is_as_it_was(tmp_path: Path) -> None:
+    both = ["step-0000000001.a1", "x" * 250]  # the name that hides the second one would be too long
+    for name in both:
+        (tmp_path / name).mkdir()
+    with pytest.raises(OSError, match="too long"):
+        retire(tmp_path, both, lambda: None)
+    assert names(tmp_path) == both
 
 
 def test_a_zombies_unfinished_save_is_removed_and_it_learns_why(tmp_path: Path) -> None:

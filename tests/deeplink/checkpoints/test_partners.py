@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import stat
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink import keeping_copies, wire
-from deeplink.checkpoints import CheckpointDamagedError, Checkpoints, CheckpointWriteError, FencedError, council
+from deeplink.checkpoints import (
+    CheckpointDamagedError,
+    Checkpoints,
+    CheckpointWriteError,
+    FencedError,
+    StorageSilentError,
+    council,
+)
 from deeplink.checkpoints.claims import Claim, claim_of, claim_text
 from deeplink.checkpoints.copies import FORGET_S, Copies, NoSuchRunError
 from deeplink.checkpoints.council import NoAgreementError
 from deeplink.checkpoints.manifest import FileEntry, Manifest, manifest_of, manifest_text
 from deeplink.checkpoints.partners import partners
+from deeplink.checkpoints.saving import withdraw_if_late
+from deeplink.clock import SystemClock
 from deeplink.config import Config
 from deeplink.types import Attempt, Member, NodeName
+from deeplink.v1 import keep_pb2
 from tests.deeplink.checkpoints.nodes import Nodes
 
 if TYPE_CHECKING:
@@ -245,6 +256,36 @@ def test_a_rank_is_refused_by_its_own_agent_while_shared_storage_does_not_answer
     assert [path.name for path in nodes.local("n0").glob("step-*")] == ["step-0000000001.a1"]
 
 
+def test_what_was_published_late_is_taken_back_unless_the_newer_attempt_goes_on_from_it(nodes: Nodes) -> None:
+    old = begun(nodes, FIRST, "n0", ["n0"])
+    save(old, 1)
+    old.wait()
+    step, local = "step-0000000002.a1", nodes.local("n0")
+
+    def stood_still(name: str) -> bool:
+        """The old rank published this, stood still, and now looks whether it may; tell whether it stays."""
+        with pytest.raises(FencedError):
+            withdraw_if_late(local / name, old._hold, old._saver.check)
+        return (local / name).exists()
+
+    save(old, 2)
+    old.wait()
+    for node in ALL:
+        nodes.bulletins[node].learn(SECOND)
+    assert stood_still(step), "a newer attempt has begun, and may go on from it: it has not claimed yet"
+    withhold(nodes)
+    shutil.rmtree(next(nodes.store("n2").glob(f"checkpoints/*/from-n0/{step}")))
+    found = restarted(nodes, SECOND, ["n1", "n0"])["n1"]
+    assert found is not None
+    assert (found.step, found.origin) == (2, "n0's disk")
+    # Its claim lies with the agents alone.
+    shutil.copytree(local / step, local / "step-0000000003.a1")
+    assert not stood_still("step-0000000003.a1"), "on no list"
+    give_back(nodes)
+    assert stood_still(step), "the shared folder answers again, and knows of no claim but the old one"
+    assert not list(local.glob(".draft*"))
+
+
 def test_what_does_not_fit_is_not_kept_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = Nodes(tmp_path, config=Config(copies_bytes=len(DATA) // 2))
     checkpoints = begun(job, FIRST, "n0", ["n0"])
@@ -355,6 +396,40 @@ def test_a_disk_that_fills_in_the_middle_of_a_copy_is_left_as_it_was(
     checkpoints.close()
     assert {node: nodes.copies(node) for node in before} == before
     assert not list(nodes.root.glob("*/store/checkpoints/**/.draft*"))
+
+
+def test_a_copy_that_no_thread_could_be_begun_for_is_taken_when_asked_for_again(tmp_path: Path) -> None:
+    copies = Copies(tmp_path)
+    keeper = keeping_copies.KeepServicer(
+        NodeName("n1"), copies, "token", lambda attempt: attempt, clock=SystemClock(), bytes_per_s=1e9
+    )
+    request = keep_pb2.TakeRequest(run="0" * 32, name="step-0000000001.a1", node="n0", source="127.0.0.1:1")
+    before = threading.stack_size(1 << 46)  # no machine has so much room for one
+    try:
+        with pytest.raises(RuntimeError, match="thread"):
+            next(keeper.Take(request, None))  # type: ignore[arg-type]
+    finally:
+        threading.stack_size(before)
+    said = list(keeper.Take(request, None))  # type: ignore[arg-type]
+    assert said[-1].outcome == keep_pb2.TAKE_OUTCOME_FAILED, "and not under way for ever"
+
+
+def test_a_shared_folder_that_stands_still_while_an_attempts_own_checkpoints_are_looked_at_is_given_up(
+    nodes: Nodes,
+) -> None:
+    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
+    save(checkpoints, 1)
+    checkpoints.wait()
+    shutil.rmtree(nodes.local("n0") / "step-0000000001.a1")
+    pipe = nodes.root / "shared" / "step-0000000001.a1" / "manifest.json"  # holds up whoever reads it
+    pipe.unlink()
+    os.mkfifo(pipe)
+    checkpoints._hold._looking.patience_s = 0.3
+    try:
+        with pytest.raises(StorageSilentError):
+            checkpoints.latest()
+    finally:
+        os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
 
 
 def test_copies_of_a_run_that_was_still_for_long_are_forgotten_and_no_others(tmp_path: Path) -> None:
