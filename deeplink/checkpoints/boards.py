@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Final, Self
 from typing_extensions import override
 
 from deeplink.checkpoints.fetching import SERVICE
-from deeplink.checkpoints.parts import Exchange, PartsMissingError, SaveAbandonedError
+from deeplink.checkpoints.parts import Exchange, SaveAbandonedError
+from deeplink.checkpoints.wordboard import FAILED, MOST_PIECE
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainBusyError, PlainSilentError
 from deeplink.v1 import keep_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from deeplink.checkpoints.agents import JobAgents
 
-_PIECE: Final = 48 << 10
 _CALL_S: Final = 5.0
 _RETRY_S: Final = 20.0
 """An agent that does not answer for so long is gone."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _CHECK_EVERY_S = 0.005, 0.5, 5.0
 _AGAIN_S = 0.2
-FAILED: Final = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Board(Exchange):
         Raises:
             PlainCallError: the agent does not take it.
         """
-        pieces = max(1, -(-len(data) // _PIECE))
+        pieces = max(1, -(-len(data) // MOST_PIECE))
         for piece in range(pieces):
             request = keep_pb2.TellRequest(
                 board=self.name,
@@ -77,24 +76,12 @@ class Board(Exchange):
                 rank=self.group.rank,
                 piece=piece,
                 pieces=pieces,
-                data=data[piece * _PIECE : (piece + 1) * _PIECE],
+                data=data[piece * MOST_PIECE : (piece + 1) * MOST_PIECE],
             )
             self._called("Tell", request.SerializeToString())
 
     @override
-    def take(self, kind: str, *, of: int) -> bytes:
-        """Return what rank `of` told; waits for it."""
-        self._wait(kind, [of])
-        return self._words(kind, of)
-
-    @override
-    def gather(self, kind: str) -> list[bytes]:
-        """Return what every rank told, in their order; waits for all of them."""
-        everyone = list(range(self.group.world))
-        self._wait(kind, everyone)
-        return [self._words(kind, rank) for rank in everyone]
-
-    def _words(self, kind: str, rank: int) -> bytes:
+    def _said(self, kind: str, rank: int) -> bytes:
         reply = self._heard(keep_pb2.HearRequest(board=self.name, kind=kind, ranks=[rank]))
         if not reply.words:
             raise SaveAbandonedError(self.draft, "the agent began anew, and forgot what ranks said")
@@ -104,23 +91,12 @@ class Board(Exchange):
         return keep_pb2.HearReply.FromString(self._called("Hear", request.SerializeToString()))
 
     @override
-    def _wait(self, kind: str, ranks: list[int]) -> None:
-        began = checked = self.clock.monotonic()
-        pause = _FIRST_PAUSE_S
-        while True:
-            reply = self._heard(keep_pb2.HearRequest(board=self.name, kind=kind))
-            if not (missing := sorted(set(ranks).difference(reply.spoke))):
-                return
-            if reply.failed:
-                raise SaveAbandonedError(self.draft, f"rank {reply.failed[0]} failed: {reply.failure}")
-            now = self.clock.monotonic()
-            if now - began > self.patience_s:
-                raise PartsMissingError(self.draft, kind, missing, self.patience_s)
-            if now - checked > _CHECK_EVERY_S:
-                self.check()
-                checked = now
-            self.clock.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+    def _missing(self, kind: str, ranks: Sequence[int]) -> list[int]:
+        reply = self._heard(keep_pb2.HearRequest(board=self.name, kind=kind))
+        missing = sorted(set(ranks).difference(reply.spoke))
+        if missing and reply.failed:
+            raise SaveAbandonedError(self.draft, f"rank {reply.failed[0]} failed: {reply.failure}")
+        return missing
 
     def _called(self, method: str, message: bytes) -> bytes:
         if self.agents is None:

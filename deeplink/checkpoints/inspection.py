@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import Claims
-from deeplink.checkpoints.entries import Entry, Retention, abandoned_drafts, entries, superfluous
+from deeplink.checkpoints.entries import FENCED, Entry, Retention, abandoned_drafts, entries, superfluous
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
 from deeplink.checkpoints.saving import retire
 from deeplink.errors import DeepLinkError
@@ -134,8 +134,7 @@ def look(
             yield Found(entry=entry, state=State.DAMAGED, reason=damaged.reason, manifest=manifest)
             continue
         if not entry.counts(claim):
-            reason = f"published by a fenced attempt (claim {entry.claim})"
-            yield Found(entry=entry, state=State.FENCED, reason=reason, manifest=manifest)
+            yield Found(entry=entry, state=State.FENCED, reason=FENCED.format(entry.claim), manifest=manifest)
             continue
         part = (
             f"{len(here)} of {len(manifest.files)} files, a node's part" if len(here) < len(manifest.files) else ""

@@ -23,7 +23,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.publish import fsync_path, write_unsynced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -113,7 +113,7 @@ class Exchange:
             PartsMissingError: it did not in time.
         """
         self._wait(kind, [of])
-        return self._path(kind, of).read_bytes()
+        return self._said(kind, of)
 
     def gather(self, kind: str) -> list[bytes]:
         """Return what every rank told, in their order; waits for all of them.
@@ -122,13 +122,17 @@ class Exchange:
             PartsMissingError: one did not in time.
         """
         everyone = range(self.group.world)
-        self._wait(kind, list(everyone))
-        return [self._path(kind, rank).read_bytes() for rank in everyone]
+        self._wait(kind, everyone)
+        return [self._said(kind, rank) for rank in everyone]
 
     def _path(self, kind: str, rank: int) -> Path:
         return self.draft / FOLDER / f"{kind}-{rank:05d}"
 
-    def _wait(self, kind: str, ranks: list[int]) -> None:
+    def _said(self, kind: str, rank: int) -> bytes:
+        """Return what a rank told that is not missing."""
+        return self._path(kind, rank).read_bytes()
+
+    def _wait(self, kind: str, ranks: Sequence[int]) -> None:
         began = checked = self.clock.monotonic()
         pause = _FIRST_PAUSE_S
         while missing := self._missing(kind, ranks):
@@ -141,7 +145,12 @@ class Exchange:
             self.clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _missing(self, kind: str, ranks: list[int]) -> list[int]:
+    def _missing(self, kind: str, ranks: Sequence[int]) -> list[int]:
+        """Return which of the ranks have not told yet.
+
+        Raises:
+            SaveAbandonedError: one of them never will.
+        """
         there = fresh_names(self.draft / FOLDER)
         missing = [rank for rank in ranks if self._path(kind, rank).name not in there]
         if missing:

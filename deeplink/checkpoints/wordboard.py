@@ -13,7 +13,9 @@ from deeplink.v1 import keep_pb2
 MOST_BOARDS: Final = 8
 MOST_BOARD_BYTES: Final = 256 << 20
 MOST_PIECE: Final = 48 << 10
-_FAILED = "failed"
+"""Of what a rank says in several; a request has 60,000 bytes at most (`plainrpc`)."""
+FAILED: Final = "failed"
+"""What a rank tells that gives up; who waits for others hears it."""
 
 
 class BoardFullError(DeepLinkError):
@@ -71,10 +73,10 @@ class Boards:
             whole = {
                 rank: words for (kind, rank), words in board.items() if kind == request.kind and words.are_whole
             }
-            failed = sorted(rank for kind, rank in board if kind == _FAILED)
+            failed = sorted(rank for kind, rank in board if kind == FAILED)
             reply = keep_pb2.HearReply(spoke=sorted(whole), failed=failed)
             if failed:
-                reply.failure = _joined(board[_FAILED, failed[0]]).decode(errors="replace")
+                reply.failure = _joined(board[FAILED, failed[0]]).decode(errors="replace")
             if all(rank in whole for rank in request.ranks):
                 reply.words.extend(_joined(whole[rank]) for rank in request.ranks)
             return reply
