@@ -1,14 +1,16 @@
 """Which rank is persistently slow; pure.
 
 Ranks say how long their own work in a step takes, waiting for others left out (`deeplink.timed`). A window is so
-many steps of every rank. A rank is slow in a window if its time is beyond the median of all by a quarter, and by
-six deviations as ranks deviate (median of the absolute deviations, which a few odd ranks do not move). Who is slow
-in four windows in a row is a straggler; one hiccup makes none, nor do ranks that are slow by turns.
+many steps of every rank, and a rank's time in it the median of what it said: who writes a checkpoint, or a log,
+every so many steps is not slow. A rank is slow in a window if its time is beyond the median of all by a quarter,
+and by six deviations as ranks deviate (median of the absolute deviations, which a few odd ranks do not move). Who
+is slow in four windows in a row is a straggler; one hiccup makes none, nor do ranks that are slow by turns.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WINDOW = 16
-"""Steps of every rank between two comparisons: what a rank says is the median of as many."""
+"""Steps of every rank between two comparisons."""
 IN_A_ROW = 4
 FACTOR = 1.25
 DEVIATIONS = 6.0
@@ -62,7 +64,8 @@ class Stragglers:
     """Compares the ranks of an attempt, window after window."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, tuple[int, float]] = {}
+        self._newest: dict[int, int] = {}
+        self._said: dict[int, deque[float]] = {}  # in this window
         self._from: int | None = None
         self._through: set[int] = set()  # the ranks that are through with this window
         self._rows: dict[int, int] = {}
@@ -70,25 +73,28 @@ class Stragglers:
 
     def begin(self) -> None:
         """A new attempt begins."""
-        self._newest, self._from, self._rows, self.found = {}, None, {}, {}
+        self._newest, self._said, self._from, self._rows, self.found = {}, {}, None, {}, {}
         self._through = set()
 
     def take(self, rank: int, step: int, work_s: float) -> None:
         """Take in what a rank says of its own work; 0 where it does not measure it."""
         if not 0 < work_s < float("inf"):
             return
-        self._newest[rank] = step, work_s
+        self._newest[rank] = step
+        self._said.setdefault(rank, deque(maxlen=WINDOW)).append(work_s)
         if self._from is None:
             self._from = step
         elif step >= self._from + WINDOW:
             self._through.add(rank)
         if self._through and len(self._through) == len(self._newest):
             self._compare()
-            self._from = max(newest for newest, _ in self._newest.values())
+            self._from = max(self._newest.values())
             self._through.clear()
+            self._said.clear()
 
     def _compare(self) -> None:
-        work_s = {rank: work for rank, (_, work) in self._newest.items()}
+        # The lower one of two in the middle: half a window is not most of it.
+        work_s = {rank: statistics.median_low(said) for rank, said in self._said.items()}
         slow = slow_ranks(work_s)
         self._rows = {rank: self._rows.get(rank, 0) + 1 for rank in slow}
         middle = statistics.median(work_s.values())

@@ -56,6 +56,16 @@ def test_one_hiccup_makes_no_straggler(ranks: int, at: int, times: float) -> Non
         assert not found.found
 
 
+@given(st.integers(2, 2 * WINDOW), st.integers(0, 2 * WINDOW), st.floats(2, 100))
+def test_who_does_something_else_every_so_many_steps_is_not_slow(every: int, at: int, times: float) -> None:
+    found = Stragglers()
+    for step in range(1, 12 * WINDOW):
+        for rank in range(4):
+            # As measured by the loop itself, of that step alone.
+            found.take(rank, step, 0.1 * (times if rank == 0 and step % every == at % every else 1.0))
+        assert not found.found
+
+
 def test_slow_by_turns_is_nobody() -> None:
     found = Stragglers()
     for step in range(1, 20 * WINDOW):
