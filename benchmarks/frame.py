@@ -177,11 +177,10 @@ def _ended(argv: list[str], longest_s: float, *, quiet: bool) -> str:
         try:
             code = process.wait(longest_s)
         except subprocess.TimeoutExpired:
-            _end_it(process)
             return f"it took longer than {longest_s:g} s"
-        except BaseException:
-            _end_it(process)
-            raise
+        finally:
+            if process.returncode is None:
+                _end_it(process)
     return f"exit code {code}" if code else ""
 
 
@@ -287,13 +286,3 @@ def main(
         print(json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=1))
     say(f"written to {path}{f' and {bench.page}' if asked.write_docs else ''}")
     return 1 if found.failed else 0
-
-
-def _end(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
-def unwind_when_told() -> None:
-    """Let SIGTERM and SIGINT unwind this process: the programs and sandboxes it started are ended."""
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without it

@@ -13,27 +13,25 @@ the shared folder and, between two real agents, to a partner's disk; all on this
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.agents import agents
+from benchmarks.program import hand_over, unwind_when_told
+from benchmarks.rows import make_row
 from deeplink.checkpoints import Checkpoints
 from deeplink.publish import fsync_path
-from deeplink.tokens import new_token, write_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from benchmarks.rows import Row
 
@@ -58,37 +56,6 @@ def step(matrix: torch.Tensor) -> None:
     """Do what stands for a training step: some 10 ms on one core."""
     for _ in range(4):
         matrix @ matrix
-
-
-@contextmanager
-def two_nodes(folder: Path) -> Iterator[dict[str, str]]:
-    """Give the environment of a rank on the first of two nodes, each with a real agent."""
-    token = new_token()
-    write_token(folder / "token", token)
-    agents, members = [], []
-    try:
-        for node in ("n0", "n1"):
-            argv = ["node", "--job", "--name", node, "--bind", "127.0.0.1:0", "--store", str(folder / node)]
-            agent = subprocess.Popen(
-                [sys.executable, "-m", "deeplink", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            agents.append(agent)
-            if agent.stdin is None or agent.stdout is None:
-                raise RuntimeError
-            agent.stdin.write(f"{token}\n")
-            agent.stdin.flush()
-            members.append(f"{node}={json.loads(agent.stdout.readline())['address']}")
-        yield {
-            "DEEPLINK_ATTEMPT": "1.0.0",
-            "DEEPLINK_NODE": "n0",
-            "DEEPLINK_AGENT": members[0].partition("=")[2],
-            "DEEPLINK_MEMBERS": ",".join(members),
-            "DEEPLINK_TOKEN_FILE": str(folder / "token"),
-        }
-    finally:
-        for agent in agents:
-            agent.terminate()
-            agent.wait(20)
 
 
 class Turns:
@@ -161,7 +128,7 @@ def measure(folder: Path, megabytes: int, repeats: int) -> list[Row]:
     """Return the rows."""
     stalls, wholes, slower, waited, plain = [], [], [], [], []
     copied = []
-    with two_nodes(folder) as env:
+    with agents(folder, ["n0", "n1"]) as env:
         turns = Turns(folder, make_state(megabytes), env)
         first, _, _ = turns.asynchronous()  # takes its memory
         turns.partnered()
@@ -207,10 +174,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="deeplink-stall-") as name:
         rows = measure(Path(name), asked.mb, asked.repeats)
-    path = write_rows("checkpoints", rows)
-    print(json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=1) if asked.json else table(rows))
+    hand_over("checkpoints", rows, as_json=asked.json)
     return 0
 
 
 if __name__ == "__main__":
+    unwind_when_told()
     sys.exit(main())

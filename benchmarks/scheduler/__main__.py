@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.frame import TOP, Bench, Subject, main, unwind_when_told
+from benchmarks.frame import TOP, Bench, Subject, main
+from benchmarks.program import unwind_when_told
 
 SUBJECTS = {
     "side_by_side": Subject(title="The same job by sbatch and by `deeplink sbatch`, on a real Slurm", root=True),

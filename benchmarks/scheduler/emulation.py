@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import signal
 import statistics
 import sys
 import tempfile
@@ -22,7 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.program import hand_over, unwind_when_told
+from benchmarks.rows import make_row
 from benchmarks.scheduler.choices import Answer, Asked, Record, read_record, write_record
 from benchmarks.scheduler.manyslurmd import GPUS, Names, Shape, in_namespaces, said, slurm_of, wait_idle
 from deeplink.scheduler.placement.request import Cluster, Request, Room
@@ -305,15 +305,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.record:
         write_record(records[0], asked.record)
     rows = [row for record in records for row in rows_of(record)]
-    path = write_rows("emulation", rows)
-    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    hand_over("emulation", rows, as_json=asked.json)
     return 0
 
 
-def _end(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)  # unwinds: the namespaces end
+    unwind_when_told()
     sys.exit(main())

@@ -115,7 +115,7 @@ def slurm_of(shape: Shape, folder: Path) -> Iterator[None]:
     told = [f"--{name}={munge / file}" for name, _, file in (one.partition("=") for one in files)]
     _run(["munged", "--force", *told])
     _run(["slurmctld", "-c", "-f", str(conf)])
-    _until(lambda: "UP" in said(["scontrol", "ping"]), 30.0, "slurmctld")
+    until(lambda: "UP" in said(["scontrol", "ping"]), 30.0, "slurmctld")
     for number in range(shape.nodes):
         _run(["slurmd", "-N", f"e{number}", "-f", str(conf)])
     wait_idle(shape)
@@ -124,7 +124,7 @@ def slurm_of(shape: Shape, folder: Path) -> Iterator[None]:
 
 def wait_idle(shape: Shape) -> None:
     """Return when all nodes are idle."""
-    _until(
+    until(
         lambda: said(["sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D"]) == str(shape.nodes),
         _START_S,
         "nodes",
@@ -137,7 +137,12 @@ def said(argv: Sequence[str]) -> str:
     return (done.stdout + done.stderr).strip()
 
 
-def _until(true: Callable[[], bool], most_s: float, what: str) -> None:
+def until(true: Callable[[], bool], most_s: float, what: str) -> None:
+    """Wait until something is true.
+
+    Raises:
+        TimeoutError: it was not in time.
+    """
     ends = time.monotonic() + most_s
     while not true():
         if time.monotonic() > ends:

@@ -18,7 +18,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.program import hand_over
+from benchmarks.rows import make_row
 from deeplink.scheduler.model.constants import Constants
 from deeplink.scheduler.model.stored import constants_text
 from deeplink.scheduler.sandbox.cluster import Sandbox
@@ -136,8 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     rows = rows_of(measured(5 if asked.quick else asked.repeats))
-    path = write_rows("overhead", rows)
-    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    hand_over("overhead", rows, as_json=asked.json)
     return 0
 
 

@@ -24,7 +24,8 @@ from itertools import pairwise, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.program import hand_over
+from benchmarks.rows import make_row
 from deeplink.scheduler.placement import search
 from deeplink.scheduler.placement.cost import DEFAULT_COST
 from deeplink.scheduler.placement.fragmentation import fragmentation
@@ -324,8 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *stream_rows(min(repeats, 3), 150 if asked.quick else 600),
         *order_rows(repeats),
     ]
-    path = write_rows("placement", rows)
-    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    hand_over("placement", rows, as_json=asked.json)
     return 0
 
 

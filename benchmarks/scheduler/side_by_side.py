@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.program import hand_over
+from benchmarks.rows import make_row
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.namespaced import Namespaced
 from deeplink.scheduler.sandbox.network import cable
@@ -175,8 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(said, file=sys.stderr)
         if unshaped:
             print(f"no step times: {unshaped}", file=sys.stderr)
-    path = write_rows("side_by_side", rows)
-    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    hand_over("side_by_side", rows, as_json=asked.json)
     return 0
 
 

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.program import hand_over
+from benchmarks.rows import make_row
 from deeplink.scheduler.simulate.measure import SIZES, WIDE, Figure, What
 from deeplink.scheduler.simulate.policies import Policy
 from deeplink.scheduler.simulate.site import Tree, generated
@@ -97,8 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = QUICK_JOBS if asked.quick else None
     study, took = studied(asked.trace, 2 if asked.quick else asked.seeds, jobs)
     rows = [*rows_of(study, took), great_row(asked.trace, QUICK if asked.quick else GREAT, jobs)]
-    path = write_rows("simulation", rows)
-    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    hand_over("simulation", rows, as_json=asked.json)
     return 0
 
 

@@ -19,7 +19,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.program import hand_over
+from benchmarks.rows import make_row
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import Slurm
@@ -137,8 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.quick:
         asked.watchers, asked.interval, asked.slots = 20, 3.0, 3
     rows = rows_of(measured(asked.watchers, asked.interval, asked.slots), asked.slots * asked.interval)
-    path = write_rows("status_load", rows)
-    print(path.read_text(encoding="utf-8") if asked.json else f"{table(rows)}\nwritten to {path}")
+    hand_over("status_load", rows, as_json=asked.json)
     return 0
 
 

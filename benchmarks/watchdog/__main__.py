@@ -6,7 +6,7 @@ make bench-watchdog ARGS=--write-docs        writes docs/benchmarks-watchdog.md 
 
 Each subject is a program of its own (`python -m benchmarks.watchdog.SUBJECT --help`) and writes its rows to
 build/bench. Those that drive a real Slurm need root; what cannot be measured here is named, with the reason. The
-faults take about an hour, the clean hours more than another: `--only faults` leaves them out. The hour of random
+faults take forty minutes, the clean hours more than an hour: `--only faults` leaves them out. The hour of random
 faults is a program of its own: `python -m benchmarks.watchdog.storm`.
 """
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.frame import TOP, Bench, Subject, lasts, main, unwind_when_told
+from benchmarks.frame import TOP, Bench, Subject, lasts, main
+from benchmarks.program import unwind_when_told
 from benchmarks.watchdog.scenarios import BY_NAME, REPEATS, STOCK_REPEATS, cases_of
 from benchmarks.watchdog.turns import estimate_s
 

@@ -11,16 +11,13 @@ Prints a table and writes build/bench/clean.json. Exit code 0 whether figures ar
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from benchmarks.frame import unwind_when_told
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.program import hand_over, options, unwind_when_told
+from benchmarks.rows import make_row
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.scenarios import Rights
 from benchmarks.watchdog.stand import Stand, StandError, sweep, until
@@ -84,20 +81,16 @@ def measured(count: int, minutes: float, *, least_hours: float | None) -> list[R
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/clean.json."""
-    parser = argparse.ArgumentParser(prog="benchmarks.watchdog.clean", description=(__doc__ or "").split("\n")[0])
+    parser = options("benchmarks.watchdog.clean", __doc__, quick="4 jobs for 3 minutes")
     parser.add_argument("--jobs", type=int, default=MOST_JOBS, help=f"side by side ({MOST_JOBS}, the most)")
     parser.add_argument("--minutes", type=float, default=75.0, help="for so long (75)")
-    parser.add_argument("--quick", action="store_true", help="4 jobs for 3 minutes")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     if asked.quick:
         asked.jobs, asked.minutes = 4, 3.0
     if not 1 <= asked.jobs <= MOST_JOBS or asked.minutes <= 0:
         parser.error(f"--jobs: 1 to {MOST_JOBS}; --minutes: above 0")
     rows = measured(asked.jobs, asked.minutes, least_hours=None if asked.quick else HOURS)
-    written = write_rows("clean", rows)
-    print(json.dumps([asdict(row) for row in rows], indent=1) if asked.json else table(rows))
-    print(f"written to {written}", file=sys.stderr)
+    hand_over("clean", rows, as_json=asked.json)
     return 0
 
 

@@ -18,13 +18,14 @@ import random
 import statistics
 import sys
 import time
+import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.frame import unwind_when_told
+from benchmarks.program import unwind_when_told
 from benchmarks.rows import BENCH, make_row, table, write_rows
 from benchmarks.watchdog.judging import Figures
 from benchmarks.watchdog.playing import play, play_stock
@@ -95,8 +96,10 @@ def run(of: Scenario | StockCase, seed: int, starting: threading.Lock | None = N
     try:
         came = play(of, seed, held).figures if isinstance(of, Scenario) else play_stock(of, seed, held)
     except Exception as problem:  # noqa: BLE001 - hours of the others' figures are not to be lost for it
-        why = str(problem) if isinstance(problem, DeepLinkError) else f"{type(problem).__name__}: {problem}"
-        return Run(of, time.monotonic() - began, problem=why or type(problem).__name__)
+        if isinstance(problem, DeepLinkError):
+            return Run(of, time.monotonic() - began, problem=str(problem) or type(problem).__name__)
+        traceback.print_exc()  # a defect of ours, and a line of its message would not say where
+        return Run(of, time.monotonic() - began, problem=f"{type(problem).__name__}: {problem}")
     return Run(of, time.monotonic() - began, came)
 
 
@@ -263,6 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="of orders and targets (default: 1)")
     asked = parser.parse_args(arguments)
+    if asked.repeats < 1 or asked.stock < 0:
+        parser.error("--repeats: at least 1; --stock: not below 0")
     names = asked.only.split(",")
     if unknown := sorted(set(names) - set(BY_NAME)):
         parser.error(f"--only: no such scenario: {', '.join(unknown)}; there are {', '.join(BY_NAME)}")

@@ -16,16 +16,14 @@ runs. Each side saves either every hour or as often as is best for it by the for
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import random
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.frame import unwind_when_told
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.program import hand_over, options, unwind_when_told
+from benchmarks.rows import make_row
 from deeplink.checkpoints.interval import availability, availability_optimal
 
 if TYPE_CHECKING:
@@ -138,24 +136,19 @@ def measured(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.watchdog.goodput", description=(__doc__ or "").split("\n")[0]
-    )
+    quick = "2,000 failures and 3 seeds instead of 20,000 and 10"
+    parser = options("benchmarks.watchdog.goodput", __doc__, quick=quick)
     parser.add_argument("--save-s", type=float, default=60.0, metavar="S", help="how long a save takes (60)")
     parser.add_argument("--stall-share", type=float, default=0.04, metavar="P", help="of it training stops (0.04)")
     parser.add_argument(
         "--restart-s", type=float, default=10.0, metavar="S", help="death to first step, ours (10)"
     )
-    parser.add_argument("--quick", action="store_true", help="2,000 failures and 3 seeds instead of 20,000 and 10")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     if not (asked.save_s > 0 and 0 < asked.stall_share <= 1 and asked.restart_s >= 0):
         parser.error("--save-s and --stall-share are above 0, the share at most 1, --restart-s not below 0")
     failures, seeds = (2_000, 3) if asked.quick else (20_000, 10)
     rows = measured(failures, seeds, save_s=asked.save_s, stall_share=asked.stall_share, restart_s=asked.restart_s)
-    written = write_rows("goodput", rows)
-    print(json.dumps([asdict(row) for row in rows], indent=1) if asked.json else table(rows))
-    print(f"written to {written}", file=sys.stderr)
+    hand_over("goodput", rows, as_json=asked.json)
     return 0
 
 

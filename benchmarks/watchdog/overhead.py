@@ -12,23 +12,18 @@ others more than of us.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.frame import unwind_when_told
-from benchmarks.rows import make_row, table, write_rows
-from deeplink.agent import Agent, AgentSettings
-from deeplink.tokens import new_token, write_token
-from deeplink.types import NodeName
+from benchmarks.agents import agents
+from benchmarks.program import hand_over, options, unwind_when_told
+from benchmarks.rows import make_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,41 +121,19 @@ def measured(steps: int, repeats: int) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/overhead.json."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.watchdog.overhead", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = options("benchmarks.watchdog.overhead", __doc__, quick="100 steps, 3 repeats")
     parser.add_argument("--steps", type=int, default=300, help="of a loop (300)")
     parser.add_argument("--repeats", type=int, default=15, help="of each loop (15)")
-    parser.add_argument("--quick", action="store_true", help="100 steps, 3 repeats")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     if asked.quick:
         asked.steps, asked.repeats = 100, 3
     if min(asked.steps, asked.repeats) < 1:
         parser.error("--steps and --repeats: at least 1")
-    with tempfile.TemporaryDirectory(prefix="deeplink-overhead-") as name:
-        folder, token = Path(name), new_token()
-        write_token(folder / "token", token)
-        bind = AgentSettings(node=NodeName("here"), bind="127.0.0.1:0", token=token, store=folder / "store")
-        # The agent's own time must not count: it is another process.
-        pipe_in, pipe_out = os.pipe()
-        ours, child = os.getpid(), os.fork()
-        if not child:
-            os.write(pipe_out, Agent(bind).start(folder / "token").address.encode())
-            os.close(pipe_out)
-            while os.getppid() == ours:
-                time.sleep(1)
-            os._exit(0)
-        try:
-            os.environ["DEEPLINK_AGENT"] = os.read(pipe_in, 256).decode()
-            os.environ["DEEPLINK_TOKEN_FILE"] = str(folder / "token")
-            rows = measured(asked.steps, asked.repeats)
-        finally:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-    written = write_rows("overhead", rows)
-    print(json.dumps([asdict(row) for row in rows], indent=1) if asked.json else table(rows))
-    print(f"written to {written}", file=sys.stderr)
+    # The agent's own time does not count: it is another process.
+    with tempfile.TemporaryDirectory(prefix="deeplink-overhead-") as folder, agents(Path(folder), ["here"]) as env:
+        os.environ.update(env)
+        rows = measured(asked.steps, asked.repeats)
+    hand_over("overhead", rows, as_json=asked.json)
     return 0
 
 

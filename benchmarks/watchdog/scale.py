@@ -22,18 +22,18 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from benchmarks.frame import unwind_when_told
-from benchmarks.rows import make_row, rows_from, table, write_rows
-from benchmarks.scheduler.manyslurmd import Shape, in_namespaces, said, slurm_of
+from benchmarks.program import hand_over, options, unwind_when_told
+from benchmarks.rows import make_row, rows_from, write_rows
+from benchmarks.scheduler.manyslurmd import Shape, in_namespaces, said, slurm_of, until
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.watch.journal import Journal, JournalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.rows import Row
 
@@ -93,7 +93,7 @@ def watching(
         watch = subprocess.Popen(["taskset", "-c", str(cores[0]), *argv], stdout=log, stderr=log)
         crowd = None
         try:
-            _until(lambda: token.exists() and journal.exists(), 30.0, f"the watchdog: see {log.name}")
+            until(lambda: token.exists() and journal.exists(), 30.0, f"the watchdog: see {log.name}")
             others = ",".join(map(str, cores[1:] or cores))
             own = ["taskset", "-c", others, sys.executable, "-m", "benchmarks.watchdog.crowd", ADDRESS]
             crowd = subprocess.Popen(
@@ -110,14 +110,6 @@ def watching(
                     process.wait(30)
 
 
-def _until(true: Callable[[], bool], most_s: float, what: str) -> None:
-    ends = time.monotonic() + most_s
-    while not true():
-        if time.monotonic() > ends:
-            raise TimeoutError(what)
-        time.sleep(0.05)
-
-
 def submitted(count: int) -> dict[str, list[str]]:
     """Start jobs that only sleep, and return them with their nodes once all run."""
     for _ in range(count):
@@ -127,7 +119,7 @@ def submitted(count: int) -> dict[str, list[str]]:
             stdout=subprocess.DEVNULL,
             timeout=60,
         )
-    _until(lambda: len(_running()) == count, 180.0, "jobs that run")
+    until(lambda: len(_running()) == count, 180.0, "jobs that run")
     return _running()
 
 
@@ -170,7 +162,7 @@ def fault(watch: Watch, node: str) -> float:
         detected.extend(hit.detected_unix - began for hit in hits)
         return bool(detected)
 
-    _until(found, _FAULT_S, f"a verdict about {node}: see {watch.journal.parent}/watch.log")
+    until(found, _FAULT_S, f"a verdict about {node}: see {watch.journal.parent}/watch.log")
     subprocess.run(["slurmd", "-N", node, "-f", os.environ["SLURM_CONF"]], check=True, timeout=60)
     watch.tell(f"heal {node}")
     return detected[0]
@@ -219,12 +211,10 @@ def inside(nodes: int, jobs: int, faults: int, folder: Path) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/scale.json."""
-    parser = argparse.ArgumentParser(prog="benchmarks.watchdog.scale", description=(__doc__ or "").split("\n")[0])
+    parser = options("benchmarks.watchdog.scale", __doc__, quick="128 nodes, 20 jobs, 2 faults")
     parser.add_argument("--nodes", type=int, default=1_024, help="slurmds (1,024)")
     parser.add_argument("--jobs", type=int, default=200, help="jobs of five nodes (200)")
     parser.add_argument("--faults", type=int, default=5, help="nodes broken, one at a time (5, the most)")
-    parser.add_argument("--quick", action="store_true", help="128 nodes, 20 jobs, 2 faults")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.quick:
@@ -244,9 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _keep_logs(Path(folder))
             return code
         rows = rows_from(json.loads((Path(folder) / "rows.json").read_text(encoding="utf-8")))
-    written = write_rows("scale", rows)
-    print(json.dumps([asdict(row) for row in rows], indent=1) if asked.json else table(rows))
-    print(f"written to {written}", file=sys.stderr)
+    hand_over("scale", rows, as_json=asked.json)
     return 0
 
 
