@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.scenarios import EVERY, After, Never, Scenario
+from deeplink.scheduler.watch.ladder import HELD
 from deeplink.scheduler.watch.records import Kind
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def judge(scenario: Scenario, facts: Facts) -> Figures:
         missing.append(f"no incident of kind {'/'.join(sorted(scenario.kinds))} (there were: {seen})")
     if scenario.after is After.AGAIN and first is None:
         missing.append(f"no newer attempt trained (job {facts.state} {facts.reason})".rstrip())
-    if scenario.after is After.HELD and facts.state not in {"PENDING", "FAILED"}:
-        missing.append(f"job is {facts.state}, neither held nor ended")
-    if scenario.after is After.HELD and facts.state == "FAILED":
-        missing.append("the job failed and was not held")
+    if scenario.after is After.HELD and not (facts.state == "PENDING" and facts.reason.startswith(HELD)):
+        missing.append(f"the job is not held: {facts.state} {facts.reason}".rstrip())
+    if scenario.after is After.HELD and Kind.APPLICATION_FAILED not in {told.kind for told in facts.incidents}:
+        missing.append("no incident says that the application is at fault")
     return Figures(
         detected_s=None if detected is None else max(0.0, detected - facts.fault_unix),
         first_step_s=None if first is None else first.unix - facts.fault_unix,

@@ -43,7 +43,7 @@ def play(scenario: Scenario, seed: int, starting: AbstractContextManager[object]
         starting: is held while cluster and job come up, which loads the machine.
 
     Raises:
-        StandError: it did not come so far as the fault.
+        StandError: it did not come so far as the fault, or the watchdog not so far as its own.
     """
     with ExitStack() as held:
         with starting:
@@ -123,10 +123,11 @@ def _hurt(stand: Stand, scenario: Scenario, chance: random.Random) -> Played:
 
 
 def _kill_watchdog(stand: Stand, scenario: Scenario) -> None:
-    if until(lambda: scenario.kill_watchdog_at in stand.said(), scenario.bound_s):
-        stand.lab.inject("watchdog-killed", CTL)
-        wait(1.0)
-        stand.lab.undo("watchdog-killed", CTL)
+    if not until(lambda: scenario.kill_watchdog_at in stand.said(), scenario.bound_s):
+        raise StandError(f"the watchdog never said {scenario.kill_watchdog_at!r}: {stand.said()[-2000:]}")
+    stand.lab.inject("watchdog-killed", CTL)
+    wait(1.0)
+    stand.lab.undo("watchdog-killed", CTL)
 
 
 def _watched(stand: Stand, scenario: Scenario, attempt: Attempt, began: float) -> float:

@@ -20,10 +20,10 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from benchmarks.frame import TOP, unwind_when_told
+from benchmarks.frame import TOP
+from benchmarks.program import unwind_when_told
 from benchmarks.rows import BENCH, machine
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.playing import late_saves
@@ -36,11 +36,13 @@ from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.lab.laboratory import How
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.ladder import HELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.watchdog.facts import Told
+    from benchmarks.watchdog.facts import Line, Told
+    from deeplink.types import Attempt
 
 PAGE = TOP / "docs" / "storm.md"
 DATASET, FILES, FILE_BYTES = "storm", 600, 700
@@ -98,6 +100,7 @@ class Storm:
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     _open: list[Struck] = field(default_factory=list)
+    _tried: int = 0
 
     # -- jobs
 
@@ -114,7 +117,7 @@ class Storm:
             if row.state.final:
                 run.ended = row.state.value
                 self._check(run)
-            elif row.state is JobState.PENDING and "held" in row.reason.lower():
+            elif row.state is JobState.PENDING and row.reason.startswith(HELD):
                 run.ended = f"held ({row.reason})"
                 self._check(run)
                 with suppress(DeepLinkError):
@@ -129,8 +132,8 @@ class Storm:
         return not any(one.strike.fault in frozen for one in self._open)
 
     def _submit(self, slot: Slot) -> None:
-        number = len(self.runs) + 1
-        stand = self.stand.another(f"job{number}")
+        self._tried += 1  # one that Slurm refused has its folder, too
+        stand = self.stand.another(f"job{self._tried}")
         options = f"-N{slot.nodes} --exclusive --no-kill --requeue --job-name=storm-{slot.name}"
         train = stand.train("--dataset", DATASET, "--epochs", str(EPOCHS), "--batch", "8")
         command = f"exec deeplink run --nproc-per-node 1 --spares {slot.spares} -- {train}"
@@ -168,13 +171,9 @@ class Storm:
 
     @staticmethod
     def _late(run: Run) -> list[str]:
-        lines = run.stand.lines()
         found: list[str] = []
-        attempts = sorted({line.attempt for line in lines})
-        for old, new in pairwise(attempts):
-            fence = min(line.unix for line in lines if line.attempt == new and line.what != "process")
-            resumed = [line.unix for line in lines if line.attempt == new and line.what == "resumed"]
-            found += late_saves(run.stand, old, max(resumed, default=fence))
+        for old, fence in fences(run.stand.lines()):
+            found += late_saves(run.stand, old, fence)
         return found
 
     # -- faults
@@ -311,6 +310,21 @@ class Storm:
             self.problems.append(f"job {run.stand.job} has not finished: {said}")
         self.struck.sort(key=lambda one: one.began_unix)
         self.problems += complaints(self.struck, self.stand.incidents())
+
+
+def fences(lines: Sequence[Line]) -> list[tuple[Attempt, float]]:
+    """Return each attempt that was followed by one that resumed, and when all ranks of the first such had.
+
+    An attempt that was ended before it resumed has claimed nothing, and fences nobody.
+    """
+    resumed: dict[Attempt, float] = {}
+    for line in lines:
+        if line.what == "resumed":
+            resumed[line.attempt] = max(line.unix, resumed.get(line.attempt, line.unix))
+    followed = {
+        old: min((new for new in resumed if new > old), default=None) for old in {line.attempt for line in lines}
+    }
+    return [(old, resumed[new]) for old, new in sorted(followed.items()) if new is not None]
 
 
 def prepare(stand: Stand, say: Callable[[str], None]) -> DeliveryDigest:

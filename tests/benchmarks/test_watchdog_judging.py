@@ -6,15 +6,16 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.watchdog.facts import Facts, Line, Told, newest_step, read_logs
 from benchmarks.watchdog.faults import Measured, differing, notes_of, rows_of, stock_rows, told
 from benchmarks.watchdog.judging import _CHECKS, judge
-from benchmarks.watchdog.playing import _late_output
+from benchmarks.watchdog.playing import _kill_watchdog, _late_output
 from benchmarks.watchdog.scenarios import BY_NAME, SCENARIOS, STOCK, After, Never, Scenario
+from benchmarks.watchdog.stand import Stand, StandError
 from deeplink.scheduler.sandbox.lab.catalog import FAULTS
 from deeplink.scheduler.watch.records import Outcome
 from deeplink.types import Attempt
@@ -154,6 +155,28 @@ def test_a_broken_promise_is_a_row_that_is_short() -> None:
     ratio = rows[f"{SPARE.title}: ours over stock Slurm's"]
     assert ratio.value == pytest.approx(4 / 158)
     assert ratio.reached
+
+
+def test_a_job_that_waits_is_not_held_and_its_incident_says_why() -> None:
+    always = BY_NAME["rank-exit-always"]
+    why = dataclasses.replace(TOLD, kind="application-failed", node="")
+    held = dataclasses.replace(GOOD, state="PENDING", reason="job requeued in held state", incidents=(why,))
+    assert not judge(always, held).missing
+    for wrong in (
+        {"reason": "BeginTime"},
+        {"state": "FAILED", "reason": "NonZeroExitCode"},
+        {"incidents": (dataclasses.replace(why, kind="rank-failed"),)},
+    ):
+        assert len(judge(always, dataclasses.replace(held, **wrong)).missing) == 1
+
+
+def test_a_watchdog_that_never_comes_so_far_is_not_taken_for_killed() -> None:
+    class Silent:
+        said = staticmethod(str)
+
+    midway = dataclasses.replace(BY_NAME["watchdog-killed-midway"], bound_s=0.0)
+    with pytest.raises(StandError, match="requeue job"):
+        _kill_watchdog(cast("Stand", Silent()), midway)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
