@@ -31,7 +31,11 @@ chown --reference={SSD} {_FULL}/upper
 mount -t overlay -o lowerdir={SSD},upperdir={_FULL}/upper,workdir={_FULL}/work full {SSD}
 cat /dev/zero > {_FULL}/fill 2>/dev/null || true
 """
-_DRAIN = f"mountpoint -q {_FULL} || exit 0; umount -l {SSD}; umount -l {_FULL}"
+# What lies over the SSD alone is taken away: it is a mount itself, and filling it may have been broken off.
+_DRAIN = f"""mountpoint -q {_FULL} || exit 0
+if grep -q '^full {SSD} overlay ' /proc/mounts; then umount -l {SSD}; fi
+umount -l {_FULL}
+"""
 _READ_ONLY = f"""set -e
 test -e /run/deeplink-readonly && exit 0
 mount --bind {SSD} {SSD}

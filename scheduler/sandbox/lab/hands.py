@@ -76,9 +76,19 @@ def do(sandbox: Sandbox, step: Step) -> None:  # noqa: C901, PLR0912 - one branc
 
 def _run(sandbox: Sandbox, machine: str, argv: tuple[str, ...]) -> None:
     done = sandbox.run(machine, argv, root=True, timeout_s=_COMMAND_S)
-    # A rule that is there, or gone, already.
-    if done.code and "File exists" not in done.stderr and "No such file" not in done.stderr:
+    if done.code and not _is_so_already(argv, done.stderr):
         raise command.CommandError(argv, done.code, done.stderr)
+
+
+def _is_so_already(argv: tuple[str, ...], said: str) -> bool:
+    """Whether a command failed because a rule is there, or gone, already.
+
+    >>> _is_so_already(("ip", "rule", "add"), "RTNETLINK answers: File exists")
+    True
+    >>> _is_so_already(("sh", "-c", "mount x y"), "mount: y: No such file or directory")
+    False
+    """
+    return argv[:2] == ("ip", "rule") and ("File exists" in said or "No such file" in said)
 
 
 def _daemon(sandbox: Sandbox, machine: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.sandbox.lab import hands, looking, record
+from deeplink.scheduler.sandbox.lab import catalog, hands, looking, record
 from deeplink.scheduler.sandbox.lab.catalog import FAULTS, Target, fault_of
 from deeplink.scheduler.sandbox.lab.duty import processes_of
 from deeplink.scheduler.sandbox.lab.errors import NoTargetError, UnknownFaultError, WoundRecordError
@@ -23,6 +23,7 @@ from deeplink.scheduler.sandbox.lab.record import Wound
 from deeplink.scheduler.sandbox.lab.scene import Scene, Started
 from deeplink.scheduler.sandbox.lab.steps import Step, Verb, process_words
 from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.sandbox.settings import SSD
 
 OF_THE_TABLE = {
     *("node-killed", "node-cut", "rank-stopped", "rank-killed", "rank-exit", "fast-reboot", "slurmd-killed"),
@@ -189,6 +190,32 @@ def test_a_torn_file_is_mended_unless_somebody_wrote_another(tmp_path: Path) -> 
     hands._mend(file, kept)
     assert file.read_bytes() == b"new"
     hands._mend(file, kept)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting file systems needs root")
+@pytest.mark.parametrize(("fill", "left"), [(catalog._FILL, "overlay"), ("mount -t tmpfs full {full}", "tmpfs")])
+def test_the_disk_is_whole_again_also_where_filling_it_was_broken_off(
+    fill: str, left: str, tmp_path: Path
+) -> None:
+    ssd, full = tmp_path / "ssd", tmp_path / "full"
+    for folder in (ssd, full):
+        folder.mkdir()
+    script = "\n".join(
+        [
+            f"mount --bind {ssd} {ssd}; echo before > {ssd}/file",
+            f"({fill.format(full=full)})",
+            "cut -d' ' -f3 /proc/mounts",
+            *(f"({catalog._DRAIN})",) * 2,
+            f"cat {ssd}/file; echo more > {ssd}/more; mountpoint -q {ssd} && ! mountpoint -q {full} && echo whole",
+        ]
+    )
+    script = script.replace(catalog._FULL, str(full)).replace(str(SSD), str(ssd))
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert left in done.stdout, done.stderr
+    assert done.stdout.split()[-2:] == ["before", "whole"], done.stderr
+    assert (ssd / "more").exists()
 
 
 @pytest.mark.slow
