@@ -136,8 +136,11 @@ class Account:
             master=f"{launch.master_address}:{launch.master_port}",
         )
 
-    def tell_first_step(self, step: int | None, repeated: int) -> None:
-        """The attempt reports its first step, and does so many again."""
+    def note_first_step(self, step: int | None, repeated: int) -> None:
+        """The attempt reports its first step, and does so many again: what it was started for is over.
+
+        What was found since is not: ranks that are being ended for it may still report.
+        """
         attempt = str(self._beat.attempt)
         again = f" ({repeated} steps done again)" if repeated else ""
         self._chronicle.event(
@@ -147,6 +150,8 @@ class Account:
             step=step,
             steps_repeated=repeated,
         )
+        if self.incident is not None and self.incident.acted_unix:
+            self.settle(Outcome.RECOVERED, steps_repeated=repeated)
 
     def note(self, points: Iterable[ProgressPoint]) -> None:
         """Take rank 0's reports over, to be told with the next beat; other ranks' are not told."""
@@ -189,28 +194,41 @@ class Account:
 
         That is an incident of its own beside the open one: nothing is done about it.
         """
-        attempt = self._beat.attempt
-        slow = {incident_id(attempt, Kind.STRAGGLER, node): (node, why) for node, why in found.items()}
-        now = self._clock.unix()
+        slow = {incident_id(self._beat.attempt, Kind.STRAGGLER, node): (node, why) for node, why in found.items()}
         news = []
         for key, (node, why) in slow.items():
             if key not in self._slow and (self.incident is None or self.incident.id != key):
-                self._slow[key] = Incident(
-                    id=key,
-                    kind=Kind.STRAGGLER,
-                    node=node,
-                    attempt=attempt,
-                    evidence=why,
-                    began_unix=now,
-                    detected_unix=now,
-                )
+                self._slow[key] = self._beside(Kind.STRAGGLER, node, why)
                 news.append(self._slow[key])
         for key in self._slow.keys() - slow.keys():
             ended = self._slow.pop(key)
             if self.incident is None or self.incident.id != key:  # else it ends with what was done about it
-                news.append(replace(ended, outcome=Outcome.RECOVERED, recovered_unix=now))
+                news.append(self._over(ended))
         if news:
             self._tell(news, now=True)
+
+    def lose_spare(self, node: NodeName, quiet_s: float, because: str) -> None:
+        """Tell of the loss of a node that ran no ranks.
+
+        That is an incident of its own beside the open one, and over at once.
+        """
+        self._tell([self._over(self._beside(Kind.NODE_SILENT, node, because, quiet_s))], now=True)
+
+    def _beside(self, kind: Kind, node: NodeName, because: str, quiet_s: float = 0.0) -> Incident:
+        """Return an incident for which no rank stands still."""
+        now = self._clock.unix()
+        return Incident(
+            id=incident_id(self._beat.attempt, kind, node),
+            kind=kind,
+            node=node,
+            attempt=self._beat.attempt,
+            evidence=because,
+            began_unix=now - quiet_s,
+            detected_unix=now,
+        )
+
+    def _over(self, incident: Incident) -> Incident:
+        return replace(incident, outcome=Outcome.RECOVERED, recovered_unix=self._clock.unix())
 
     def locate(self, found: Found) -> None:
         """Add where its ranks were to the open incident."""
@@ -259,7 +277,7 @@ class Account:
             self._chronicle.event("storage-frozen", because, stuck_s=stuck_s)
             self._tell([self._frozen], now=True)
         elif self._frozen is not None and not stuck_s:
-            ended = replace(self._frozen, outcome=Outcome.RECOVERED, recovered_unix=now)
+            ended = self._over(self._frozen)
             self._frozen = None
             self._chronicle.event("storage-back", "the job's folder can be written again")
             self._tell([ended], now=True)

@@ -190,10 +190,8 @@ class Supervisor:
         self._account.note(points)
         self._liaison.take(point for point in points if point.attempt == self._attempt)
         if self._progress.take(points, self._attempt, now):
-            step, repeated = self._progress.first, self._progress.repeated
-            self._account.tell_first_step(step, repeated)
+            self._account.note_first_step(self._progress.first, self._progress.repeated)
             self._log.note_step()
-            self._account.settle(Outcome.RECOVERED, steps_repeated=repeated)
         self._account.tick()
 
     def _decided(self, running: _Running) -> Verdict:
@@ -256,12 +254,13 @@ class Supervisor:
             running.step.send(number)
 
     def _lose_spares(self, running: _Running, verdict: Verdict) -> None:
-        self._open(verdict, Action.NONE)
+        self._tell_silent(verdict.lost)
+        for node in verdict.lost:
+            self._account.lose_spare(node, self._fleet.silence()[node].contact_s, verdict.because)
         self._forget(verdict.lost)
         active = running.layout.active
         self._account.describe(spares=tuple(node for node in self._usable if node not in active))
         self._chronicle.event("spare-lost", f"{verdict.because}: no spare any more", nodes=verdict.lost)
-        self._account.settle(Outcome.RECOVERED)
 
     @property
     def _lost(self) -> list[NodeName]:
@@ -330,15 +329,19 @@ class Supervisor:
             thread.join(TICK_S)
 
     def _open(self, verdict: Verdict, action: Action) -> None:
-        silence = self._fleet.silence()
-        stuck_s = self._progress.stuck_s(self._clock.monotonic()) or 0.0
-        quiet_s = max((silence[node].contact_s for node in verdict.lost), default=stuck_s)
-        if verdict.lost:
-            self._chronicle.event("node-silent", nodes=verdict.lost, silent_s=quiet_s, attempt=str(self._attempt))
+        quiet_s = self._tell_silent(verdict.lost) or self._progress.stuck_s(self._clock.monotonic()) or 0.0
         blamed = (*verdict.lost, *verdict.suspects)
         kind = verdict.kind or Kind.RANK_FAILED
         self._account.settle(Outcome.FAILED)  # the one before, if it has not come to a step since
         self._account.open(kind, blamed[0] if blamed else None, quiet_s, verdict.because, action)
+
+    def _tell_silent(self, lost: Collection[NodeName]) -> float:
+        """Tell of lost nodes; returns for how long nothing was heard of them, 0 where there are none."""
+        silence = self._fleet.silence()
+        silent_s = max((silence[node].contact_s for node in lost), default=0.0)
+        if lost:
+            self._chronicle.event("node-silent", nodes=lost, silent_s=silent_s, attempt=str(self._attempt))
+        return silent_s
 
     def _say_once(self, because: str) -> None:
         kind = because.rpartition(":")[2]
@@ -352,14 +355,16 @@ class Supervisor:
             self._fleet.abandon()
             self._step, self.has_lost = None, True
             return self._ends.elsewhere(verdict, self._begun)
+        action = Action.REQUEUE
+        if verdict.move is not Move.REQUEUE:
+            action = self._ends.action_for(verdict, self._log, requeueable=self._liaison.requeueable)
+        if verdict.kind is not None:  # before the stacks are asked for: they belong to it
+            self._open(verdict, action)
         if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)
         self._while_listening(running.step.kill)
         if verdict.move is Move.REQUEUE:
-            self._open(verdict, Action.REQUEUE)
             return self._ends.start_again(verdict, self._begun, lost=self._lost)
         if verdict.kind is None:
             return self._ends.end(verdict, self._begun)
-        action = self._ends.action_for(verdict, self._log, requeueable=self._liaison.requeueable)
-        self._open(verdict, action)
         return self._ends.give_up(verdict, action, self._log, self._begun, lost=self._lost)

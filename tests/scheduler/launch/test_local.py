@@ -174,6 +174,18 @@ def test_ranks_that_hang_are_started_again_in_place(tmp_path: Path) -> None:
     assert run.events("attempt-started")[1]["nodes"] == ["local0", "local1"]
 
 
+def test_where_ranks_hung_is_kept_of_a_run_that_is_given_up(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--local", "2", "--step-timeout", "3", "--max-relaunches", "0", steps=30, HANG_AT="12")
+    code, said = run.ended()
+    assert code == 1, said
+    assert recorded(run) == [("ranks-hung", "none", "failed")]
+    (path,) = run.folder.glob("own/jobs/*/journal.sqlite")
+    with Journal(path, read_only=True) as journal:
+        (incident,) = journal.incidents()
+        assert [one.rank for one in journal.stacks(incident.id)] == [0, 1]
+    assert "stacks of 2 ranks" in incident.evidence
+
+
 def test_a_signal_is_passed_on_and_the_answer_comes_back(tmp_path: Path) -> None:
     run = Run(tmp_path, "--local", "2", steps=5000, LEAVE_TERM="1")
     run.wait_for(lambda: run.events("first-step"))

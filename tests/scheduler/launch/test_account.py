@@ -1,0 +1,100 @@
+"""What is told of a job: which incident ends when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.account import Account
+from deeplink.scheduler.launch.chronicle import Chronicle, Courier
+from deeplink.scheduler.launch.fleet import Silence
+from deeplink.scheduler.launch.local import LocalBackend
+from deeplink.scheduler.watch.records import Action, Beat, Finding, Incident, Kind, Outcome, Phase
+from deeplink.types import NodeName
+
+N1, N2 = NodeName("n1"), NodeName("n2")
+
+
+class NoAgents:
+    """What an account uses of a fleet that hears nobody."""
+
+    def silence(self) -> Mapping[NodeName, Silence]:
+        return {}
+
+    def health(self) -> Mapping[NodeName, tuple[Finding, ...]]:
+        return {}
+
+    def boot_ids(self) -> Mapping[NodeName, str]:
+        return {}
+
+
+@dataclass
+class Told:
+    """An account, and what the watchdog hears of it: the newest telling of each incident."""
+
+    account: Account
+    chronicle: Chronicle
+    clock: ManualClock
+    beats: list[Beat] = field(default_factory=list)
+
+    def incidents(self) -> dict[str, Incident]:
+        self.chronicle.close()
+        return {incident.kind: incident for beat in self.beats for incident in beat.incidents}
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    clock, beats = ManualClock(), list[Beat]()
+    backend = LocalBackend(7, "ann", (N1, N2), {}, tmp_path, tmp_path)
+    chronicle = Chronicle(tmp_path, clock, [Courier(beats.append, "test")])
+    account = Account(backend, NoAgents(), chronicle, clock)  # type: ignore[arg-type] # all that it uses
+    yield Told(account, chronicle, clock, beats)
+    chronicle.close()
+
+
+def relaunched(told: Told) -> None:
+    """Ranks failed on n1, and were started again."""
+    told.account.open(Kind.RANK_FAILED, N1, 0.0, "exit code 1", Action.RELAUNCH)
+    told.account.enter(Phase.RECOVERING)
+    told.account.acted()
+
+
+def test_an_incident_is_over_with_the_first_step_of_the_attempt_it_led_to(told: Told) -> None:
+    relaunched(told)
+    told.clock.sleep(5.0)
+    told.account.note_first_step(12, 3)
+    (over,) = told.incidents().values()
+    assert (over.outcome, over.recovered_unix, over.steps_repeated) == (Outcome.RECOVERED, told.clock.unix(), 3)
+
+
+def test_it_is_not_over_because_the_ranks_that_are_being_ended_still_report(told: Told) -> None:
+    told.account.open(Kind.NODE_SILENT, N1, 2.5, "nothing heard of n1", Action.RELAUNCH)
+    told.account.note_first_step(1, 0)
+    assert told.account.incident is not None
+    assert told.account.incident.outcome is Outcome.OPEN
+
+
+def test_the_loss_of_a_spare_meanwhile_is_another_incident_and_ends_none(told: Told) -> None:
+    relaunched(told)
+    told.account.lose_spare(N2, 2.5, "nothing heard of n2")
+    told.account.note_first_step(12, 0)
+    found = told.incidents()
+    assert {kind: one.outcome for kind, one in found.items()} == {
+        Kind.RANK_FAILED: Outcome.RECOVERED,
+        Kind.NODE_SILENT: Outcome.RECOVERED,
+    }
+    lost = found[Kind.NODE_SILENT]
+    assert (lost.node, lost.detected_unix - lost.began_unix, lost.ranks) == (N2, 2.5, 0)
+
+
+def test_a_slow_rank_is_told_of_once_and_once_more_when_it_is_not_slow(told: Told) -> None:
+    for found in ({N1: "1.4 times"}, {N1: "1.5 times"}, {}):
+        told.account.note_slow(found)
+        told.clock.sleep(1.0)
+    slow = told.incidents()[Kind.STRAGGLER]
+    assert (slow.outcome, slow.evidence) == (Outcome.RECOVERED, "1.4 times")
+    assert slow.recovered_unix - slow.began_unix == 2.0
