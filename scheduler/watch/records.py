@@ -29,6 +29,15 @@ MOST_STACK_CHARACTERS = 1 << 20
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
+def sayable(text: str) -> str:
+    r"""Return a text that can be kept and sent: of what was no UTF-8 where it was read, question marks are left.
+
+    >>> sayable("caf\udce9"), sayable("café")
+    ('caf?', 'café')
+    """
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 class RecordError(DeepLinkError):
     """A record holds something that cannot be kept."""
 
@@ -121,6 +130,10 @@ class Moment:
     unix: float
     what: str
 
+    def __post_init__(self) -> None:
+        """Make what happened sayable."""
+        object.__setattr__(self, "what", sayable(self.what))
+
 
 BEGAN = "first sign of it"
 """What the moment of the first evidence is called: of several, the earliest alone stays in a timeline."""
@@ -189,7 +202,7 @@ class Incident:
     stacks: tuple[RankStack, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what could not be listed or found again.
+        """Refuse what could not be listed or found again, and make the evidence sayable.
 
         Raises:
             RecordError: no id, or a kind or action that is no lower-case word.
@@ -199,6 +212,7 @@ class Incident:
         for name, word in (("kind", self.kind), ("action", self.action)):
             if not _SLUG.fullmatch(word):
                 raise RecordError(f"incident {self.id!r}", f"{name} {word!r} is no lower-case word")
+        object.__setattr__(self, "evidence", sayable(self.evidence))
 
 
 def incident_id(attempt: Attempt | None, kind: str, what: str = "") -> str:
@@ -453,6 +467,11 @@ class Beat:
     step_timeout_s: float = 0.0
     detail: str = ""
 
+    def __post_init__(self) -> None:
+        """Make what people named sayable."""
+        for name in ("user", "job_name", "detail"):
+            object.__setattr__(self, name, sayable(getattr(self, name)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRecord:
@@ -478,3 +497,7 @@ class ActionRecord:
     began_unix: float = 0.0
     done_unix: float = 0.0
     result: str = ""
+
+    def __post_init__(self) -> None:
+        """Make the reason sayable, which quotes what was seen."""
+        object.__setattr__(self, "reason", sayable(self.reason))

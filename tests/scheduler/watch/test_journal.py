@@ -23,6 +23,7 @@ from deeplink.scheduler.watch.journal import (
     JournalMissingError,
     JournalVersionError,
 )
+from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.records import (
     BEGAN,
     Action,
@@ -30,6 +31,7 @@ from deeplink.scheduler.watch.records import (
     Beat,
     Incident,
     Kind,
+    Moment,
     NodeRecord,
     Outcome,
     Phase,
@@ -328,6 +330,24 @@ def test_a_writer_killed_at_any_instant_loses_nothing_it_had_answered(tmp_path: 
         assert answered <= len(steps) <= answered + 1
         assert incidents == {f"i{step}" for step in steps}, "a beat is kept whole or not at all"
     assert answered > 5
+
+
+def test_what_is_no_utf_8_is_kept_and_told_all_the_same(journal: Journal) -> None:
+    odd = os.fsdecode(b"caf\xe9")  # so a job's name comes out of the environment, and a command's answer
+    wreck = dataclasses.replace(
+        dead(RELAUNCHED), evidence=f"{odd} failed", timeline=(Moment(100.0, f"said: {odd}"),)
+    )
+    told = dataclasses.replace(beat(RELAUNCHED, 1, incidents=(wreck,)), job_name=odd, detail=odd)
+    beat_to_wire(told)
+    journal.record_beat(told, 100.0)
+    found = journal.job(17)
+    assert found is not None
+    assert found.name == "caf?"
+    (known,) = journal.incidents()
+    assert known.evidence.startswith("caf? failed")
+    assert journal.begin_action(
+        ActionRecord(key="k", incident=known.id, remedy="drain", attempt=RELAUNCHED, node=None, reason=odd)
+    )
 
 
 def test_a_full_disk_refuses_a_beat_whole_and_is_over_when_there_is_room(journal: Journal) -> None:

@@ -114,6 +114,15 @@ def test_py_spy_tells_of_a_stopped_rank_where_it_is(start: Start) -> None:
     assert "wait_for_the_others (rank.py" in found.text
 
 
+def test_a_stack_with_names_that_are_no_utf_8_is_told(start: Start, tmp_path: Path) -> None:
+    process = start(0, answers=False)
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\nprintf 'Thread 1: caf\\351.py\\n'\n")
+    spy.chmod(0o755)
+    (found,) = Stacks("n0", py_spy=str(spy))(ATTEMPT, {0: said(process)}, 8.0, states_only=False)
+    assert (found.source, found.text) == ("py-spy", "Thread 1: caf?.py\n")
+
+
 def test_without_py_spy_a_rank_is_asked_and_goes_on(start: Start) -> None:
     process = start(3)
     for _ in range(2):
