@@ -80,7 +80,8 @@ class Readable:
 
         state = load_config().state
         watchdog = default_journal(state)
-        jobs = tuple(sorted((state / "jobs").glob("*/journal.sqlite")))
+        # One without a byte was just made, or its launcher was killed while making it.
+        jobs = tuple(path for path in sorted((state / "jobs").glob("*/journal.sqlite")) if path.stat().st_size)
         if named is not None or watchdog.exists() or not jobs:
             return cls(((named or watchdog).absolute(),), per_job=False)
         return cls(jobs, per_job=True)

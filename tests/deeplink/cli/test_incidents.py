@@ -202,6 +202,8 @@ def test_without_a_watchdog_those_of_the_own_jobs_are_listed(tmp_path: Path) -> 
         folder.mkdir(parents=True)
         with Journal(folder / "journal.sqlite") as journal:
             journal.record_incident(incident)
+    (tmp_path / "jobs" / "20").mkdir()
+    (tmp_path / "jobs" / "20" / "journal.sqlite").touch()  # its launcher was killed while making it
     listed = told(tmp_path)
     rows = [line.split() for line in listed.output.splitlines() if "n1" in line or "ranks-hung" in line]
     assert [row[0] for row in rows] == ["18.1", "17.1"]
