@@ -15,7 +15,7 @@ from deeplink.scheduler.watch.messages import finding_from_wire
 from deeplink.scheduler.watch.records import RecordError, Severity
 from deeplink.types import NodeName, format_members
 from deeplink.v1 import node_pb2, node_pb2_grpc
-from deeplink.wire import attempt_to_wire, open_channel
+from deeplink.wire import allow_descriptors, attempt_to_wire, open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -49,6 +49,8 @@ KNOCK_S = 1.0
 """A connection that is not there by then is tried for anew: the kernel itself would pause for ever longer."""
 GONE_S = 1.0
 """A machine that has refused connections for so long has lost its agent; while a job ends all of them do."""
+FEW = 128
+"""Each agent is a connection, and two where it is silent: for more, 1,024 open files may be too few."""
 STALL_S = 1.0
 """If we ourselves did nothing for longer than this, the time does not count against anybody."""
 
@@ -139,6 +141,8 @@ class Fleet:
         Raises:
             AgentsFailedError: fewer than `need` came up.
         """
+        if len(nodes) > FEW:
+            allow_descriptors()
         began = self._clock.monotonic()
         enough: float | None = None
         said = False
@@ -298,10 +302,12 @@ class Fleet:
             if now - watched.heard > GAP_S:
                 watched.well_since = now
             watched.heard, watched.refused_since = now, None
+            if asked < watched.asked_and_answered:
+                continue  # a later question's answer was quicker, and says all that this one does
             watched.boot_id = reply.boot_id or watched.boot_id
             watched.health = _findings(reply.health)
             watched.unix = (reply.unix, now)
-            watched.asked_and_answered = max(watched.asked_and_answered, asked)
+            watched.asked_and_answered = asked
             watched.store = reply.store
             if reply.last_report < watched.after_report:
                 watched.after_report = 0  # the agent began anew
@@ -334,7 +340,11 @@ class Fleet:
         if now - max(watched.heard, watched.reached) <= pause and not (failed and watched.refused_since is None):
             return False
         host, _, port = watched.facts.address.rpartition(":")
-        knock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            knock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as problem:  # no more files may be opened
+            log.debug("%s is not knocked at: %s", watched.facts.node, problem)
+            return False
         knock.settimeout(0.0)
         outcome = knock.connect_ex((host.strip("[]"), int(port)))
         if outcome == errno.EINPROGRESS:

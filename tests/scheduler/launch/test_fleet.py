@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import grpc
 import pytest
+from typing_extensions import override
 
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.launch.backend import AgentsFailedError
@@ -116,6 +119,59 @@ def test_reports_arrive_once_and_in_order(node: Callable[[str], Node]) -> None:
     assert fleet.store_of(NodeName("n0")).shards == 3
     fleet.close()
     assert agents.stopped
+
+
+class Overtaken(NodeServicer):
+    """Has its answer to the first question ready at once, and gives it when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(NodeName("n0"), "", node_pb2.StoreStatus)
+        self.ready, self.free = threading.Event(), threading.Event()
+
+    @override
+    def Status(self, request: node_pb2.StatusRequest, context: grpc.ServicerContext) -> node_pb2.StatusReply:
+        is_first, reply = not self.ready.is_set(), super().Status(request, context)
+        if is_first:
+            self.ready.set()
+            self.free.wait(10)
+        return reply
+
+
+def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
+    servicer, heard = Overtaken(), list[int]()
+    bound = bound_server("127.0.0.1:0", TOKEN, lambda server: [add_to(server, servicer)])
+    bound.server.start()
+    one = Node(NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}"), bound, servicer)
+    report(one, 1)
+    fleet, _ = gathered(one)
+
+    def has_heard(step: int) -> bool:
+        heard.extend(progress.step for progress in fleet.tick(ATTEMPT))
+        return step in heard
+
+    heard += [progress.step for progress in until(fleet, servicer.ready.is_set)]
+    report(one, 2)
+    until(fleet, lambda: has_heard(2))
+    servicer.free.set()
+    time.sleep(0.1)
+    report(one, 3)
+    until(fleet, lambda: has_heard(3))
+    assert heard == [1, 2, 3]
+    fleet.close()
+    bound.server.stop(0).wait(5)
+
+
+def test_for_the_agents_of_many_nodes_more_files_may_be_opened() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        for count, is_raised in ((2, False), (1_000, True)):
+            nodes = [NodeName(f"n{number}") for number in range(count)]
+            fleet = Fleet(Agents(), TOKEN, SystemClock())
+            assert not fleet.gather(nodes, count, logs="", told_to_end=lambda: True)
+            assert (resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512) is is_raised
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_asked_agents_fence_older_attempts(node: Callable[[str], Node]) -> None:
