@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,17 @@ Exit codes: 0 done, 1 no such folder or it refuses, 2 wrong usage.
 """
 
 
+@contextmanager
+def _told(doing: str, folder: Path) -> Iterator[None]:
+    """Say what the file system refuses, by the folder's name."""
+    from deeplink.files import FileTroubleError
+
+    try:
+        yield
+    except OSError as problem:
+        raise FileTroubleError(doing, folder, problem) from problem
+
+
 @click.group("checkpoints", epilog="Example: deeplink checkpoints ls FOLDER")
 def command() -> None:
     """List, verify and prune checkpoints."""
@@ -83,10 +95,11 @@ def ls(*, folder: Path, mtbf: float | None, nodes: int | None, restart: float, a
 
     if mtbf is not None and nodes is not None:
         raise click.UsageError("--mtbf and --nodes are two ways to say one thing")
-    found = list(look(folder, chosen(folder), contents=False))
-    advice, no_advice = _advice(folder, mtbf, nodes, restart)
-    if as_json:
+    with _told("list", folder):
+        found = list(look(folder, chosen(folder), contents=False))
+        advice, no_advice = _advice(folder, mtbf, nodes, restart)
         holder = newest_claim(folder).attempt
+    if as_json:
         facts = {
             "folder": str(folder),
             "attempt": str(holder) if holder else None,
@@ -200,11 +213,12 @@ def _verified(folder: Path, names: tuple[str, ...]) -> Iterator[Found]:
     from deeplink.checkpoints.inspection import chosen, look
     from deeplink.cli.get_progress import shown_progress
 
-    which = chosen(folder, names)
-    with shown_progress("verifying", len(which), "checkpoints") as show:
-        for one in look(folder, which, contents=True, read=lambda size: show(0, size)):
-            show(1, 0)
-            yield one
+    with _told("verify", folder):
+        which = chosen(folder, names)
+        with shown_progress("verifying", len(which), "checkpoints") as show:
+            for one in look(folder, which, contents=True, read=lambda size: show(0, size)):
+                show(1, 0)
+                yield one
 
 
 @command.command("prune", epilog=_PRUNE_EPILOG)
@@ -220,16 +234,13 @@ def prune(*, folder: Path, keep: int, every: int | None, dry_run: bool, as_json:
     from deeplink.checkpoints import inspection
     from deeplink.checkpoints.entries import Retention
     from deeplink.cli.get_progress import shown_progress
-    from deeplink.files import FileTroubleError
 
-    try:
+    with _told("prune", folder):
         pruning = inspection.plan_pruning(folder, Retention(keep, every or 0))
         if not dry_run:
             total = len(pruning.names) + len(pruning.drafts)
             with shown_progress("removing", total, "checkpoints") as show:
                 inspection.prune(folder, pruning, lambda _name: show(1, 0))
-    except OSError as problem:
-        raise FileTroubleError("prune", folder, problem) from problem
     if as_json:
         facts = {"folder": str(folder), "dry_run": dry_run, "removed": list(pruning.names)}
         rest = {"drafts": list(pruning.drafts), "spared": list(pruning.spared), "bytes": pruning.bytes}

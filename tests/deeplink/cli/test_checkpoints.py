@@ -16,6 +16,7 @@ from deeplink.checkpoints.inspection import plan_pruning
 from deeplink.cli import cli
 from deeplink.clock import ManualClock
 from deeplink.errors import DeepLinkError
+from deeplink.files import FileTroubleError
 from deeplink.types import Attempt
 
 
@@ -88,6 +89,15 @@ def test_ls_of_nothing_and_of_no_folder(tmp_path: Path) -> None:
     missing = deeplink("ls", tmp_path / "absent")
     assert isinstance(missing.exception, DeepLinkError)
     assert deeplink("ls", tmp_path, "--mtbf", "1", "--nodes", "1").exit_code == 2
+
+
+@pytest.mark.parametrize("verb", ["ls", "verify", "prune"])
+def test_a_folder_whose_claims_cannot_be_listed_is_told_with_what_to_do(folder: Path, verb: str) -> None:
+    (folder / "claims").rename(folder / "moved")
+    (folder / "claims").write_text("no folder")
+    done = deeplink(verb, folder)
+    assert (done.exit_code, type(done.exception)) == (1, FileTroubleError), done.output
+    assert f"cannot {verb.replace('ls', 'list')} {folder}" in str(done.exception)
 
 
 def test_looking_claims_nothing(folder: Path) -> None:
