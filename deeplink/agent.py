@@ -132,6 +132,7 @@ class Agent:
         self._server: BoundServer | None = None
         self._data: PlainServer | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
+        self._store_trouble = ""
         self.store_status = Lately(
             self._looked_at_store,
             node_pb2.StoreStatus(problem="its folder has not answered yet"),
@@ -211,11 +212,16 @@ class Agent:
 
     def _looked_at_store(self) -> node_pb2.StoreStatus:
         try:
-            return self._keeper.status()
+            status = self._keeper.status()
         except (StoreError, OSError) as problem:
             # The heartbeat goes on: the node is alive, its store is not.
-            log.warning("%s", problem)
-            return node_pb2.StoreStatus(problem=str(problem))
+            said = str(problem)
+            if said != self._store_trouble:  # once, not at each look
+                log.warning("%s", said)
+            self._store_trouble = said
+            return node_pb2.StoreStatus(problem=said)
+        self._store_trouble = ""
+        return status
 
     def _feed_metrics(self) -> None:
         metrics.NODE_INFO.info({"node": self.settings.node, "version": deeplink.__version__})

@@ -252,6 +252,19 @@ def test_the_heartbeat_tells_what_the_store_holds_and_unverified_shards_are_veri
         status(said.address)
 
 
+def test_a_store_that_cannot_be_looked_at_is_told_always_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "s"
+    agent = Agent(AgentSettings(node=NodeName("n0"), bind="127.0.0.1:0", token=TOKEN, store=folder))
+    folder.rename(tmp_path / "elsewhere")
+    (said,) = {agent._looked_at_store().problem for _ in range(3)}
+    assert said == f"store {folder}: No such file or directory"
+    (tmp_path / "elsewhere").rename(folder)
+    assert not agent._looked_at_store().problem
+    assert [record.message for record in caplog.records].count(said) == 1
+
+
 def test_what_start_could_not_finish_is_stopped(tmp_path: Path) -> None:
     def settings(bind: str, metrics_bind: str = "") -> AgentSettings:
         return AgentSettings(
