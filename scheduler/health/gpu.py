@@ -70,7 +70,7 @@ def judge_gpus(
     Args:
         reading: what the tools say now.
         known: the UUIDs this node had, and their numbers.
-        first_uncorrected: errors at our first look: those are not new.
+        first_uncorrected: the fewest errors that we saw, those of our first look: they are not new.
         nvlink_risen: by how much the errors of `UUID link` have risen since the last look.
     """
     if reading.unknown:
@@ -82,7 +82,7 @@ def judge_gpus(
     for said in reading.lost:
         yield drain("lost", said)
     for gpu in reading.gpus:
-        yield from _judge_memory(gpu, first_uncorrected.get(gpu.uuid, 0))
+        yield from _judge_memory(gpu, first_uncorrected.get(gpu.uuid, gpu.uncorrected or 0))
         yield from _judge_clocks(gpu)
         for link in gpu.nvlink_errors:
             risen = nvlink_risen.get(f"{gpu.uuid} {link}", 0)

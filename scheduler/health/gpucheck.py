@@ -90,7 +90,8 @@ class GpuCheck:
         dcgm = self._dcgm(end) if self.tools.dcgm else ()
         known = self._known(reading)
         for gpu in reading.gpus:
-            self._first.setdefault(gpu.uuid, gpu.uncorrected or 0)
+            if gpu.uncorrected is not None:  # fewer than there were: the driver was loaded anew
+                self._first[gpu.uuid] = min(self._first.get(gpu.uuid, gpu.uncorrected), gpu.uncorrected)
         risen = self._nvlink.rises(
             {f"{gpu.uuid} {link}": count for gpu in reading.gpus for link, count in gpu.nvlink_errors.items()}
         )

@@ -132,6 +132,17 @@ def test_what_its_memory_says(node: Node) -> None:
     }
 
 
+def test_errors_of_before_are_not_new_though_the_first_look_did_not_see_them(node: Node) -> None:
+    node.answer("memory", "GPU-a, 0, [N/A], No\nGPU-b, 1, 2, No\n")
+    assert node.look() == OLD
+    node.answer("memory", "GPU-a, 0, 4, No\nGPU-b, 1, 2, No\n")
+    assert node.look() == {"GPU-a ecc": Severity.COMMENT, **OLD}
+    node.answer("memory", "GPU-a, 0, 0, No\nGPU-b, 1, 2, No\n")  # the driver was loaded anew
+    assert node.look() == OLD
+    node.answer("memory", "GPU-a, 0, 3, No\nGPU-b, 1, 2, No\n")
+    assert node.look() == {"GPU-a ecc": Severity.DRAIN, **OLD}
+
+
 def test_lower_clocks_by_older_and_newer_names(node: Node) -> None:
     node.answer("throttle", f"GPU-a, 0, Not Active, Not Active, Not Active, Active\nGPU-b, 1, {CALM}\n")
     assert node.look() == {"GPU-a clocks": Severity.OBSERVE, **OLD}
