@@ -69,11 +69,14 @@ class Log:
     history: History = field(init=False)
     _best_before: int | None = field(init=False)
     _stepped: bool = field(init=False)
+    _is_stale: bool = field(init=False)
+    _taking_back: threading.Thread | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Take over what an earlier run of the job left."""
         self.history = carried_over(self.path, self.restart, self.progress)
         self._best_before = self.progress.best
+        self._is_stale = bool(self.history.setbacks or self.history.before)
         # On a job's first run it can only be of another job that had the number.
         self._stepped = self.restart > 0 and self._mark.exists()
 
@@ -93,6 +96,22 @@ class Log:
             self._stepped = True
             threading.Thread(target=self._leave_mark, name="deeplink-stepped", daemon=True).start()
 
+    def note_progress(self) -> None:
+        """Take back what earlier runs left, once this one has got further; does not wait for the storage.
+
+        It may end without a word to the next run: preempted, say, or with its batch host.
+        """
+        if self._is_stale and self.gained:
+            self._is_stale = False
+            self._taking_back = threading.Thread(target=self._take_back, name="deeplink-history", daemon=True)
+            self._taking_back.start()
+
+    def _take_back(self) -> None:
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as problem:
+            log.warning("%s: %s", self.path, problem)
+
     @property
     def _mark(self) -> Path:
         return self.path.with_name(f"stepped.{self.path.name}")
@@ -108,11 +127,11 @@ class Log:
         return self.history.tried(self.progress, now)
 
     def leave(self, verdict: Verdict, now: float) -> None:
-        """Write down that the run ended so."""
-        tried = self.tried(now)
-        if verdict.cause is not None:
-            self.history.note(verdict.cause, verdict.code)
-        leave(self.path, self.restart, self.history, tried, verdict.kind)
+        """Write down that the run ended so; takes as long as the storage."""
+        if self._taking_back is not None:
+            self._taking_back.join()
+        last = None if verdict.cause is None else Setback(verdict.cause, verdict.code)
+        leave(self.path, self.restart, self.tried(now), last, verdict.kind)
 
 
 def file_of(folder: Path, command: Sequence[str]) -> Path:
@@ -142,17 +161,17 @@ def carried_over(path: Path, restart: int, progress: Progress) -> History:
     return History(setbacks=setbacks, before=before)
 
 
-def leave(path: Path, restart: int, history: History, tried: Tried, ended: Kind | None) -> None:
+def leave(path: Path, restart: int, tried: Tried, last: Setback | None, ended: Kind | None) -> None:
     """Write down what the next run of the job is to know.
 
     Args:
         path: where.
         restart: of this run.
-        history: all setbacks; those since the newest step alone are kept.
-        tried: as of the run's end, before its last setback was noted.
+        tried: before the last setback.
+        last: that one; None where there was none.
         ended: the incident it ended with; None where it ended well.
     """
-    recent = history.setbacks[-(len(tried.since_progress) + 1) :] if ended else []
+    recent = [*tried.since_progress, *([last] if last is not None else [])] if ended else []
     kept = {
         "restart": restart,
         "best": tried.best,

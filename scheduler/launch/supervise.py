@@ -192,6 +192,7 @@ class Supervisor:
         if self._progress.take(points, self._attempt, now):
             self._account.note_first_step(self._progress.first, self._progress.repeated)
             self._log.note_step()
+        self._log.note_progress()
         self._account.tick()
 
     def _decided(self, running: _Running) -> Verdict:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from deeplink.scheduler.launch.failure import Cause, Setback
-from deeplink.scheduler.launch.history import History, carried_over, file_of, leave
+from deeplink.scheduler.launch.history import History, Log, carried_over, file_of, leave
 from deeplink.scheduler.launch.progress import LONG_RUN_S, Progress
+from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.watch.records import Kind, ProgressPoint
 from deeplink.types import Attempt
 
@@ -44,8 +46,7 @@ def test_the_next_run_of_the_job_knows_what_the_application_did(tmp_path: Path) 
         history.note(cause, 1)
         progress.fruitless += 1
     tried = history.tried(progress, 0.0)
-    history.note(Cause.UNKNOWN, 1)
-    leave(path, 0, history, tried, Kind.APPLICATION_FAILED)
+    leave(path, 0, tried, Setback(Cause.UNKNOWN, 1), Kind.APPLICATION_FAILED)
     after = Progress()
     found = carried_over(path, 1, after)
     assert (found.before, after.best) == (Kind.APPLICATION_FAILED, 12)
@@ -55,8 +56,7 @@ def test_the_next_run_of_the_job_knows_what_the_application_did(tmp_path: Path) 
 
 def test_a_run_that_ended_well_leaves_no_blame(tmp_path: Path) -> None:
     path, progress = file_of(tmp_path, ["true"]), Progress(best=5)
-    history = History()
-    leave(path, 0, history, history.tried(progress, 0.0), None)
+    leave(path, 0, History().tried(progress, 0.0), None, None)
     assert carried_over(path, 1, progress) == History()
 
 
@@ -65,6 +65,36 @@ def test_what_cannot_be_read_is_as_good_as_nothing(tmp_path: Path, text: str) ->
     path = tmp_path / "history.x"
     path.write_text(text)
     assert carried_over(path, 1, Progress()) == History()
+
+
+FAILED = Verdict(move=Move.FAILED, code=1, kind=Kind.APPLICATION_FAILED, cause=Cause.UNKNOWN)
+
+
+def test_a_run_that_got_further_takes_back_what_was_left_though_it_ends_without_a_word(tmp_path: Path) -> None:
+    path = file_of(tmp_path, ["python", "train.py"])
+    Log(path, 0, Progress(best=12)).leave(FAILED, 0.0)
+    second, attempt = Log(path, 1, Progress()), Attempt(7, 1, 0)
+    assert second.tried(0.0).since_progress == (Setback(Cause.UNKNOWN, 1),)
+    for step, is_kept in ((12, True), (13, False)):
+        second.progress.take([ProgressPoint(attempt=attempt, step=step, unix=0.0)], attempt, 0.0)
+        second.note_progress()
+        for thread in threading.enumerate():
+            if thread.name == "deeplink-history":
+                thread.join(10)
+        assert path.exists() is is_kept
+    third = Log(path, 2, Progress())
+    assert (third.tried(0.0).since_progress, third.history.before) == ((), None)
+    second.leave(FAILED, 0.0)
+    assert Log(path, 2, Progress()).history.before is Kind.APPLICATION_FAILED
+
+
+def test_an_end_that_nobody_is_to_blame_for_adds_no_blame_for_what_was_before_the_newest_step(
+    tmp_path: Path,
+) -> None:
+    path, run = tmp_path / "history", Log(tmp_path / "history", 0, Progress(best=12))
+    run.history.note(Cause.UNKNOWN, 1)
+    run.leave(Verdict(move=Move.FAILED, code=143, kind=Kind.TIME_LIMIT), 0.0)
+    assert not carried_over(path, 1, Progress()).setbacks
 
 
 def test_each_command_has_its_own(tmp_path: Path) -> None:
