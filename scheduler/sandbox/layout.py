@@ -156,6 +156,16 @@ class Layout:
         """Exposed paths, for places that each machine has its own of."""
         return self.folder / "exposed"
 
+    def is_all_ours(self) -> bool:
+        """Whether what lies in the folder is a sandbox's: another folder beside is never taken for one.
+
+        Raises:
+            OSError: it cannot be listed.
+        """
+        files = (self.record, self.storage_image, self.faults, self.kept)
+        ours = {path.name for path in (*files, *self.folders)}
+        return all(entry.name in ours or entry.name.startswith(".") for entry in self.folder.iterdir())
+
     @property
     def folders(self) -> tuple[Path, ...]:
         """Every folder that is there before anything starts."""

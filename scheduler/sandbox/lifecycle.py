@@ -122,13 +122,16 @@ def names() -> list[str]:
 
 
 def left_over(clock: Clock) -> list[str]:
-    """Return the names of sandboxes of which there is a folder, and nobody who runs or is changing them."""
+    """Return the names of sandboxes of which there is a folder, and nobody who runs or is changing them.
+
+    Whoever reads them removes them: a folder that holds anything else is none, wherever DEEPLINK_SANDBOX_ROOT is.
+    """
     found = []
     for name in names():
         try:
             layout = layout_of(name)
             with state.locked(layout, clock, wait_s=0.0):
-                if running(layout, clock) is None:
+                if running(layout, clock) is None and layout.is_all_ours():
                     found.append(layout.name)
         except (NotUpError, BusyError, SandboxNameError, RecordUnreadableError):
             continue  # gone, somebody is at it, none of ours, or it may be up

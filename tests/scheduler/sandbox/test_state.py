@@ -130,8 +130,11 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_what_a_killed_command_left_is_named_and_what_somebody_is_at_is_not(root: Path) -> None:
     assert lifecycle.left_over(SystemClock()) == []
-    for name in ("half", "busy", "gone", "Not one"):
+    for name in ("half", "busy", "gone", "Not one", "results"):
         (root / name).mkdir()
+    (root / "half" / "log").mkdir()
+    (root / "results" / "log").mkdir()
+    (root / "results" / "model.pt").touch()  # somebody's own, beside
     gone = Record(settings=Settings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(1, 0))
     gone.write(Layout(root / "gone"))
     with state.locked(Layout(root / "busy"), SystemClock()):
