@@ -1,7 +1,7 @@
 """Slurm's daemon on this node: does it live, and where the site allows it, it is started anew.
 
-Its process is looked for, and its port is tried only where none is found: slurmd logs two error lines for a
-connection that says nothing.
+Its process is looked for, and its port is tried only where none is found, and seldom while it answers: slurmd logs
+two error lines for a connection that says nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 0.5
+KNOCK_S = 30.0
+"""A port that answered is not tried again for so long: all there is where /proc hides the processes of others."""
 _SUBJECT = "slurmd"
 STARTED_ANEW = "slurmd was gone, and was started anew"
 """What is told of it once, to be observed: else nobody would learn that it had died."""
@@ -95,6 +97,7 @@ class SlurmdCheck:
     _said: str = ""
     _lived: bool = False
     _tried: bool = False
+    _answered: float = float("-inf")
 
     def look(self) -> Look:
         """Look once; a command that is given is waited for within the deadline."""
@@ -131,7 +134,13 @@ class SlurmdCheck:
             self._process = next(processes_of_slurmd(self.proc, self.node), 0)
         except OSError:
             self._process = 0
-        return Life.ALIVE if self._process else knock(self.settings.port)
+        now = self.clock.monotonic()
+        if self._process or now - self._answered < KNOCK_S:
+            return Life.ALIVE
+        life = knock(self.settings.port)
+        if life is Life.ALIVE:
+            self._answered = now
+        return life
 
     def _start_anew(self) -> None:
         try:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.clock import SystemClock
+from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.health.look import GOOD
 from deeplink.scheduler.health.settings import SlurmdSettings
 from deeplink.scheduler.health.slurmd import (
+    KNOCK_S,
     STARTED_ANEW,
     Life,
     SlurmdCheck,
@@ -121,6 +122,24 @@ def test_one_that_listens_lives_though_its_process_is_not_seen(closed: int, tmp_
         assert here.look() == GOOD
         assert here.expected
     assert knock(closed) is Life.DEAD
+
+
+def test_a_port_that_answers_is_tried_seldom(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(0.0)
+        here = SlurmdCheck(SlurmdSettings(port=listener.getsockname()[1]), clock, NODE, proc=tmp_path)
+        for _ in range(2):
+            for _ in range(10):
+                assert here.look() == GOOD
+                clock.sleep(2.0)
+            listener.accept()[0].close()
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+            clock.sleep(KNOCK_S)
+    assert [one.problem for one in here.look().complaints] == ["slurmd is gone"]
 
 
 def test_another_nodes_slurmd_on_this_host_and_slurmstepd_are_not_ours(tmp_path: Path) -> None:
