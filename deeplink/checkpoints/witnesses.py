@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
-from deeplink.plainrpc import PlainConnection, PlainStatusError
+from deeplink.plainrpc import PlainBusyError, PlainConnection, PlainStatusError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.types import parse_members
+from deeplink.types import NodeName, parse_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,10 +118,16 @@ class AgentsWitness(Witness):
     def ask(self) -> str:
         member = self._members[self._turn % len(self._members)]
         self._turn += 1
+        try:
+            return self._asked(member.address)
+        except PlainBusyError:  # thousands of ranks ask: that it says so is an answer
+            return ""
+
+    def _asked(self, address: str) -> str:
         if self._agents is not None:
-            return _taken_over(self._agents, member.address)
+            return _taken_over(self._agents, address)
         token = self._token_file.read_text(encoding="ascii").strip()
-        with PlainConnection(member.address, token, self._clock) as connection:
+        with PlainConnection(address, token, self._clock) as connection:
             connection.call(_HEALTH, b"", self._clock.monotonic() + _CALL_TIMEOUT_S)
         return ""
 
@@ -220,13 +226,18 @@ def witnesses_of(
 
 
 def other_members(env: Mapping[str, str]) -> list[Member]:
-    """Return the job's other nodes.
+    """Return the job's other nodes, in turn from this one's place on: else all ranks asked the same one at once.
 
     Raises:
         ValueError: DEEPLINK_MEMBERS is malformed.
     """
     everyone = parse_members(env.get("DEEPLINK_MEMBERS", ""))
-    return [member for member in everyone if member.name != env.get("DEEPLINK_NODE", "")]
+    names = [member.name for member in everyone]
+    here = env.get("DEEPLINK_NODE", "")
+    if here not in names:
+        return list(everyone)
+    at = names.index(NodeName(here))
+    return [*everyone[at + 1 :], *everyone[:at]]
 
 
 def last_resort_of(env: Mapping[str, str], agents: JobAgents | None) -> list[Witness]:

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink import keeping_copies
 from deeplink.checkpoints import Checkpoints
 from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.guard import Guard
@@ -26,15 +30,17 @@ from deeplink.checkpoints.witnesses import (
     FolderWitness,
     NotOursError,
     last_resort_of,
+    other_members,
     witnesses_of,
 )
 from deeplink.clock import ManualClock, SystemClock
-from deeplink.plainrpc import PlainCallError
+from deeplink.config import Config
+from deeplink.plainrpc import PlainBusyError, PlainCallError
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.types import Attempt, FencedError, JobId, NodeName
-from tests.deeplink.checkpoints.nodes import Nodes
+from deeplink.types import Attempt, FencedError, JobId, Member, NodeName
+from tests.deeplink.checkpoints.nodes import Nodes, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,6 +166,20 @@ def test_a_rank_asks_the_folder_and_the_other_nodes(tmp_path: Path) -> None:
     assert [type(one) for one in alone] == [FolderWitness]
 
 
+def test_each_node_asks_another_one_first_and_all_of_them_in_turn() -> None:
+    members = ",".join(f"n{number}=h{number}:1" for number in range(64))
+    asked = [
+        [member.name for member in other_members({"DEEPLINK_MEMBERS": members, "DEEPLINK_NODE": f"n{number}"})]
+        for number in range(64)
+    ]
+    for turn in range(63):
+        assert len({others[turn] for others in asked}) == 64, "nobody is asked by two nodes at once"
+    for number, others in enumerate(asked):
+        assert f"n{number}" not in others
+        assert len(set(others)) == 63
+    assert len(other_members({"DEEPLINK_MEMBERS": members, "DEEPLINK_NODE": "elsewhere"})) == 64
+
+
 def test_a_full_file_system_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_folder: Path) -> list[str]:
         raise OSError(errno.ENOSPC, "full")
@@ -219,6 +239,25 @@ def test_another_nodes_agent_says_who_has_taken_over_without_shared_storage(node
     nodes.stop("n1")
     with pytest.raises(PlainCallError):
         other.ask()
+
+
+@pytest.mark.parametrize("knows_of_checkpoints", [True, False])
+def test_an_agent_that_has_too_much_to_do_has_answered(nodes: Nodes, *, knows_of_checkpoints: bool) -> None:
+    _, agents = rank_of(nodes, "n0", ["n0", "n1"])
+    server = grpc.server(ThreadPoolExecutor(1), maximum_concurrent_rpcs=0)
+    settings = Settings(NodeName("n1"), nodes.token, nodes.store("n1"), Config())
+    keeping_copies.served(settings, server, lambda attempt: attempt, SystemClock())
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    busy = Member(NodeName("n1"), f"127.0.0.1:{port}", 1, "")
+    witness = AgentsWitness([busy], nodes.root / "token", SystemClock(), agents if knows_of_checkpoints else None)
+    try:
+        with pytest.raises(PlainBusyError):
+            agents.hold(busy.address)
+        assert witness.ask() == ""
+    finally:
+        server.stop(None).wait(5)
 
 
 @dataclass
