@@ -74,6 +74,15 @@ def knock(port: int) -> Life:
         return Life.DEAD if problem.errno == errno.ECONNREFUSED else Life.UNKNOWN
 
 
+def _hides_others(proc: Path) -> bool:
+    """Return whether /proc hides the processes of others: the first one is always there."""
+    try:
+        (proc / "1" / "comm").read_bytes()
+    except OSError:
+        return True
+    return False
+
+
 @dataclass(slots=True)
 class SlurmdCheck:
     """Looks for slurmd, and starts it anew with the command that the configuration gives.
@@ -140,6 +149,8 @@ class SlurmdCheck:
         life = knock(self.settings.port)
         if life is Life.ALIVE:
             self._answered = now
+        elif not self._lived and _hides_others(self.proc):
+            return Life.UNKNOWN  # nobody listens there: it may be another port that it listens on
         return life
 
     def _start_anew(self) -> None:

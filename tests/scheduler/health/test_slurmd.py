@@ -124,6 +124,13 @@ def test_one_that_listens_lives_though_its_process_is_not_seen(closed: int, tmp_
     assert knock(closed) is Life.DEAD
 
 
+def test_where_its_process_is_hidden_and_its_port_unknown_it_cannot_tell(closed: int, tmp_path: Path) -> None:
+    here = SlurmdCheck(SlurmdSettings(port=closed), SystemClock(), NODE, expected=True, proc=tmp_path)
+    look = here.look()
+    assert not look.complaints
+    assert look.unknown
+
+
 def test_a_port_that_answers_is_tried_seldom(tmp_path: Path) -> None:
     clock = ManualClock()
     with socket.socket() as listener:
