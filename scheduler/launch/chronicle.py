@@ -16,6 +16,8 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import grpc
+
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal
@@ -23,6 +25,7 @@ from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.tokens import read_token
 from deeplink.v1 import watch_pb2_grpc
 from deeplink.wire import open_channel
+from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,6 +41,10 @@ CALL_S = 2.0
 LAST_BEAT_S = 3.0
 """How long the end of a run waits for its last beat to be delivered."""
 MOST_POINTS = 2_048
+MOST_INCIDENTS = 256
+"""Kept for a far end that is away, the newest."""
+MOST_INCIDENTS_AT_ONCE = 16
+"""Each may have a megabyte of stacks."""
 MOST_LINES = 1_024
 
 
@@ -45,7 +52,9 @@ class Courier:
     """Delivers the newest beat about once a second from a thread, and at once when something happened.
 
     Args:
-        deliver: takes one beat, in bounded time; raises what it likes when it cannot.
+        deliver: takes one beat, in bounded time; raises what it likes when it cannot. What was told with a beat is
+            told again after a DeepLinkError, an OSError or an RpcError, and dropped where it was refused or
+            anything else was raised: a beat that fails for ever would look like a launcher that is lost.
         name: for the thread and the log.
         clock: where durations come from.
     """
@@ -59,7 +68,7 @@ class Courier:
         self._beat: Beat | None = None
         self._points: deque[ProgressPoint] = deque(maxlen=MOST_POINTS)
         self._incidents: dict[str, Incident] = {}
-        self._refused = False
+        self._is_away = False
         self._thread = threading.Thread(target=self._run, name=f"deeplink-{name}", daemon=True)
         self._thread.start()
 
@@ -71,6 +80,8 @@ class Courier:
             self._beat = beat
             self._points.extend(points)
             self._incidents.update((incident.id, incident) for incident in incidents)
+            for oldest in list(self._incidents)[:-MOST_INCIDENTS]:
+                del self._incidents[oldest]
         if now:
             self._news.set()
 
@@ -86,33 +97,62 @@ class Courier:
         self._thread.join(LAST_BEAT_S)
 
     def _run(self) -> None:
-        closing = False
-        while not closing:
-            self._news.wait(BEAT_S)
+        is_last = has_more = False
+        while has_more or not is_last:
+            if not has_more:
+                self._news.wait(BEAT_S)
             self._news.clear()
-            closing = self._closing.is_set()
-            with self._lock:
-                if self._beat is None:
-                    continue
-                points, incidents = list(self._points), list(self._incidents.values())
-                beat = replace(self._beat, progress=tuple(points), incidents=tuple(incidents))
-            self._busy_since = self._clock.monotonic()
-            try:
-                self._deliver(beat)
-            except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, the job goes on
-                if not self._refused:
-                    log.warning("%s: %s", self._name, problem)
-                self._refused = True
-                continue
-            finally:
-                self._busy_since = None
-            self._refused = False
-            with self._lock:
-                for _ in range(min(len(points), len(self._points))):
-                    self._points.popleft()
-                for incident in incidents:
-                    if self._incidents.get(incident.id) == incident:
-                        del self._incidents[incident.id]
+            is_last = self._closing.is_set()
+            has_more = self._tell()
+
+    def _tell(self) -> bool:
+        """Deliver what is to be told, or the first part of it; True where that went well and more is left."""
+        with self._lock:
+            if self._beat is None:
+                return False
+            points, incidents = list(self._points), list(self._incidents.values())[:MOST_INCIDENTS_AT_ONCE]
+            beat = replace(self._beat, progress=tuple(points), incidents=tuple(incidents))
+            self._points.clear()
+        self._busy_since = self._clock.monotonic()
+        try:
+            self._deliver(beat)
+        except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, the job goes on
+            if not self._is_dropped(problem, beat):
+                with self._lock:
+                    self._points = deque((*points, *self._points), maxlen=MOST_POINTS)
+                return False
+        else:
+            self._is_away = False
+        finally:
+            self._busy_since = None
+        with self._lock:
+            for incident in incidents:
+                if self._incidents.get(incident.id) == incident:
+                    del self._incidents[incident.id]
+            return bool(self._incidents) and not self._is_away
+
+    def _is_dropped(self, problem: Exception, beat: Beat) -> bool:
+        """Say what is wrong, once; whether it is with what is told: without that the next beat may be taken."""
+        is_final = _is_final(problem)
+        if is_final and (beat.progress or beat.incidents):
+            lost = f"{counted(len(beat.progress), 'report')} and {counted(len(beat.incidents), 'incident')}"
+            trace = None if isinstance(problem, grpc.RpcError) else problem
+            log.warning("%s: %s cannot be told: %s", self._name, lost, _said(problem), exc_info=trace)
+        elif not self._is_away:
+            log.warning("%s: %s", self._name, _said(problem))
+        self._is_away = True
+        return is_final
+
+
+def _is_final(problem: Exception) -> bool:
+    """Whether telling the same again is no use: the far end refuses it, or it cannot even be put into words."""
+    if isinstance(problem, grpc.RpcError):
+        return problem.code() is grpc.StatusCode.INVALID_ARGUMENT
+    return not isinstance(problem, (DeepLinkError, OSError))
+
+
+def _said(problem: Exception) -> str:
+    return (problem.details() if isinstance(problem, grpc.RpcError) else "") or str(problem) or repr(problem)
 
 
 def to_watchdog(config: Config) -> Callable[[Beat], None] | None:

@@ -12,7 +12,15 @@ from typing_extensions import override
 
 from deeplink.clock import ManualClock
 from deeplink.config import Config
-from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
+from deeplink.scheduler.launch.chronicle import (
+    MOST_INCIDENTS,
+    MOST_INCIDENTS_AT_ONCE,
+    MOST_POINTS,
+    Chronicle,
+    Courier,
+    to_journal,
+    to_watchdog,
+)
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Beat, Incident, Phase, ProgressPoint
 from deeplink.tokens import new_token, write_token
@@ -75,6 +83,77 @@ def test_what_cannot_be_delivered_is_kept_for_the_next_time() -> None:
     assert [one.id for beat in seen for one in beat.incidents] == [incident.id]
 
 
+class Away:
+    """Takes nothing until it is back; what it takes is seen."""
+
+    def __init__(self, problem: Exception) -> None:
+        self.problem: Exception | None = problem
+        self.seen: list[Beat] = []
+        self.asked = threading.Semaphore(0)
+
+    def __call__(self, beat: Beat) -> None:
+        self.asked.release()
+        if self.problem is not None:
+            raise self.problem
+        self.seen.append(beat)
+
+
+def incident(number: int) -> Incident:
+    return Incident(id=f"7.0.{number}-rank-failed", kind="rank-failed", began_unix=1.0, detected_unix=2.0)
+
+
+def test_reports_that_come_in_during_a_delivery_are_delivered_though_older_ones_gave_way() -> None:
+    seen: list[int] = []
+    begun, let_go = threading.Event(), threading.Event()
+
+    def deliver(beat: Beat) -> None:
+        begun.set()
+        assert let_go.wait(20)
+        seen.extend(one.step for one in beat.progress)
+
+    courier = Courier(deliver, "test")
+    courier.give(BEAT, [point(step) for step in range(MOST_POINTS)], [], now=True)
+    assert begun.wait(20)
+    courier.give(BEAT, [point(MOST_POINTS)], [], now=True)
+    let_go.set()
+    courier.close()
+    assert seen == list(range(MOST_POINTS + 1))
+
+
+def test_of_what_a_far_end_misses_the_newest_is_kept_and_told_in_parts() -> None:
+    away = Away(ConnectionError("the watchdog is away"))
+    courier = Courier(away, "test")
+    for number in range(2 * MOST_INCIDENTS):
+        courier.give(BEAT, [], [incident(number)], now=True)
+    assert away.asked.acquire(timeout=20)
+    away.problem = None
+    courier.close()
+    assert max(len(beat.incidents) for beat in away.seen) <= MOST_INCIDENTS_AT_ONCE
+    told = [one.id for beat in away.seen for one in beat.incidents]
+    assert told == [incident(number).id for number in range(MOST_INCIDENTS, 2 * MOST_INCIDENTS)]
+
+
+def test_what_cannot_be_told_is_dropped_with_the_reason_and_the_beat_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def deliver(beat: Beat) -> None:
+        told.release()
+        if any(one.step > 9 for one in beat.progress):
+            raise OverflowError("int too big to convert")
+        seen.append(beat)
+
+    seen, told = list[Beat](), threading.Semaphore(0)
+    courier = Courier(deliver, "test")
+    courier.give(BEAT, [point(10)], [incident(1)], now=True)
+    assert told.acquire(timeout=20)
+    courier.give(BEAT, [point(3)], [], now=True)
+    courier.close()
+    assert [one.step for beat in seen for one in beat.progress] == [3]
+    (record,) = caplog.records
+    assert record.getMessage() == "test: 1 report and 1 incident cannot be told: int too big to convert"
+    assert record.exc_info, "a defect of ours is told with where it is"
+
+
 def test_a_far_end_that_hangs_holds_nobody_up() -> None:
     hung, end = threading.Event(), threading.Event()
 
@@ -106,9 +185,13 @@ class Told(watch_pb2_grpc.WatchServicer):
 
     def __init__(self) -> None:
         self.beats: list[watch_pb2.BeatRequest] = []
+        self.refused = threading.Event()
 
     @override
     def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
+        if any(one.step == 13 for one in request.progress):
+            self.refused.set()
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such step")
         self.beats.append(request)
         return watch_pb2.BeatReply(known=True)
 
@@ -117,7 +200,7 @@ class Told(watch_pb2_grpc.WatchServicer):
         return watch_pb2.AttendReply()
 
 
-def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path) -> None:
+def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     told, token = Told(), new_token()
     write_token(tmp_path / "token", token)
 
@@ -130,11 +213,14 @@ def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path) -> None:
     deliver = to_watchdog(Config(watch=f"127.0.0.1:{bound.port}", watch_token_file=tmp_path / "token"))
     assert deliver is not None
     courier = Courier(deliver, "beat")
+    courier.give(BEAT, [point(13)], [], now=True)
+    assert told.refused.wait(20)
     courier.give(BEAT, [point(4)], [], now=True)
     courier.close()
     bound.server.stop(0).wait(5)
     assert (told.beats[-1].user, told.beats[-1].phase) == ("ann", watch_pb2.PHASE_RUNNING)
     assert [one.step for beat in told.beats for one in beat.progress] == [4]
+    assert "beat: 1 report and 0 incidents cannot be told: no such step" in caplog.messages
 
 
 def test_a_watchdog_whose_token_is_not_to_be_had_is_done_without(tmp_path: Path) -> None:
