@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NODES, PER_JOB = 8, 2
 HOUR_S, HOURS = 3600.0, 20.0
 _FIRST_STEPS_S, _LOOK_S = 240.0, 30.0
+LATELY_S = 60.0
 MOST_JOBS = 16
 """One CPU on each of two nodes, of four on each of eight."""
 
@@ -53,23 +54,37 @@ def begun(stand: Stand, count: int) -> list[Stand]:
     return jobs
 
 
+def trained_s(newest: Sequence[float], began: float, over: float) -> float:
+    """Return for how long all jobs trained together, given when each made its newest step.
+
+    One that made a step lately has trained to the end; one that has stopped, whoever noticed, no longer than that.
+
+    >>> trained_s([995.0, 400.0, 0.0], began=100.0, over=1000.0)
+    1200.0
+    """
+    return sum((over if over - one < LATELY_S else max(one, began)) - began for one in newest)
+
+
 def measured(count: int, minutes: float, *, least_hours: float | None) -> list[Row]:
     """Run it and return what came of it."""
     sweep()
     with Stand.up(Shape.of(NODES)) as stand:
         stand.watch(Rights.OPERATOR)
         jobs = begun(stand, count)
-        began = time.monotonic()
+        began, began_unix = time.monotonic(), time.time()
         while (left := 60.0 * minutes - (time.monotonic() - began)) > 0:
             time.sleep(min(_LOOK_S, left))
             passed, count_now = (time.monotonic() - began) / 60, len(stand.incidents())
             print(f"{passed:.0f} of {minutes:g} min, {count_now} incidents", file=sys.stderr, flush=True)
-        hours = count * (time.monotonic() - began) / HOUR_S
-        attempts = [len({line.attempt for line in job.lines()}) for job in jobs]
+        over_unix = time.time()
+        lines = [job.lines() for job in jobs]
+        newest = [max((line.unix for line in those if line.what == "step"), default=0.0) for those in lines]
+        hours = trained_s(newest, began_unix, over_unix) / HOUR_S
+        attempts = [len({line.attempt for line in those}) for those in lines]
         incidents = stand.incidents()
         for incident in incidents:
             print(f"{incident.kind} {incident.attempt} {incident.node}: {incident.evidence}", file=sys.stderr)
-        steps = [newest_step(job.lines()) for job in jobs]
+        steps = [newest_step(those) for those in lines]
     return [
         make_row("clean job-hours", [hours], "h", at_least=least_hours),
         make_row("jobs restarted though nothing was wrong", [sum(attempts) - count], "", at_most=0),

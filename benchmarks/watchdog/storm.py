@@ -147,10 +147,11 @@ class Storm:
 
     def _check(self, run: Run) -> None:
         job = f"job {run.stand.job} (slot {run.slot.name})"
-        always = any(one.strike.fault == "rank-exit" and one.job == run.stand.job for one in self.struck)
+        hit = (*self.struck, *self._open)
+        told_to = any(one.strike.fault == "rank-exit" and one.job == run.stand.job for one in hit)
         if run.ended == "COMPLETED":
             run.problems += [f"{job}: {what}" for what in self._fed_wrongly(run)]
-        elif not (always and "held" in run.ended):
+        elif not (told_to and "held" in run.ended):
             run.problems.append(f"{job} ended as {run.ended}, neither finished nor held for a reason of its own")
         run.problems += [f"{job}: a fenced attempt saved {name}" for name in self._late(run)]
         self.problems += run.problems
