@@ -8,6 +8,7 @@ counts its steps from 0: when the node comes back, the old signal ends the new s
 from __future__ import annotations
 
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ FILE = "steps"
 MOST_PASSED = 64
 """Each costs about 0.1 s. Beyond it the older numbers are those of steps that ended long ago."""
 AT_ONCE = 8
+_changing = threading.Lock()
+"""Ranks and agents are started by threads of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +43,29 @@ class StepIds:
 
     def note(self, number: int) -> None:
         """A step of this run has this number; until `forget` says otherwise, a signal for it may be under way."""
+        with _changing:
+            self._leave(max(number, self._noted()))
+
+    def add(self) -> None:
+        """One more step has been started since the last one that was noted."""
+        with _changing:
+            number = self._noted()
+            if number >= 0:
+                self._leave(number + 1)
+
+    def _noted(self) -> int:
+        """Return the highest number of this run's so far; -1 where none was noted, or it cannot be read."""
+        try:
+            restart, number = map(int, (self.folder / FILE).read_text(encoding="ascii").split())
+        except (OSError, ValueError):
+            return -1
+        return number if restart == self.restart else -1
+
+    def _leave(self, number: int) -> None:
         try:
             write_text(self.folder / FILE, f"{self.restart} {number}")
         except OSError as problem:
             log.warning("%s: %s", self.folder / FILE, problem)
-
-    def add(self) -> None:
-        """One more step has been started since the last one that was noted."""
-        try:
-            restart, number = map(int, (self.folder / FILE).read_text(encoding="ascii").split())
-        except (OSError, ValueError):
-            return
-        if restart == self.restart:
-            self.note(number + 1)
 
     def forget(self) -> None:
         """This run ended without having lost a node: no signal of its is under way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,18 @@ def test_after_a_run_that_lost_a_node_no_number_of_its_is_used_again(tmp_path: P
     assert passed(StepIds(tmp_path, 1)) == 6
     assert passed(StepIds(tmp_path, 1), first=3) == 3, "the script has used some"
     assert passed(StepIds(tmp_path, 1), first=9) == 1
+
+
+def test_agents_that_are_started_again_while_ranks_are_lose_no_number(tmp_path: Path) -> None:
+    StepIds(tmp_path, 0).note(0)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(40):
+            pool.submit(StepIds(tmp_path, 0).add)
+    assert StepIds(tmp_path, 1).highest() == 40
+    StepIds(tmp_path, 0).note(39)
+    assert StepIds(tmp_path, 1).highest() == 40, "it was told late"
+    StepIds(tmp_path, 1).note(2)
+    assert StepIds(tmp_path, 2).highest() == 2, "another run counts anew"
 
 
 def test_a_run_that_lost_none_leaves_nothing(tmp_path: Path) -> None:
