@@ -50,7 +50,7 @@ def _misses(job: JobSight, leaf: set[NodeName], policy: Policy) -> bool:
 
 
 def about_leaf(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves: int) -> list[Verdict]:
-    """Return what is to be said and done about a silent leaf, one of so many; empty while it is too early.
+    """Return what is to be said and done about a silent leaf, one of so many; empty while too early, or done.
 
     Nodes that a job of ours has are given up in the leaf's name: a job whose nodes cannot be reached is started
     again only when Slurm has given them up (docs/decisions/0021). One leaf at a time.
@@ -58,7 +58,7 @@ def about_leaf(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves
     names = [node.name for node in leaf]
     hit = [job for job in sight.jobs if live(job) and set(names) & set(job.nodes)]
     watched = [node for node in leaf if not node.down]
-    if not hit or not all(long_away(node, policy) for node in watched):
+    if not hit or not watched or not all(long_away(node, policy) for node in watched):
         return []
     long = all(node.away_s >= policy.silence_s for node in watched)
     if not long and not any(_misses(job, set(names), policy) for job in hit):

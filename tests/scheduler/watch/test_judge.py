@@ -170,6 +170,19 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
             ("switch-suspect", "n1", "drain"),
         ],
     ),
+    "all nodes of the leaf are given up by now, and Slurm has not ended the job yet": (
+        Sight(
+            jobs=(STRANDED,),
+            nodes=cluster(
+                *(
+                    replace(node, down=True, drained=True, ours=True, why="cluster-switch-suspect-leaf0@1")
+                    for node in LEAF0
+                )
+            ),
+            leaves_lately=frozenset({"leaf0"}),
+        ),
+        [("job-stranded", "n0", "restart")],
+    ),
     "a second leaf within a minute: the brake": (
         Sight(jobs=(STRANDED,), nodes=cluster(*LEAF0), leaves_lately=frozenset({"leaf1"})),
         [("switch-suspect", "leaf0", "nothing")],
@@ -642,7 +655,14 @@ def nodes_seen(draw: st.DrawFn) -> dict[NodeName, NodeSight]:
             leaked_gpus=draw(st.integers(0, 1)),
             leaked_s=draw(seconds),
         )
-    return seen
+    given_up = draw(st.sampled_from(["", "leaf0"]))
+    why = f"cluster-switch-suspect-{given_up}@1"
+    return {
+        name: replace(node, slurmd=Answer.SILENT, down=True, drained=True, ours=True, why=why)
+        if given_up and node.leaf == given_up
+        else node
+        for name, node in seen.items()
+    }
 
 
 @st.composite
