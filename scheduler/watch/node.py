@@ -32,7 +32,7 @@ KEPT_JOBS = 256
 """Jobs whose newest attempt is remembered; a standing agent forgets the job heard of longest ago."""
 MOST_METRICS = 64
 MOST_WISHES = 16
-LONGEST_METRIC_NAME = 128
+LONGEST_NAME = 128
 STACKS_S = 10.0
 """The longest an agent looks for the stacks of its ranks."""
 
@@ -51,7 +51,7 @@ class ReportRefusedError(DeepLinkError):
     """A report holds more than an agent keeps for one rank."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(f"report refused: {problem}", remedy=f"At most {MOST_METRICS} metrics with short names.")
+        super().__init__(f"report refused: {problem}", remedy=f"At most {MOST_METRICS} metrics, with short names.")
         self.problem = problem
 
 
@@ -97,8 +97,10 @@ class Bulletin:
         """
         if len(progress.metrics) > MOST_METRICS:
             raise ReportRefusedError(f"{len(progress.metrics)} metrics")
-        if any(len(name) > LONGEST_METRIC_NAME for name in progress.metrics):
-            raise ReportRefusedError(f"a metric's name is over {LONGEST_METRIC_NAME} characters")
+        if any(len(name) > LONGEST_NAME for name in progress.metrics):
+            raise ReportRefusedError(f"a metric's name is over {LONGEST_NAME} characters")
+        if len(progress.section) > LONGEST_NAME:
+            raise ReportRefusedError(f"its section's name is over {LONGEST_NAME} characters")
         attempt = attempt_from_wire(progress.attempt)
         with self._lock:
             newest = self._learn(attempt)
