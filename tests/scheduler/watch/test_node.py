@@ -134,7 +134,7 @@ def test_reports_come_back_with_the_heartbeat_and_older_attempts_learn_of_the_ne
         node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={"x" * 129: 0.0})),
         node_pb2.ReportRequest(progress=common_pb2.Progress(section="x" * 129)),
     ],
-    ids=["nothing in it", "too many metrics", "a name too long"],
+    ids=["nothing in it", "too many metrics", "a name too long", "a section too long"],
 )
 def test_a_report_that_is_no_report_is_refused(
     node: node_pb2_grpc.NodeStub, request_: node_pb2.ReportRequest
