@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.mounts import is_shared, parse_mounts
-from deeplink.scheduler.health.child import KILLED_WAIT_S, Child
+from deeplink.scheduler.health.child import KILLED_WAIT_S, NOT_FOUND, Child
 from deeplink.scheduler.health.look import Look, drain, one_line
 from deeplink.scheduler.health.reading import text_of
 
@@ -115,4 +115,5 @@ def judge_mount(path: str, code: int, stderr: str) -> tuple[str, bool]:
     if not code:
         return "", False
     said = one_line(stderr) or f"stat of {path} exited {code}"
-    return f"{path}: {said}", any(word in stderr for word in _BROKEN)
+    # Without the program itself nobody was asked.
+    return f"{path}: {said}", code != NOT_FOUND and any(word in stderr for word in _BROKEN)

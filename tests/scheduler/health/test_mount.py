@@ -96,7 +96,7 @@ def test_the_real_command_asks_and_says_in_english(tmp_path: Path) -> None:
         (1, "stat: cannot read file system information for '/home': Stale file handle\n", True),
         (1, "stat: cannot read file system information for '/m': Transport endpoint is not connected", True),
         (1, "stat: cannot read file system information for '/m': Permission denied", False),
-        (127, "env: 'stat': No such file", False),
+        (127, "env: 'stat': No such file or directory\n", False),
         (-9, "", False),
     ],
 )
