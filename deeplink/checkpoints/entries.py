@@ -130,7 +130,8 @@ def superfluous(folder: Path, claim: Claim, retention: Retention) -> list[str]:
     """Return the names that the holder of `claim` may remove, once a save has succeeded.
 
     These are what fenced attempts published, what is older than the newest `keep` whole ones, earlier saves of one
-    step. Damaged ones among the newest stay, for a look; older ones have only use where they are whole.
+    step. Damaged ones among the newest stay, for a look; older ones have only use where they are whole. Those that
+    could not be looked at are not known to be damaged.
     """
     doomed: list[str] = []
     whole: set[tuple[int, int]] = set()
@@ -140,18 +141,20 @@ def superfluous(folder: Path, claim: Claim, retention: Retention) -> list[str]:
         elif (entry.claim, entry.step) in whole:
             doomed.append(entry.name)
         elif len(whole) < retention.keep or retention.always(entry.step):
-            if _looks_whole(folder / entry.name):
+            looks_whole = _looks_whole(folder / entry.name)
+            if looks_whole:
                 whole.add((entry.claim, entry.step))
-            elif len(whole) >= retention.keep:
+            elif looks_whole is False and len(whole) >= retention.keep:
                 doomed.append(entry.name)
         else:
             doomed.append(entry.name)
     return doomed
 
 
-def _looks_whole(path: Path) -> bool:
+def _looks_whole(path: Path) -> bool | None:
+    """Tell whether every file is there in its size; None where the storage does not let itself be looked at."""
     try:
         manifests.check_part(path, contents=False)
-    except CheckpointDamagedError:
-        return False
+    except CheckpointDamagedError as damaged:
+        return None if isinstance(damaged.__cause__, OSError) else False
     return True

@@ -170,3 +170,17 @@ def test_what_the_rule_keeps(tmp_path: Path) -> None:
     for wrong in ((0, 0), (1, -1)):
         with pytest.raises(ValueError, match="keep must be"):
             Retention(*wrong)
+
+
+def test_what_is_kept_for_good_and_cannot_be_looked_at_now_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    with Checkpoints(
+        tmp_path, attempt=Attempt(1, 0, 0), keep=1, keep_every=10, clock=ManualClock()
+    ) as checkpoints:
+        for step in (10, 20, 30):
+            save(checkpoints, step)
+        unreadable, torn = (tmp_path / f"step-00000000{step}.a1" / "manifest.json" for step in (10, 20))
+        unreadable.unlink()
+        unreadable.symlink_to("manifest.json")  # to itself: an error of the file system, as EIO is
+        torn.write_text("{")
+        save(checkpoints, 40)
+    assert sorted(entry.step for entry in entries(tmp_path)) == [10, 30, 40]
