@@ -80,8 +80,7 @@ class Readable:
 
         state = load_config().state
         watchdog = default_journal(state)
-        # One without a byte was just made, or its launcher was killed while making it.
-        jobs = tuple(path for path in sorted((state / "jobs").glob("*/journal.sqlite")) if path.stat().st_size)
+        jobs = tuple(filter(_was_begun, sorted((state / "jobs").glob("*/journal.sqlite"))))
         if named is not None or watchdog.exists() or not jobs:
             return cls(((named or watchdog).absolute(),), per_job=False)
         return cls(jobs, per_job=True)
@@ -128,6 +127,14 @@ class Readable:
                     job=job, kind=kind, node=node, since_unix=since, only_open=only_open, limit=limit
                 )
         return sorted(found, key=lambda incident: incident.began_unix, reverse=True)[:limit]
+
+
+def _was_begun(path: Path) -> bool:
+    """Whether a journal holds anything: one without a byte was just made, or its launcher was killed then."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:  # its job's folder is being removed
+        return False
 
 
 class IncidentName(click.ParamType[str]):
