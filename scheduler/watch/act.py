@@ -14,9 +14,9 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.client import NodeOrder
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.scheduler.slurm.submitted import SubmissionFormatError
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.footing import OF_JOBS, Footing, token
+from deeplink.scheduler.watch.journal import JournalError
 from deeplink.scheduler.watch.ladder import RESUBMITTED, Facts, Step, next_step
 from deeplink.scheduler.watch.records import Action, ActionRecord, Outcome
 from deeplink.scheduler.watch.release import Releaser
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.watch.heirs import Heirs
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.observer import Observer
@@ -133,7 +132,10 @@ class Actor:
             reason=_reason(verdict, named),
             began_unix=self.clock.unix(),
         )
-        return self.journal.begin_action(action)
+        begun = self.journal.begin_action(action)
+        if begun:
+            self._footing.begin(action)
+        return begun
 
     def restarting(self, verdict: Verdict) -> bool:
         """Whether the verdict asks something of a job that is being restarted, or held, already."""
@@ -161,6 +163,8 @@ class Actor:
         for action in before:
             try:
                 self._advance(action)
+            except JournalError:
+                raise  # nothing is done that cannot be written down, and it is said
             except DeepLinkError as problem:
                 log.warning("action %s: %s", action.key, problem)
         left = self.journal.actions(only_open=True) if before else ()
@@ -240,8 +244,8 @@ class Actor:
                 self.slurm.keep_only(job, [name for name in facts.job.nodes if name not in facts.unreachable])
             case Step.REQUEUE:
                 self.slurm.requeue(job)
-            case Step.SUBMIT | Step.BEQUEATH | Step.CANCEL | Step.SET_FREE | Step.DISMISS if facts.job:
-                self._succeed(action, facts.job, step, facts)
+            case Step.SUBMIT | Step.BEQUEATH | Step.CANCEL | Step.SET_FREE | Step.DISMISS if self.heirs:
+                self._succeed(action, self.heirs, job, step, facts)
             case Step.RELEASE:
                 self._releaser.release(job, action.exclude)
             case Step.UNWISH if facts.job:
@@ -251,38 +255,34 @@ class Actor:
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
 
-    def _succeed(self, action: ActionRecord, job: JobRow, step: Step, facts: Facts) -> None:
-        submitted = self.heirs.agreed(job) if self.heirs else None
-        if self.heirs is None or submitted is None:
-            raise SubmissionFormatError("it is gone")
-        if step is Step.SUBMIT:
-            self.heirs.submit_anew(job, submitted, token(action), {*facts.unreachable, *action.exclude})
-        elif step is Step.CANCEL:
-            self.slurm.cancel(job.id)
-        elif step is Step.SET_FREE:
-            self.heirs.set_free(job, submitted, token(action))
-        elif facts.heir and step is Step.BEQUEATH:
-            self.heirs.bequeath(job, facts.heir)
-        elif facts.heir:
+    def _succeed(self, action: ActionRecord, heirs: Heirs, job: int, step: Step, facts: Facts) -> None:
+        if step is Step.SET_FREE:
+            heirs.set_free(job, token(action))
+        elif facts.heir and step is Step.DISMISS:
             self.slurm.cancel(facts.heir.id)
+        elif facts.heir and step is Step.CANCEL:
+            heirs.supersede(job, facts.heir)
+        elif facts.heir and facts.job:
+            heirs.bequeath(facts.job, facts.heir)
+        elif facts.job:
+            heirs.submit_anew(facts.job, token(action), {*facts.unreachable, *action.exclude})
 
     def _end(self, action: ActionRecord, step: Step, why: str) -> None:
         done = step is Step.DONE
         now = self.clock.unix()
-        self.journal.end_action(action.key, why if done else f"{GAVE_UP}: {why}", now)
-        self._sent.pop(action.key, None)
-        self._refused.pop(action.key, None)
-        self._footing.forget(action)
-        if action.attempt:
-            self._releaser.forget(action.attempt.job)
-        self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
-        incident = self.journal.incident(action.incident)
+        incident, acted = self.journal.incident(action.incident), None
         if done and incident:
             word = Action.RESUBMIT if why.startswith(RESUBMITTED) else action_word(Remedy(action.remedy))
             acted = replace(incident, action=word, acted_unix=now)
             if word == Action.RESUBMIT:
                 # Its own id ends here: what comes of the other job is told there.
                 acted = replace(acted, evidence=why, outcome=Outcome.RECOVERED, recovered_unix=now)
-            self.journal.record_incident(acted)
+        self.journal.end_action(action.key, why if done else f"{GAVE_UP}: {why}", now, acted)
+        self._sent.pop(action.key, None)
+        self._refused.pop(action.key, None)
+        self._footing.forget(action)
+        if action.attempt:
+            self._releaser.forget(action.attempt.job)
+        self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
         took = f" ({now - action.began_unix:.1f} s after the verdict)" if done else ""
         self.say(f"{action.incident}: {action.remedy} {'done' if done else GAVE_UP}: {why}{took}")

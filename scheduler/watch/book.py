@@ -157,6 +157,11 @@ class BeatBook:
         with self._lock:
             self._heard.pop(job, None)
 
+    def of(self, job: int) -> Heard | None:
+        """Return the newest beat of a job; None where it never beat."""
+        with self._lock:
+            return self._heard.get(job)
+
     def all(self) -> tuple[Heard, ...]:
         """Return the newest beat of every job."""
         with self._lock:

@@ -162,7 +162,8 @@ class Daemon:
         return max(0.02, (TENSE_S if self._tense else self.interval_s) - (self._ticked - began))
 
     def _work(self) -> None:
-        if self.actor:
+        # While Slurm does not answer nothing is known of which nodes there are, and no command would work.
+        if self.actor and not self.observer.cluster.problem:
             before, self._busy = self._busy, self.actor.work()
             if before or self._busy:
                 self.observer.acted()
@@ -175,6 +176,7 @@ class Daemon:
         self._tense = bool(tense(sight.jobs, self.policy))
         verdicts = judge(sight, self.policy)
         doubt = next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)
+        self.observer.doubted = doubt is not None
         if self._ledger.hear_doubt(doubt):
             self.metrics.verdicts.labels(Kind.SELF_IN_DOUBT).inc()
         if not doubt:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.ladder import RELAX_S, Facts, Step
-from deeplink.scheduler.watch.succession import token_of
+from deeplink.scheduler.watch.records import Kind, Phase
+from deeplink.scheduler.watch.succession import left_for, token_of
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 OF_JOBS = frozenset({Remedy.RESTART, Remedy.HOLD})
 """Remedies that change a job."""
+_HELPLESS = frozenset({Phase.STRANDED, Phase.SUCCEEDED, Phase.FAILED})
+"""A launcher that says so does not go on."""
 
 
 def token(action: ActionRecord) -> str:
@@ -48,11 +51,19 @@ class Footing:
     say: Callable[[str], None]
     releaser: Releaser
     heirs: Heirs | None = None
+    _began: dict[str, float] = field(default_factory=dict)
+    _taken_up: dict[str, float] = field(default_factory=dict)
     _waiting: dict[str, float] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
+    def begin(self, action: ActionRecord) -> None:
+        """The action is begun by us, on what we see now."""
+        self._began[action.key] = self.clock.monotonic()
+
     def forget(self, action: ActionRecord) -> None:
         """The action has ended."""
+        self._began.pop(action.key, None)
+        self._taken_up.pop(action.key, None)
         self._waiting.pop(action.key, None)
         self._told.discard(action.key)
 
@@ -64,20 +75,22 @@ class Footing:
             sent: its commands, and for how long they have had time to work.
             refused: those that Slurm refused, and would refuse again.
         """
+        now = self.clock.monotonic()
         facts = Facts(age_s=self.clock.unix() - action.began_unix, sent=sent, refused=refused)
+        if action.key not in self._began:
+            facts = replace(facts, returned_s=now - self._taken_up.setdefault(action.key, now))
         if action.remedy in OF_JOBS:
             return self._with_job(facts, action) if action.attempt else facts
-        return (
-            replace(facts, node=self._node(action.node), answers=self._reach(action.node))
-            if action.node
-            else facts
-        )
+        if not action.node:
+            return facts
+        asked = action.remedy != Remedy.COMMENT  # slurmd logs each probe
+        answers = self._answers(action.node) if asked else None
+        return replace(facts, node=self._node(action.node), answers=answers)
 
     def _with_job(self, facts: Facts, action: ActionRecord) -> Facts:
         job = self._job(action)
         if job is None:
-            found = self.heirs.find(token(action)) if self.heirs and action.remedy == Remedy.RESTART else ()
-            return replace(facts, heir=found[0]) if found else facts
+            return self._with_orphan(facts, action)
         away = self._unreachable(job) if job.state is JobState.RUNNING else ()
         if job.state is JobState.PENDING and action.remedy == Remedy.RESTART and Step.RELEASE not in facts.sent:
             # It is not let go in this second: time for what would hold its release up.
@@ -90,13 +103,39 @@ class Footing:
             wished=self.releaser.wished(job.id),
             untrue=self._untrue(action, job, facts),
             waits_s=self._waits_s(action, job),
-            given_up=bool(action.node) and {*away} <= {*action.exclude, action.node},
+            kept_off=job.state is JobState.PENDING and bool(self.journal.excluded(job.id)),
+            goes_on=job.state is JobState.RUNNING and self._goes_on(action),
+            given_up=bool(action.node)
+            and {*away} <= {*action.exclude, action.node}
+            and all(map(self.observer.lost, away)),
             being_downed=any(
                 other.node in away and other.remedy == Remedy.DRAIN_DOWN
                 for other in self.journal.actions(only_open=True)
             ),
         )
         return self._with_heir(facts, action, job) if action.remedy == Remedy.RESTART else facts
+
+    def _goes_on(self, action: ActionRecord) -> bool:
+        """Whether the launcher, heard since the action was begun, or taken up, tells that it needs no help."""
+        heard = self.observer.book.of(action.attempt.job) if action.attempt else None
+        since = self._began.get(action.key, self._taken_up.get(action.key))
+        if heard is None or since is None or not heard.ourselves or heard.heard_at <= since:
+            return False
+        if action.attempt is None or heard.beat.phase in _HELPLESS:
+            return False
+        if heard.beat.attempt != action.attempt:
+            return heard.beat.attempt > action.attempt
+        return heard.progressed_at > since or f"/{Kind.LAUNCHER_LOST}/" in action.key
+
+    def _with_orphan(self, facts: Facts, action: ActionRecord) -> Facts:
+        """Of a job that Slurm has forgotten its folder tells whether it was left to its heir."""
+        if self.heirs is None or action.attempt is None or action.remedy != Remedy.RESTART:
+            return facts
+        found = self.heirs.find(token(action))
+        if not found:
+            return facts
+        left = self.heirs.is_left_to(action.attempt.job, found[0].id)
+        return replace(facts, heir=found[0], comment=left_for(found[0].id) if left else "")
 
     def _with_heir(self, facts: Facts, action: ActionRecord, job: JobRow) -> Facts:
         submitted = self.heirs.agreed(job) if self.heirs else None
@@ -140,6 +179,12 @@ class Footing:
     def _node(self, name: NodeName) -> NodeRow | None:
         found = self.slurm.nodes([name])
         return found[0] if found else None
+
+    def _answers(self, name: NodeName) -> bool | None:
+        """Return whether a node answers; None where that is not known, or its silence has not lasted yet."""
+        if not self.observer.lost(name):
+            self.observer.probe_now((name,))
+        return False if self.observer.lost(name) else self.observer.reach(name) or None
 
     def _reach(self, name: NodeName) -> bool | None:
         if self.observer.reach(name) is None:

@@ -91,6 +91,18 @@ class Heirs:
             log.warning("job %d is not submitted anew: %s", job.id, problem)
             return None
 
+    def _submission(self, job: int) -> Submitted:
+        submitted = kept(self._folder(job))
+        if submitted is None:
+            raise SubmissionFormatError("it is gone")
+        return submitted
+
+    def is_left_to(self, job: int, heir: int) -> bool:
+        """Whether a job's folder tells that it was left to its heir, and so cancelled by us."""
+        return any(
+            event["event"] == "resubmitted" and event.get("as") == heir for event in read_events(self._folder(job))
+        )
+
     def obstacle(self, job: JobRow, submitted: Submitted, bad: AbstractSet[NodeName], silent_s: float) -> str:
         """Return why a job is not submitted anew now; empty where it is to be.
 
@@ -127,13 +139,15 @@ class Heirs:
         rows = [self.slurm.job(job) for job in sorted(found)]
         return [row for row in rows if row.user == self.user]
 
-    def submit_anew(self, job: JobRow, submitted: Submitted, token: str, bad: AbstractSet[NodeName]) -> None:
+    def submit_anew(self, job: JobRow, token: str, bad: AbstractSet[NodeName]) -> None:
         """Submit a job's heir, held.
 
         Raises:
             CommandError, CommandTimeoutError, CommandMissingError: sbatch failed.
+            SubmissionFormatError: how it was submitted is not known any more.
             OSError: the script cannot be written.
         """
+        submitted = self._submission(job.id)
         script = self._folder(job.id) / SCRIPT_NAME
         if submitted.script is not None:
             with published_file(script, mode=0o700) as draft:
@@ -149,30 +163,39 @@ class Heirs:
         self.submit(argv, env=env_anew(submitted), cwd=Path(submitted.cwd))
 
     def bequeath(self, job: JobRow, heir: JobRow) -> None:
-        """Note in the old job's folder and comment which job stands for it from now on."""
-        folder = self._folder(job.id)
-        events = read_events(folder)
-        if not any(event["event"] == "resubmitted" and event.get("as") == heir.id for event in events):
-            note(folder, "resubmitted", self.clock.unix(), **{"as": int(heir.id), "by": "deeplink watch"})
+        """Say in the old job's comment which job stands for it from now on."""
         self.slurm.comment_job(job.id, with_ours(self.slurm.comment(job.id), left_for(heir.id)))
 
-    def set_free(self, job: JobRow, submitted: Submitted, token: str) -> None:
+    def supersede(self, job: int, heir: JobRow) -> None:
+        """Cancel the old job; its folder, which lasts longer than Slurm's memory, tells which job stands for it.
+
+        Raises:
+            OSError: that cannot be noted.
+        """
+        if not self.is_left_to(job, heir.id):
+            facts = {"as": int(heir.id), "by": "deeplink watch"}
+            note(self._folder(job), "resubmitted", self.clock.unix(), **facts)
+        self.slurm.cancel(job)
+
+    def set_free(self, job: int, token: str) -> None:
         """Let the heir start, with the old job's record; whatever else carries the token goes.
 
         Raises:
             JobVanishedError: there is no heir any more.
+            SubmissionFormatError: how the job was submitted is not known any more.
+            OSError: the record cannot be written.
         """
-        found = self.find(token)
+        submitted, found = self._submission(job), self.find(token)
         if not found:
-            raise JobVanishedError(job.id)
+            raise JobVanishedError(job)
         heir, *others = found
         for other in others:
             self.slurm.cancel(other.id)
         folder = self._folder(heir.id)
-        keep(folder, replace(submitted, generation=submitted.generation + 1, predecessor=int(job.id)))
+        keep(folder, replace(submitted, generation=submitted.generation + 1, predecessor=job))
         if not any(event["event"] == "resubmission" for event in read_events(folder)):
-            note(folder, "resubmission", self.clock.unix(), of=int(job.id))
-        decided = record.read(self._folder(job.id))
+            note(folder, "resubmission", self.clock.unix(), of=job)
+        decided = record.read(self._folder(job))
         if decided and not record.read(folder):
             record.append(folder, replace(decided[-1], unix=self.clock.unix(), by="watch", done=()))
         self.slurm.release(heir.id)

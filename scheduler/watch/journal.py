@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch import filing, rows
-from deeplink.scheduler.watch.records import Incident, Moment, Outcome
+from deeplink.scheduler.watch.records import Incident, Moment, Outcome, sayable
 from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.types import NodeName
 
@@ -173,14 +173,19 @@ class Journal:
                 filing.put_moment(db, action.incident, Moment(action.began_unix, what))
             return begun
 
-    def end_action(self, key: str, result: str, now_unix: float) -> None:
-        """Write down how an action ended; a second end changes nothing."""
+    def end_action(self, key: str, result: str, now_unix: float, acted: Incident | None = None) -> None:
+        """Write down how an action ended, and with it what its incident is then; a second end changes nothing."""
         with self._transaction(durable=True) as db:
             open_one = db.execute("SELECT * FROM actions WHERE key = ? AND done_unix = 0", (key,)).fetchone()
             if open_one is None:
                 return
-            db.execute("UPDATE actions SET done_unix = ?, result = ? WHERE key = ?", (now_unix, result, key))
+            ended = (now_unix, sayable(result), key)
+            db.execute("UPDATE actions SET done_unix = ?, result = ? WHERE key = ?", ended)
             filing.put_moment(db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}"))
+            if acted:
+                filing.put(db, acted)
+        if acted:
+            self._tell_listeners()
 
     def set_excluded(self, job: int, nodes: Mapping[NodeName, float]) -> None:
         """Remember which nodes of a job's ExcNodeList are there because of us, not of its user, and since when."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.planner.reasons import refused_nodes
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.records import Kind
 from deeplink.scheduler.watch.remark import ours_in, with_ours
 from deeplink.scheduler.watch.succession import left_for
@@ -22,7 +23,7 @@ from deeplink.scheduler.watch.verdict import Remedy
 if TYPE_CHECKING:
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.scheduler.watch.records import ActionRecord
-    from deeplink.types import NodeName
+    from deeplink.types import Attempt, NodeName
 
 HELD = ("JobHeldUser", "JobHeldAdmin", "job requeued in held state")
 """Why Slurm says that a job waits until somebody releases it (measured with 22.05)."""
@@ -41,6 +42,11 @@ RELAX_S = 15.0
 """A job that waits in the queue for so long after its release may use the nodes we excluded again."""
 LONGEST_S = 600.0
 """An action that has not ended after so long is given up; the next verdict may begin another."""
+LISTEN_S = 3.0
+"""Whoever takes up the intent of a watchdog that was killed first hears the launcher for so long: it may have
+helped itself meanwhile."""
+WELL_S = 30.0
+"""That a node is well again is true for so long; then it is to be seen anew."""
 
 
 class Step(Enum):
@@ -75,18 +81,21 @@ class Facts:
     Attributes:
         node: the node as Slurm tells it; None when the action is about none, or Slurm does not know it.
         job: the job; None when the action is about none, or Slurm does not know it any more.
-        answers: whether the node's slurmd answers our probe; None when unknown.
+        answers: whether the node's slurmd answers our probes; None when unknown, or not silent for long enough.
         unreachable: allocated nodes that neither answer nor are down by Slurm's word.
         age_s: since the intent was written.
         sent: commands sent, and for how long they have had time to work.
         refused: commands that Slurm refused, and would refuse again.
+        returned_s: since we took the action up in place of a watchdog that began it, and was killed.
+        goes_on: the launcher has told us since that its job goes on: it needs no help any more.
         comment: of the job, as it is; None when it was not asked for.
-        given_up: the unreachable nodes are those that the verdict calls dead.
+        given_up: the unreachable nodes are those that the verdict calls dead, and silent for long enough.
         being_downed: an action of ours is about to set one of them down.
         anew: the job may be submitted anew, which helps it sooner than Slurm does.
         heir: the job that was submitted in place of this one.
         wished: nodes that it is to start on were named at its release.
         untrue: an excluded node does not answer, and Slurm would start the job on it all the same.
+        kept_off: nodes that we exclude are on record, of this restart or of an earlier one.
         waits_s: for how long we have seen the job wait in the queue, at least.
     """
 
@@ -97,6 +106,8 @@ class Facts:
     age_s: float = 0.0
     sent: dict[Step, float]
     refused: frozenset[Step] = frozenset()
+    returned_s: float = math.inf
+    goes_on: bool = False
     comment: str | None = None
     given_up: bool = False
     being_downed: bool = False
@@ -104,6 +115,7 @@ class Facts:
     heir: JobRow | None = None
     wished: bool = False
     untrue: bool = False
+    kept_off: bool = False
     waits_s: float = math.inf
 
     def lately(self, step: Step) -> bool:
@@ -121,16 +133,19 @@ class Next:
 
 def next_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - one return for each remedy
     """Return the next step of an action; WAIT when only time can help."""
+    remedy = Remedy(action.remedy)
+    if remedy is Remedy.RESTART and (promised := _heir_step(action, facts)):
+        return promised
     if facts.age_s > LONGEST_S:
         return Next(Step.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
-    match Remedy(action.remedy):
-        case Remedy.DRAIN | Remedy.DRAIN_DOWN as remedy:
+    match remedy:
+        case Remedy.DRAIN | Remedy.DRAIN_DOWN:
             sick = f"-{Kind.NODE_SICK}-" in action.incident
             return _node_step(facts, down=remedy is Remedy.DRAIN_DOWN, dead=not sick)
         case Remedy.RESUME:
             return _resume_step(facts)
         case Remedy.RESTART:
-            return _heir_step(action, facts) or _job_step(action, facts)
+            return _job_step(action, facts)
         case Remedy.COMMENT:
             return _comment_step(action, facts)
         case Remedy.HOLD:
@@ -169,9 +184,25 @@ def _hold_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a
         return Next(Step.WAIT if facts.lately(Step.HOLD) else Step.HOLD)
     if job.state is not JobState.RUNNING:
         return Next(Step.WAIT, job.state.value.lower())
+    if job.restarts > action.attempt.restart:
+        # By its user's `scontrol release`, maybe. Should it fail again, that is another verdict.
+        return Next(Step.GIVE_UP, "the job was started again meanwhile")
     if facts.unreachable:
         return Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
-    return Next(Step.WAIT if facts.lately(Step.REQUEUE_HOLD) else Step.REQUEUE_HOLD)
+    return _still_needed(facts, Step.REQUEUE_HOLD) or Next(
+        Step.WAIT if facts.lately(Step.REQUEUE_HOLD) else Step.REQUEUE_HOLD
+    )
+
+
+def _still_needed(facts: Facts, step: Step) -> Next | None:
+    """Return what comes in place of ending a job's run; None where that is to be done, or is under way."""
+    if step in facts.sent:
+        return None
+    if facts.goes_on:
+        return Next(Step.GIVE_UP, "the job goes on by itself")
+    if facts.returned_s < LISTEN_S:
+        return Next(Step.WAIT, "for a word of its launcher")
+    return None
 
 
 def _node_step(facts: Facts, *, down: bool, dead: bool) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
@@ -195,13 +226,19 @@ def _node_step(facts: Facts, *, down: bool, dead: bool) -> Next:  # noqa: PLR091
     return Next(Step.WAIT if facts.lately(Step.DOWN) else Step.DOWN)
 
 
-def _resume_step(facts: Facts) -> Next:
+def _resume_step(facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
     if facts.node is None:
         return Next(Step.GIVE_UP, "Slurm does not know the node")
     if not facts.node.drained and not facts.node.down:
         return Next(Step.DONE, "in service")
     if Step.RESUME in facts.refused:
         return Next(Step.GIVE_UP, "Slurm refused")
+    if not facts.node.reason.startswith(TAG):
+        return Next(Step.GIVE_UP, "somebody else has taken it out of service since")
+    if facts.answers is False or facts.age_s > WELL_S:
+        return Next(Step.GIVE_UP, "it may not be well any more")
+    if facts.answers is None:
+        return Next(Step.WAIT, "not probed yet")
     return Next(Step.WAIT if facts.lately(Step.RESUME) else Step.RESUME)
 
 
@@ -228,7 +265,7 @@ def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a 
     if facts.unreachable:
         # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
         return _unreachable_step(facts, job)
-    return Next(Step.WAIT if facts.lately(Step.REQUEUE) else Step.REQUEUE)
+    return _still_needed(facts, Step.REQUEUE) or Next(Step.WAIT if facts.lately(Step.REQUEUE) else Step.REQUEUE)
 
 
 def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0911 - one return for each rung
@@ -241,16 +278,25 @@ def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0
         if heir.state.final and not bequeathed:
             return None  # dismissed
         return Next(Step.DONE, f"{RESUBMITTED} {heir.id}")
-    if job is None:
-        return Next(Step.GIVE_UP, f"Slurm forgot the job; job {heir.id}, submitted in its place, is held")
-    over = job.state.final or job.state is JobState.COMPLETING
+    # However long whoever began this was away: what was promised to the old job's user is done.
+    if min(facts.age_s, facts.returned_s) > LONGEST_S or Step.SET_FREE in facts.refused:
+        return Next(Step.GIVE_UP, f"job {heir.id}, submitted in its place, is held; `scontrol release` lets it go")
     if bequeathed:
+        over = job is None or job.state.final or job.state is JobState.COMPLETING
         wanted = Step.SET_FREE if over else Step.CANCEL
         return Next(Step.WAIT if facts.lately(wanted) else wanted)
-    if over or job.state is not JobState.RUNNING or job.restarts > attempt.restart:
-        # Its user cancelled it, or Slurm was quicker.
+    if not _needs_heir(job, attempt, facts):
         return Next(Step.WAIT if facts.lately(Step.DISMISS) else Step.DISMISS)
+    if not facts.given_up:
+        return Next(Step.WAIT, "not probed long enough")
     return Next(Step.WAIT if facts.lately(Step.BEQUEATH) else Step.BEQUEATH)
+
+
+def _needs_heir(job: JobRow | None, attempt: Attempt, facts: Facts) -> bool:
+    """Whether nothing else helps the job: its user has not cancelled it, nor was Slurm, or its host, quicker."""
+    if job is None or job.state is not JobState.RUNNING or job.restarts > attempt.restart:
+        return False
+    return job.batch_host in facts.unreachable
 
 
 def _unreachable_step(facts: Facts, job: JobRow) -> Next:
@@ -282,7 +328,7 @@ def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # n
     if released >= RELAX_S:
         if facts.untrue:
             return Next(Step.WAIT, "until Slurm knows that the node is dead")
-        if action.exclude:
+        if action.exclude or facts.kept_off:
             return Next(Step.RELAX, "no other nodes are free")
         return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
     return Next(Step.WAIT, "released")

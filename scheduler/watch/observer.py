@@ -61,6 +61,7 @@ class Observer:
     Attributes:
         cluster: what Slurm said last.
         recall: what the journal says; to be told of changes.
+        doubted: it may be us who hear nothing; told by whoever judges what is seen.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Observer:
         self.slurm, self.book, self.journal, self.clock, self.policy = slurm, book, journal, clock, policy
         self.cluster = Cluster(at=float("-inf"))
         self.recall = Recall(journal=journal, clock=clock)
+        self.doubted = False
         self._probing = Probing(prober=prober, clock=clock)
         self._boots, self._leaks, self._wellness = Boots(), Leaks(), Wellness()
         self._frozen_at: float | None = None
@@ -153,6 +155,11 @@ class Observer:
     def reach(self, name: NodeName) -> bool | None:
         """Return whether a node answered when it was probed last; None when that says nothing now."""
         return self._probing.reach(name)
+
+    def lost(self, name: NodeName) -> bool:
+        """Return whether our own probes miss a node for as long as a death takes; not while we doubt ourselves."""
+        away_s, probes = self._probing.away(name)
+        return not self.doubted and probes >= self.policy.away_probes and away_s >= self.policy.away_s
 
     def probe_now(self, names: tuple[NodeName, ...]) -> None:
         """Probe these nodes, suspicious or not."""

@@ -72,6 +72,13 @@ class Probing:
             return None
         return row.answer is Answer.ANSWERS
 
+    def away(self, name: NodeName) -> tuple[float, int]:
+        """Return for how long, and in how many probes, a node has not answered, unbroken and up to now; else 0."""
+        row = self._rows.get(name)
+        if row is None or not row.answer.away or self.clock.monotonic() - row.until > STALE_S:
+            return 0.0, 0
+        return row.until - row.since, row.probes
+
     def seen(self, nodes: Mapping[NodeName, NodeSight], now: float) -> dict[NodeName, NodeSight]:
         """Return the nodes with what the probes say of them at `now`, monotonic."""
         probed = {name: self._seen(nodes[name], row, now) for name, row in self._rows.items() if name in nodes}

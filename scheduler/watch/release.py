@@ -65,9 +65,9 @@ class Releaser:
         partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
         silent = self._silent((*exclude, *older))
         ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
-        # Written first: killed in between, we take away at most what we never added.
         since = {name: before[name] if name in older else now_unix for name in ours if name not in users}
-        self.journal.set_excluded(job, since)
+        # Before the command both, after it what is true: killed in between, ours are never taken for the user's.
+        self.journal.set_excluded(job, {**before, **since})
         wanted = users | {*ours}
         changes = {} if wanted == {*place.excluded} else {"ExcNodeList": fold(sorted(wanted)) if wanted else ""}
         # It starts nowhere if it must run on a node that it must not run on.
@@ -76,19 +76,21 @@ class Releaser:
             changes["ReqNodeList"] = fold(required) if required else ""
         wish = self.wishes.anew(job, wanted) if self.wishes and carry else None
         self._wished.discard(job)
-        if wish and self._let_go(job, changes, wish):
-            return
-        self.slurm.update_job(job, **changes, StartTime="now")
+        if not wish or not self._let_go(job, changes, wish):
+            self.slurm.update_job(job, **changes, StartTime="now")
+        self.journal.set_excluded(job, since)
 
     def _let_go(self, job: int, changes: Mapping[str, str], wish: Wish) -> bool:
         """Let a job go with a wish; False where Slurm refuses that, which is no reason to keep it waiting."""
+        if wish.nodes:
+            self._wished.add(job)  # first: a command that is not answered in time may have been heard
         try:
             self.slurm.update_job(job, **{**changes, **wish.changes}, StartTime="now")
         except CommandError as refused:
+            self._wished.discard(job)
             self.say(f"job {job}: its wish is refused: {refused.stderr.strip()}")
             return False
         if wish.nodes:
-            self._wished.add(job)
             self.say(f"job {job} is wished to run on {fold(wish.nodes)}")
         return True
 

@@ -100,7 +100,10 @@ class Machine:
         end = found[0] if found else "\n"
         if "%E" in line:
             return self.dependencies
-        wanted = [self.jobs[int(argv[argv.index("-j") + 1])]] if "-j" in argv else list(self.jobs.values())
+        number = int(argv[argv.index("-j") + 1]) if "-j" in argv else 0
+        if number and number not in self.jobs:  # forgotten: it ended more than MinJobAge ago
+            raise CommandError(argv, 1, "slurm_load_jobs error: Invalid job id specified")
+        wanted = [self.jobs[number]] if number else list(self.jobs.values())
         return "".join(self._told(job, line, end) for job in wanted)
 
     def _told(self, job: Job, line: str, end: str) -> str:

@@ -328,6 +328,65 @@ def test_a_requeue_that_slurm_did_first_is_refused_and_that_is_success(bench: Be
     assert bench.cluster.restarts == 1
 
 
+def killed(bench: Bench, silent: str) -> None:
+    """Lose a node and die before the first command; what is begun is on record. Start again."""
+    lose(bench, silent)
+    bench.cluster.deadly = "before"
+    with pytest.raises(Killed):
+        bench.turn(12, silent=silent)
+    assert bench.journal.actions(only_open=True)
+    bench.cluster.deadly = ""
+    bench.start()
+
+
+def test_on_return_a_node_that_answers_by_now_is_neither_drained_nor_downed_for_one_lost_probe(
+    bench: Bench,
+) -> None:
+    killed(bench, "n1")
+    bench.turn(1)  # the first probe is lost, the next ones are not
+    bench.cluster.answers.clear()
+    bench.turn(8)
+    assert not any("nodename" in line for line in bench.cluster.asked)
+    assert any("answers again" in line for line in bench.said)
+
+
+def test_on_return_with_an_own_network_that_is_dead_nothing_is_touched(bench: Bench) -> None:
+    killed(bench, "n1")
+    for name in bench.cluster.node_states:
+        lose(bench, name)
+    bench.turn(12, silent="n1")
+    assert bench.cluster.asked == []
+    assert any("touching nothing" in line for line in bench.said)
+    bench.cluster.answers = {"n1": Answer.SILENT}
+    bench.turn(12, silent="n1")
+    assert "scontrol requeue 17" in bench.cluster.asked
+
+
+def test_a_journal_that_takes_no_end_of_an_action_is_told_and_not_asked_again_without_a_pause(
+    bench: Bench,
+) -> None:
+    lose(bench, "n1")
+    bench.turn(5, silent="n1")
+    bench.cluster.job_state = "RUNNING"  # again: there is but the end to write
+    assert bench.journal.actions(only_open=True)
+    bench.journal._db.execute("PRAGMA query_only = ON")
+    waits = [bench.daemon.tick() for _ in range(3)]
+    assert any("touching nothing" in line for line in bench.said)
+    assert waits == [1.0, 1.0, 1.0]
+    bench.journal._db.execute("PRAGMA query_only = OFF")
+    bench.turn(2)
+    assert bench.journal.actions(only_open=True) == ()
+
+
+def test_while_slurm_does_not_answer_no_command_of_an_action_is_tried(bench: Bench) -> None:
+    killed(bench, "n1")
+    bench.cluster.frozen = True
+    seen = len(bench.said)
+    bench.turn(20, silent="n1")
+    assert bench.cluster.asked == []
+    assert not any("refused" in line for line in bench.said[seen:])
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_each_command_it_finishes_on_return(bench: Bench, when: str) -> None:
     lose(bench, "n1")
@@ -340,7 +399,7 @@ def test_killed_at_each_command_it_finishes_on_return(bench: Bench, when: str) -
             deaths += 1
             bench.start()
             bench.cluster.deadly = ""
-            bench.turn(3 if when == "before" else 0, silent="n1")
+            bench.turn(9 if when == "before" else 0, silent="n1")
     assert deaths >= (4 if when == "after" else 1)
     told = [line for line in bench.cluster.asked if "state=drain" in line or "state=down" in line]
     assert len(told) == 2

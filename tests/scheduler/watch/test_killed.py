@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.slurm.submitted import Submitted, keep, kept
 from deeplink.scheduler.view.folder import read_events
 from deeplink.scheduler.watch.act import Actor
@@ -23,8 +24,9 @@ from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.evidence import Policy
 from deeplink.scheduler.watch.heirs import Heirs
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.ladder import LONGEST_S
 from deeplink.scheduler.watch.observer import Observer
-from deeplink.scheduler.watch.records import ActionRecord, Beat, Kind, Phase
+from deeplink.scheduler.watch.records import ActionRecord, Beat, Kind, Phase, ProgressPoint
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.watch.slurm_machine import Job, Killed, Machine
@@ -51,10 +53,11 @@ class Watchdog:
 
     def start(self) -> None:
         slurm = Slurm(self.machine)
+        self.book = BeatBook()
         observer = Observer(
             slurm=slurm,
             prober=self.machine,
-            book=BeatBook(),
+            book=self.book,
             journal=self.journal,
             clock=self.clock,
             policy=Policy(),
@@ -69,6 +72,10 @@ class Watchdog:
             say=self.said.append,
             heirs=Heirs(slurm=slurm, state=self.state, user="ada", clock=self.clock, submit=self.machine.submit),
         )
+
+    def beat(self, attempt: Attempt = ATTEMPT, phase: Phase = Phase.RUNNING, step: int | None = None) -> None:
+        points = () if step is None else (ProgressPoint(attempt=attempt, rank=0, step=step, unix=1.0),)
+        self.book.hear(Beat(attempt=attempt, phase=phase, user="ada", progress=points), self.clock.monotonic())
 
     def agree(self, argv: tuple[str, ...] = ARGV) -> None:
         keep(self.state / "jobs" / "17", Submitted(argv=argv, script="#!/bin/sh\n", cwd="/", env={"A": "b"}))
@@ -189,6 +196,14 @@ def lost_host(**facts: object) -> Machine:
     return Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n0"}, rights=False, **facts)  # type: ignore[arg-type]
 
 
+def until_killed(made: Watchdog) -> None:
+    """Work until death, which comes within some rounds, and start again."""
+    with pytest.raises(Killed):
+        for _ in range(20):
+            made.actor.work()
+            made.clock.sleep(0.5)
+
+
 def left_alone(machine: Machine, made: Watchdog, bound_s: float = 20.0) -> None:
     made.actor.begin(LOST_HOST, None)
     for _ in range(int(bound_s)):
@@ -234,13 +249,97 @@ def test_one_whose_user_cancels_it_meanwhile_is_not_brought_back(tmp_path: Path)
     made = Watchdog(machine, tmp_path)
     made.agree()
     made.actor.begin(LOST_HOST, None)
-    with pytest.raises(Killed):
-        made.actor.work()
+    until_killed(made)
     machine.jobs[17].state = "CANCELLED"
     made.start()
     made.act()
     assert machine.jobs[18].then == "CANCELLED" or machine.jobs[18].state == "CANCELLED"
     assert machine.jobs[18].ran == 0
+
+
+def test_a_batch_host_that_answers_again_before_its_job_was_left_to_another_keeps_it(tmp_path: Path) -> None:
+    machine = lost_host(deaths={2: "before"})
+    made = Watchdog(machine, tmp_path)
+    made.agree()
+    made.actor.begin(LOST_HOST, None)
+    until_killed(made)
+    machine.dead.clear()
+    made.start()
+    made.beat()
+    for _ in range(40):
+        made.clock.sleep(0.5)
+        made.beat()
+        made.actor.work()
+    assert (machine.jobs[17].state, machine.jobs[17].restarts) == ("RUNNING", 0)
+    assert machine.jobs[18].state == "CANCELLED"
+    assert [action.result for action in made.actions] == ["gave up: the job goes on by itself"]
+
+
+@pytest.mark.parametrize(("dies_at", "ends"), [(2, "CANCELLED"), (3, "RUNNING"), (4, "RUNNING")])
+def test_however_long_it_was_away_an_heir_that_was_promised_is_let_go_and_no_other(
+    tmp_path: Path, dies_at: int, ends: str
+) -> None:
+    machine = lost_host(deaths={dies_at: "before"})  # submitted, marked, cancelled, let go, ...
+    made = Watchdog(machine, tmp_path)
+    made.agree()
+    made.actor.begin(LOST_HOST, None)
+    until_killed(made)
+    del machine.jobs[17]  # whoever cancelled it, Slurm has forgotten it
+    made.clock.sleep(10 * LONGEST_S)
+    made.start()
+    made.act()
+    heir = machine.jobs[18]
+    assert (heir.then or heir.state) == ends
+    assert all(action.done_unix for action in made.actions)
+
+
+STEPPED = pytest.param(ATTEMPT, 41, id="ranks made a step")
+RELAUNCHED = pytest.param(Attempt(17, 0, 1), None, id="its launcher started them again")
+
+
+@pytest.mark.parametrize(("attempt", "step"), [STEPPED, RELAUNCHED])
+def test_a_job_that_went_on_while_the_watchdog_was_away_is_left_alone(
+    tmp_path: Path, attempt: Attempt, step: int | None
+) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
+    made = Watchdog(machine, tmp_path)
+    made.actor.begin(HUNG, None)
+    until_killed(made)
+    made.clock.sleep(60.0)
+    made.start()
+    made.actor.work()
+    made.clock.sleep(0.5)
+    made.beat(attempt, step=step)
+    made.act()
+    assert machine.orders == []
+    assert [action.result for action in made.actions] == ["gave up: the job goes on by itself"]
+
+
+def test_a_launcher_that_says_the_same_as_before_is_helped_after_all(tmp_path: Path) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
+    made = Watchdog(machine, tmp_path)
+    made.actor.begin(HUNG, None)
+    until_killed(made)
+    made.start()
+    for _ in range(40):
+        made.clock.sleep(0.5)
+        made.beat()
+        made.actor.work()
+    assert machine.jobs[17].restarts == 1
+
+
+def test_a_job_let_go_by_its_user_while_the_watchdog_was_away_is_not_held_again(tmp_path: Path) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={2: "after"})  # held, and killed
+    made = Watchdog(machine, tmp_path)
+    made.actor.begin(verdict(Kind.APPLICATION_FAILED, Remedy.HOLD), None)
+    until_killed(made)
+    while Slurm(machine).job(17).state is not JobState.PENDING:
+        pass
+    machine(["scontrol", "release", "17"])
+    made.start()
+    made.act()
+    assert (machine.jobs[17].state, machine.jobs[17].ran) == ("RUNNING", 2)
+    assert sum("requeuehold" in order for order in machine.orders) == 1
 
 
 @settings(max_examples=25, deadline=None)

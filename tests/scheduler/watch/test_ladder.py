@@ -9,11 +9,13 @@ import pytest
 from deeplink.scheduler.slurm.parse import JobRow, NodeRow
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState
 from deeplink.scheduler.watch.ladder import (
+    LISTEN_S,
     LONGEST_S,
     NEXT_SECOND_S,
     RELAX_S,
     SETTLE_S,
     UNWISH_S,
+    WELL_S,
     Facts,
     Step,
     next_step,
@@ -33,7 +35,7 @@ COMMENTED = replace(DOWNED, remedy=Remedy.COMMENT, reason="deeplink: 17.0.0-node
 HELD = replace(RESTART, remedy=Remedy.HOLD, reason="deeplink: 17.0.0-application-failed: fails at step 3")
 
 
-def node(state: NodeState = NodeState.ALLOCATED, *flags: NodeFlag, comment: str = "") -> NodeRow:
+def node(state: NodeState = NodeState.ALLOCATED, *flags: NodeFlag, comment: str = "", reason: str = "") -> NodeRow:
     return NodeRow(
         name=N1,
         address="n1",
@@ -41,7 +43,7 @@ def node(state: NodeState = NodeState.ALLOCATED, *flags: NodeFlag, comment: str 
         port=None,
         state=state,
         flags=frozenset(flags),
-        reason="",
+        reason=reason,
         reason_by="",
         boot_time="",
         gpus=0,
@@ -68,6 +70,9 @@ AWAY = Facts(node=node(), answers=False, sent={})
 DRAIN_SEEN = replace(AWAY, node=node(NodeState.ALLOCATED, NodeFlag.DRAIN))
 RUNS = Facts(job=job(), sent={})
 LEFT = replace(RUNS, job=replace(job(), nodes=(N0, N1), batch_host=N0), unreachable=(N1,))
+OURS_BACK = Facts(
+    node=node(NodeState.IDLE, NodeFlag.DRAIN, reason="deeplink: 17.0.0-node-dead-n1"), answers=True, sent={}
+)
 WAITS = Facts(job=job(JobState.PENDING, 1, "BeginTime"), sent={})
 
 CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
@@ -121,7 +126,34 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
     "Slurm forgot it": (RESTART, replace(RUNS, job=None), Step.DONE),
     "an operator holds it": (RESTART, replace(RUNS, job=job(JobState.REQUEUE_HOLD, 1)), Step.GIVE_UP),
     "not ours to requeue": (RESTART, replace(RUNS, refused=frozenset({Step.REQUEUE})), Step.GIVE_UP),
-    "back into service": (RESUME, replace(DRAIN_SEEN, answers=True), Step.RESUME),
+    "back into service": (RESUME, OURS_BACK, Step.RESUME),
+    "not what somebody else has drained since": (
+        RESUME,
+        replace(OURS_BACK, node=node(NodeState.IDLE, NodeFlag.DRAIN, reason="disk to be replaced")),
+        Step.GIVE_UP,
+    ),
+    "nor what is silent again": (RESUME, replace(OURS_BACK, answers=False), Step.GIVE_UP),
+    "nor unseen": (RESUME, replace(OURS_BACK, answers=None), Step.WAIT),
+    "nor what was well a while ago": (RESUME, replace(OURS_BACK, age_s=WELL_S + 1), Step.GIVE_UP),
+    "on return its launcher is heard first": (RESTART, replace(RUNS, returned_s=0.1), Step.WAIT),
+    "it tells nothing else: requeue": (RESTART, replace(RUNS, returned_s=LISTEN_S), Step.REQUEUE),
+    "it goes on by itself": (RESTART, replace(RUNS, goes_on=True), Step.GIVE_UP),
+    "what is under way is carried through": (
+        RESTART,
+        replace(RUNS, goes_on=True, sent={Step.REQUEUE: 0.1}),
+        Step.WAIT,
+    ),
+    "nor is one held that goes on": (HELD, replace(RUNS, comment=HELD.reason, goes_on=True), Step.GIVE_UP),
+    "nor one that its user has let go meanwhile": (
+        HELD,
+        replace(RUNS, job=job(restarts=1), comment=HELD.reason),
+        Step.GIVE_UP,
+    ),
+    "kept off nodes of an earlier restart alone": (
+        replace(RESTART, exclude=()),
+        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: RELAX_S}, kept_off=True),
+        Step.RELAX,
+    ),
     "in service": (RESUME, replace(AWAY, answers=True), Step.DONE),
     "a dead node is taken out of the job, where nobody else can take it from Slurm": (
         RESTART,
