@@ -8,6 +8,7 @@ measured here is named, with the reason.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -107,6 +108,7 @@ class Asked:
 
     Attributes:
         chosen: the parts of each subject that is to run; empty: all of it.
+        join: the other subjects' rows are those of their own last run.
     """
 
     chosen: Mapping[str, tuple[str, ...]]
@@ -114,6 +116,7 @@ class Asked:
     as_json: bool
     write_docs: bool
     traces: Path | None = None
+    join: bool = False
 
 
 def not_measurable(subject: Subject, traces: Path | None, *, module: str = "") -> str:
@@ -164,9 +167,35 @@ def run(
         if not path.exists():
             continue
         found.rows[name] = rows_from(json.loads(path.read_text(encoding="utf-8")))
-        if notes.exists():
-            found.notes += json.loads(notes.read_text(encoding="utf-8"))
+        found.notes += _notes(bench, name)
     return found
+
+
+def joined(bench: Bench, found: Found, chosen: Mapping[str, object]) -> Found:
+    """Return what was found, and for the other subjects what they left at their own last run, saying when."""
+    rows, notes, missing = dict(found.rows), list(found.notes), dict(found.missing)
+    for name, subject in bench.subjects.items():
+        path = bench.folder / f"{name}.json"
+        if name in chosen:
+            continue
+        if not path.exists():
+            missing[subject.title] = f"not asked for, and no earlier run left {path.name}"
+            continue
+        try:
+            rows[name] = rows_from(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError) as damaged:
+            missing[subject.title] = f"{path.name} of an earlier run cannot be read: {damaged!r}"
+            continue
+        notes += _notes(bench, name)
+        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        notes.append(f"{subject.title}: of a run by itself that ended {written:%Y-%m-%d %H:%M} UTC")
+    ordered = {name: rows[name] for name in bench.subjects if name in rows}
+    return dataclasses.replace(found, rows=ordered, notes=notes, missing=missing)
+
+
+def _notes(bench: Bench, name: str) -> list[str]:
+    path = bench.folder / f"{name}.notes.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def _ended(argv: list[str], longest_s: float, *, quiet: bool) -> str:
@@ -206,6 +235,9 @@ def asked_for(bench: Bench, arguments: Sequence[str] | None) -> Asked:
     parser.add_argument("--only", metavar="A,B", default="", help=f"of: {', '.join(known)}")
     if bench.has_traces:
         parser.add_argument("--traces", type=Path, metavar="FOLDER", help="*/placements.csv and philly.csv.gz")
+    parser.add_argument(
+        "--join", action="store_true", help="with --only: the others' rows are those of their last runs"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON; what goes on goes to stderr")
     parser.add_argument("--write-docs", action="store_true", help=f"write {bench.page.name} besides")
     asked = parser.parse_args(arguments)
@@ -218,6 +250,7 @@ def asked_for(bench: Bench, arguments: Sequence[str] | None) -> Asked:
         as_json=asked.json,
         write_docs=asked.write_docs,
         traces=asked.traces if bench.has_traces else None,
+        join=asked.join,
     )
 
 
@@ -268,6 +301,8 @@ def main(
     for line in estimated(bench, asked):
         say(line)
     found = run(bench, asked, say, program)
+    if asked.join:
+        found = joined(bench, found, asked.chosen)
     rows = [row for of in found.rows.values() for row in of]
     goals = [row for row in rows if row.goal is not None]
     path = write_rows(bench.name, rows, folder=bench.folder)

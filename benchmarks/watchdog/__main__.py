@@ -37,7 +37,7 @@ SUBJECTS = {
         title="Clean hours: false restarts", root=True, longest_s=2 * 3600.0, about_s=lasts(77 * 60, 210)
     ),
     "scale": Subject(title="1,000 nodes and 200 jobs on one core", root=True, about_s=lasts(300, 100)),
-    "overhead": Subject(title="What reporting costs a step", about_s=lasts(180, 30)),
+    "reporting": Subject(title="What reporting costs a step", about_s=lasts(180, 30)),
     "goodput": Subject(title="Goodput at published failure rates", about_s=lasts(30, 5)),
 }
 _HEAD = """\

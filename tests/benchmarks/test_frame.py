@@ -87,6 +87,28 @@ def test_rows_of_an_earlier_run_do_not_pass_for_this_one(bench: Bench, capfd: py
     assert "placement FAILED: it left no rows" in capfd.readouterr().out
 
 
+def test_subjects_that_are_not_asked_for_are_joined_from_their_last_runs(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fresh = bench.folder / "fresh"
+    write_rows("placement", [make_row("new", [1.0], "ms", at_most=2)], folder=fresh)
+    (bench.folder / "placement.sh").write_text(f"cp {fresh}/placement.json {bench.folder}/", encoding="utf-8")
+    write_rows("waiting", [make_row("kept", [3.0], "s", at_most=2)], folder=bench.folder)
+    (bench.folder / "waiting.notes.json").write_text('["it rained then"]', encoding="utf-8")
+    (bench.folder / "overhead.json").write_text("[{}]", encoding="utf-8")
+    assert frame.main(bench, ["--only", "placement", "--join", "--write-docs"], program) == 0
+    page = bench.page.read_text(encoding="utf-8")
+    assert "Figures to reach: 1 of 2" in page
+    assert page.index("new") < page.index("kept")
+    assert "it rained then" in page
+    assert f"{bench.subjects['waiting'].title}: of a run by itself that ended 20" in page
+    assert "overhead.json of an earlier run cannot be read" in page
+    assert "no earlier run left emulation.json" in page
+    capfd.readouterr()
+    assert frame.main(bench, ["--only", "placement", "--write-docs"], program) == 0
+    assert "kept" not in bench.page.read_text(encoding="utf-8")
+
+
 def test_an_unknown_subject_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         frame.main(SCHEDULER, ["--only", "plaecment"])

@@ -1,8 +1,8 @@
 """What telling costs a training loop: `deeplink.report` and a section with each step, beside a silent loop.
 
-`python -m benchmarks.watchdog.overhead [--steps N] [--repeats N] [--quick] [--json]` runs loops of steps of 10 ms
+`python -m benchmarks.watchdog.reporting [--steps N] [--repeats N] [--quick] [--json]` runs loops of steps of 10 ms
 of work in turns, with an agent of this machine's that takes the reports, prints a table and writes
-build/bench/overhead.json. Exit code 0 whether figures are reached or not.
+build/bench/reporting.json. Exit code 0 whether figures are reached or not.
 
 Counted is processor time: that of the calls, each after a step that has used the caches for other things, and that
 of the sender's thread, less what timing itself takes. Beside it stands the difference of the process's
@@ -120,8 +120,8 @@ def measured(steps: int, repeats: int) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print, write build/bench/overhead.json."""
-    parser = options("benchmarks.watchdog.overhead", __doc__, quick="100 steps, 3 repeats")
+    """Run, print, write build/bench/reporting.json."""
+    parser = options("benchmarks.watchdog.reporting", __doc__, quick="100 steps, 3 repeats")
     parser.add_argument("--steps", type=int, default=300, help="of a loop (300)")
     parser.add_argument("--repeats", type=int, default=15, help="of each loop (15)")
     asked = parser.parse_args(arguments)
@@ -130,10 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(asked.steps, asked.repeats) < 1:
         parser.error("--steps and --repeats: at least 1")
     # The agent's own time does not count: it is another process.
-    with tempfile.TemporaryDirectory(prefix="deeplink-overhead-") as folder, agents(Path(folder), ["here"]) as env:
+    with tempfile.TemporaryDirectory(prefix="deeplink-report-") as folder, agents(Path(folder), ["here"]) as env:
         os.environ.update(env)
         rows = measured(asked.steps, asked.repeats)
-    hand_over("overhead", rows, as_json=asked.json)
+    hand_over("reporting", rows, as_json=asked.json)
     return 0
 
 
