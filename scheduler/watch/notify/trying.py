@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_ANSWER = 200
+AGAIN_S = 0.5
 
 
 class NotSentError(DeepLinkError):
@@ -34,21 +35,26 @@ class NotSentError(DeepLinkError):
 
 @contextlib.contextmanager
 def cut_off(after_s: float, socket_of: Callable[[], socket.socket | None]) -> Iterator[None]:
-    """Shut a connection once the time is up: a socket's own timeout bounds each read, not a whole slow answer."""
+    """Shut a connection once the time is up: a socket's own timeout bounds each read, not a whole slow answer.
+
+    One that is made only then, to the second of a host's addresses, is shut as well.
+    """
+    done = threading.Event()
 
     def cut() -> None:
-        held = socket_of()
-        if held is not None:
-            with contextlib.suppress(OSError):
-                held.shutdown(socket.SHUT_RDWR)
+        wait_s = after_s
+        while not done.wait(wait_s):
+            wait_s = AGAIN_S
+            held = socket_of()
+            if held is not None:
+                with contextlib.suppress(OSError):
+                    held.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(after_s, cut)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=cut, name="deeplink-notify-cut", daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
 
 
 def trust(ca_file: Path | None) -> ssl.SSLContext:

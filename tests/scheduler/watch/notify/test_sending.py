@@ -16,7 +16,7 @@ import pytest
 from deeplink.scheduler.watch.notify.channels import Channel, Email, Program, Webhook
 from deeplink.scheduler.watch.notify.message import Message, message
 from deeplink.scheduler.watch.notify.sending import sender
-from deeplink.scheduler.watch.notify.trying import NotSentError
+from deeplink.scheduler.watch.notify.trying import NotSentError, cut_off
 from tests.scheduler.watch.notify.servers import Heard, Post, certificate, mail_server, web
 from tests.scheduler.watch.notify.things import news
 
@@ -187,6 +187,16 @@ def test_a_mail_server_that_hangs_or_is_not_there_is_left() -> None:
         refusal(mail(post), timeout_s=0.5)
     assert time.monotonic() - began < 5
     refusal(mail(Post(port=free_port())))
+
+
+def test_a_connection_that_is_made_after_the_time_was_up_is_cut_off_too() -> None:
+    ours, theirs = socket.socketpair()
+    made: list[socket.socket] = []
+    with ours, theirs, cut_off(0.05, lambda: made[0] if made else None):
+        time.sleep(0.2)
+        made.append(ours)
+        ours.settimeout(10.0)
+        assert ours.recv(1) == b""
 
 
 # By a program.
