@@ -348,6 +348,9 @@ def test_what_is_no_utf_8_is_kept_and_told_all_the_same(journal: Journal) -> Non
     assert journal.begin_action(
         ActionRecord(key="k", incident=known.id, remedy="drain", attempt=RELAUNCHED, node=None, reason=odd)
     )
+    journal.end_action("k", f"scontrol exited 1: {odd}", 101.0)
+    (done,) = journal.actions()
+    assert (done.reason, done.result) == ("caf?", "scontrol exited 1: caf?")
 
 
 def test_a_full_disk_refuses_a_beat_whole_and_is_over_when_there_is_room(journal: Journal) -> None:
