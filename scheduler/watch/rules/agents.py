@@ -69,5 +69,6 @@ def agents_are_silent(job: JobSight, sight: Sight, policy: Policy) -> bool:
 
 def be_patient(job: JobSight, sight: Sight, policy: Policy) -> bool:
     """Whether to wait for the agents of this job to be heard again before anything is done about it."""
-    shortest = min(job.agents_silent.values(), default=0.0)
+    # Of those that are silent: that its own host's is heard, as a rule, says nothing of them.
+    shortest = min((one for one in job.agents_silent.values() if one >= policy.silence_s), default=0.0)
     return agents_are_silent(job, sight, policy) and shortest < policy.patience_s

@@ -322,6 +322,15 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(job(phase=Phase.STRANDED, agents_silent=dict.fromkeys(job().nodes, 70.0)),), nodes=cluster()),
         [("agents-silent", "", "nothing"), ("job-stranded", "", "restart")],
     ),
+    "the same, and the agent of its own host is heard": (
+        Sight(
+            jobs=(
+                job(phase=Phase.STRANDED, agents_silent={**dict.fromkeys(job().nodes, 70.0), job().nodes[0]: 0.1}),
+            ),
+            nodes=cluster(),
+        ),
+        [("agents-silent", "", "nothing"), ("job-stranded", "", "restart")],
+    ),
     "most standing agents are silent": (
         Sight(
             nodes=cluster(*(replace(up(name), attended_s=30.0, heard_s=30.0) for name in NAMES[:5]), *(TOLD[5:]))
