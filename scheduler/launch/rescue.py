@@ -94,8 +94,10 @@ class Rescue:
                 # Of a node that was booted anew nothing is left that could answer. One that is out of reach
                 # must not keep the others waiting: they are started apart from it.
                 bereft = self._fleet.bereft(silent)
-                self._fleet.revive(bereft)
-                self._fleet.revive([node for node in silent if node not in bereft])
+                begun = self._fleet.revive(bereft)
+                begun += self._fleet.revive([node for node in silent if node not in bereft])
+                if begun:
+                    self._chronicle.event("agents-again", nodes=begun)
             if now - asked >= ASK_SLURM_S and (asking is None or not asking.is_alive()):
                 asked = now
                 asking = threading.Thread(target=self._requeue_if_down, args=(tuple(lost),), daemon=True)

@@ -62,7 +62,7 @@ class Supervisor:
         policy: the thresholds of verdicts.
 
     Attributes:
-        has_lost: whether a node was lost, now or before.
+        has_lost: whether a node was lost, or was out of reach at the end.
     """
 
     def __init__(
@@ -132,7 +132,8 @@ class Supervisor:
                     told = self.ending.name if self.ending else ""
                     return self._ends.leave_stranded(verdict, told, self._begun)
                 self._account.add(self._rescue.found)
-                self._usable += verdict.lost
+                silence = self._fleet.silence()
+                self._usable += [one for one in verdict.lost if silence[one].answer_s < self._policy.doubt_s]
                 running = self._start_next(self._mustered(), running)
             else:
                 return self._finish(running, verdict)
@@ -230,7 +231,8 @@ class Supervisor:
         )
         verdict = self._liaison.weigh(decide(seen, self._policy))
         if verdict.move in {Move.RELAUNCH, Move.STRANDED} and self._ending is not None:
-            return Verdict(move=Move.FAILED, because=verdict.because, code=128 + self._ending)
+            code = 128 + self._ending
+            return Verdict(move=Move.FAILED, because=verdict.because, lost=verdict.lost, code=code)
         return verdict
 
     def _revive(self) -> None:
@@ -361,6 +363,10 @@ class Supervisor:
             action = self._ends.action_for(verdict, self._log, requeueable=self._liaison.requeueable)
         if verdict.kind is not None:  # before the stacks are asked for: they belong to it
             self._open(verdict, action)
+        self._forget(verdict.lost)
+        # Of who is out of reach now the next run is to know, too, though nobody has called it lost.
+        silence = self._fleet.silence().values()
+        self.has_lost = self.has_lost or any(one.contact_s >= self._policy.doubt_s for one in silence)
         if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)
         self._while_listening(running.step.kill)

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,14 @@ from typing_extensions import override
 
 from deeplink.clock import SystemClock
 from deeplink.config import load_config
+from deeplink.scheduler.launch.failure import Limits
 from deeplink.scheduler.launch.job import run_job
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.order import Order
+from deeplink.scheduler.launch.verdict import Policy
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.types import NodeName
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -201,6 +204,49 @@ def test_a_signal_while_the_agents_start_ends_them_too(tmp_path: Path) -> None:
     code, said = run.ended()
     assert code == 128 + signal.SIGTERM, said
     assert run.events("ended")[0]["code"] == code
+
+
+@dataclass(frozen=True)
+class Noting(LocalBackend):
+    """Remembers that a run told it that no node was lost."""
+
+    told: list[str] = field(default_factory=list)
+
+    @override
+    def ended_whole(self) -> None:
+        self.told.append("whole")
+
+
+@dataclass(frozen=True)
+class Killing(SystemClock):
+    """Ends the agent of local1 once ranks are started."""
+
+    folder: Path
+    killed: list[int] = field(default_factory=list)
+
+    @override
+    def sleep(self, seconds: float) -> None:
+        events = self.folder / "events.jsonl"
+        lines = events.read_text().splitlines() if events.exists() and not self.killed else []
+        if any('"attempt-started"' in line for line in lines):
+            (ready,) = (json.loads(line) for line in lines if '"agents-ready"' in line)
+            self.killed.append(ready["agents"]["local1"]["pid"])
+            os.killpg(self.killed[0], signal.SIGKILL)
+        super().sleep(seconds)
+
+
+def test_the_loss_that_a_run_is_given_up_for_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "own"))
+    names = tuple(NodeName(f"local{number}") for number in range(3))
+    folder = tmp_path / "job"
+    backend = Noting(1, "ann", names, os.environ, tmp_path / "store", folder)
+    order = Order(command=(sys.executable, "-c", "import time; time.sleep(600)"), per_node=1, count=2)
+    policy = Policy(limits=Limits(most_relaunches=0))
+    assert run_job(backend, order, load_config(), clock=Killing(folder), policy=policy) == 1
+    assert backend.told == []
+    with Journal(folder / "journal.sqlite", read_only=True) as journal:
+        (incident,) = journal.incidents()
+    assert (incident.kind, incident.node, incident.outcome.value) == ("node-silent", "local1", "failed")
 
 
 def test_too_few_nodes_left_and_nobody_to_ask_is_an_end_with_75(tmp_path: Path) -> None:
