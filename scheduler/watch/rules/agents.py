@@ -11,6 +11,7 @@ from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
+    from deeplink.types import NodeName
 
 
 BOOT_SEEN_S = 5.0
@@ -26,7 +27,9 @@ def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
         reasons.append(f"{len(quiet)} of {len(standing)} standing agents are not heard any more")
     deaf = [job for job in sight.jobs if agents_are_silent(job, sight, policy) and _is_news(job, sight, policy)]
     reasons += [
-        f"the launcher of job {job.attempt.job} hears none of its {len(job.agents_silent)} agents" for job in deaf
+        f"the launcher of job {job.attempt.job} misses {len(_silent(job, policy))} of its "
+        f"{len(job.agents_silent)} agents at once"
+        for job in deaf
     ]
     if not reasons:
         return []
@@ -40,7 +43,7 @@ def _is_news(job: JobSight, sight: Sight, policy: Policy) -> bool:
     While ranks start, agents may be starved for seconds. And Slurm itself ends all agents of a job when one of its
     nodes boots anew: that is the incident of that node.
     """
-    silent = [silent_s for silent_s in job.agents_silent.values() if silent_s >= policy.silence_s]
+    silent = _silent(job, policy).values()
     if job.progress_age_s is None and min(silent, default=0.0) < policy.starved_s:
         return False
     # Not of that node's own agent, which may be up again by now.
@@ -62,7 +65,7 @@ def agents_are_silent(job: JobSight, sight: Sight, policy: Policy) -> bool:
     """Whether the job's launcher lives and misses most of its agents at once, though their nodes answer."""
     if not live(job) or job.beat_age_s >= policy.tense_beat_s:
         return False
-    silent = [name for name, silent_s in job.agents_silent.items() if silent_s >= policy.silence_s]
+    silent = _silent(job, policy)
     answering = [name for name in silent if name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS]
     return len(silent) > 1 and len(answering) * 2 > len(job.agents_silent)
 
@@ -70,5 +73,9 @@ def agents_are_silent(job: JobSight, sight: Sight, policy: Policy) -> bool:
 def be_patient(job: JobSight, sight: Sight, policy: Policy) -> bool:
     """Whether to wait for the agents of this job to be heard again before anything is done about it."""
     # Of those that are silent: that its own host's is heard, as a rule, says nothing of them.
-    shortest = min((one for one in job.agents_silent.values() if one >= policy.silence_s), default=0.0)
+    shortest = min(_silent(job, policy).values(), default=0.0)
     return agents_are_silent(job, sight, policy) and shortest < policy.patience_s
+
+
+def _silent(job: JobSight, policy: Policy) -> dict[NodeName, float]:
+    return {name: silent_s for name, silent_s in job.agents_silent.items() if silent_s >= policy.silence_s}

@@ -42,9 +42,9 @@ def missed(job: JobSight, policy: Policy) -> set[NodeName]:
 
 def is_lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> bool:
     """Whether the launcher is gone: its host is given up, or it is silent for long though its host answers."""
-    host = job.batch_host
-    gone = host in given_up or host not in job.nodes or (host in sight.nodes and sight.nodes[host].down)
-    if gone:
+    # Under salloc the launcher runs outside of the allocation, or Slurm does not say where: no node's loss ends it.
+    host = sight.nodes.get(job.batch_host) if job.batch_host else None
+    if host and (host.name in given_up or host.name not in job.nodes or host.down):
         return job.beat_age_s >= policy.silence_s
     # One that we never heard may have ended while we were away, and its script may have gone on to something else.
     return job.heard and job.beat_age_s >= policy.launcher_lost_s

@@ -74,6 +74,12 @@ def sick(name: str, severity: Severity, check: str = "disk") -> NodeSight:
     return replace(up(name), findings=(found(check, severity),), heard_s=0.5)
 
 
+def test_it_is_said_how_many_agents_are_missed() -> None:
+    mute = job(agents_silent={**dict.fromkeys(job().nodes, 4.0), job().nodes[0]: 0.1})
+    (verdict,) = judge(Sight(jobs=(mute,), nodes=cluster()), POLICY)
+    assert verdict.reasons == ("the launcher of job 17 misses 2 of its 3 agents at once",)
+
+
 def brief(verdicts: tuple[Verdict, ...]) -> list[tuple[str, str, str]]:
     return [(verdict.kind, verdict.node or verdict.leaf, verdict.remedy) for verdict in verdicts]
 
@@ -114,6 +120,18 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     "the launcher is silent, every node answers: not at once": (
         Sight(jobs=(job(beat_age_s=10.0),), nodes=cluster()),
         [],
+    ),
+    "the same of one that runs on a login node, under salloc": (
+        Sight(jobs=(job(beat_age_s=10.0, batch_host=NodeName("login")),), nodes=cluster()),
+        [],
+    ),
+    "the same where Slurm does not say where it runs": (
+        Sight(jobs=(job(beat_age_s=10.0, batch_host=None),), nodes=cluster()),
+        [],
+    ),
+    "its host was taken from the allocation": (
+        Sight(jobs=(job(beat_age_s=10.0, batch_host=NAMES[7]),), nodes=cluster()),
+        [("launcher-lost", "", "restart")],
     ),
     "the launcher is silent for long, every node answers": (
         Sight(jobs=(job(beat_age_s=25.0),), nodes=cluster()),
