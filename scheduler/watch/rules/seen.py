@@ -42,7 +42,7 @@ def missed(job: JobSight, policy: Policy) -> set[NodeName]:
 
 def is_lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> bool:
     """Whether the launcher is gone: its host is given up, or it is silent for long though its host answers."""
-    # Under salloc the launcher runs outside of the allocation, or Slurm does not say where: no node's loss ends it.
+    # Under salloc the launcher runs outside of the allocation, or Slurm does not say where: no lost node ends it.
     host = sight.nodes.get(job.batch_host) if job.batch_host else None
     if host and (host.name in given_up or host.name not in job.nodes or host.down):
         return job.beat_age_s >= policy.silence_s
