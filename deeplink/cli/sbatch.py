@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from typing_extensions import override
 
 from deeplink.scheduler.slurm.submission import SubmissionError, checked, in_script, submission, understood
+from deeplink.verbatim import Verbatim
 
 if TYPE_CHECKING:
     from deeplink.cli.sbatch_placing import Placed
@@ -59,18 +59,7 @@ Examples:
 """
 
 
-class _PassThrough(click.Command):
-    """Takes every word as it is; only a lone --help is its own."""
-
-    @override
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args == ["--help"]:
-            return super().parse_args(ctx, args)
-        ctx.params = {"words": tuple(args)}
-        return []
-
-
-@click.command("sbatch", cls=_PassThrough, epilog=_EPILOG, options_metavar="[SBATCH OPTIONS]")
+@click.command("sbatch", cls=Verbatim, epilog=_EPILOG, options_metavar="[SBATCH OPTIONS]")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
 def command(words: tuple[str, ...]) -> None:
     """Submit a batch script: sbatch, watched and restartable."""

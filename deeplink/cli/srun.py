@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
-from typing_extensions import override
+
+from deeplink.verbatim import Verbatim
 
 if TYPE_CHECKING:
     from deeplink.scheduler.topology.graph import Fabric
@@ -27,18 +28,7 @@ Examples:
 """
 
 
-class _PassThrough(click.Command):
-    """Takes every word as it is; only a lone --help is its own."""
-
-    @override
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args == ["--help"]:
-            return super().parse_args(ctx, args)
-        ctx.params = {"words": tuple(args)}
-        return []
-
-
-@click.command("srun", cls=_PassThrough, epilog=_EPILOG, options_metavar="[SRUN OPTIONS]")
+@click.command("srun", cls=Verbatim, epilog=_EPILOG, options_metavar="[SRUN OPTIONS]")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
 def command(words: tuple[str, ...]) -> None:
     """Run a command interactively: srun, with its ranks in the fabric's order."""

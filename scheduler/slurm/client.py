@@ -95,12 +95,6 @@ class Slurm:
             self.run(["squeue", "-h", "--states=all", "-o", "%x", "-j", str(job)]).strip().partition("\n")[0]
         )
 
-    def required_nodes(self, job: int) -> tuple[NodeName, ...]:
-        """Return the nodes the job must run on: by its user's `--nodelist`, or as was wished for it."""
-        return unfold(
-            self.run(["squeue", "-h", "--states=all", "-o", "%n", "-j", str(job)]).strip().partition("\n")[0]
-        )
-
     def place(self, job: int) -> JobPlace:
         """Return where a job may run.
 

@@ -6,7 +6,7 @@ leaks GPUs (measured). So every node that Slurm has not given up must answer fir
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -15,6 +15,7 @@ from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.view.reasons import in_words
 from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.exclusion import required_without
 from deeplink.scheduler.watch.ladder import Facts, Step, next_step
 from deeplink.scheduler.watch.observer import PROBE_DEADLINE_S, slurmd_port
 from deeplink.scheduler.watch.records import ActionRecord
@@ -158,11 +159,13 @@ class Requeuer:
         """Return the changes that let a requeued job start, on other nodes than those to exclude."""
         if not exclude:
             return {"StartTime": "now"}
-        before = self.slurm.excluded_nodes(row.id)
-        changes = {"ExcNodeList": fold({*before, *exclude})} if set(exclude) - set(before) else {}
+        place = self.slurm.place(row.id)
+        wanted = {*place.excluded, *exclude}
+        changes = {"ExcNodeList": fold(wanted)} if wanted > {*place.excluded} else {}
         # Nodes that were wished for it bind it still: it starts nowhere if it must run where it must not run.
-        if set(exclude).intersection(self.slurm.required_nodes(row.id)):
-            changes["ReqNodeList"] = ""
+        required = required_without(replace(place, nodes=max(place.nodes, len(row.nodes))), {*exclude})
+        if required is not None:
+            changes["ReqNodeList"] = fold(required) if required else ""
         return {**changes, "StartTime": "now"}
 
     def requeue(self, row: JobRow, exclude: Sequence[NodeName]) -> Requeued:
@@ -190,7 +193,7 @@ class Requeuer:
                 raise RequeueRefusedError(
                     row.label, "Slurm does not know it any more", "Submit it again."
                 ) from None
-            step = next_step(action, self._facts(now))
+            step = next_step(action, self._facts(now, row.restarts))
             if done := self._done(now, row, step.step, self.clock.monotonic() - began):
                 return done
             if step.step is Step.GIVE_UP or now.state.final:
@@ -202,11 +205,13 @@ class Requeuer:
         left = [] if Step.RELEASE in self._sent else [" ".join(self.commands(now, exclude)[-1])]
         raise RequeueUnfinishedError(row.label, row.id, now.state.value, left, self.wait_s)
 
-    def _facts(self, now: JobRow) -> Facts:
-        ready = now.state is JobState.RUNNING and Step.REQUEUE not in self._sent
+    def _facts(self, now: JobRow, restarts: int) -> Facts:
+        facts = Facts(job=now, sent={step: self.clock.monotonic() - at for step, at in self._sent.items()})
+        # Also before one that shows no effect is sent again.
+        ready = now.state is JobState.RUNNING and now.restarts == restarts and not facts.lately(Step.REQUEUE)
         if ready and (away := self.unreachable(now)):
             raise NodeUnreachableError(now.label, away)
-        return Facts(job=now, sent={step: self.clock.monotonic() - at for step, at in self._sent.items()})
+        return facts
 
     def _done(self, now: JobRow, before: JobRow, step: Step, took_s: float) -> Requeued | None:
         released = self._sent.get(Step.RELEASE)

@@ -263,9 +263,17 @@ class Actor:
         elif facts.heir and step is Step.CANCEL:
             heirs.supersede(job, facts.heir)
         elif facts.heir and facts.job:
+            self._hand_down(action, job, facts.heir.id)
             heirs.bequeath(facts.job, facts.heir)
         elif facts.job:
             heirs.submit_anew(facts.job, token(action), {*facts.unreachable, *action.exclude})
+
+    def _hand_down(self, action: ActionRecord, job: int, heir: int) -> None:
+        """Note which of the exclusions that the heir was submitted with are ours, and end as ours do."""
+        ours = self.journal.excluded(job)
+        users = {*self.slurm.excluded_nodes(job)} - ours.keys()
+        lost = {*action.exclude, *filter(None, [action.node])} - users
+        self.journal.set_excluded(heir, {**ours, **dict.fromkeys(lost, action.began_unix)})
 
     def _end(self, action: ActionRecord, step: Step, why: str) -> None:
         done = step is Step.DONE

@@ -190,7 +190,7 @@ class Journal:
     def set_excluded(self, job: int, nodes: Mapping[NodeName, float]) -> None:
         """Remember which nodes of a job's ExcNodeList are there because of us, not of its user, and since when."""
         with self._transaction(durable=True) as db:
-            db.execute("UPDATE jobs SET excluded = ? WHERE job = ?", (json.dumps(dict(nodes)), job))
+            db.execute(rows.PUT_EXCLUDED, {"job": job, "excluded": json.dumps(dict(nodes))})
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every incident that begins or changes here: it must not wait, nor raise."""

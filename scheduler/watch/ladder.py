@@ -274,7 +274,7 @@ def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0
     if heir is None or attempt is None:
         return None
     bequeathed = ours_in(facts.comment or "") == left_for(heir.id)
-    if not (heir.state is JobState.PENDING and heir.reason.startswith(HELD)):
+    if not _is_held(heir, facts, bequeathed=bequeathed):
         if heir.state.final and not bequeathed:
             return None  # dismissed
         return Next(Step.DONE, f"{RESUBMITTED} {heir.id}")
@@ -290,6 +290,12 @@ def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0
     if not facts.given_up:
         return Next(Step.WAIT, "not probed long enough")
     return Next(Step.WAIT if facts.lately(Step.BEQUEATH) else Step.BEQUEATH)
+
+
+def _is_held(heir: JobRow, facts: Facts, *, bequeathed: bool) -> bool:
+    """Whether the heir waits to be let go, as it was submitted; a time to begin hides that for a moment."""
+    hidden = not bequeathed or (heir.reason == "BeginTime" and Step.SET_FREE not in facts.sent)
+    return heir.state is JobState.PENDING and (heir.reason.startswith(HELD) or hidden)
 
 
 def _needs_heir(job: JobRow | None, attempt: Attempt, facts: Facts) -> bool:

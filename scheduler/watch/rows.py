@@ -38,6 +38,10 @@ ON CONFLICT (job) DO UPDATE SET
   name = CASE excluded.name WHEN '' THEN name ELSE excluded.name END,
   user = CASE excluded.user WHEN '' THEN user ELSE excluded.user END
 """
+PUT_EXCLUDED = """
+INSERT INTO jobs (job, name, user, excluded) VALUES (:job, '', '', :excluded)
+ON CONFLICT (job) DO UPDATE SET excluded = excluded.excluded
+"""
 PUT_ATTEMPT = """
 INSERT INTO attempts (job, restart, relaunch, phase, nodes, spares, world_size, began_unix, beat_unix, ended_unix,
   ring_crossings, ring_crossings_stock, step_timeout_s, detail)

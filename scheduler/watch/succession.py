@@ -16,6 +16,7 @@ from deeplink.scheduler.watch.remark import with_ours
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from deeplink.scheduler.slurm.options import CommandLine
     from deeplink.scheduler.slurm.submitted import Submitted
     from deeplink.types import NodeName
 
@@ -24,7 +25,7 @@ MOST_GENERATIONS = 8
 """So often a job is submitted anew, one after the other; then somebody should look at it."""
 
 _DEPENDENCIES = "dependency"
-_REPLACED = frozenset({"comment", "exclude", "hold", "job-name", "parsable", "wait"})
+_REPLACED = frozenset({"begin", "comment", "exclude", "hold", "job-name", "parsable", "wait"})
 _ONE_OF_MANY = {
     "array": "it is an array: its tasks are restarted by Slurm alone",
     _DEPENDENCIES: "it was submitted with --dependency, which may not be true any more",
@@ -37,7 +38,7 @@ _ENV_DROPPED = ("SBATCH_WAIT", "SBATCH_QUIET")
 def why_not(submitted: Submitted, bad: Iterable[NodeName]) -> str:
     """Return why a job is not submitted anew; empty where it may be."""
     line = SBATCH.parse(submitted.argv[1:])
-    scripted = SBATCH.parse(list(directives(submitted.script or "")))
+    scripted = _scripted(submitted)
     if ":" in line.rest or scripted.rest:
         return "it is a job of several components"
     for name, why in _ONE_OF_MANY.items():
@@ -51,6 +52,10 @@ def why_not(submitted: Submitted, bad: Iterable[NodeName]) -> str:
     if submitted.generation >= MOST_GENERATIONS:
         return f"it was submitted anew {MOST_GENERATIONS} times"
     return ""
+
+
+def _scripted(submitted: Submitted) -> CommandLine:
+    return SBATCH.parse(list(directives(submitted.script or "")))
 
 
 def depends_on(job: int, dependencies: Iterable[str]) -> bool:
@@ -94,6 +99,8 @@ def argv_anew(
     kept = [word for option in line.options if option.name not in _REPLACED for word in option.words]
     ours = ["--parsable", "--hold", f"--job-name={name}", f"--comment={with_ours(comment, mark)}"]
     ours += [f"--exclude={fold(excluded)}"] if excluded else []
+    # Its time to begin has come once: it is not to wait for `now+8hours` again.
+    ours += ["--begin=now"] if line.last("begin") or _scripted(submitted).last("begin") else []
     return ["sbatch", *ours, *kept, *([] if submitted.script is None else [script, *line.rest[1:]])]
 
 

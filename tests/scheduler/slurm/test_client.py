@@ -86,7 +86,6 @@ def test_submit_returns_the_id_of_federated_answers_too() -> None:
 def test_excluded_nodes_are_unfolded() -> None:
     assert Slurm(Recorder("n[1,3]\n")).excluded_nodes(2) == ("n1", "n3")
     assert Slurm(Recorder("\n")).excluded_nodes(2) == ()
-    assert Slurm(Recorder("n[1,3]\n")).required_nodes(2) == ("n1", "n3")
 
 
 def test_the_cluster_has_a_name() -> None:

@@ -17,7 +17,6 @@ VERBS: dict[str, Callable[[Slurm], object]] = {
     "jobs": lambda slurm: slurm.jobs(),
     "job": lambda slurm: slurm.job(1),
     "excluded_nodes": lambda slurm: slurm.excluded_nodes(1),
-    "required_nodes": lambda slurm: slurm.required_nodes(1),
     "place": lambda slurm: slurm.place(1),
     "partition_nodes": lambda slurm: slurm.partition_nodes(["main"]),
     "nodes": lambda slurm: slurm.nodes(["n0"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -40,7 +41,7 @@ class World(Prober):
         self.excluded, self.required = "n5", ""
         self.silent: set[str] = set()
         self.node_states: dict[str, str] = {}
-        self.completing_s, self.free = 3.0, True
+        self.completing_s, self.free, self.deaf = 3.0, True, False
         self._requeued_at = 0.0
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
@@ -51,13 +52,14 @@ class World(Prober):
             one = job(7, self.state, Reason=self.reason, RestartCnt=str(self.restarts), NodeList=listed)
             return "".join(f"{one[field]}{separator}" for field in JOB_FIELDS)
         if argv[0] == "squeue":
-            return f"{self.required if '%n' in argv else self.excluded}\n"
+            (separator,) = set(re.findall("\x1f\\w+\x1f", argv[argv.index("-o") + 1]))
+            return "".join(f"{field}{separator}" for field in ("main", "3", self.excluded, self.required))
         if argv[:3] == ["scontrol", "show", "node"]:
             return "".join(nodes([name], self.node_states.get(name, "ALLOCATED")) for name in NAMES)
         if argv[:3] == ["scontrol", "show", "config"]:
             return "SlurmdPort = 6818\n"
         self.commands.append(" ".join(argv))
-        if argv[1] == "requeue":
+        if argv[1] == "requeue" and not self.deaf:
             self.state, self._requeued_at = "COMPLETING", self.clock.now
         elif argv[1] == "update" and self.state == "PENDING":
             self.reason = "released"
@@ -117,6 +119,21 @@ def test_nodes_that_were_wished_for_it_do_not_bind_it_to_one_that_it_must_not_ha
         "StartTime=now",
     ]
     assert "ReqNodeList=" not in requeuer(world).commands(running(), [N3])[1]
+
+
+def test_of_a_list_that_its_user_meant_the_other_nodes_stay(world: World) -> None:
+    world.required = "n[1-2]"
+    requeuer(world).requeue(running(), [NodeName("n2")])
+    assert world.commands[1] == "scontrol update jobid=7 ExcNodeList=n[2,5] ReqNodeList=n1 StartTime=now"
+
+
+def test_a_requeue_without_effect_is_not_sent_again_while_a_node_is_unreachable(world: World) -> None:
+    world.deaf = True
+    one = requeuer(world)
+    one.say = lambda _line: world.silent.add("n1")
+    with pytest.raises(NodeUnreachableError):
+        one.requeue(running(), [])
+    assert world.commands == ["scontrol requeue 7"]
 
 
 def test_without_nodes_to_exclude_the_users_own_list_is_not_touched(world: World) -> None:

@@ -178,6 +178,7 @@ def test_a_job_without_its_batch_host_is_submitted_anew_once_and_never_runs_twic
         assert (old.state, old.then or old.state) in {("RUNNING", "CANCELLED"), ("CANCELLED", "CANCELLED")}
         assert (heir.state, heir.ran) == ("RUNNING", 1)
         assert heir.excluded == "n[0,5]"
+        assert made.journal.excluded(heir.id).keys() == {"n0"}, "its user's own are not ours"
         assert re.fullmatch(r"mine \| deeplink: in place of 17\.0\.0@\d+", heir.comment)
         assert old.comment == f"mine | deeplink: resubmitted as {heir.id}"
         cancelled = [place for place, order in enumerate(machine.orders) if order.endswith("scancel --quiet 17")]

@@ -253,6 +253,15 @@ def test_a_wish_that_cannot_be_taken_back_is_not_asked_for_without_a_pause() -> 
     assert next_step(RESTART, replace(facts, sent={Step.RELEASE: 9.0, Step.UNWISH: SETTLE_S})).step is Step.UNWISH
 
 
+def test_an_heir_of_which_slurm_does_not_say_at_once_that_it_is_held_is_not_taken_for_free() -> None:
+    heir = replace(job(JobState.PENDING, reason="BeginTime"), id=JobId(18))
+    lost = replace(RUNS, unreachable=(N1,), given_up=True, heir=heir, comment="")
+    assert next_step(RESTART, lost).step is Step.BEQUEATH
+    left = replace(lost, job=job(JobState.CANCELLED), comment="deeplink: resubmitted as 18")
+    assert next_step(RESTART, left).step is Step.SET_FREE
+    assert next_step(RESTART, replace(left, sent={Step.SET_FREE: 0.1})).step is Step.DONE
+
+
 def test_an_heir_that_is_not_free_at_once_is_not_told_so_without_a_pause() -> None:
     heir = replace(job(JobState.PENDING, reason="JobHeldUser"), id=JobId(18))
     left = Facts(job=job(JobState.CANCELLED), heir=heir, comment="deeplink: resubmitted as 18", sent={})

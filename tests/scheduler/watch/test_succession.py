@@ -59,6 +59,19 @@ def test_it_is_submitted_as_before_held_off_the_lost_node_and_with_the_token() -
     assert env_anew(PLAIN) == {"PATH": "/bin", "ODD": "\udcfe"}
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"argv": ("sbatch", "-b", "now+8hours", "train.sh")},
+        {"script": "#!/bin/sh\n#SBATCH --begin=now+8hours\n", "argv": ("sbatch", "train.sh")},
+    ],
+)
+def test_one_that_had_to_wait_for_its_time_does_not_wait_for_it_again(changes: dict[str, object]) -> None:
+    late = replace(PLAIN, **changes)  # type: ignore[arg-type]
+    argv = argv_anew(late, script="/s", name="x", comment="", mark="deeplink: t", excluded=[])
+    assert [word for word in argv if "begin" in word or "hours" in word] == ["--begin=now"]
+
+
 def test_a_wrapped_command_needs_no_script() -> None:
     wrapped = replace(PLAIN, argv=("sbatch", "-N4", "--wrap", "deeplink run -- x"), script=None)
     argv = argv_anew(wrapped, script="/no", name="wrap", comment="", mark="deeplink: t", excluded=[])
