@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from deeplink.scheduler.launch.fleet import Silence
+    from deeplink.scheduler.launch.watched import Silence
     from deeplink.types import NodeName
 
 

@@ -26,7 +26,7 @@ from deeplink.scheduler.watch.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from deeplink.scheduler.launch.fleet import Silence
+    from deeplink.scheduler.launch.watched import Silence
     from deeplink.scheduler.watch.records import Finding
     from deeplink.types import NodeName
 

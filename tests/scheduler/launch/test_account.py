@@ -11,8 +11,8 @@ import pytest
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.account import Account
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier
-from deeplink.scheduler.launch.fleet import Silence
 from deeplink.scheduler.launch.local import LocalBackend
+from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Action, Beat, Finding, Incident, Kind, Outcome, Phase
 from deeplink.types import NodeName
 

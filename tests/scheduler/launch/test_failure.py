@@ -20,8 +20,8 @@ from deeplink.scheduler.launch.failure import (
     hints_in,
     stop_for,
 )
-from deeplink.scheduler.launch.fleet import Silence
 from deeplink.scheduler.launch.verdict import Evidence, Policy, decide
+from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Finding, Kind, Severity
 from deeplink.types import NodeName
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.fleet import Silence
 from deeplink.scheduler.launch.muster import muster
+from deeplink.scheduler.launch.watched import Silence
 from deeplink.types import NodeName
 
 NAMES = [NodeName(name) for name in "abcdef"]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.launch.failure import Cause, Failed, Setback, Tried
-from deeplink.scheduler.launch.fleet import Silence
 from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, decide
+from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Kind
 from deeplink.types import NodeName
 
