@@ -97,6 +97,8 @@ def _device_event() -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
+    if torch.cuda.is_current_stream_capturing():  # asked about later, a mark in a CUDA graph is an error
+        return None
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

@@ -205,6 +205,30 @@ def test_a_step_without_a_forward_pass_is_not_counted() -> None:
         assert meter.step_ended() == 0.0
 
 
+class Capturing:
+    """A GPU, in the midst of capturing a graph; asking it for a mark is an error."""
+
+    class cuda:  # noqa: N801 - torch's name
+        @staticmethod
+        def is_initialized() -> bool:
+            return True
+
+        @staticmethod
+        def is_current_stream_capturing() -> bool:
+            return True
+
+
+def test_a_forward_pass_that_is_captured_in_a_graph_gets_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticking()
+    meter = StepMeter(clock)
+    meter.step_ended()
+    monkeypatch.setitem(sys.modules, "torch", Capturing)
+    meter.forward_begins()
+    clock.now += 0.2
+    meter.forward_ended()
+    assert meter.step_ended() == pytest.approx(0.2)
+
+
 def test_a_model_is_timed_and_a_wrapped_one_inside(heard: Heard) -> None:
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module) -> None:
