@@ -292,10 +292,17 @@ def targets(
         return tuple(sorted(returning))
     leaves = {nodes[name].leaf for name in theirs} - {""}
     near = {name for name, node in nodes.items() if node.leaf in leaves and not node.down}
-    rest = sorted(name for name, node in nodes.items() if name not in theirs | near and not node.down)
-    # Spread over the cluster, and the same ones each time: an answer is worth more in an unbroken row.
-    stride = max(1, len(rest) // MOST_CONTROLS)
-    return tuple(sorted({*theirs, *near, *rest[::stride][:MOST_CONTROLS], *returning}))
+    rest = controls(name for name, node in nodes.items() if name not in theirs | near and not node.down)
+    return tuple(sorted({*theirs, *near, *rest, *returning}))
+
+
+def controls(names: Iterable[NodeName]) -> tuple[NodeName, ...]:
+    """Return a few of these nodes, spread over the cluster, and the same ones each time.
+
+    By them it is told whether it is we who hear nothing; an answer is worth more in an unbroken row.
+    """
+    listed = sorted(names)
+    return tuple(listed[:: max(1, len(listed) // MOST_CONTROLS)][:MOST_CONTROLS])
 
 
 def _doubtful_slurmd(node: NodeSight) -> bool:

@@ -183,7 +183,7 @@ class Footing:
     def _answers(self, name: NodeName) -> bool | None:
         """Return whether a node answers; None where that is not known, or its silence has not lasted yet."""
         if not self.observer.lost(name):
-            self.observer.probe_now((name,))
+            self.observer.probe_suspects((name,))
         return False if self.observer.lost(name) else self.observer.reach(name) or None
 
     def _reach(self, name: NodeName) -> bool | None:
@@ -193,5 +193,5 @@ class Footing:
 
     def _unreachable(self, job: JobRow) -> tuple[NodeName, ...]:
         up = tuple(row.name for row in self.slurm.nodes(job.nodes) if not row.down)
-        self.observer.probe_now(up)
+        self.observer.probe_suspects(up)
         return tuple(name for name in up if not self.observer.reach(name))

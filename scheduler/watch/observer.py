@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.states import JobState, NodeState
-from deeplink.scheduler.watch.evidence import FORGOTTEN_S, TAG, JobSight, NodeSight, Policy, Sight, targets, tense
+from deeplink.scheduler.watch.evidence import (
+    FORGOTTEN_S,
+    TAG,
+    JobSight,
+    NodeSight,
+    Policy,
+    Sight,
+    controls,
+    targets,
+    tense,
+)
 from deeplink.scheduler.watch.hearsay import NOTHING_SAID, Word, words
 from deeplink.scheduler.watch.probing import PROBE_DEADLINE_S, Probing
 from deeplink.scheduler.watch.recall import Recall
@@ -164,6 +174,14 @@ class Observer:
     def probe_now(self, names: tuple[NodeName, ...]) -> None:
         """Probe these nodes, suspicious or not."""
         self._probe(names)
+
+    def probe_suspects(self, names: tuple[NodeName, ...]) -> None:
+        """Probe these nodes, and a few others where one is silent: alone it would look as if it were us."""
+        self._probe(names)
+        if any(self.reach(name) is False for name in names):
+            self._probe(
+                controls(name for name, row in self.cluster.nodes.items() if name not in names and not row.down)
+            )
 
     def acted(self) -> None:
         """Take note that an action was begun or ended: what the journal and Slurm say has changed."""

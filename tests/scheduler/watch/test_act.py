@@ -362,6 +362,18 @@ def test_on_return_with_an_own_network_that_is_dead_nothing_is_touched(bench: Be
     assert "scontrol requeue 17" in bench.cluster.asked
 
 
+def test_on_return_after_long_one_silent_node_alone_is_no_reason_to_doubt_ourselves(bench: Bench) -> None:
+    killed(bench, "n1")
+    bench.cluster.job_state = "COMPLETED"  # nobody else gives reason to probe anything
+    bench.clock.sleep(300.0)
+    bench.turn(12)
+    assert [line for line in bench.cluster.asked if "state=" in line] == [
+        "scontrol update nodename=n1 state=drain reason=deeplink: 17.0.0-node-dead-n1",
+        "scontrol update nodename=n1 state=down reason=deeplink: x",
+    ]
+    assert not any("touching nothing" in line for line in bench.said)
+
+
 def test_a_journal_that_takes_no_end_of_an_action_is_told_and_not_asked_again_without_a_pause(
     bench: Bench,
 ) -> None:
