@@ -1,7 +1,8 @@
 """Which of the ranks that stand still hang themselves, and which wait for them; pure.
 
-The signs, the surest first: a process that is stopped, gone or stuck in the kernel while others are not; a rank in
-no collective while others wait in one; the one rank that is elsewhere than all others, which are at one place; the
+The signs, the surest first: a process that is stopped, gone or stuck in the kernel while others are not (gone or
+stuck at most half of them: where most have ended, or storage holds most, they are not the odd ones); a rank in no
+collective while others wait in one; the one rank that is elsewhere than all others, which are at one place; the
 rank that is steps behind. Where none of them tells, nobody is blamed.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.launch.sights import HELD
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -119,7 +121,8 @@ def blame(ranks: Sequence[Where]) -> Blame:
     """Return which of these hang, and which only wait."""
     for states in _SIGNS:
         odd = [one for one in ranks if one.state in states]
-        if odd and len(odd) < len(ranks):
+        most = len(ranks) - 1 if states <= HELD else len(ranks) // 2
+        if 0 < len(odd) <= most:
             return Blame(ranks=tuple(odd), why=f"{_named(odd)} {_is(odd)} {WORDS.get(odd[0].state, odd[0].state)}")
     known = [one for one in ranks if one.frames]
     waiting = [one for one in known if one.waits]
