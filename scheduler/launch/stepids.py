@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FILE = "steps"
+FILE, BEFORE_FILE = "steps", "steps.before"
+"""The numbers of the newest run that noted some, and those of the runs before that had lost a node."""
 MOST_PASSED = 64
 """Each costs about 0.1 s. Beyond it the older numbers are those of steps that ended long ago."""
 AT_ONCE = 8
@@ -31,7 +32,7 @@ _changing = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class StepIds:
-    """What is known of a job's step numbers, in a file of its state folder.
+    """What is known of a job's step numbers, in two files of its state folder.
 
     Args:
         folder: the job's state folder.
@@ -54,21 +55,29 @@ class StepIds:
                 self._leave(number + 1)
 
     def _noted(self) -> int:
-        """Return the highest number of this run's so far; -1 where none was noted, or it cannot be read."""
-        try:
-            restart, number = map(int, (self.folder / FILE).read_text(encoding="ascii").split())
-        except (OSError, ValueError):
-            return -1
+        """Return the highest number of this run's so far; -1 where none was noted."""
+        restart, number = self._read(FILE)
         return number if restart == self.restart else -1
 
-    def _leave(self, number: int) -> None:
+    def _read(self, name: str) -> tuple[int, int]:
+        """Return which run a file is of, and the number in it; -1 and -1 where there is none."""
         try:
-            write_text(self.folder / FILE, f"{self.restart} {number}")
+            restart, number = map(int, (self.folder / name).read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return -1, -1
+        except (OSError, ValueError) as problem:
+            log.warning("%s: %s", self.folder / name, problem)
+            return -1, -1
+        return restart, number
+
+    def _leave(self, number: int, name: str = FILE) -> None:
+        try:
+            write_text(self.folder / name, f"{self.restart} {number}")
         except OSError as problem:
-            log.warning("%s: %s", self.folder / FILE, problem)
+            log.warning("%s: %s", self.folder / name, problem)
 
     def forget(self) -> None:
-        """This run ended without having lost a node: no signal of its is under way."""
+        """This run ended without having lost a node: no signal of its own is under way."""
         try:
             (self.folder / FILE).unlink(missing_ok=True)
         except OSError as problem:
@@ -76,14 +85,10 @@ class StepIds:
 
     def highest(self) -> int:
         """Return the highest number that a run before this one may still be signalled under; -1 for none."""
-        try:
-            restart, number = map(int, (self.folder / FILE).read_text(encoding="ascii").split())
-        except FileNotFoundError:
+        if not self.restart:
             return -1
-        except (OSError, ValueError) as problem:
-            log.warning("%s: %s", self.folder / FILE, problem)
-            return -1
-        return number if restart < self.restart else -1
+        last, number = self._read(FILE)
+        return max(number if last < self.restart else -1, self._read(BEFORE_FILE)[1])
 
     def let_pass(self, start_step: Callable[[], int | None]) -> int:
         """Start empty steps until all numbers up to `highest` are used; return how many were.
@@ -94,6 +99,7 @@ class StepIds:
         highest = self.highest()
         if highest < 0:
             return 0
+        self._leave(highest, BEFORE_FILE)
         first = start_step()
         if first is None:
             return 0

@@ -47,6 +47,15 @@ def test_a_run_that_lost_none_leaves_nothing(tmp_path: Path) -> None:
     assert passed(StepIds(tmp_path, 1)) == 0
 
 
+def test_a_run_that_lost_none_does_not_forget_for_the_one_before_it(tmp_path: Path) -> None:
+    StepIds(tmp_path, 0).note(5)
+    assert passed(StepIds(tmp_path, 1)) == 6
+    StepIds(tmp_path, 1).note(7)
+    StepIds(tmp_path, 1).forget()
+    assert passed(StepIds(tmp_path, 2)) == 6, "the node of the first run may still come back"
+    assert passed(StepIds(tmp_path, 0)) == 0, "another job had this number before"
+
+
 def test_there_is_a_bound(tmp_path: Path) -> None:
     StepIds(tmp_path, 0).note(10**6)
     assert passed(StepIds(tmp_path, 1)) == MOST_PASSED + 1
