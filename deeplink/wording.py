@@ -1,6 +1,11 @@
-"""Numbers in sentences."""
+"""Numbers and names in sentences."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _PLURALS = {"leaf": "leaves", "switch": "switches", "process": "processes"}
 
@@ -12,6 +17,15 @@ def counted(count: int, thing: str) -> str:
     ('1 shard', '0 ranks', '12,000 files', '3 leaves')
     """
     return f"{count:,} {thing if count == 1 else _PLURALS.get(thing, f'{thing}s')}"
+
+
+def listed(names: Collection[object], most: int = 8) -> str:
+    """Return the first of these names, and whether there are more.
+
+    >>> listed(["n1", "n2"]), listed([1, 2, 3], most=2)
+    ('n1, n2', '1, 2, ...')
+    """
+    return ", ".join(str(name) for name in list(names)[:most]) + (", ..." if len(names) > most else "")
 
 
 def sized(count: float) -> str:

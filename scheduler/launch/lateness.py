@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.sights import Answer, Seen
 from deeplink.scheduler.launch.silences import FACTOR, LEAST_S, SETUP, STEPS, Limit, Silences
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -260,5 +261,4 @@ def longest_late(late: Collection[LateRank]) -> LateRank:
 
 def named(ranks: Collection[int]) -> str:
     """Return ranks for people, the first eight of them."""
-    listed = ", ".join(str(rank) for rank in list(ranks)[:8]) + (", ..." if len(ranks) > 8 else "")  # noqa: PLR2004
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+    return f"rank {listed(ranks)}" if len(ranks) == 1 else f"ranks {listed(ranks)}"

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.records import Kind
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
-from deeplink.wording import counted
+from deeplink.wording import counted, listed
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.evidence import Policy, Sight
-
-_NAMED = 8
 
 
 def leaked_gpus(sight: Sight, policy: Policy) -> list[Verdict]:
@@ -20,13 +18,15 @@ def leaked_gpus(sight: Sight, policy: Policy) -> list[Verdict]:
     if not nodes:
         return []
     names = sorted(node.name for node in nodes)
-    shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     gpus = counted(sum(node.leaked_gpus for node in nodes), "GPU")
     return [
         Verdict(
             kind=Kind.GRES_LEAKED,
             remedy=Remedy.NOTHING,
-            reasons=(f"{gpus} counted as used on idle nodes ({shown})", "`scontrol reconfigure` frees them"),
+            reasons=(
+                f"{gpus} counted as used on idle nodes ({listed(names)})",
+                "`scontrol reconfigure` frees them",
+            ),
             since_s=max(node.leaked_s for node in nodes),
         )
     ]

@@ -8,14 +8,13 @@ from deeplink.scheduler.watch.evidence import MOUNT
 from deeplink.scheduler.watch.records import Kind
 from deeplink.scheduler.watch.rules.seen import live
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy
     from deeplink.types import NodeName
-
-_NAMED = 8
 
 
 def frozen_storage(
@@ -34,9 +33,9 @@ def frozen_storage(
         return None
     reasons = []
     if stuck:
-        shown = ", ".join(stuck[:_NAMED]) + (", ..." if len(stuck) > _NAMED else "")
         (example, *_) = (one.problem for one in nodes[stuck[0]].findings if one.check == MOUNT)
-        reasons.append(f"a mount is stuck on {len(stuck)} of {len(telling)} nodes at once ({shown}): {example}")
+        where = f"{len(stuck)} of {len(telling)} nodes at once ({listed(stuck)})"
+        reasons.append(f"a mount is stuck on {where}: {example}")
     if waiting:
         reasons.append(f"writes hang, say the launchers of {', '.join(str(job.attempt.job) for job in waiting)}")
     alone = waiting[0].attempt if len(waiting) == 1 and not stuck else None
