@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import grpc
 
 from deeplink import metrics
+from deeplink.scheduler.watch.line import Line
 from deeplink.scheduler.watch.messages import MOST_FINDINGS, finding_to_wire
-from deeplink.tokens import read_token
-from deeplink.v1 import watch_pb2, watch_pb2_grpc
-from deeplink.wire import open_channel
+from deeplink.v1 import watch_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,24 +46,16 @@ class Deliver:
     """
 
     def __init__(self, address: str, token_file: Path) -> None:
-        self._address, self._token_file = address, token_file
-        self._channel: grpc.Channel | None = None
+        self._line = Line(address, token_file)
 
     def __call__(self, request: watch_pb2.AttendRequest) -> watch_pb2.AttendReply:
         """Return its answer."""
-        if self._channel is None:
-            self._channel = open_channel(self._address, read_token(self._token_file))
-        try:
-            return watch_pb2_grpc.WatchStub(self._channel).Attend(request, timeout=CALL_S)
-        except grpc.RpcError:
-            self.close()
-            raise
+        reply: watch_pb2.AttendReply = self._line.call(lambda stub: stub.Attend(request, timeout=CALL_S))
+        return reply
 
     def close(self) -> None:
         """Connect no more until the next call."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._line.close()
 
 
 @dataclass(slots=True)

@@ -21,10 +21,8 @@ import grpc
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.line import Line
 from deeplink.scheduler.watch.messages import beat_to_wire
-from deeplink.tokens import read_token
-from deeplink.v1 import watch_pb2_grpc
-from deeplink.wire import open_channel
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -156,7 +154,7 @@ def _said(problem: Exception) -> str:
 
 
 def to_watchdog(config: Config) -> Callable[[Beat], None] | None:
-    """Return what sends beats to the site's watchdog; None where there is none or its token cannot be read."""
+    """Return what sends beats to the site's watchdog; None where there is none, or no token for it."""
     if not config.watch:
         return None
     if config.watch_token_file is None:
@@ -164,14 +162,10 @@ def to_watchdog(config: Config) -> Callable[[Beat], None] | None:
             "DEEPLINK_WATCH is set and DEEPLINK_WATCH_TOKEN_FILE is not: the watchdog is not told of this job"
         )
         return None
-    try:
-        stub = watch_pb2_grpc.WatchStub(open_channel(config.watch, read_token(config.watch_token_file)))
-    except DeepLinkError as problem:
-        log.warning("the watchdog is not told of this job: %s", problem)
-        return None
+    line = Line(config.watch, config.watch_token_file)
 
     def deliver(beat: Beat) -> None:
-        stub.Beat(beat_to_wire(beat), timeout=CALL_S)
+        line.call(lambda stub: stub.Beat(beat_to_wire(beat), timeout=CALL_S))
 
     return deliver
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -23,7 +25,7 @@ from deeplink.scheduler.launch.chronicle import (
 )
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Beat, Incident, Phase, ProgressPoint
-from deeplink.tokens import new_token, write_token
+from deeplink.tokens import TokenFileError, new_token, write_token
 from deeplink.types import Attempt
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
@@ -200,9 +202,9 @@ class Told(watch_pb2_grpc.WatchServicer):
         return watch_pb2.AttendReply()
 
 
-def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    told, token = Told(), new_token()
-    write_token(tmp_path / "token", token)
+@contextmanager
+def watching(told: Told, token: str) -> Iterator[str]:
+    """A watchdog that is up; its address."""
 
     def register(server: grpc.Server) -> list[str]:
         watch_pb2_grpc.add_WatchServicer_to_server(told, server)
@@ -210,23 +212,44 @@ def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path, caplog: pytest.Log
 
     bound = bound_server("127.0.0.1:0", token, register)
     bound.server.start()
-    deliver = to_watchdog(Config(watch=f"127.0.0.1:{bound.port}", watch_token_file=tmp_path / "token"))
-    assert deliver is not None
-    courier = Courier(deliver, "beat")
-    courier.give(BEAT, [point(13)], [], now=True)
-    assert told.refused.wait(20)
-    courier.give(BEAT, [point(4)], [], now=True)
-    courier.close()
+    yield f"127.0.0.1:{bound.port}"
     bound.server.stop(0).wait(5)
+
+
+def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told, token = Told(), new_token()
+    write_token(tmp_path / "token", token)
+    with watching(told, token) as address:
+        deliver = to_watchdog(Config(watch=address, watch_token_file=tmp_path / "token"))
+        assert deliver is not None
+        courier = Courier(deliver, "beat")
+        courier.give(BEAT, [point(13)], [], now=True)
+        assert told.refused.wait(20)
+        courier.give(BEAT, [point(4)], [], now=True)
+        courier.close()
     assert (told.beats[-1].user, told.beats[-1].phase) == ("ann", watch_pb2.PHASE_RUNNING)
     assert [one.step for beat in told.beats for one in beat.progress] == [4]
     assert "beat: 1 report and 0 incidents cannot be told: no such step" in caplog.messages
 
 
-def test_a_watchdog_whose_token_is_not_to_be_had_is_done_without(tmp_path: Path) -> None:
+def test_a_watchdog_that_is_not_there_is_done_without() -> None:
     assert to_watchdog(Config()) is None
     assert to_watchdog(Config(watch="127.0.0.1:1")) is None
-    assert to_watchdog(Config(watch="127.0.0.1:1", watch_token_file=tmp_path / "none")) is None
+
+
+def test_a_token_that_comes_late_or_changes_is_taken_up(tmp_path: Path) -> None:
+    told, token = Told(), new_token()
+    with watching(told, token) as address:
+        deliver = to_watchdog(Config(watch=address, watch_token_file=tmp_path / "token"))
+        assert deliver is not None
+        with pytest.raises(TokenFileError):
+            deliver(BEAT)
+        write_token(tmp_path / "token", new_token())
+        with pytest.raises(grpc.RpcError):
+            deliver(BEAT)
+        write_token(tmp_path / "token", token)
+        deliver(BEAT)
+    assert len(told.beats) == 1
 
 
 def test_a_delivery_that_hangs_is_noticed(tmp_path: Path) -> None:
