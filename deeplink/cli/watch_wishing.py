@@ -12,7 +12,7 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.view.look import me
 from deeplink.scheduler.watch.heirs import Heirs
 from deeplink.scheduler.watch.observer import COMMAND_S
-from deeplink.scheduler.watch.rewish import QUESTION_S, Wishes, state_folder
+from deeplink.scheduler.watch.rewish import QUESTION_S, Wishes, other_user, state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ def wishes_of(config: Config) -> Wishes:
         state_of=partial(state_folder, config.state),
         ground=lambda jobs: surveyed(config, jobs, _quick),
         clock=SystemClock(),
+        owner_of=other_user,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.doctor.bounded import within
 from deeplink.scheduler.planner.ground import wishes_nodes
 from deeplink.scheduler.planner.loop import read_queue
 from deeplink.scheduler.planner.round import Mine, Move, plan
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 QUESTION_S = 1.0
 """How long one question to Slurm may take here: a wish is worth no more of a job's recovery."""
+WISH_S = 3.0
+"""How long all of it may take: a user's record may lie on storage that hangs."""
 USUAL_STATE = Path(".local/state/deeplink")
 
 
@@ -58,6 +61,7 @@ class Wishes:
     Args:
         run: runs Slurm's commands, each for `QUESTION_S` at most.
         state_of: the state folder of a user; None where it cannot be told.
+        owner_of: the number of a user whose record it is; None where it is our own.
         ground: surveys the cluster for jobs, in bounded time.
     """
 
@@ -65,6 +69,7 @@ class Wishes:
     state_of: Callable[[str], Path | None]
     ground: Callable[[Sequence[Mine]], Ground]
     clock: Clock
+    owner_of: Callable[[str], int | None] = lambda _user: None
 
     def anew(self, job: int, excluded: AbstractSet[NodeName]) -> Wish | None:
         """Return the wish for a job that waits and is about to be let go; None where nothing is known of it.
@@ -74,7 +79,7 @@ class Wishes:
             excluded: nodes that it will not be given.
         """
         try:
-            return self._anew(job, frozenset(excluded))
+            return within(lambda: self._anew(job, frozenset(excluded)), WISH_S)
         except (DeepLinkError, OSError) as problem:
             log.info("job %d: no wish for nodes: %s", job, problem)
             return None
@@ -82,12 +87,15 @@ class Wishes:
     def drop(self, job: int, user: str) -> None:
         """Note that the wish was taken back: the job was not started with it."""
         try:
-            known = self._known(user, str(job))
-            if known is not None:
-                folder, last = known
-                self._append(folder, last, unasked(Why.WITHDRAWN, "Slurm did not start it there"))
+            within(lambda: self._drop(job, user), WISH_S)
         except (DeepLinkError, OSError) as problem:
             log.info("job %d: %s", job, problem)
+
+    def _drop(self, job: int, user: str) -> None:
+        known = self._known(user, str(job))
+        if known is not None:
+            folder, last = known
+            self._append(folder, user, last, unasked(Why.WITHDRAWN, "Slurm did not start it there"))
 
     def _anew(self, job: int, excluded: frozenset[NodeName]) -> Wish | None:
         queue = read_queue(self.run)
@@ -102,7 +110,7 @@ class Wishes:
         )
         if not moves:
             return None
-        return self._carried(folder, last, moves[0])
+        return self._carried(folder, row.user, last, moves[0])
 
     def _mine(self, row: Row, last: Recorded, excluded: frozenset[NodeName]) -> Mine:
         # Slurm tells a job that lost nodes by those it had left, and its hold is about to be cleared.
@@ -113,10 +121,10 @@ class Wishes:
         row = replace(row, reason="", nodes=nodes, excluded=excluded)
         return Mine(row=row, ask=last.ask, wish=wish, wished_at=self.clock.unix())
 
-    def _carried(self, folder: Path, last: Recorded, move: Move) -> Wish:
+    def _carried(self, folder: Path, user: str, last: Recorded, move: Move) -> Wish:
         nodes = move.decision.nodes if wishes_nodes(move.decision) else ()
         if move.fields:
-            self._append(folder, last, move.decision)
+            self._append(folder, user, last, move.decision)
         return Wish(move.fields, nodes)
 
     def _known(self, user: str, job: str) -> tuple[Path, Recorded] | None:
@@ -127,9 +135,18 @@ class Wishes:
         found = record.read(folder)
         return (folder, found[-1]) if found else None
 
-    def _append(self, folder: Path, last: Recorded, decision: Decision) -> None:
+    def _append(self, folder: Path, user: str, last: Recorded, decision: Decision) -> None:
         line = Recorded(unix=self.clock.unix(), by="watch", ask=last.ask, decision=decision)
-        record.append(folder, line)
+        record.append(folder, line, self.owner_of(user))
+
+
+def other_user(user: str) -> int | None:
+    """Return the number of a user, unless it is us, or he is not known (then nothing of his is found either)."""
+    try:
+        number = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+    return None if number == os.getuid() else number
 
 
 def state_folder(own: Path, user: str) -> Path | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.wish.decision import DecisionFormatError, Recorded
@@ -20,22 +22,40 @@ def job_folder(state: Path, job: int | str) -> Path:
     return state / "jobs" / str(job)
 
 
-def append(folder: Path, recorded: Recorded) -> None:
-    """Add a decision to a job's record, whole or not at all; makes the folder.
+def append(folder: Path, recorded: Recorded, owner: int | None = None) -> None:
+    """Add a decision to a job's record, whole or not at all; makes the folder, where it is ours.
+
+    Args:
+        folder: the job's.
+        recorded: the decision.
+        owner: the user id of somebody else, whose record it is: then nothing is made there, and nothing but a file
+            of his own is written to, wherever his links lead.
 
     Raises:
         OSError: it cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if owner is None:
+        folder.mkdir(parents=True, exist_ok=True)
     line = f"{json.dumps(recorded.document())}\n".encode()
-    opened = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    opened = _opened(folder / NAME, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if owner is None else os.O_NOFOLLOW))
     try:
+        if owner is not None and (os.fstat(opened).st_uid != owner or os.fstat(opened).st_nlink != 1):
+            raise PermissionError(errno.EPERM, "not a file of its user's own", str(folder / NAME))
         before = os.fstat(opened).st_size
         if os.write(opened, line) != len(line):  # the disk is full
             os.ftruncate(opened, before)
-            raise OSError(28, os.strerror(28), str(folder / NAME))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / NAME))
     finally:
         os.close(opened)
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Open a file, and nothing else: a pipe that somebody put there would be waited for."""
+    opened = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if stat.S_ISREG(os.fstat(opened).st_mode):
+        return opened
+    os.close(opened)
+    raise OSError(errno.EINVAL, "not a file", str(path))
 
 
 def read(folder: Path) -> list[Recorded]:
@@ -47,7 +67,7 @@ def read(folder: Path) -> list[Recorded]:
         OSError: there is a record, and it cannot be read.
     """
     try:
-        with (folder / NAME).open("rb") as file:
+        with os.fdopen(_opened(folder / NAME, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - _MOST_READ))
             lines = file.read(_MOST_READ).splitlines()
@@ -57,6 +77,6 @@ def read(folder: Path) -> list[Recorded]:
     for line in lines:
         try:
             found.append(Recorded.parse(json.loads(line)))
-        except (ValueError, DecisionFormatError):
+        except (ValueError, RecursionError, DecisionFormatError):
             continue
     return found

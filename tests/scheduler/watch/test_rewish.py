@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from deeplink.clock import ManualClock
 from deeplink.scheduler.placement.request import Residency
 from deeplink.scheduler.planner.ground import Survey
 from deeplink.scheduler.slurm.command import CommandTimeoutError
-from deeplink.scheduler.watch.rewish import Wishes, state_folder
+from deeplink.scheduler.watch.rewish import Wishes, other_user, state_folder
 from deeplink.scheduler.wish import record
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
 from deeplink.types import NodeName
@@ -30,6 +31,7 @@ class Bench:
     queue: list[str] = field(default_factory=list)
     residency: Residency = field(default_factory=Residency)
     silent: bool = False
+    state_of: Callable[[str], Path | None] | None = None
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if self.silent:
@@ -51,7 +53,7 @@ class Bench:
     def wishes(self) -> Wishes:
         return Wishes(
             run=self,
-            state_of=lambda user: self.state if user == "me" else None,
+            state_of=self.state_of or (lambda user: self.state if user == "me" else None),
             ground=lambda _jobs: Survey(now_of(self.busy), SITE, {("digits",): self.residency}),
             clock=ManualClock(),
         )
@@ -136,6 +138,29 @@ def test_a_wish_that_is_taken_back_is_noted_so(bench: Bench) -> None:
     last = record.read(record.job_folder(bench.state, 7))[-1]
     assert (last.by, last.decision.kind, last.decision.why) == ("watch", Kind.NOTHING, Why.WITHDRAWN)
     bench.wishes().drop(8, "me")
+
+
+def test_a_record_that_cannot_be_read_in_time_holds_no_job_back(bench: Bench) -> None:
+    folder = record.job_folder(bench.state, 7)
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / record.NAME)
+    bench.waits(7)
+    assert bench.wishes().anew(7, frozenset()) is None
+    hung = threading.Event()
+
+    def hang(_user: str) -> None:
+        hung.wait(60)
+
+    bench.state_of = hang
+    assert bench.wishes().anew(7, frozenset()) is None
+    hung.set()
+
+
+def test_who_is_somebody_else() -> None:
+    me = pwd.getpwuid(os.getuid())
+    other = next(entry for entry in pwd.getpwall() if entry.pw_uid != me.pw_uid)
+    assert (other_user(me.pw_name), other_user(other.pw_name)) == (None, other.pw_uid)
+    assert other_user("no-such-user-here") is None
 
 
 def test_the_records_of_others_are_below_their_homes() -> None:
