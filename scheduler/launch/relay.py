@@ -96,7 +96,7 @@ class FailureWatcher:
             how = found["how"].decode(errors="replace").strip()
             code = exit_code_of(how)
             if code:
-                self.node = found["node"].decode()
+                self.node = found["node"].decode(errors="replace")
                 self.said = f"rank {found['tasks'].decode()} on {self.node}: {how}"
                 self.code = code
                 return

@@ -39,6 +39,13 @@ def test_the_first_failure_is_told_from_those_it_caused(capfd: pytest.CaptureFix
     assert capfd.readouterr().err == f"epoch 1\n{SAID}"
 
 
+def test_bytes_that_are_no_text_stop_nothing(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    written = b"srun: error: \xff: task 1: Exited with exit code 5\nand on\n"
+    watcher, _ = watched(written)
+    assert (watcher.code, watcher.failed().node) == (5, None)
+    assert capfdbinary.readouterr().err == written
+
+
 @pytest.mark.parametrize(
     ("how", "code"),
     [
