@@ -62,6 +62,7 @@ class Wishes:
         run: runs Slurm's commands, each for `QUESTION_S` at most.
         state_of: the state folder of a user; None where it cannot be told.
         owner_of: the number of a user whose record it is; None where it is our own.
+        longest_s: how long a wish may take.
         ground: surveys the cluster for jobs, in bounded time.
     """
 
@@ -70,6 +71,7 @@ class Wishes:
     ground: Callable[[Sequence[Mine]], Ground]
     clock: Clock
     owner_of: Callable[[str], int | None] = lambda _user: None
+    longest_s: float = WISH_S
 
     def anew(self, job: int, excluded: AbstractSet[NodeName]) -> Wish | None:
         """Return the wish for a job that waits and is about to be let go; None where nothing is known of it.
@@ -79,7 +81,7 @@ class Wishes:
             excluded: nodes that it will not be given.
         """
         try:
-            return within(lambda: self._anew(job, frozenset(excluded)), WISH_S)
+            return within(lambda: self._anew(job, frozenset(excluded)), self.longest_s)
         except (DeepLinkError, OSError) as problem:
             log.info("job %d: no wish for nodes: %s", job, problem)
             return None
@@ -87,7 +89,7 @@ class Wishes:
     def drop(self, job: int, user: str) -> None:
         """Note that the wish was taken back: the job was not started with it."""
         try:
-            within(lambda: self._drop(job, user), WISH_S)
+            within(lambda: self._drop(job, user), self.longest_s)
         except (DeepLinkError, OSError) as problem:
             log.info("job %d: %s", job, problem)
 

@@ -31,6 +31,7 @@ class Bench:
     queue: list[str] = field(default_factory=list)
     residency: Residency = field(default_factory=Residency)
     silent: bool = False
+    longest_s: float = 30.0
     state_of: Callable[[str], Path | None] | None = None
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
@@ -56,6 +57,7 @@ class Bench:
             state_of=self.state_of or (lambda user: self.state if user == "me" else None),
             ground=lambda _jobs: Survey(now_of(self.busy), SITE, {("digits",): self.residency}),
             clock=ManualClock(),
+            longest_s=self.longest_s,
         )
 
 
@@ -151,7 +153,7 @@ def test_a_record_that_cannot_be_read_in_time_holds_no_job_back(bench: Bench) ->
     def hang(_user: str) -> None:
         hung.wait(60)
 
-    bench.state_of = hang
+    bench.state_of, bench.longest_s = hang, 0.2
     assert bench.wishes().anew(7, frozenset()) is None
     hung.set()
 
