@@ -65,7 +65,7 @@ class Releaser:
         partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
         silent = self._silent((*exclude, *older))
         ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
-        since = {name: before[name] if name in older else now_unix for name in ours if name not in users}
+        since = {name: now_unix if name in exclude else before[name] for name in ours if name not in users}
         # Before the command both, after it what is true: killed in between, ours are never taken for the user's.
         self.journal.set_excluded(job, {**before, **since})
         wanted = users | {*ours}

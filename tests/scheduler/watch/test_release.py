@@ -150,6 +150,24 @@ def test_nodes_that_we_excluded_are_never_taken_for_the_users_whatever_became_of
             assert journal.excluded(17).keys() == {*exclude}
 
 
+def test_whom_a_restart_suspects_again_is_suspected_from_now_on(tmp_path: Path) -> None:
+    clock = ManualClock()
+    rows = parse_nodes("".join(f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(9)))
+    n1, n2 = NodeName("n1"), NodeName("n2")
+    with Journal(tmp_path / "j.sqlite") as journal:
+        slurm = Slurm(Controller())
+        observer = Observer(
+            slurm=slurm, prober=Counted(), book=BeatBook(), journal=journal, clock=clock, policy=Policy()
+        )
+        observer.cluster = Cluster(clock.monotonic(), {}, {row.name: row for row in rows})
+        releaser = Releaser(slurm=slurm, journal=journal, observer=observer, clock=clock, say=lambda _: None)
+        first = clock.unix()
+        releaser.release(17, (n1, n2))
+        clock.sleep(600.0)
+        releaser.release(17, (n1,))
+        assert journal.excluded(17) == {n1: first + 600.0, n2: first}
+
+
 def test_a_dead_node_is_asked_in_the_second_before_the_release_and_not_again_in_it(tmp_path: Path) -> None:
     controller, clock, prober = Controller(), ManualClock(), Counted()
     rows = parse_nodes("".join(f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(3)))
