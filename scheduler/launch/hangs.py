@@ -151,7 +151,7 @@ class Hangs:
         soon_s = LOOK_AGAIN_S if nearly else LOOK_EARLY_S
         sights = self._where.look(SELDOM_S if longest_s > 6 * SELDOM_S else soon_s)
         if sights is not None:
-            self._watch.look(sights, now, self._launch.processes)
+            self._watch.look(sights, now, self._launch.world_size)
         late = self._pulse.late(now)
         if late:
             return self._judged(late)

@@ -121,9 +121,10 @@ def rank_processes(
     A rank's process is the one it reported, if that is of our user, of this attempt by its environment, and not
     younger than the report. Ranks that have not reported, or from within a container, where numbers are others,
     are found by what `deeplink run` put into their environment: the first process of each, Python's before a
-    shell's.
+    shell's. Who starts other ranks, as torchrun does, is none itself, whatever number it was given.
     """
     processes = table.all()
+    numbers: dict[int, int] = {}
     ranks: dict[int, list[int]] = {}
     named: dict[int, int] = {}
     ours = set()
@@ -133,7 +134,11 @@ def rank_processes(
             continue
         ours.add(pid)
         if environment.get("DEEPLINK_NODE") == node and environment.get("RANK", "").isdigit():
-            ranks.setdefault(int(environment["RANK"]), []).append(pid)
+            numbers[pid] = int(environment["RANK"])
+    starters = _starters(numbers, processes)
+    for pid, rank in numbers.items():
+        if pid not in starters:
+            ranks.setdefault(rank, []).append(pid)
     for rank, said in reported.items():
         process = processes.get(said.pid)
         if process and said.pid in ours and process.started_unix <= said.unix + STARTED_SLACK_S:
@@ -151,6 +156,18 @@ def rank_processes(
         if rank not in named and said.pid
     ]
     return sorted([*found, *gone], key=lambda one: one.rank)
+
+
+def _starters(numbers: Mapping[int, int], processes: Mapping[int, Process]) -> set[int]:
+    """Return the processes below which one bears the number of another rank."""
+    found: set[int] = set()
+    for pid, rank in numbers.items():
+        above = processes[pid].parent
+        while above in numbers and above not in found:
+            if numbers[above] != rank:
+                found.add(above)
+            above = processes[above].parent
+    return found
 
 
 def _first(table: ProcessTable, pids: Iterable[int], processes: Mapping[int, Process]) -> int:

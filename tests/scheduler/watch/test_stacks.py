@@ -156,6 +156,23 @@ def test_ranks_that_reported_nothing_are_found_by_their_environment(start: Start
     assert [(one.rank, one.pid) for one in found] == [(0, ranks[0].pid), (1, ranks[1].pid)]
 
 
+@pytest.mark.parametrize(("node_rank", "found"), [(0, [(0, 12), (1, 13)]), (1, [(2, 12), (3, 13)])])
+def test_torchrun_is_no_rank_though_it_was_given_the_number_of_one(
+    tmp_path: Path, node_rank: int, found: list[tuple[int, int]]
+) -> None:
+    """On the second of two nodes it bears the number of a rank of the first."""
+    (tmp_path / "uptime").write_text("10.0 10.0")
+    first = 2 * node_rank
+    shell, torchrun, worker = (10, 1, node_rank), (11, 10, node_rank), (14, 12, first)
+    for pid, parent, rank in (shell, torchrun, (12, 11, first), (13, 11, first + 1), worker):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "stat").write_text(f"{pid} (python) S {parent} " + " ".join(["1"] * 40))
+        (folder / "environ").write_bytes(f"DEEPLINK_ATTEMPT={ATTEMPT}\0DEEPLINK_NODE=n0\0RANK={rank}\0".encode())
+    seen = rank_processes(ProcessTable(tmp_path), ATTEMPT, "n0", {})
+    assert [(one.rank, one.pid) for one in seen] == found
+
+
 def test_a_number_that_somebody_else_has_by_now_is_not_believed(start: Start) -> None:
     rank, other = start(0), start(1, DEEPLINK_ATTEMPT="78.0.0")
     younger = Reported(pid=rank.pid, unix=time.time() - 3600)
