@@ -125,7 +125,11 @@ class Footing:
             return False
         if heard.beat.attempt != action.attempt:
             return heard.beat.attempt > action.attempt
-        return heard.progressed_at > since or f"/{Kind.LAUNCHER_LOST}/" in action.key
+        if f"/{Kind.LAUNCHER_LOST}/" in action.key:
+            return True
+        # Of a job that lost a node the ranks that are left may make steps still.
+        stood_still = any(f"/{kind}/" in action.key for kind in (Kind.RANKS_HUNG, Kind.APPLICATION_FAILED))
+        return stood_still and heard.progressed_at > since
 
     def _with_orphan(self, facts: Facts, action: ActionRecord) -> Facts:
         """Of a job that Slurm has forgotten its folder tells whether it was left to its heir."""

@@ -184,18 +184,22 @@ def _hold_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a
         return Next(Step.WAIT if facts.lately(Step.HOLD) else Step.HOLD)
     if job.state is not JobState.RUNNING:
         return Next(Step.WAIT, job.state.value.lower())
-    if job.restarts > action.attempt.restart:
+    return _end_held(facts, started_again=job.restarts > action.attempt.restart)
+
+
+def _end_held(facts: Facts, *, started_again: bool) -> Next:
+    if started_again:
         # By its user's `scontrol release`, maybe. Should it fail again, that is another verdict.
         return Next(Step.GIVE_UP, "the job was started again meanwhile")
+    if unneeded := _unneeded(facts, Step.REQUEUE_HOLD):
+        return unneeded
     if facts.unreachable:
         return Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
-    return _still_needed(facts, Step.REQUEUE_HOLD) or Next(
-        Step.WAIT if facts.lately(Step.REQUEUE_HOLD) else Step.REQUEUE_HOLD
-    )
+    return Next(Step.WAIT if facts.lately(Step.REQUEUE_HOLD) else Step.REQUEUE_HOLD)
 
 
-def _still_needed(facts: Facts, step: Step) -> Next | None:
-    """Return what comes in place of ending a job's run; None where that is to be done, or is under way."""
+def _unneeded(facts: Facts, step: Step) -> Next | None:
+    """Return what comes in place of ending a job's run by this step; None where that is needed, or under way."""
     if step in facts.sent:
         return None
     if facts.goes_on:
@@ -262,10 +266,12 @@ def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a 
         return Next(Step.WAIT, job.state.value.lower())
     if Step.REQUEUE in facts.refused:
         return Next(Step.GIVE_UP, "Slurm refused to requeue the job")
+    if unneeded := _unneeded(facts, Step.REQUEUE):
+        return unneeded
     if facts.unreachable:
         # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
         return _unreachable_step(facts, job)
-    return _still_needed(facts, Step.REQUEUE) or Next(Step.WAIT if facts.lately(Step.REQUEUE) else Step.REQUEUE)
+    return Next(Step.WAIT if facts.lately(Step.REQUEUE) else Step.REQUEUE)
 
 
 def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0911 - one return for each rung

@@ -316,6 +316,31 @@ def test_a_job_that_went_on_while_the_watchdog_was_away_is_left_alone(
     assert [action.result for action in made.actions] == ["gave up: the job goes on by itself"]
 
 
+def test_that_the_ranks_that_are_left_make_steps_helps_no_job_that_lost_a_node(tmp_path: Path) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"})
+    made = Watchdog(machine, tmp_path)
+    made.actor.begin(verdict(Kind.NODE_DEAD, Remedy.DRAIN_DOWN, "n1"), None)
+    made.actor.begin(verdict(Kind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"), None)
+    for step in range(40):
+        made.actor.work()
+        made.clock.sleep(0.5)
+        made.beat(step=step)
+    assert machine.jobs[17].restarts == 1
+
+
+def test_a_launcher_that_was_lost_and_is_heard_again_is_let_be(tmp_path: Path) -> None:
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
+    made = Watchdog(machine, tmp_path)
+    made.actor.begin(verdict(Kind.LAUNCHER_LOST, Remedy.RESTART), None)
+    until_killed(made)
+    made.start()
+    made.actor.work()
+    made.clock.sleep(0.5)
+    made.beat()
+    made.act()
+    assert machine.orders == []
+
+
 def test_a_launcher_that_says_the_same_as_before_is_helped_after_all(tmp_path: Path) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
     made = Watchdog(machine, tmp_path)

@@ -138,6 +138,11 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
     "on return its launcher is heard first": (RESTART, replace(RUNS, returned_s=0.1), Step.WAIT),
     "it tells nothing else: requeue": (RESTART, replace(RUNS, returned_s=LISTEN_S), Step.REQUEUE),
     "it goes on by itself": (RESTART, replace(RUNS, goes_on=True), Step.GIVE_UP),
+    "also while a lost node is a part of it still": (
+        RESTART,
+        replace(LEFT, given_up=True, goes_on=True),
+        Step.GIVE_UP,
+    ),
     "what is under way is carried through": (
         RESTART,
         replace(RUNS, goes_on=True, sent={Step.REQUEUE: 0.1}),
