@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,12 @@ for step in range(first + 1, steps + 1):
 
 
 class Run:
-    def __init__(self, folder: Path, *options: str, steps: int = 10, **env: str) -> None:
+    def __init__(self, folder: Path, *options: str, steps: int = 10, by: Sequence[str] = (), **env: str) -> None:
         self.folder = folder
         script = folder / "rank.py"
         script.write_text(textwrap.dedent(RANK))
         argv = [sys.executable, "-m", "deeplink", "run", *options, "--"]
-        argv += [sys.executable, str(script), str(folder), str(steps)]
+        argv += [*(by or [sys.executable]), str(script), str(folder), str(steps)]
         state = {
             "DEEPLINK_STATE": str(folder / "own"),
             "DEEPLINK_STORE": str(folder / "store"),
@@ -149,6 +149,24 @@ def test_a_rank_that_is_stopped_before_anything_was_learned_is_found_too(run: Ca
     assert "rank 1 is stopped by a signal" in relaunch["because"]
     code, said = job.ended()
     assert code == 0, said
+
+
+def test_a_stopped_rank_below_torchrun_is_found_on_its_own_node(run: Callable[..., Run]) -> None:
+    by = [sys.executable, "-m", "torch.distributed.run"]
+    job = run("--local", "2", "--nproc-per-node", "2", "--recipe", "torchrun", steps=200, by=by)
+    job.wait_for((job.folder / "at.1.5").exists)
+    job.stop_rank(1)  # the number that the second node's torchrun was given, too
+    job.wait_for(lambda: job.events("relaunch"))
+    (relaunch,) = job.events("relaunch")
+    assert "rank 1 is stopped by a signal" in relaunch["because"]
+    (stacks,) = job.events("stacks")
+    assert stacks["blamed"] == [1]
+    text = Path(stacks["file"]).read_text()
+    assert text.count("=== rank 1 on ") == text.count("=== rank 1 on local0") == 1
+    # torchrun gave it a session of its own, which nobody ends on this machine.
+    os.kill(int((job.folder / "0.1").read_text()), signal.SIGKILL)
+    job.process.send_signal(signal.SIGTERM)
+    job.ended()
 
 
 def test_a_pause_in_which_ranks_work_is_told_and_nothing_else(run: Callable[..., Run]) -> None:
