@@ -25,8 +25,8 @@ from deeplink.lately import Lately
 from deeplink.links import Link, Route, links, routes
 from deeplink.listening import ListenError
 from deeplink.nodehealth import NodeHealth
-from deeplink.scheduler.watch import node as node_service
-from deeplink.scheduler.watch.stacks import Stacks
+from deeplink.scheduler.node import servicer as node_service
+from deeplink.scheduler.node.stacks import Stacks
 from deeplink.v1 import node_pb2
 from deeplink.wire import WORKERS, BoundServer, allow_descriptors, bound_server
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-from deeplink.scheduler.watch.asking import ASKING, answer_file, catches
+from deeplink.scheduler.node.asking import ASKING, answer_file, catches
 
 _kept: dict[int, IO[bytes]] = {}  # faulthandler writes to its descriptor for as long as the process lives
 

@@ -18,7 +18,7 @@ from deeplink import progress, vitals
 from deeplink.clock import SystemClock
 from deeplink.plainrpc import PlainConnection
 from deeplink.progress import Destination, Reporter, destination
-from deeplink.scheduler.watch.node import NodeServicer, add_to
+from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.tokens import write_token
 from deeplink.types import Attempt, FencedError, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc

@@ -18,7 +18,7 @@ from deeplink import progress, sections
 from deeplink.checkpoints import Checkpoints
 from deeplink.clock import SystemClock
 from deeplink.progress import Destination, Reporter, _Said, measure_with
-from deeplink.scheduler.watch.asking import ASKING
+from deeplink.scheduler.node.asking import ASKING
 from deeplink.timing import KEPT, StepMeter
 from deeplink.types import Attempt
 from deeplink.v1 import node_pb2

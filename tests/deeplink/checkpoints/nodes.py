@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from deeplink import keeping_copies, wire
 from deeplink.clock import SystemClock
 from deeplink.config import Config
-from deeplink.scheduler.watch.node import Bulletin
+from deeplink.scheduler.node.servicer import Bulletin
 from deeplink.tokens import new_token, write_token
 from deeplink.types import Member, NodeName, format_members
 

@@ -19,7 +19,7 @@ from deeplink.scheduler.launch.backend import AgentsFailedError
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.revival import Revival
-from deeplink.scheduler.watch.node import NodeServicer, add_to
+from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.tokens import new_token
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2

@@ -16,11 +16,11 @@ import pytest
 from typing_extensions import override
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.watch import stacks
-from deeplink.scheduler.watch.asking import catches
-from deeplink.scheduler.watch.flight import NEWEST, newest_collectives
-from deeplink.scheduler.watch.rankprocesses import Process, ProcessTable, Reported, rank_processes
-from deeplink.scheduler.watch.stacks import Stacks, found_py_spy
+from deeplink.scheduler.node import stacks
+from deeplink.scheduler.node.asking import catches
+from deeplink.scheduler.node.flight import NEWEST, newest_collectives
+from deeplink.scheduler.node.rankprocesses import Process, ProcessTable, Reported, rank_processes
+from deeplink.scheduler.node.stacks import Stacks, found_py_spy
 from deeplink.types import Attempt
 
 pytestmark = pytest.mark.slow

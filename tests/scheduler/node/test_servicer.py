@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.watch.node import KEPT_JOBS, KEPT_REPORTS, Bulletin, NodeServicer, add_to
-from deeplink.scheduler.watch.rankprocesses import Reported
+from deeplink.scheduler.node.rankprocesses import Reported
+from deeplink.scheduler.node.servicer import KEPT_JOBS, KEPT_REPORTS, Bulletin, NodeServicer, add_to
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_to_wire, bound_server, open_channel

@@ -16,7 +16,7 @@ from typing_extensions import override
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.metrics import NODE_HEARTBEATS, NODE_REPORTS
-from deeplink.scheduler.watch.rankprocesses import Reported
+from deeplink.scheduler.node.rankprocesses import Reported
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_from_wire, attempt_to_wire
 
@@ -43,7 +43,7 @@ class AskRanks(Protocol):
     def __call__(
         self, attempt: Attempt, reported: Mapping[int, Reported], deadline_s: float, *, states_only: bool
     ) -> Iterable[node_pb2.RankStack]:
-        """Return a record for each rank; see `deeplink.scheduler.watch.stacks.Stacks`."""
+        """Return a record for each rank; see `deeplink.scheduler.node.stacks.Stacks`."""
         ...
 
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.node.asking import ASKING, answer_file, catches
+from deeplink.scheduler.node.flight import ask_for_dump, flight_file, newest_collectives
+from deeplink.scheduler.node.rankprocesses import GONE, ProcessTable, RankProcess, Reported, rank_processes
 from deeplink.scheduler.slurm import command as processes
-from deeplink.scheduler.watch.asking import ASKING, answer_file, catches
-from deeplink.scheduler.watch.flight import ask_for_dump, flight_file, newest_collectives
-from deeplink.scheduler.watch.rankprocesses import GONE, ProcessTable, RankProcess, Reported, rank_processes
 from deeplink.scheduler.watch.records import sayable
 from deeplink.v1 import node_pb2
 
