@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import random
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -39,12 +40,13 @@ from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.ladder import HELD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
 
     from benchmarks.watchdog.facts import Line, Told
     from deeplink.types import Attempt
 
-PAGE = TOP / "docs" / "storm.md"
+PAGE, KEPT = TOP / "docs" / "storm.md", BENCH / "storm"
 DATASET, FILES, FILE_BYTES = "storm", 600, 700
 EPOCHS = 24
 WARM = 40
@@ -361,14 +363,19 @@ print(json.dumps(d.DeliveryDigest.expected(All, {EPOCHS}).state_dict()))
     return expected
 
 
-def weather(minutes: float, seed: int, say: Callable[[str], None]) -> tuple[Storm, tuple[Told, ...]]:
-    """Let a storm pass, and return it with the incidents that are on record."""
+def weather(
+    minutes: float, seed: int, say: Callable[[str], None], only: Collection[str] = KINDRED
+) -> tuple[Storm, tuple[Told, ...]]:
+    """Let a storm pass, and return it with the incidents that are on record.
+
+    Where something does not hold, what watchdog and jobs said is kept in `KEPT`: the cluster is gone by then.
+    """
     with Stand.up(EIGHT, freezable=True) as stand:
         expected = prepare(stand, say)
         stand.watch(Rights.OPERATOR, "--resume")
         began = time.monotonic()
         storm = Storm(stand, seed, say, expected, ends=began + minutes * 60)
-        coming = list(strikes(minutes * 60, seed))
+        coming = list(strikes(minutes * 60, seed, only=only))
         while (now := time.monotonic()) < storm.ends:
             storm.follow(more=True)
             storm.tend()
@@ -377,7 +384,22 @@ def weather(minutes: float, seed: int, say: Callable[[str], None]) -> tuple[Stor
             time.sleep(0.3)
         storm.remarks += [f"no time was left for {len(coming)} faults"] if coming else []
         storm.finish()
+        if storm.problems:
+            keep(storm, KEPT)
         return storm, stand.incidents()
+
+
+def keep(storm: Storm, folder: Path) -> None:
+    """Leave in `folder`, which is made anew, what the watchdog and the jobs said, and every incident."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "watchdog").write_text(storm.stand.said(), encoding="utf-8")
+    for run in storm.runs:
+        (folder / f"job{run.stand.job}").write_text(run.stand.output(), encoding="utf-8")
+    told = [f"{one.detected_unix:.1f} {one}\n" for one in storm.stand.incidents()]
+    (folder / "incidents").write_text("".join(told), encoding="utf-8")
+    struck = [f"{one.began_unix:.1f} {one}\n" for one in storm.struck]
+    (folder / "faults").write_text("".join(struck), encoding="utf-8")
 
 
 def report(storm: Storm, incidents: Sequence[Told], minutes: float) -> str:
@@ -425,15 +447,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--only", metavar="FAULT,...", default=",".join(sorted(KINDRED)), help="(%(default)s)")
     parser.add_argument("--write-docs", action="store_true", help="write docs/storm.md besides")
     asked = parser.parse_args(arguments)
+    only = frozenset(asked.only.split(","))
+    if unknown := sorted(only - set(KINDRED)):
+        parser.error(f"--only: no such fault: {', '.join(unknown)}; there are {', '.join(sorted(KINDRED))}")
+    if asked.write_docs and only != set(KINDRED):
+        parser.error("--write-docs: the page is of all faults, without --only")
     began = time.monotonic()
 
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:5.0f} s] {line}", flush=True)
 
     sweep()
-    storm, incidents = weather(asked.minutes, asked.seed, say)
+    storm, incidents = weather(asked.minutes, asked.seed, say, only)
     text = report(storm, incidents, asked.minutes)
     BENCH.mkdir(parents=True, exist_ok=True)
     write_text(BENCH / "storm.md", text)

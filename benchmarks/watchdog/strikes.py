@@ -10,7 +10,7 @@ from benchmarks.watchdog.scenarios import LOST
 from deeplink.scheduler.watch.records import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from benchmarks.watchdog.facts import Told
 
@@ -93,10 +93,12 @@ class Strike:
     pick: int
 
 
-def strikes(seconds: float, seed: int, gap_s: tuple[float, float] = (12.0, 35.0)) -> tuple[Strike, ...]:
-    """Return the faults of a storm: the same for the same seed, whatever becomes of them."""
+def strikes(
+    seconds: float, seed: int, gap_s: tuple[float, float] = (12.0, 35.0), *, only: Collection[str] = KINDRED
+) -> tuple[Strike, ...]:
+    """Return the faults of a storm, of those named: the same for the same seed, whatever becomes of them."""
     chance = random.Random(seed)  # noqa: S311 - no secret
-    names = sorted(KINDRED)
+    names = sorted(only)
     found, at = [], chance.uniform(*gap_s)
     while at < seconds:
         name = chance.choices(names, [KINDRED[name].weight for name in names])[0]
