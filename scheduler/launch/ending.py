@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 QUEUED_WAIT_S = 30.0
 """How long Slurm may take to end a job that went back into its queue."""
+ORDER_S = 150.0
+"""How long it may take to give it the job back: it may be away for a while (`ANSWER_S` of its backend)."""
 AGAIN_CODE = 75
 """EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
 
@@ -83,7 +85,7 @@ class Ending:
     ) -> int:
         """End a run that failed; returns its exit code. `lost` are the nodes that this run has lost."""
         now = self._clock.monotonic()
-        self._in_bounds(lambda: log.leave(verdict, now))
+        self._in_bounds(lambda: log.leave(verdict, now), QUEUED_WAIT_S)
         if action is Action.HOLD:
             release = f"scontrol release {self._backend.job}"
             held = f"held: mend it, then `{release}` starts it again where it was saved"
@@ -153,7 +155,7 @@ class Ending:
     def _give_back(self, order: Callable[[], bool], event: str, sentence: str) -> bool:
         """Have Slurm take the job back, and wait until it ends us; False where it does not."""
         done: list[bool] = []
-        self._in_bounds(lambda: done.append(order()))
+        self._in_bounds(lambda: done.append(order()), ORDER_S)
         if not any(done):
             return False
         self._chronicle.event(event, sentence)
@@ -163,11 +165,13 @@ class Ending:
             self._clock.sleep(TICK_S)
         return True
 
-    def _in_bounds(self, work: Callable[[], None]) -> None:
-        """Do what may hang, storage or Slurm; what takes longer than QUEUED_WAIT_S is left behind."""
+    def _in_bounds(self, work: Callable[[], None], longest_s: float) -> None:
+        """Do what may hang, storage or Slurm; what takes longer, or than we are given, is left behind."""
         thread = threading.Thread(target=work, name="deeplink-ending", daemon=True)
         thread.start()
-        deadline = self._clock.monotonic() + QUEUED_WAIT_S
+        deadline = self._clock.monotonic() + longest_s
         while thread.is_alive() and self._clock.monotonic() < deadline:
+            if self._told_to_end() and self._clock.monotonic() >= deadline - longest_s + QUEUED_WAIT_S:
+                break
             self._account.tick()
             thread.join(TICK_S)

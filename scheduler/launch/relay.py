@@ -15,6 +15,7 @@ from typing import IO
 from deeplink.clock import Clock, SystemClock
 from deeplink.scheduler.launch.failure import Failed, Hint, hints_in
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
+from deeplink.scheduler.slurm.silence import unstarted_step
 
 _EXITED = re.compile(rb"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.*)")
 _WITH_CODE = re.compile(r"Exited with exit code (\d+)")
@@ -43,17 +44,18 @@ def exit_code_of(how: str) -> int | None:
 
 
 class FailureWatcher:
-    """Copies `source` to standard error from a thread until it ends.
+    """Copies `source` to standard error from a thread until it ends, and closes it.
 
     Attributes:
         code: exit code of the first rank that failed; None while none is known.
         said: srun's words about it; empty while none is known.
         node: where that rank ran; empty while none is known.
+        unstarted: why srun could start no rank, where slurmctld did not answer it; empty in any other case.
     """
 
     def __init__(self, source: IO[bytes], clock: Clock | None = None) -> None:
         self.code: int | None = None
-        self.said = self.node = ""
+        self.said = self.node = self.unstarted = ""
         self._source, self._clock = source, clock or SystemClock()
         self._hints: dict[Hint, float] = {}
         self._rest = b""
@@ -76,13 +78,14 @@ class FailureWatcher:
 
     def _copy(self) -> None:
         passing = True
-        while chunk := os.read(self._source.fileno(), 1 << 16):
-            if passing:
-                try:
-                    _write_all(2, chunk)
-                except OSError:
-                    passing = False  # our own standard error is gone; srun must not block for it
-            self._overhear(chunk)
+        with self._source:
+            while chunk := os.read(self._source.fileno(), 1 << 16):
+                if passing:
+                    try:
+                        _write_all(2, chunk)
+                    except OSError:
+                        passing = False  # our own standard error is gone; srun must not block for it
+                self._overhear(chunk)
 
     def _overhear(self, chunk: bytes) -> None:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -90,6 +93,8 @@ class FailureWatcher:
         for hint in hints_in(b"\n".join(lines)):
             self._hints[hint] = self._clock.monotonic()
         for line in lines if self.code is None else ():
+            if line.startswith(b"srun: error: Unable to "):
+                self.unstarted = self.unstarted or unstarted_step(line.decode(errors="replace"))
             found = _EXITED.match(line)
             if not found:
                 continue

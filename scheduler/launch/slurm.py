@@ -24,6 +24,7 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import finish
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.programs import real_program
+from deeplink.scheduler.slurm.silence import is_unanswered
 from deeplink.scheduler.slurm.standing import standing
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.graph import fabric_from_switches
@@ -46,6 +47,8 @@ PMI = "pmi2"
 EMPTY_STEP_S = 10.0
 GIVEN_UP_S, LOOK_AGAIN_S = 20.0, 1.0
 """How long, and how often, Slurm is looked at for having given a lost node up."""
+ANSWER_S = 120.0
+"""For how long it is asked again for what it did not answer."""
 _ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
 _PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
 
@@ -262,24 +265,29 @@ class SlurmBackend(Backend):
         return self._back_into_the_queue(hold, lost)
 
     def _back_into_the_queue(self, order: Callable[[int], object], lost: Collection[NodeName]) -> bool:
-        deadline = self.clock.monotonic() + GIVEN_UP_S
-        try:
-            while True:
+        given_up, unanswered = self.clock.monotonic() + GIVEN_UP_S, self.clock.monotonic() + ANSWER_S
+        ordered = False
+        while True:
+            try:
                 job = self.slurm.job(self.job)
                 if job.restarts != self.restart:
-                    return False  # what runs now is not ours
+                    return ordered  # what runs now is not ours; an order without an answer may have been heard
                 away = [node for node in lost if node in job.nodes]
                 if not away or all(row.down for row in self.slurm.nodes(away)):
-                    break
-                if self.clock.monotonic() >= deadline:
+                    ordered = True
+                    order(self.job)
+                    return True
+                if self.clock.monotonic() >= given_up:
                     log.warning("%s was lost, and Slurm has not given it up: the job stays", ", ".join(away))
                     return False
-                self.clock.sleep(LOOK_AGAIN_S)
-            order(self.job)
-        except DeepLinkError as problem:
-            log.warning("the job could not be put back into the queue: %s", problem)
-            return False
-        return True
+            except DeepLinkError as problem:
+                # A controller that is away for a moment is no reason to let the job fail.
+                if not is_unanswered(problem) or self.clock.monotonic() >= unanswered:
+                    log.warning("the job could not be put back into the queue: %s", problem)
+                    return False
+                log.info("putting the job back into the queue: %s; trying again", problem)
+                given_up = self.clock.monotonic() + GIVEN_UP_S  # nor has it given up any node meanwhile
+            self.clock.sleep(LOOK_AGAIN_S)
 
 
 def _step_name(launch: Launch) -> str:

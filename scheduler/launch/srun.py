@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import signal
 import threading
@@ -24,12 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from deeplink.clock import Clock
     from deeplink.scheduler.launch.failure import Failed
     from deeplink.scheduler.slurm.client import Slurm
 
 log = logging.getLogger(__name__)
 
 _MOST_LOOKS, _LOOK_AGAIN_S = 20, 0.5
+UNANSWERED_S, TRY_AGAIN_S = 600.0, 1.0
+"""For how long an srun that slurmctld does not answer is tried again, and how long after its end."""
 
 
 class SlurmAgents(AgentStep):
@@ -96,7 +98,11 @@ class SlurmAgents(AgentStep):
 
 
 class SlurmRanks(RankStep):
-    """The rank step: srun in the foreground of the job's output, its failures overheard."""
+    """The rank step: srun in the foreground of the job's output, its failures overheard.
+
+    An srun that slurmctld did not answer has started no rank, and exits 1 as a script does. It is tried again, for
+    `UNANSWERED_S`: ranks that nobody started have not failed.
+    """
 
     def __init__(
         self,
@@ -105,14 +111,36 @@ class SlurmRanks(RankStep):
         slurm: Slurm,
         step: tuple[int, str],
         noted: Callable[[int], None],
+        *,
+        clock: Clock | None = None,
     ) -> None:
-        self._slurm = slurm
+        self._argv, self._env, self._noted = tuple(argv), env, noted
+        self._slurm, self._clock = slurm, clock or SystemClock()
         self._job, self._name = step
-        self._process = processes.spawn(argv, env=env, stderr=processes.PIPE)
+        self._tries_end = self._clock.monotonic() + UNANSWERED_S
+        self._again_at: float | None = None  # when srun is tried again
+        self._tries = True  # whether it may be: nobody has ended us yet
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = processes.spawn(self._argv, env=self._env, stderr=processes.PIPE)
         if self._process.stderr is None:
             raise AssertionError("a pipe was asked for")
         self._watcher = FailureWatcher(self._process.stderr)
-        threading.Thread(target=self._note, args=(noted,), name="deeplink-step", daemon=True).start()
+        threading.Thread(target=self._note, args=(self._noted,), name="deeplink-step", daemon=True).start()
+
+    def _is_tried_again(self) -> bool:
+        """Start srun once more if slurmctld did not answer it and it is time; whether that is done or to come."""
+        now = self._clock.monotonic()
+        if not (self._tries and self._watcher.unstarted and self._watcher.code is None and now < self._tries_end):
+            return False
+        if self._again_at is None:
+            log.warning("srun could not start the ranks: %s; trying again", self._watcher.unstarted)
+            self._again_at = now + TRY_AGAIN_S
+        elif now >= self._again_at:
+            self._again_at = None
+            self._begin()
+        return True
 
     def _note(self, noted: Callable[[int], None]) -> None:
         try:
@@ -129,6 +157,8 @@ class SlurmRanks(RankStep):
         if code is None:
             return None
         self._watcher.finish()
+        if code and self._is_tried_again():
+            return None
         if code and self._watcher.code is not None:
             # srun's own code is the greatest of all ranks': those it ended for the first one's sake hide its code.
             return self._watcher.code
@@ -141,8 +171,10 @@ class SlurmRanks(RankStep):
     @override
     def send(self, number: signal.Signals) -> None:
         if number in {signal.SIGUSR1, signal.SIGUSR2}:
-            os.kill(self._process.pid, number)  # srun passes these on; others it takes as meant for itself
+            # srun passes these on; others it takes as meant for itself. One that has ended has no ranks.
+            self._process.send_signal(number)
         else:
+            self._tries = False
             threading.Thread(target=self._signal_step, args=(number,), name="deeplink-signal", daemon=True).start()
 
     def _number(self) -> int | None:
@@ -166,10 +198,12 @@ class SlurmRanks(RankStep):
 
     @override
     def abandon(self) -> None:
+        self._tries = False
         abandon_process(self._process)
 
     @override
     def kill(self) -> None:
+        self._tries = False
         if self._process.poll() is not None:
             return
         # In the background, for what srun cannot do: a node that comes back finds that its step was cancelled.

@@ -14,6 +14,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.client import NodeOrder
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.slurm.silence import is_unanswered
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.footing import OF_JOBS, Footing, token
 from deeplink.scheduler.watch.journal import JournalError
@@ -194,7 +195,8 @@ class Actor:
             self._command(action, step, facts)
         except CommandError as refused:
             self.say(f"{action.incident}: {step.value} refused: {refused.stderr.strip()}")
-            if step in _NOT_AGAIN or any(word in refused.stderr.lower() for word in _NO_RIGHTS):
+            final = step in _NOT_AGAIN or any(word in refused.stderr.lower() for word in _NO_RIGHTS)
+            if final and not is_unanswered(refused):
                 self._refused.setdefault(action.key, set()).add(step)
         except OSError as problem:
             self.say(f"{action.incident}: {step.value}: {problem}")

@@ -20,7 +20,7 @@ from deeplink.scheduler.launch.failure import Cause, Limits
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.history import Log, file_of
 from deeplink.scheduler.launch.progress import Progress
-from deeplink.scheduler.launch.slurm import SlurmBackend
+from deeplink.scheduler.launch.slurm import ANSWER_S, SlurmBackend
 from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
@@ -50,10 +50,16 @@ class Controller:
 
     requeue: bool = True
     given_up_after: int = 0
+    silent_for: int = 0
     comment: str = "mine"
     told: list[tuple[str, ...]] = field(default_factory=list)
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        self.silent_for -= 1
+        if self.silent_for >= 0:
+            raise CommandError(
+                argv, 1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+            )
         if argv[0] == "squeue" and "%k" in argv:
             return self.comment
         if argv[0] == "squeue":
@@ -134,6 +140,21 @@ def run(tmp_path: Path) -> Iterator[Run]:
     chronicle = Chronicle(tmp_path, clock, [Courier(beats.append, "test")])
     yield Run(tmp_path, chronicle, clock, beats)
     chronicle.close()
+
+
+def test_a_job_is_held_once_a_controller_that_was_away_answers_again(run: Run) -> None:
+    controller = Controller(silent_for=25)
+    assert run.end(run.ending(controller)) == 5
+    assert controller.told[-1] == ("requeuehold", "17")
+
+
+def test_a_controller_that_never_answers_is_waited_for_within_bounds(run: Run) -> None:
+    controller, began = Controller(silent_for=10_000), run.clock.monotonic()
+    assert run.end(run.ending(controller)) == 5
+    assert not controller.told
+    assert ANSWER_S <= run.clock.monotonic() - began < 2 * ANSWER_S
+    events, _ = run.heard()
+    assert [event["event"] for event in events] == ["ended"]
 
 
 def test_an_application_that_fails_after_steps_is_held_with_the_reason_beside_the_job(run: Run) -> None:

@@ -1,0 +1,124 @@
+"""srun as the launcher uses it: here a script of its name, with the words of 22.05.8; really in tests/cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.srun import TRY_AGAIN_S, UNANSWERED_S, SlurmRanks
+from deeplink.scheduler.slurm.client import Slurm
+
+AWAY = "Unable to contact slurm controller (connect failure)"
+FROZEN = "Socket timed out on send/recv operation"
+COMING_UP = "Job is pending execution"
+GONE = "Invalid job id specified"
+
+
+def no_steps(argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+    return ""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, clock: ManualClock) -> Callable[..., SlurmRanks]:
+    def start(*said: str, then: str = "exit 0") -> SlurmRanks:
+        """Start an srun that gets these answers of slurmctld, one in each run, and then does what it is to do."""
+        (tmp_path / "said").write_text("".join(f"{one}\n" for one in said), encoding="utf-8")
+        script = tmp_path / "srun"
+        script.write_text(
+            f"""#!/bin/sh
+cd {tmp_path} && echo run >>runs
+word=$(sed -n "$(wc -l <runs)p" said)
+[ -z "$word" ] && {{ {then}; }}
+echo "srun: error: Unable to confirm allocation for job 7: $word" >&2
+echo "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 7" >&2
+exit 1
+""",
+            encoding="utf-8",
+        )
+        script.chmod(0o755)
+        return SlurmRanks(
+            [str(script)], dict(os.environ), Slurm(no_steps), (7, "step"), lambda _: None, clock=clock
+        )
+
+    return start
+
+
+def code_of(step: SlurmRanks, clock: ManualClock, most_s: float = 2 * UNANSWERED_S) -> int | None:
+    """Ask as the supervisor does, until the step has ended or the clock has run so far."""
+    end = clock.monotonic() + most_s
+    deadline = time.monotonic() + 30
+    while (code := step.exit_code()) is None and clock.monotonic() < end:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+        clock.sleep(TRY_AGAIN_S / 4)
+    return code
+
+
+def runs(tmp_path: Path) -> int:
+    return len((tmp_path / "runs").read_text(encoding="utf-8").splitlines())
+
+
+def test_an_srun_that_slurmctld_did_not_answer_is_tried_again(
+    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlurmRanks]
+) -> None:
+    assert code_of(ranks(AWAY, FROZEN, COMING_UP), clock) == 0
+    assert runs(tmp_path) == 4
+
+
+def test_what_slurm_refuses_and_what_ranks_exit_with_is_final(
+    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlurmRanks]
+) -> None:
+    assert code_of(ranks(GONE), clock) == 1
+    assert runs(tmp_path) == 1
+    failing = "echo 'srun: error: n1: task 0: Exited with exit code 3' >&2; exit 3"
+    assert code_of(ranks(AWAY, then=failing), clock) == 3
+
+
+def test_a_controller_that_stays_away_is_not_tried_for_ever(
+    clock: ManualClock, ranks: Callable[..., SlurmRanks]
+) -> None:
+    step = ranks(*[AWAY] * 2_000)
+    began = clock.monotonic()
+    while step.exit_code() is None:
+        clock.sleep(UNANSWERED_S / 10)
+        time.sleep(0.01)
+    assert clock.monotonic() - began >= UNANSWERED_S
+    assert step.exit_code() == 1
+
+
+def test_ranks_that_are_to_end_are_not_started_after_all(
+    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlurmRanks]
+) -> None:
+    for end in (SlurmRanks.kill, SlurmRanks.abandon, lambda step: step.send(signal.SIGTERM)):
+        step = ranks(*[AWAY] * 100)
+        assert code_of(step, clock, 3 * TRY_AGAIN_S) is None
+        end(step)
+        assert code_of(step, clock) is not None
+        before = runs(tmp_path)
+        clock.sleep(10 * TRY_AGAIN_S)
+        assert step.exit_code() is not None
+        assert runs(tmp_path) == before
+        (tmp_path / "runs").unlink()
+
+
+def test_a_signal_for_ranks_that_nobody_started_hits_nobody(
+    clock: ManualClock, ranks: Callable[..., SlurmRanks]
+) -> None:
+    step = ranks(AWAY)
+    deadline = time.monotonic() + 10
+    while step._process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    step.send(signal.SIGUSR1)
+    assert code_of(step, clock) == 0
