@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.scenarios import EVERY, After, Never, Scenario
-from deeplink.scheduler.watch.ladder import HELD
+from deeplink.scheduler.slurm.states import HELD
 from deeplink.scheduler.watch.records import Kind
 
 if TYPE_CHECKING:

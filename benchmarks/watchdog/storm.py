@@ -36,8 +36,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.lab.laboratory import How
 from deeplink.scheduler.sandbox.shape import CTL
-from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.ladder import HELD
+from deeplink.scheduler.slurm.states import HELD, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -56,6 +56,7 @@ class Liaison:
         self._desk, self._deadline = Desk(backend, clock), Deadline(margin_s)
         self._partition_s = partition_s
         self._cut_off_at: float | None = None
+        self._alone = False
         self._silent_at = float("-inf")  # when most nodes were last silent at once
         self._odd_at: float | None = None  # since when Slurm's word is wanted
 
@@ -105,27 +106,34 @@ class Liaison:
         self._odd_at = now if self._odd_at is None else self._odd_at
         since = max(self._odd_at, self._silent_at)
         # While most nodes are silent every answer is older than the silence: it is asked for when that is over.
-        word = None if now - self._silent_at < AGAIN_S else self._word(since, now)
+        word = None if now - self._silent_at < AGAIN_S else self._word(since, now, why=seen.was_ended)
         if word is not None:
             self._cut_off_at = None  # here alone: what the word means is looked at below
         return look_outside(replace(seen, standing=word, asked_for_s=now - since))
 
-    def _word(self, since: float, now: float) -> Standing | None:
-        """Return Slurm's word to what was odd at `since`; one that explains nothing is asked for once more."""
+    def _word(self, since: float, now: float, *, why: bool) -> Standing | None:
+        """Return Slurm's word to what was odd at `since`.
+
+        Where it is asked why something ended, a word that explains nothing may be early: it is asked again.
+        """
         self._desk.press(since)
         word = self._desk.since(since)
-        if word is None or word.explains:
+        if word is None or word.explains or not why:
             return word
         if now >= since + LAG_S:
             self._desk.press(since + LAG_S)
         return self._desk.since(since + LAG_S)
 
-    def weigh(self, verdict: Verdict) -> Verdict:
+    def weigh(self, verdict: Verdict, *, alone: bool = False) -> Verdict:
         """Return a verdict on the nodes as it may be carried out.
 
-        Cut off for a while, we may be what is left of an older run: nothing is done before Slurm has said.
+        Cut off for a while, we may be what is left of an older run: nothing is done before Slurm has said. Nor
+        while nobody but our own node is heard (`alone`): of two nodes either may be the one that is cut off.
         """
         now = self._clock.monotonic()
+        if alone and not self._alone:
+            self._cut_off_at = now
+        self._alone = alone
         if verdict.kind is Kind.AGENTS_SILENT:
             self._cut_off_at = self._silent_at = now
         if now - self._silent_at < AFTERMATH_S and verdict.kind in {Kind.NODE_SILENT, Kind.JOB_STRANDED}:

@@ -51,9 +51,14 @@ class Outside:
     requeueable: bool = False
 
     @property
+    def was_ended(self) -> bool:
+        """Whether something was ended that we did not end."""
+        return bool(self.told or self.agents_gone or self.code == TERMINATED)
+
+    @property
     def wants_word(self) -> bool:
         """Whether Slurm is to be asked."""
-        return bool(self.told or self.agents_gone or self.cut_off or self.code == TERMINATED)
+        return self.cut_off or self.was_ended
 
 
 def look_outside(seen: Outside) -> Verdict | None:

@@ -21,7 +21,7 @@ from deeplink.scheduler.launch.muster import muster
 from deeplink.scheduler.launch.order import Layout, Order, lay_out
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.rescue import TICK_S, Rescue
-from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide
+from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide, is_alone
 from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
 from deeplink.wording import counted
 
@@ -229,7 +229,7 @@ class Supervisor:
             fewest=self._order.fewest,
             tried=self._log.tried(now),
         )
-        verdict = self._liaison.weigh(decide(seen, self._policy))
+        verdict = self._liaison.weigh(decide(seen, self._policy), alone=is_alone(seen, self._policy))
         if verdict.move in {Move.RELAUNCH, Move.STRANDED} and self._ending is not None:
             code = 128 + self._ending
             return Verdict(move=Move.FAILED, because=verdict.because, lost=verdict.lost, code=code)

@@ -131,6 +131,12 @@ class Verdict:
     cause: Cause | None = None
 
 
+def is_alone(seen: Evidence, policy: Policy) -> bool:
+    """Whether nobody is heard beyond the node we run on: that may be as well the others as us."""
+    others = {node for node in (*seen.active, *seen.spares) if node != seen.here}
+    return seen.here is not None and bool(others) and others <= _doubtful(seen, policy)
+
+
 def decide(seen: Evidence, policy: Policy) -> Verdict:
     """Return what to do."""
     if seen.exit_code == 0:

@@ -18,6 +18,10 @@ class UnknownStateError(DeepLinkError):
         self.kind, self.word = kind, word
 
 
+HELD = ("JobHeldUser", "JobHeldAdmin", "job requeued in held state")
+"""How the reasons begin of jobs that wait until somebody releases them (measured with 22.05)."""
+
+
 class JobState(Enum):
     """Job states: squeue(1), JOB STATE CODES, and those of later versions (LAUNCH_FAILED, EXPEDITING ...)."""
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.planner.reasons import refused_nodes
-from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.slurm.states import HELD, JobState
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.records import Kind
 from deeplink.scheduler.watch.remark import ours_in, with_ours
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import ActionRecord
     from deeplink.types import Attempt, NodeName
 
-HELD = ("JobHeldUser", "JobHeldAdmin", "job requeued in held state")
-"""Why Slurm says that a job waits until somebody releases it (measured with 22.05)."""
 SETTLE_S = 10.0
 """A command that shows no effect for so long is sent again (it was lost, or its sender was killed)."""
 NEXT_SECOND_S = 1.1

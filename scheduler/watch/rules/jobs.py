@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.slurm.states import HELD, JobState
 from deeplink.scheduler.watch.records import Kind, Phase
 from deeplink.scheduler.watch.rules.agents import be_patient
-from deeplink.scheduler.watch.rules.reboots import beyond_help, rebooted
+from deeplink.scheduler.watch.rules.reboots import began_anew, beyond_help, rebooted
 from deeplink.scheduler.watch.rules.seen import answers, is_lost, live, missed, waits_for
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
@@ -34,7 +34,7 @@ class Around:
 
 def about_job(job: JobSight, sight: Sight, policy: Policy, around: Around) -> list[Verdict]:
     """Return what is wrong with a job; empty when it is well, helps itself, or can only be waited for."""
-    waiting = _in_queue(job, policy)
+    waiting = _in_queue(job, sight, policy)
     if waiting:
         return [waiting]
     if not live(job) or _unsettled(job, sight, around):
@@ -46,16 +46,24 @@ def about_job(job: JobSight, sight: Sight, policy: Policy, around: Around) -> li
     return [verdict] if verdict else []
 
 
-def _in_queue(job: JobSight, policy: Policy) -> Verdict | None:
+def _in_queue(job: JobSight, sight: Sight, policy: Policy) -> Verdict | None:
     """Return what is to be done about a job that Slurm has put back into its queue; None when nothing is."""
     if job.state is not JobState.PENDING or job.restarts <= job.attempt.restart or job.phase is Phase.SUCCEEDED:
         return None
-    if job.fruitless >= policy.most_fruitless and not job.reason.startswith("JobHeld"):
+    if job.fruitless >= policy.most_fruitless and not job.reason.startswith(HELD):
         return _hold(job, f"Slurm is to start it again ({job.reason or 'no reason given'})")
+    if job.reason not in {"BeginTime", ""}:
+        return None
     # Requeued because of what went wrong, not by its user, and made to wait for the hold's end.
-    if job.rescued and job.reason in {"BeginTime", ""}:
-        held = f"Slurm put it back into the queue and holds it ({job.reason or 'no reason given'})"
+    held = f"Slurm put it back into the queue and holds it ({job.reason or 'no reason given'})"
+    if job.rescued:
         return _restart(job, Kind.REQUEUE_HELD, (held,), exclude=_suspects(job, policy))
+    # Slurm does that at once when a batch host registers that has lost the job's script: it booted anew.
+    back = began_anew(job, sight)
+    if back and job.heard and not job.phase.ended:
+        reasons = (f"{', '.join(back)} rebooted under it", held)
+        exclude = tuple(sorted({*back, *_suspects(job, policy)}))
+        return _restart(job, Kind.NODE_REBOOTED, reasons, exclude=exclude, blame=back[0], since_s=job.beat_age_s)
     return None
 
 

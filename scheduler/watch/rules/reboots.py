@@ -23,6 +23,16 @@ def rebooted(job: JobSight, sight: Sight, policy: Policy) -> tuple[NodeName, ...
     )
 
 
+def began_anew(job: JobSight, sight: Sight) -> tuple[NodeName, ...]:
+    """Return the nodes that a job which is in the queue again last had, and that booted since it fell silent."""
+    nodes = (sight.nodes[name] for name in sorted({*job.rank_nodes, *job.agents_silent}) if name in sight.nodes)
+    return tuple(
+        node.name
+        for node in nodes
+        if any(age is not None and age <= job.beat_age_s for age in (node.booted_s, node.slurmd_anew_s))
+    )
+
+
 def _another_kernel(job: JobSight, node: NodeSight, policy: Policy) -> bool:
     silent_s = _missed_s(job, node.name, policy)
     if silent_s is None:

@@ -15,7 +15,7 @@ from deeplink.scheduler.launch.chronicle import Chronicle
 from deeplink.scheduler.launch.deadline import END_S, LEAST_MARGIN_S
 from deeplink.scheduler.launch.liaison import AFTERMATH_S, Liaison
 from deeplink.scheduler.launch.rescue import TICK_S
-from deeplink.scheduler.launch.standing import Standing
+from deeplink.scheduler.launch.standing import AGAIN_S, Standing
 from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.watch.records import Kind, ProgressPoint
 from deeplink.types import Attempt
@@ -78,12 +78,12 @@ class Run:
         self.clock.now += TICK_S
         return found
 
-    def for_s(self, seconds: float, verdict: Verdict) -> list[Verdict]:
+    def for_s(self, seconds: float, verdict: Verdict, *, alone: bool = False) -> list[Verdict]:
         """Look so long while this is what is seen of the nodes; return what is to be done."""
         end = self.clock.now + seconds
         found = []
         while self.clock.now < end:
-            found.append(self.look() or self.liaison.weigh(verdict))
+            found.append(self.look() or self.liaison.weigh(verdict, alone=alone))
         return found
 
     def report(self, step: int, saved: int | None = None) -> None:
@@ -123,6 +123,30 @@ def test_after_a_silence_of_most_nodes_nothing_is_done_before_slurm_has_said_who
     assert {verdict.move for verdict in run.for_s(30.0, lost)} == {Move.WAIT}
     run.slurm.word = OURS
     assert run.for_s(3.0, lost)[-1].move is Move.RELAUNCH
+
+
+STRANDED = Verdict(move=Move.STRANDED, because="nothing heard of n1", kind=Kind.JOB_STRANDED)
+
+
+def test_one_of_two_nodes_that_hears_nobody_asks_slurm_which_of_them_is_cut_off(run: Run) -> None:
+    run.slurm.word = None  # it is us: Slurm is not heard either
+    run.for_s(1.0, WELL, alone=True)
+    assert {verdict.move for verdict in run.for_s(30.0, STRANDED, alone=True)} == {Move.WAIT}
+    run.slurm.word = ELSEWHERE
+    moves = [verdict.move for verdict in run.for_s(3.0, STRANDED, alone=True)]
+    assert next(move for move in moves if move is not Move.WAIT) is Move.ELSEWHERE
+
+
+def test_slurm_answers_before_the_other_node_is_lost_so_that_no_time_is_lost(run: Run) -> None:
+    run.for_s(AGAIN_S + 3 * TICK_S, WELL, alone=True)  # in doubt, and not lost yet
+    assert run.for_s(0.5, STRANDED, alone=True)[0].move is Move.STRANDED
+
+
+def test_without_a_word_of_slurm_it_is_the_other_one_after_a_while(run: Run) -> None:
+    run.slurm.word = None
+    moves = [verdict.move for verdict in run.for_s(70.0, STRANDED, alone=True)]
+    assert moves[0] is Move.WAIT
+    assert moves[-1] is Move.STRANDED
 
 
 def test_the_end_of_ranks_is_explained_however_long_nodes_were_silent_before(run: Run) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.launch.failure import Cause, Failed, Setback, Tried
-from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, decide
+from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, decide, is_alone
 from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Kind
 from deeplink.types import NodeName
@@ -48,6 +48,24 @@ def test_a_lost_node_and_a_spare_is_a_relaunch() -> None:
 
 def test_it_makes_no_difference_that_the_ranks_failed_of_it_first() -> None:
     assert decide(seen("a b c", "d", {"b": GONE}, exit_code=1, exited_for_s=9.0), POLICY).move is Move.RELAUNCH
+
+
+@pytest.mark.parametrize(
+    ("active", "silent", "alone"),
+    [
+        ("a b", {"b": DOUBTFUL}, True),
+        ("a b", {}, False),
+        ("a b", {"a": GONE}, False),  # our own agent: we run, and so does our node
+        ("a b c", {"b": GONE}, False),
+        ("a b c", {"b": GONE, "c": GONE}, True),
+        ("a", {}, False),
+    ],
+)
+def test_who_hears_nobody_beyond_its_own_node_is_alone(
+    active: str, silent: dict[str, Silence], alone: bool
+) -> None:
+    assert is_alone(seen(active, silent=silent, here=NodeName("a")), POLICY) is alone
+    assert not is_alone(seen(active, silent=silent), POLICY), "outside of the allocation there is no such node"
 
 
 def test_a_lost_node_and_no_spare_is_stranded() -> None:

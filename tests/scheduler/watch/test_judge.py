@@ -445,6 +445,17 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         ),
         [],
     ),
+    "held already, by a launcher": (
+        Sight(
+            jobs=(
+                job(
+                    state=JobState.PENDING, restarts=4, nodes=(), reason="job requeued in held state", fruitless=3
+                ),
+            ),
+            nodes=cluster(),
+        ),
+        [],
+    ),
     "hangs at the same step again": (
         Sight(jobs=(job(progress_age_s=14.0, fruitless=3),), nodes=cluster()),
         [("application-failed", "", "hold")],
@@ -515,6 +526,20 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     ),
     "requeued by its user: his business": (
         Sight(jobs=(job(state=JobState.PENDING, restarts=1, nodes=(), reason="BeginTime"),), nodes=cluster()),
+        [],
+    ),
+    "requeued by Slurm, whose batch host had booted anew": (
+        Sight(
+            jobs=(job(state=JobState.PENDING, restarts=1, nodes=(), reason="BeginTime", beat_age_s=3.0),),
+            nodes=cluster(replace(up("n0"), slurmd_anew_s=1.0)),
+        ),
+        [("node-rebooted", "n0", "restart")],
+    ),
+    "requeued by its user, long after a node had booted": (
+        Sight(
+            jobs=(job(state=JobState.PENDING, restarts=1, nodes=(), reason="BeginTime", beat_age_s=3.0),),
+            nodes=cluster(replace(up("n0"), slurmd_anew_s=60.0, booted_s=61.0)),
+        ),
         [],
     ),
     "may not be requeued": (
