@@ -257,9 +257,9 @@ class Storm:
             return f"{', '.join(lasting)} in effect"
         if taken and time.time() < max(one.began_unix for one in taken) + APART_S:
             return f"{taken[-1].strike.fault} came just now"
-        out = [str(node.name) for node in self.stand.nodes() if node.drained or node.down or not node.responding]
+        out = [node for node in self.stand.nodes() if node.drained or node.down or not node.responding]
         if out:
-            return f"nodes out of service: {', '.join(sorted(out))}"
+            return f"nodes out of service: {', '.join(f'{node.name} ({node.reason})' for node in out)}"
         now = time.time()
         still = [
             run.stand.job
