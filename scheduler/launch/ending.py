@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.history import ITS_OWN_FAULT
 from deeplink.scheduler.launch.rescue import TICK_S
-from deeplink.scheduler.launch.verdict import Move, Verdict
+from deeplink.scheduler.launch.verdict import AGAIN_CODE, Move, Verdict
 from deeplink.scheduler.watch.records import Action, Outcome, Phase
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ QUEUED_WAIT_S = 30.0
 """How long Slurm may take to end a job that went back into its queue."""
 ORDER_S = 150.0
 """How long it may take to give it the job back: it may be away for a while (`ANSWER_S` of its backend)."""
-AGAIN_CODE = 75
-"""EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
 
 
 class Ending:

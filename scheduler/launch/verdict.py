@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from deeplink.types import NodeName
 
 
+AGAIN_CODE = 75
+"""EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
+
+
 class Move(Enum):
     """What to do now."""
 
@@ -252,6 +256,7 @@ def _again(
         )
     move = Move.FAILED if code else Move.GIVE_UP
     because = f"{because}; {stop.because}"
+    code = code or (AGAIN_CODE if cause is Cause.NODE_LOST else 1)
     return Verdict(
-        move=move, because=because, lost=lost, suspects=suspects, code=code or 1, kind=stop.kind, cause=cause
+        move=move, because=because, lost=lost, suspects=suspects, code=code, kind=stop.kind, cause=cause
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.launch.failure import Cause, Failed, Setback, Tried
-from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, decide, is_alone
+from deeplink.scheduler.launch.verdict import AGAIN_CODE, Evidence, Move, Policy, decide, is_alone
 from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Kind
 from deeplink.types import NodeName
@@ -186,16 +186,15 @@ def test_slow_is_better_than_not_at_all(evidence: Evidence) -> None:
 
 
 @pytest.mark.parametrize(
-    "evidence",
+    ("evidence", "code"),
     [
-        seen("a b c", "d", {"b": GONE}, tried=tried(Setback(Cause.HANG), Setback(Cause.HANG))),
-        seen("a b c", hung="no progress", tried=tried(Setback(Cause.NODE_LOST), Setback(Cause.HANG))),
+        (seen("a b c", "d", {"b": GONE}, tried=tried(Setback(Cause.HANG), Setback(Cause.HANG))), AGAIN_CODE),
+        (seen("a b c", hung="no progress", tried=tried(Setback(Cause.NODE_LOST), Setback(Cause.HANG))), 1),
     ],
 )
-def test_again_and_again_from_one_point_is_given_up(evidence: Evidence) -> None:
+def test_again_and_again_from_one_point_is_given_up(evidence: Evidence, code: int) -> None:
     verdict = decide(evidence, POLICY)
-    assert verdict.move is Move.GIVE_UP
-    assert verdict.code
+    assert (verdict.move, verdict.code) == (Move.GIVE_UP, code)
     assert "giving up" in verdict.because
 
 
