@@ -22,6 +22,7 @@ from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.daemon import Daemon, LeaderError, leading
 from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.ladder import SETTLE_S
 from deeplink.scheduler.watch.observer import Observer
 from deeplink.scheduler.watch.probe import Address
 from deeplink.scheduler.watch.records import Beat, Kind, NodeRecord, Outcome, Phase
@@ -53,6 +54,7 @@ class Cluster:
     comment: str = "(null)"
     node_comments: dict[str, str] = field(default_factory=dict)
     frozen: bool = False
+    unanswered: str = ""
     deadly: str = ""
     asked: list[str] = field(default_factory=list)
 
@@ -71,6 +73,9 @@ class Cluster:
         if self.deadly == "before":
             raise Killed
         self.asked.append(line)
+        if self.unanswered and self.unanswered in line:
+            self.unanswered = ""
+            raise CommandError(argv, 1, "slurm_update error: Socket timed out on send/recv operation")
         self._obey(argv)
         if self.deadly == "after":
             raise Killed
@@ -316,6 +321,17 @@ def test_a_job_that_fails_again_and_again_is_held_with_the_reason_in_its_comment
     ]
     (action,) = bench.journal.actions()
     assert action.result.startswith("held")
+
+
+def test_an_order_that_nobody_answered_is_not_refused_but_given_again(bench: Bench) -> None:
+    bench.cluster.rights = False
+    bench.cluster.unanswered = " NodeList="
+    lose(bench, "n1")
+    bench.turn(int(SETTLE_S) + 12, silent="n1")
+    shed = [line for line in bench.cluster.asked if " NodeList=" in line]
+    assert len(shed) == 2, "without an answer once"
+    assert shed[0] == shed[1]
+    assert bench.cluster.restarts == 1
 
 
 def test_a_requeue_that_slurm_did_first_is_refused_and_that_is_success(bench: Bench) -> None:
