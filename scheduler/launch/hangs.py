@@ -128,7 +128,7 @@ class Hangs:
             step = report.step if report.step or not report.section else None
             self._pulse.take(News(rank=report.rank, step=step, section=report.section), now)
             if step is not None and not report.section:
-                self._stragglers.take(report.rank, step, report.work_s)
+                self._stragglers.take(report.rank, step, report.work_s, now)
         if now - self._saved > SAVE_EVERY_S:
             self._saved = now
             self._save()

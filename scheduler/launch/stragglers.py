@@ -4,7 +4,8 @@ Ranks say how long their own work in a step takes, waiting for others left out (
 many steps of every rank, and a rank's time in it the median of what it said: who writes a checkpoint, or a log,
 every so many steps is not slow. A rank is slow in a window if its time is beyond the median of all by a quarter,
 and by six deviations as ranks deviate (median of the absolute deviations, which a few odd ranks do not move). Who
-is slow in four windows in a row is a straggler; one hiccup makes none, nor do ranks that are slow by turns.
+is slow in four windows in a row, and for ten seconds, is a straggler; one hiccup makes none, nor do ranks that are
+slow by turns.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 WINDOW = 16
 """Steps of every rank between two comparisons."""
 IN_A_ROW = 4
+LEAST_S = 10.0
+"""Steps of a millisecond fill four windows before anybody could call that lasting."""
 FACTOR = 1.25
 DEVIATIONS = 6.0
 SIGMA = 1.4826
@@ -69,15 +72,16 @@ class Stragglers:
         self._from: int | None = None
         self._through: set[int] = set()  # the ranks that are through with this window
         self._rows: dict[int, int] = {}
+        self._since: dict[int, float] = {}  # the end of the first window in which each was slow
         self.found: dict[int, Straggler] = {}
 
     def begin(self) -> None:
         """A new attempt begins."""
         self._newest, self._said, self._from, self._rows, self.found = {}, {}, None, {}, {}
-        self._through = set()
+        self._since, self._through = {}, set()
 
-    def take(self, rank: int, step: int, work_s: float) -> None:
-        """Take in what a rank says of its own work; 0 where it does not measure it."""
+    def take(self, rank: int, step: int, work_s: float, now: float) -> None:
+        """Take in what a rank says of its own work; 0 where it does not measure it. `now` is monotonic."""
         if not 0 < work_s < float("inf"):
             return
         self._newest[rank] = step
@@ -87,16 +91,17 @@ class Stragglers:
         elif step >= self._from + WINDOW:
             self._through.add(rank)
         if self._through and len(self._through) == len(self._newest):
-            self._compare()
+            self._compare(now)
             self._from = max(self._newest.values())
             self._through.clear()
             self._said.clear()
 
-    def _compare(self) -> None:
+    def _compare(self, now: float) -> None:
         # The lower one of two in the middle: half a window is not most of it.
         work_s = {rank: statistics.median_low(said) for rank, said in self._said.items()}
         slow = slow_ranks(work_s)
         self._rows = {rank: self._rows.get(rank, 0) + 1 for rank in slow}
+        self._since = {rank: self._since.get(rank, now) for rank in slow}
         middle = statistics.median(work_s.values())
         self.found = {
             rank: Straggler(
@@ -107,5 +112,5 @@ class Stragglers:
                 steps=self._rows[rank] * WINDOW,
             )
             for rank, factor in slow.items()
-            if self._rows[rank] >= IN_A_ROW
+            if self._rows[rank] >= IN_A_ROW and now - self._since[rank] >= LEAST_S
         }

@@ -193,7 +193,7 @@ def test_a_job_whose_ranks_are_all_stopped_is_somebody_elses_business(run: Calla
 
 
 def test_a_straggler_is_told_and_replaced_where_that_is_wanted(run: Callable[..., Run]) -> None:
-    job = run("--local", "4", "--spares", "1", "--replace-stragglers", steps=200, SLOW="2")
+    job = run("--local", "4", "--spares", "1", "--replace-stragglers", steps=400, SLOW="2")
     job.wait_for(lambda: job.events("relaunch"))
     (told,) = job.events("straggler")
     assert (told["rank"], told["node"]) == (2, "local2")
@@ -205,7 +205,7 @@ def test_a_straggler_is_told_and_replaced_where_that_is_wanted(run: Callable[...
 
 
 def test_a_straggler_without_a_spare_is_an_incident_that_ends_with_the_job(run: Callable[..., Run]) -> None:
-    job = run("--local", "3", "--replace-stragglers", steps=130, SLOW="0")
+    job = run("--local", "3", "--replace-stragglers", steps=300, SLOW="0")
     code, said = job.ended()
     assert code == 0, said
     assert not job.events("relaunch")

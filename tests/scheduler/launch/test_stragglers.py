@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.stragglers import IN_A_ROW, WINDOW, Stragglers, slow_ranks
+from deeplink.scheduler.launch.stragglers import IN_A_ROW, LEAST_S, WINDOW, Stragglers, slow_ranks
 
+STEP_S = LEAST_S / (WINDOW * (IN_A_ROW - 1))
+"""So that four windows are ten seconds."""
 BOUND = WINDOW * (IN_A_ROW + 2)
 """Steps within which a straggler is found."""
 
@@ -23,7 +25,7 @@ def told(ranks: int, steps: int, times: dict[int, float], noise: float, seed: in
         for rank in range(ranks):
             took = 0.1 * times.get(rank, 1.0) * generator.lognormvariate(0.0, noise)
             recent[rank] = [*recent[rank], took][-WINDOW:]
-            found.take(rank, step, sorted(recent[rank])[len(recent[rank]) // 2])
+            found.take(rank, step, sorted(recent[rank])[len(recent[rank]) // 2], step * STEP_S)
         if found.found:
             when.append(step)
     return found, when
@@ -52,7 +54,7 @@ def test_one_hiccup_makes_no_straggler(ranks: int, at: int, times: float) -> Non
         for rank in range(ranks):
             # The median over the window of the rank that hiccups does not see it; its worst window would.
             slow = rank == 0 and at <= step < at + 2 * WINDOW
-            found.take(rank, step, 0.1 * (times if slow else 1.0))
+            found.take(rank, step, 0.1 * (times if slow else 1.0), step * STEP_S)
         assert not found.found
 
 
@@ -62,7 +64,8 @@ def test_who_does_something_else_every_so_many_steps_is_not_slow(every: int, at:
     for step in range(1, 12 * WINDOW):
         for rank in range(4):
             # As measured by the loop itself, of that step alone.
-            found.take(rank, step, 0.1 * (times if rank == 0 and step % every == at % every else 1.0))
+            odd = rank == 0 and step % every == at % every
+            found.take(rank, step, 0.1 * (times if odd else 1.0), step * STEP_S)
         assert not found.found
 
 
@@ -70,15 +73,23 @@ def test_slow_by_turns_is_nobody() -> None:
     found = Stragglers()
     for step in range(1, 20 * WINDOW):
         for rank in range(4):
-            found.take(rank, step, 0.2 if step // (3 * WINDOW) % 4 == rank else 0.1)
+            found.take(rank, step, 0.2 if step // (3 * WINDOW) % 4 == rank else 0.1, step * STEP_S)
         assert not found.found
+
+
+def test_however_fast_the_steps_are_it_takes_ten_seconds_to_last() -> None:
+    found, step_s = Stragglers(), 0.001
+    for step in range(1, int(1.2 * LEAST_S / step_s), 300):  # a report every 0.3 s
+        for rank in range(4):
+            found.take(rank, step, 0.002 if rank == 3 else 0.001, step * step_s)
+        assert bool(found.found) is (step * step_s >= LEAST_S + 0.3), step
 
 
 def test_who_is_fast_again_is_forgotten() -> None:
     found = Stragglers()
     for step in range(1, 20 * WINDOW):
         for rank in range(4):
-            found.take(rank, step, 0.2 if rank == 3 and step < 10 * WINDOW else 0.1)
+            found.take(rank, step, 0.2 if rank == 3 and step < 10 * WINDOW else 0.1, step * STEP_S)
         if step == 9 * WINDOW:
             assert set(found.found) == {3}
     assert not found.found
@@ -109,5 +120,5 @@ def test_what_is_not_measured_is_not_compared() -> None:
     found = Stragglers()
     for step in range(1, 20 * WINDOW):
         for rank, work in enumerate((0.0, float("nan"), float("inf"), -1.0)):
-            found.take(rank, step, work)
+            found.take(rank, step, work, step * STEP_S)
     assert not found.found
