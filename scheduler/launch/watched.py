@@ -1,7 +1,9 @@
 """One agent of a job as its launcher hears it: what it answered last, and whether its machine is there at all.
 
 An agent may be too starved to answer while its node is well (few cores, many ranks starting): then its kernel
-still accepts connections for it. That of a dead or cut-off node does not.
+still accepts connections for it. That of a dead or cut-off node does not. Nor does one behind a filter that drops
+what agents send: so where nothing at all comes from the agent's port, slurmd's is tried by turns, at which any
+answer tells that the machine lives, a refusal too.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import logging
 import select
 import socket
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.slurm.client import SLURMD_PORT
 from deeplink.scheduler.watch.messages import finding_from_wire
 from deeplink.scheduler.watch.records import RecordError
 from deeplink.v1 import node_pb2, node_pb2_grpc
@@ -47,7 +51,7 @@ class Silence:
 
     Attributes:
         answer_s: since its agent last answered.
-        contact_s: since its agent answered or at least its machine accepted a connection for it.
+        contact_s: since its agent answered, or its machine accepted a connection for it or answered at slurmd's port.
         question_s: since we asked the newest question that was answered: what it knew before does not count.
         answering_s: for how long it has answered by now without a gap of GAP_S.
         deaf_s: for how long its machine has been in contact without an answer of its agent.
@@ -72,6 +76,8 @@ class Watched:
         asked: when it was last asked.
         reached: when its kernel last accepted a connection, or refused one for want of an agent.
         reached_since: it has been in contact ever since without a gap.
+        lives: when its machine last answered at slurmd's port, nothing at all having come from the agent's.
+        slurmd: host and port of its slurmd; None where an answer there would say nothing of the machine.
         refused_since: for so long its kernel has refused connections; None while it does not.
         opened: when we began to speak over this channel.
         unix: what its clock showed, and when it told; 0 while it has not.
@@ -89,8 +95,10 @@ class Watched:
     reached_since: float
     opened: float
     well_since: float
+    slurmd: tuple[str, int] | None = None
     asked: float = 0.0
     refused_since: float | None = None
+    lives: float = float("-inf")
     after_report: int = 0
     store: node_pb2.StoreStatus = field(default_factory=node_pb2.StoreStatus)
     health: tuple[Finding, ...] = ()
@@ -100,6 +108,7 @@ class Watched:
     _pending: list[tuple[float, Any]] = field(default_factory=list)
     _knock: socket.socket | None = None
     _knocked: float = 0.0
+    _at_slurmd: bool = False  # the knock under way, or else the next one
 
     @classmethod
     def begun(cls, facts: NodeFacts, token: str, now: float) -> Self:
@@ -116,6 +125,7 @@ class Watched:
             reached_since=now,
             opened=now,
             well_since=now,
+            slurmd=slurmd_of(facts.address),
         )
 
     def close(self) -> None:
@@ -201,18 +211,19 @@ class Watched:
                 return self._answered(now, outcome, may_be_gone=may_be_gone)
             if now - self._knocked >= KNOCK_S:
                 self._end_knock()
+                self._at_slurmd = not self._at_slurmd and self.slurmd is not None
             return False
         pause = POLL_S if failed or self.refused_since is not None else 2 * POLL_S
         if now - max(self.heard, self.reached) <= pause and not (failed and self.refused_since is None):
             return False
-        host, _, port = self.facts.address.rpartition(":")
+        host, port = self.slurmd if self._at_slurmd and self.slurmd else parted(self.facts.address)
         try:
             knock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as problem:  # no more files may be opened
             log.debug("%s is not knocked at: %s", self.facts.node, problem)
             return False
         knock.settimeout(0.0)
-        outcome = knock.connect_ex((host.strip("[]"), int(port)))
+        outcome = knock.connect_ex((host, port))
         if outcome == errno.EINPROGRESS:
             self._knock, self._knocked = knock, now
             return False
@@ -225,13 +236,19 @@ class Watched:
             self._knock = None
 
     def _answered(self, now: float, outcome: int, *, may_be_gone: bool) -> bool:
-        """Take in what became of a knock; returns whether it was accepted."""
+        """Take in what became of a knock; returns whether it was accepted at the agent's port."""
+        if self._at_slurmd:
+            self._at_slurmd = False
+            if outcome in {0, errno.ECONNREFUSED}:
+                self.lives = now
+            return False
         before = max(self.heard, self.reached)
         if outcome == errno.ECONNREFUSED and may_be_gone and now - before <= GAP_S:
             # Its kernel was there all the while: it has lost its agent, and nothing else. One that was out of
             # reach and refuses now has been booted anew: of what ran there nothing is left.
             self.refused_since = now if self.refused_since is None else self.refused_since
         elif outcome != 0:
+            self.lives = float("-inf")  # the machine lives, and has lost what ran there
             return False
         else:
             self.refused_since = None
@@ -244,11 +261,34 @@ class Watched:
         """Return how long nothing was heard."""
         return Silence(
             now - self.heard,
-            now - max(self.heard, self.reached),
+            now - max(self.heard, self.reached, self.lives),
             now - self.asked_and_answered,
             self.heard - self.well_since,
             now - max(self.heard, self.reached_since),
         )
+
+
+def parted(address: str) -> tuple[str, int]:
+    """Return host and port of an agent's address.
+
+    >>> parted("10.0.0.7:7411"), parted("[fe80::1]:7411")
+    (('10.0.0.7', 7411), ('fe80::1', 7411))
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def slurmd_of(address: str) -> tuple[str, int] | None:
+    """Return where slurmd of an agent's machine listens; None on loopback, where nodes are no machines.
+
+    >>> slurmd_of("10.0.0.7:7411"), slurmd_of("127.0.0.1:7411")
+    (('10.0.0.7', 6818), None)
+    """
+    host, _ = parted(address)
+    try:
+        return None if ip_address(host).is_loopback else (host, SLURMD_PORT)
+    except ValueError:  # a name
+        return None
 
 
 def _findings(wire: Iterable[common_pb2.Finding]) -> tuple[Finding, ...]:

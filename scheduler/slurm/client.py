@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+SLURMD_PORT = 6818
+"""Where slurmd listens unless slurm.conf says otherwise."""
+
+
 class JobVanishedError(DeepLinkError):
     """Slurm does not know the job: it never was, or it ended more than MinJobAge ago."""
 

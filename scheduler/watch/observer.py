@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm.client import SLURMD_PORT
 from deeplink.scheduler.slurm.states import JobState, NodeState
 from deeplink.scheduler.watch.evidence import (
     FORGOTTEN_S,
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.probe import Address, Prober
     from deeplink.types import NodeName
 
-__all__ = ["COMMAND_S", "PROBE_DEADLINE_S", "SLURMD_PORT", "Cluster", "Observer", "slurmd_port"]
+__all__ = ["COMMAND_S", "PROBE_DEADLINE_S", "Cluster", "Observer", "slurmd_port"]
 
-SLURMD_PORT = 6818
 COMMAND_S = 8.0
 """Bound on one command: a dead controller is given up after 4 to 9 s by Slurm's own clients (measured)."""
 TOPOLOGY_AGE_S = 60.0

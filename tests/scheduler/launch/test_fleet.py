@@ -19,6 +19,7 @@ from deeplink.scheduler.launch.backend import AgentsFailedError
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.revival import Revival
+from deeplink.scheduler.launch.watched import Watched
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.tokens import new_token
 from deeplink.types import Attempt, NodeName
@@ -278,6 +279,39 @@ def test_a_machine_that_was_out_of_reach_and_refuses_now_was_booted_anew() -> No
     fleet.close()
     for caller in callers:
         caller.close()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_machine_whose_agent_is_filtered_away_answers_at_slurmds_port(listens: bool) -> None:
+    callers = [socket.socket() for _ in range(4)]
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_server(("127.0.0.1", 0)) as slurmd,
+    ):
+        for caller in callers:  # its queue is full: no answer comes from the agent's port
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        address = slurmd.getsockname()
+        if not listens:
+            slurmd.close()  # refused is an answer, too
+        one = Watched.begun(NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}"), TOKEN, 1000.0)
+        one.slurmd = address
+        longest, moment = 0.0, 1000.0
+        for _ in range(100):
+            moment += 0.1
+            one.knock(moment, failed=False, may_be_gone=True)
+            time.sleep(0.002)  # what comes over loopback has come by then
+            longest = max(longest, one.silence(moment).contact_s)
+        assert 1.5 < longest < 2.5, "never lost"
+        assert one.silence(moment).deaf_s > 9.0, "and its agent does not answer"
+    for caller in callers:
+        caller.close()
+    for _ in range(30):  # now the agent's port refuses: the machine has lost it, and what ran there
+        moment += 0.1
+        one.knock(moment, failed=True, may_be_gone=True)
+        time.sleep(0.002)
+    assert one.silence(moment).contact_s > 9.0
+    one.close()
 
 
 def test_who_is_in_reach_again_is_asked_at_once_by_a_connection_of_its_own(node: Callable[[str], Node]) -> None:
