@@ -51,7 +51,7 @@ class Silence:
 
     Attributes:
         answer_s: since its agent last answered.
-        contact_s: since its agent answered, or its machine accepted a connection for it or answered at slurmd's port.
+        contact_s: since its agent answered, or its machine did by accepting a connection, or at slurmd's port.
         question_s: since we asked the newest question that was answered: what it knew before does not count.
         answering_s: for how long it has answered by now without a gap of GAP_S.
         deaf_s: for how long its machine has been in contact without an answer of its agent.
