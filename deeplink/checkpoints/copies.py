@@ -238,7 +238,9 @@ class Copies:
         try:
             check()  # once more: this process may have stood still before the rename
         except FencedError:
-            if there.name not in self.claim(run).recognised:
+            newer = self.claim(run)
+            # A newer attempt that has not claimed yet may go on from it, as in `withdraw_if_late`.
+            if is_newer(newer, claim) and there.name not in newer.recognised:
                 withdraw(final)
             raise
         tidy(folder, claim, Retention(keep=KEEP), check)

@@ -27,6 +27,7 @@ from deeplink.checkpoints import (
 from deeplink.checkpoints.claims import Claim, claim_of, claim_text
 from deeplink.checkpoints.copies import FORGET_S, Copies, NoSuchRunError
 from deeplink.checkpoints.council import NoAgreementError
+from deeplink.checkpoints.fetching import There
 from deeplink.checkpoints.manifest import FileEntry, Manifest, manifest_of, manifest_text
 from deeplink.checkpoints.partners import partners
 from deeplink.checkpoints.saving import withdraw_if_late
@@ -284,6 +285,32 @@ def test_what_was_published_late_is_taken_back_unless_the_newer_attempt_goes_on_
     give_back(nodes)
     assert stood_still(step), "the shared folder answers again, and knows of no claim but the old one"
     assert not list(local.glob(".draft*"))
+
+
+@pytest.mark.parametrize("listed", [None, True, False])
+def test_a_copy_published_late_is_taken_back_unless_the_newer_attempt_may_go_on_from_it(
+    tmp_path: Path, listed: bool | None
+) -> None:
+    copies, run, name = Copies(tmp_path), "0" * 32, "step-0000000001.a1"
+    own = Claim(number=1, attempt=FIRST, holder="old", recognised=(), skipped=(), created_unix=0.0)
+    names = (name,) if listed else ()
+    newer = Claim(number=2, attempt=SECOND, holder="new", recognised=names, skipped=(), created_unix=0.0)
+    manifest = Manifest(step=1, attempt=str(FIRST), claim=1, created_unix=0.0, files=(), meta={})
+    there = There("n0", "h0:1", name, "own", manifest, manifest_text(manifest), frozenset())
+    looks: list[int] = []
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) > 1:  # this process stood still before the rename
+            if listed is not None:  # else the newer attempt has begun, and has not claimed yet
+                copies.learn(run, newer)
+            raise FencedError(FIRST, SECOND, "job 17")
+
+    copies.learn(run, own)
+    with pytest.raises(FencedError):
+        copies.keep(run, there, own, lambda _files, _into: None, check)
+    kept = [path.name for path in tmp_path.glob(f"{run}/from-n0/*")]
+    assert kept == ([] if listed is False else [name])
 
 
 def test_what_does_not_fit_is_not_kept_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
