@@ -51,12 +51,16 @@ def hung_look(check: Check, age_s: float) -> Look:
 
 def closed(checks: Iterable[Check], longest_s: float) -> None:
     """Have the checks end what their looks left behind, all at the same time; return within `longest_s`."""
-    threads = [
-        threading.Thread(target=_close, args=(check,), name=f"deeplink-close-{check.name}"[:60], daemon=True)
-        for check in checks
-    ]
-    for thread in threads:
-        thread.start()
+    threads = []
+    for check in checks:
+        name = f"deeplink-close-{check.name}"[:60]
+        thread = threading.Thread(target=_close, args=(check,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: what there is to end is no less there
+            _close(check)
+        else:
+            threads.append(thread)
     end = time.monotonic() + longest_s
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))

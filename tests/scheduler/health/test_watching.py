@@ -12,7 +12,7 @@ import pytest
 
 from deeplink import metrics
 from deeplink.clock import SystemClock
-from deeplink.scheduler.health.check import Check
+from deeplink.scheduler.health.check import Check, closed
 from deeplink.scheduler.health.look import GOOD, Complaint, Look, comment, drain
 from deeplink.scheduler.health.once import found_by, looked_at
 from deeplink.scheduler.health.settings import Timing
@@ -189,6 +189,20 @@ def test_stopping_waits_once_for_all_that_cannot_be_ended() -> None:
         assert not freed.is_set()
     finally:
         freed.set()
+
+
+def test_checks_are_closed_also_where_no_thread_can_be_begun() -> None:
+    tidied: list[str] = []
+    checks = [
+        Check(name=name, look=lambda: GOOD, timing=QUICK, close=lambda name=name: tidied.append(name))  # type: ignore[misc]
+        for name in "ab"
+    ]
+    before = threading.stack_size(1 << 46)  # no machine has so much room for one
+    try:
+        closed(checks, 20)
+    finally:
+        threading.stack_size(before)
+    assert tidied == ["a", "b"]
 
 
 def test_looking_once_ends_in_time_whatever_hangs() -> None:
