@@ -105,6 +105,7 @@ class Watched:
     unix: tuple[float, float] = (0.0, 0.0)
     boot_id: str = ""
     boot_before: str = ""
+    _newest: float = float("-inf")  # when what was answered last was asked; no stall moves it
     _pending: list[tuple[float, Any]] = field(default_factory=list)
     _knock: socket.socket | None = None
     _knocked: float = 0.0
@@ -146,6 +147,7 @@ class Watched:
         self.heard = min(now, self.heard + stall)
         self.reached = min(now, self.reached + stall)
         self.reached_since = min(now, self.reached_since + stall)
+        self.lives = min(now, self.lives + stall)
         self.asked_and_answered = min(now, self.asked_and_answered + stall)
 
     def is_due(self, now: float, pressed: float) -> bool:
@@ -178,12 +180,13 @@ class Watched:
         if now - self.heard > GAP_S:
             self.well_since = now
         self.heard, self.refused_since = now, None
-        if asked < self.asked_and_answered:
+        if asked < self._newest:
             return  # a later question's answer was quicker, and says all that this one does
+        self._newest = asked
         self.boot_id = reply.boot_id or self.boot_id
         self.health = _findings(reply.health)
         self.unix = (reply.unix, now)
-        self.asked_and_answered = asked
+        self.asked_and_answered = max(self.asked_and_answered, asked)
         self.store = reply.store
         if reply.last_report < self.after_report:
             self.after_report = 0  # the agent began anew

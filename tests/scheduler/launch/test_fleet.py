@@ -162,6 +162,21 @@ def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
     bound.server.stop(0).wait(5)
 
 
+def test_a_launcher_that_stalls_again_and_again_takes_in_what_agents_answer(node: Callable[[str], Node]) -> None:
+    one, clock = node("n0"), ManualClock()
+    fleet = Fleet(Agents([one.facts]), TOKEN, clock)
+    assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+    report(one, 1)
+    end = time.monotonic() + 20
+    heard: list[int] = []
+    while 1 not in heard:
+        assert time.monotonic() < end
+        clock.now += 2.0
+        heard += [progress.step for progress in fleet.tick(ATTEMPT)]
+        time.sleep(0.02)
+    fleet.close()
+
+
 def test_for_the_agents_of_many_nodes_more_files_may_be_opened() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
@@ -304,6 +319,10 @@ def test_a_machine_whose_agent_is_filtered_away_answers_at_slurmds_port(listens:
             longest = max(longest, one.silence(moment).contact_s)
         assert 1.5 < longest < 2.5, "never lost"
         assert one.silence(moment).deaf_s > 9.0, "and its agent does not answer"
+        before = one.silence(moment).contact_s
+        one.forgive(60.0, moment + 60.0)
+        assert one.silence(moment + 60.0).contact_s == pytest.approx(before), "it was we who did nothing"
+        moment += 60.0
     for caller in callers:
         caller.close()
     for _ in range(30):  # now the agent's port refuses: the machine has lost it, and what ran there
