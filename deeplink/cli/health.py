@@ -136,11 +136,11 @@ def command(
     from deeplink.cli import health_printing as printing
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
-    from deeplink.scheduler.health.seen import FILE
+    from deeplink.scheduler.health.seen import file_in
 
     config, clock = load_config(), SystemClock()
     if forget:
-        (config.state / FILE).unlink(missing_ok=True)
+        file_in(config.state).unlink(missing_ok=True)
         return
     end = clock.monotonic() + deadline
     off, checks = _checks(config, clock, deadline)

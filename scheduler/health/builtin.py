@@ -15,7 +15,7 @@ from deeplink.scheduler.health.memory import MemoryCheck
 from deeplink.scheduler.health.mount import MountCheck
 from deeplink.scheduler.health.network import NetworkCheck
 from deeplink.scheduler.health.processes import ProcessCheck
-from deeplink.scheduler.health.seen import FILE, Seen
+from deeplink.scheduler.health.seen import Seen, file_in
 from deeplink.scheduler.health.settings import REFUSED, HealthSettings, load_settings
 from deeplink.scheduler.health.site import SiteCheck, site_checks
 from deeplink.scheduler.health.slurmd import SlurmdCheck
@@ -77,7 +77,7 @@ def boot_id_of(config: Config) -> str:
 
 
 def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clock) -> Iterator[Check]:
-    seen = Seen(None if place.of_job else config.state / FILE)
+    seen = Seen(None if place.of_job else file_in(config.state))
     yield _disk(settings, place, clock, seen)
     memory = MemoryCheck(settings.memory, clock)
     yield Check(

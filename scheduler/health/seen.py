@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FILE = "health-seen.json"
 MOST = 512
+
+
+def file_in(state: Path) -> Path:
+    """Return where a state folder keeps what this host had: a home is mostly that of many nodes."""
+    return state / f"health-seen-{socket.gethostname()}.json"
 
 
 class Seen:

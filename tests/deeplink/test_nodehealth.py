@@ -14,6 +14,7 @@ from deeplink.clock import SystemClock
 from deeplink.config import Config, ConfigError
 from deeplink.nodehealth import NodeHealth
 from deeplink.scheduler.health.builtin import OF_A_JOB, Place, boot_id_of, checks_of
+from deeplink.scheduler.health.seen import Seen, file_in
 from deeplink.types import NodeName
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import open_channel
@@ -93,7 +94,22 @@ def test_a_standing_agent_looks_at_everything_and_keeps_what_there_was(tmp_path:
         if not check.absent:
             check.look()
             check.close()
-    assert (tmp_path / "state" / "health-seen.json").exists()
+    assert file_in(tmp_path / "state").exists()
+
+
+def test_what_another_node_had_that_shares_the_home_is_not_missed_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(host: str) -> bool:
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+        place = Place(node=host, store=tmp_path, once=True, env={})
+        (network,) = (one for one in checks_of(config(tmp_path), place, SystemClock()) if one.name == "network")
+        return "fast9" in {complaint.subject for complaint in network.look().complaints}
+
+    assert not gone("n0")
+    Seen(file_in(tmp_path / "state")).best("up fast9", 1.0)
+    assert gone("n0")
+    assert not gone("n1")
 
 
 def test_settings_that_cannot_be_used_stop_a_standing_agent_and_not_a_job(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.cli.health_printing import exit_code, nagios
+from deeplink.scheduler.health.seen import file_in
 from deeplink.scheduler.watch.records import Finding, Severity
 
 QUIET = "".join(f"[{name}]\noff = true\n" for name in ("memory", "clock", "mount", "network", "gpu", "processes"))
@@ -102,7 +103,7 @@ def test_the_switch_and_the_list(site: Path) -> None:
 
 @pytest.mark.slow
 def test_what_there_was_can_be_forgotten(site: Path) -> None:
-    seen = site / "state" / "health-seen.json"
+    seen = file_in(site / "state")
     assert health(site, "--once", "--check", "disk").returncode == 0
     assert seen.exists()
     assert health(site, "--forget").returncode == 0
