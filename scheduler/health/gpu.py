@@ -52,11 +52,13 @@ class GpuReading:
         gpus: those that answer.
         lost: what a tool says of GPUs that it cannot reach.
         unknown: why the tools could not tell.
+        withheld: how many GPUs are there that we may not ask; which ones is not said.
     """
 
     gpus: tuple[Gpu, ...] = ()
     lost: tuple[str, ...] = ()
     unknown: str = ""
+    withheld: int = 0
 
 
 def judge_gpus(
@@ -77,7 +79,7 @@ def judge_gpus(
         return
     there = {gpu.uuid for gpu in reading.gpus}
     for uuid, index in known.items():
-        if uuid not in there:
+        if uuid not in there and not reading.withheld:
             yield drain(f"{uuid} gone", f"GPU {index} ({uuid}) is gone: {len(there)} of {len(known)} answer")
     for said in reading.lost:
         yield drain("lost", said)

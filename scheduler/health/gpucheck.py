@@ -18,6 +18,7 @@ from deeplink.scheduler.health.gpureading import (
     OLD_NAMES,
     QUERIES,
     REFUSED,
+    count_withheld,
     nvidia_smi,
     parse_csv,
     parse_dcgm,
@@ -137,6 +138,7 @@ class GpuCheck:
     def _read_smi(self, end: float) -> GpuReading:
         gpus: dict[str, Gpu] = {}
         lost: tuple[str, ...] = ()
+        withheld = 0
         for number, (flag, fields) in enumerate(QUERIES):
             if number in self._left_out:
                 continue
@@ -144,6 +146,7 @@ class GpuCheck:
             if answer is None:
                 return GpuReading(unknown="nvidia-smi does not answer")
             lost = (*lost, *parse_lost(answer.stdout + answer.stderr))
+            withheld = max(withheld, count_withheld(answer.stdout + answer.stderr))
             rows = parse_csv(answer.stdout, fields)
             self._learn(number, answer, has_rows=bool(rows))
             if not number and not rows and not lost and NO_DEVICES not in answer.stdout + answer.stderr:
@@ -152,7 +155,7 @@ class GpuCheck:
             for row in rows:
                 uuid = row.get("uuid") or row.get("gpu_uuid", "")
                 gpus[uuid] = with_row(gpus.get(uuid, Gpu(uuid=uuid)), row)
-        return GpuReading(self._with_links(gpus, end), tuple(dict.fromkeys(lost)))
+        return GpuReading(self._with_links(gpus, end), tuple(dict.fromkeys(lost)), withheld=withheld)
 
     def _learn(self, number: int, answer: Answer, *, has_rows: bool) -> None:
         """Leave out from now on what this driver does not know, and the second of two names for one thing."""

@@ -51,6 +51,11 @@ def parse_lost(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one_line(found[1]) for found in map(_LOST.search, lines) if found))
 
 
+def count_withheld(text: str) -> int:
+    """Return of how many GPUs nvidia-smi says that we may not ask."""
+    return len({line for line in text.splitlines() if _NOT_OURS in line})
+
+
 def with_row(gpu: Gpu, row: Mapping[str, str]) -> Gpu:
     """Return a GPU with what a row of one of the `QUERIES` says of it; `[N/A]` and the like say nothing."""
     changes: dict[str, Any] = {}
@@ -106,7 +111,7 @@ def parse_nvml(text: str) -> GpuReading:
             )
             for one in said["gpus"]
         )
-        return GpuReading(gpus, tuple(map(str, said.get("lost", ()))))
+        return GpuReading(gpus, tuple(map(str, said.get("lost", ()))), withheld=int(said.get("withheld", 0)))
     except (ValueError, KeyError, TypeError, AttributeError):
         return GpuReading(unknown="NVML did not answer as expected")
 

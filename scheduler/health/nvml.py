@@ -27,18 +27,21 @@ _THROTTLES = {  # nvmlClocksEventReason*, nvml.h
 def gpus_of(nvml: Any) -> dict[str, Any]:
     """Return what NVML says of all GPUs; what one of them does not support is left out.
 
-    So is a GPU that we may not ask, as a job may not that has others: it is counted all the same.
+    So is a GPU that we may not ask, as a job may not that has others: it is counted alone.
     """
     gpus: list[dict[str, Any]] = []
     lost: list[str] = []
+    withheld = 0
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpus.append({"index": index, "uuid": _text(nvml.nvmlDeviceGetUUID(handle)), **_facts(nvml, handle)})
         except nvml.NVMLError as problem:
-            if getattr(problem, "value", None) != NO_PERMISSION:
+            if getattr(problem, "value", None) == NO_PERMISSION:
+                withheld += 1
+            else:
                 lost.append(f"GPU {index}: {problem}")
-    return {"gpus": gpus, "lost": lost}
+    return {"gpus": gpus, "lost": lost, "withheld": withheld}
 
 
 def _text(value: str | bytes) -> str:

@@ -263,10 +263,18 @@ def test_nvml_is_asked_by_a_program_of_its_own(tmp_path: Path, monkeypatch: pyte
 def test_a_gpu_that_a_job_may_not_ask_is_not_lost(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert nvml_check(tmp_path, monkeypatch, **{"another's": 1}).look() == Look()
+    assert nvml_check(tmp_path, monkeypatch).look() == Look()
+    assert nvml_check(tmp_path, monkeypatch, **{"another's": 1}).look() == Look(), "nor gone"
+    assert node.look() == OLD
     said = "Unable to determine the device handle for GPU 0000:3B:00.0: Insufficient Permissions"
     node.answer("memory", f"{said}\nGPU-b, 1, 2, No\n")
+    node.answer("throttle", f"{said}\nGPU-b, 1, {CALM}\n")
+    node.answer("remapped", f"{said}\nGPU-b, 0, 0\n")
     assert node.look() == OLD
+    node.answer("memory", "GPU-b, 1, 2, No\n")
+    node.answer("throttle", f"GPU-b, 1, {CALM}\n")
+    node.answer("remapped", "GPU-b, 0, 0\n")
+    assert node.look() == {"GPU-a gone": Severity.DRAIN, **OLD}
 
 
 def test_nvml_without_a_driver_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
