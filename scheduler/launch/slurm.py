@@ -177,7 +177,8 @@ class SlurmBackend(Backend):
         # For this step alone: left in the environment, the file would bend every other srun of the user's script.
         env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: launch.packed()}
         argv = [self._srun(), *self.rank_command(launch, command)[1:]]
-        return SlurmRanks(argv, env, self.slurm, (self.job, _step_name(launch)), self._step_ids.note)
+        step = self.job, _step_name(launch)
+        return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart)
 
     @property
     def _step_ids(self) -> StepIds:
@@ -273,12 +274,16 @@ class SlurmBackend(Backend):
                 if job.restarts != self.restart:
                     return ordered  # what runs now is not ours; an order without an answer may have been heard
                 away = [node for node in lost if node in job.nodes]
-                if not away or all(row.down for row in self.slurm.nodes(away)):
+                if job.state is JobState.PENDING:  # it runs: a controller that has just come up takes no order
+                    why = "Slurm takes it for one that waits"
+                elif away and not all(row.down for row in self.slurm.nodes(away)):
+                    why = f"{', '.join(away)} was lost, and Slurm has not given it up"
+                else:
                     ordered = True
                     order(self.job)
                     return True
                 if self.clock.monotonic() >= given_up:
-                    log.warning("%s was lost, and Slurm has not given it up: the job stays", ", ".join(away))
+                    log.warning("the job stays: %s", why)
                     return False
             except DeepLinkError as problem:
                 # A controller that is away for a moment is no reason to let the job fail.

@@ -18,6 +18,7 @@ from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.process import abandon_process, drained, end_process, last_line
 from deeplink.scheduler.launch.relay import FailureWatcher
 from deeplink.scheduler.slurm import command as processes
+from deeplink.scheduler.slurm.silence import is_unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,8 @@ class SlurmRanks(RankStep):
     """The rank step: srun in the foreground of the job's output, its failures overheard.
 
     An srun that slurmctld did not answer has started no rank, and exits 1 as a script does. It is tried again, for
-    `UNANSWERED_S`: ranks that nobody started have not failed.
+    `UNANSWERED_S`: ranks that nobody started have not failed. First Slurm is asked whose the job is by then: cut
+    off for a while, we may be what is left of an older run, and our ranks would run among those of the newer one.
     """
 
     def __init__(
@@ -112,14 +114,17 @@ class SlurmRanks(RankStep):
         step: tuple[int, str],
         noted: Callable[[int], None],
         *,
+        restart: int,
         clock: Clock | None = None,
     ) -> None:
         self._argv, self._env, self._noted = tuple(argv), env, noted
         self._slurm, self._clock = slurm, clock or SystemClock()
-        self._job, self._name = step
+        (self._job, self._name), self._restart = step, restart
         self._tries_end = self._clock.monotonic() + UNANSWERED_S
-        self._again_at: float | None = None  # when srun is tried again
-        self._tries = True  # whether it may be: nobody has ended us yet
+        self._again_at: float | None = None  # when it is looked whether srun can be tried again
+        self._looking: threading.Thread | None = None
+        self._may_begin = self._is_elsewhere = False  # what was found
+        self._tries = True  # whether it may be tried again: nobody has ended us yet
         self._begin()
 
     def _begin(self) -> None:
@@ -132,15 +137,30 @@ class SlurmRanks(RankStep):
     def _is_tried_again(self) -> bool:
         """Start srun once more if slurmctld did not answer it and it is time; whether that is done or to come."""
         now = self._clock.monotonic()
-        if not (self._tries and self._watcher.unstarted and self._watcher.code is None and now < self._tries_end):
+        if not self._tries or self._is_elsewhere or now >= self._tries_end:
+            return False
+        if not self._watcher.unstarted or self._watcher.code is not None:
             return False
         if self._again_at is None:
             log.warning("srun could not start the ranks: %s; trying again", self._watcher.unstarted)
             self._again_at = now + TRY_AGAIN_S
-        elif now >= self._again_at:
-            self._again_at = None
+        elif self._may_begin:
+            self._again_at, self._may_begin = None, False
             self._begin()
+        elif now >= self._again_at and (self._looking is None or not self._looking.is_alive()):
+            self._again_at = now + TRY_AGAIN_S
+            self._looking = threading.Thread(target=self._look, name="deeplink-again", daemon=True)
+            self._looking.start()
         return True
+
+    def _look(self) -> None:
+        try:
+            self._is_elsewhere = self._slurm.job(self._job).restarts > self._restart
+        except DeepLinkError as problem:
+            if is_unanswered(problem):
+                return
+            log.info("job %d: %s", self._job, problem)  # srun will be told the same
+        self._may_begin = not self._is_elsewhere
 
     def _note(self, noted: Callable[[int], None]) -> None:
         try:
@@ -159,6 +179,8 @@ class SlurmRanks(RankStep):
         self._watcher.finish()
         if code and self._is_tried_again():
             return None
+        if self._is_elsewhere:
+            return 128 + signal.SIGTERM  # as of ranks that Slurm ended: it is asked why
         if code and self._watcher.code is not None:
             # srun's own code is the greatest of all ranks': those it ended for the first one's sake hide its code.
             return self._watcher.code

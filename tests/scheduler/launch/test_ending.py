@@ -51,6 +51,7 @@ class Controller:
     requeue: bool = True
     given_up_after: int = 0
     silent_for: int = 0
+    pending_for: int = 0
     comment: str = "mine"
     told: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -64,11 +65,15 @@ class Controller:
             return self.comment
         if argv[0] == "squeue":
             (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
-            row = ("17", "17", "RUNNING", "None", "0", str(int(self.requeue)), "ada", "n[0-1]", "n0", "resnet")
+            self.pending_for -= 1
+            where = ("RUNNING", "n[0-1]", "n0") if self.pending_for < 0 else ("PENDING", "", "n/a")
+            row = ("17", "17", where[0], "None", "0", str(int(self.requeue)), "ada", *where[1:], "resnet")
             return "".join(word + separator for word in row)
         if argv[1] == "show":
             self.given_up_after -= 1
             return f"NodeName=n1 State={'DOWN' if self.given_up_after < 0 else 'MIXED'}+NOT_RESPONDING"
+        if argv[1].startswith("requeue") and self.pending_for >= 0:
+            raise CommandError(argv, 1, "Job is pending execution for job 17")
         if argv[1] == "requeuehold" and not self.requeue:
             raise CommandError(argv, 1, "Requested operation is presently disabled")
         self.told.append(tuple(argv[1:]))
@@ -145,6 +150,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_a_job_is_held_once_a_controller_that_was_away_answers_again(run: Run) -> None:
     controller = Controller(silent_for=25)
     assert run.end(run.ending(controller)) == 5
+    assert controller.told[-1] == ("requeuehold", "17")
+
+
+def test_a_controller_that_has_just_come_up_and_takes_the_job_for_one_that_waits_gets_no_order(run: Run) -> None:
+    controller = Controller(silent_for=3, pending_for=4)
+    assert run.end(run.ending(controller), lost=[NodeName("n1")]) == 5
     assert controller.told[-1] == ("requeuehold", "17")
 
 

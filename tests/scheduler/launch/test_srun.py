@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.outside import TERMINATED
 from deeplink.scheduler.launch.srun import TRY_AGAIN_S, UNANSWERED_S, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import CommandError
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 FROZEN = "Socket timed out on send/recv operation"
@@ -20,8 +24,23 @@ COMING_UP = "Job is pending execution"
 GONE = "Invalid job id specified"
 
 
-def no_steps(argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
-    return ""
+@dataclass
+class Controller:
+    """What squeue says of job 7: it has no steps, and this is its run."""
+
+    restart: int = 2
+    silent_for: int = 0
+    asked: int = 0
+
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        if "--steps" in argv:
+            return ""
+        self.asked += 1
+        if self.asked <= self.silent_for:
+            raise CommandError(argv, 1, f"slurm_load_jobs error: {AWAY}")
+        (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
+        row = ("7", "7", "RUNNING", "None", str(self.restart), "1", "ada", "n[0-1]", "n0", "resnet")
+        return "".join(word + separator for word in row)
 
 
 @pytest.fixture
@@ -30,7 +49,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, clock: ManualClock) -> Callable[..., SlurmRanks]:
+def controller() -> Controller:
+    return Controller()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, clock: ManualClock, controller: Controller) -> Callable[..., SlurmRanks]:
     def start(*said: str, then: str = "exit 0") -> SlurmRanks:
         """Start an srun that gets these answers of slurmctld, one in each run, and then does what it is to do."""
         (tmp_path / "said").write_text("".join(f"{one}\n" for one in said), encoding="utf-8")
@@ -48,7 +72,13 @@ exit 1
         )
         script.chmod(0o755)
         return SlurmRanks(
-            [str(script)], dict(os.environ), Slurm(no_steps), (7, "step"), lambda _: None, clock=clock
+            [str(script)],
+            dict(os.environ),
+            Slurm(controller),
+            (7, "step"),
+            lambda _: None,
+            restart=2,
+            clock=clock,
         )
 
     return start
@@ -74,6 +104,25 @@ def test_an_srun_that_slurmctld_did_not_answer_is_tried_again(
 ) -> None:
     assert code_of(ranks(AWAY, FROZEN, COMING_UP), clock) == 0
     assert runs(tmp_path) == 4
+
+
+def test_while_slurmctld_is_away_nobody_starts_an_srun_for_nothing(
+    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlurmRanks]
+) -> None:
+    controller.silent_for = 5
+    assert code_of(ranks(AWAY), clock) == 0
+    assert controller.asked == 6
+    assert runs(tmp_path) == 2
+
+
+def test_no_rank_is_started_once_the_job_runs_anew_elsewhere(
+    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlurmRanks]
+) -> None:
+    controller.silent_for, controller.restart = 3, 3
+    step = ranks(AWAY)
+    assert code_of(step, clock) == TERMINATED, "so that Slurm is asked why"
+    assert step.exit_code() == TERMINATED
+    assert runs(tmp_path) == 1
 
 
 def test_what_slurm_refuses_and_what_ranks_exit_with_is_final(
