@@ -158,6 +158,10 @@ class Actor:
                 return None
         return None
 
+    def forgive(self) -> None:
+        """It was we who were away: jobs may have helped themselves, and have time to say so."""
+        self._footing.forgive()
+
     def work(self) -> bool:
         """Take every open action as far as it goes now; return whether any is left."""
         before = self.journal.actions(only_open=True)
@@ -200,7 +204,8 @@ class Actor:
                 self._refused.setdefault(action.key, set()).add(step)
         except OSError as problem:
             self.say(f"{action.incident}: {step.value}: {problem}")
-            self._refused.setdefault(action.key, set()).add(step)
+            if step in _NOT_AGAIN:  # else it was no word of Slurm's, and may pass
+                self._refused.setdefault(action.key, set()).add(step)
         else:
             self.say(f"{action.incident}: {step.value} {self._object(action, step)}")
         finally:

@@ -149,6 +149,8 @@ class Daemon:
         if self._ticked is not None and began - self._ticked > STALL_S:
             self.say(f"away for {began - self._ticked:.0f} s: every silence counts anew")
             self.observer.forgive()
+            if self.actor:
+                self.actor.forgive()
         if self._busy:
             self._work()  # first: a look may take half a second
         if not self._busy or began - self._looked >= self.interval_s:

@@ -67,6 +67,12 @@ class Footing:
         self._waiting.pop(action.key, None)
         self._told.discard(action.key)
 
+    def forgive(self) -> None:
+        """It was we who were away: what is under way is taken up anew, on what is heard from now on."""
+        self._began.clear()
+        self._taken_up.clear()
+        self._waiting.clear()
+
     def facts(self, action: ActionRecord, sent: dict[Step, float], refused: frozenset[Step]) -> Facts:
         """Return what is true about an action now.
 

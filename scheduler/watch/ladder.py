@@ -198,7 +198,7 @@ def _end_held(facts: Facts, *, started_again: bool) -> Next:
 
 def _unneeded(facts: Facts, step: Step) -> Next | None:
     """Return what comes in place of ending a job's run by this step; None where that is needed, or under way."""
-    if step in facts.sent:
+    if facts.lately(step):
         return None
     if facts.goes_on:
         return Next(Step.GIVE_UP, "the job goes on by itself")
@@ -333,6 +333,8 @@ def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # n
     looked_at = refused_nodes(job.reason) and job.reason != "BeginTime"
     if facts.wished and (looked_at or released >= UNWISH_S) and not facts.lately(Step.UNWISH):
         return Next(Step.UNWISH, job.reason)
+    if Step.RELAX in facts.sent and facts.kept_off and Step.RELAX not in facts.refused:
+        return Next(Step.WAIT if facts.lately(Step.RELAX) else Step.RELAX, "it showed no effect")
     if Step.RELAX in facts.sent:
         return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
     if released >= RELAX_S:

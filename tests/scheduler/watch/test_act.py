@@ -533,6 +533,24 @@ def test_stopped_for_a_while_it_believes_no_silence_it_did_not_hear(bench: Bench
     assert any("every silence counts anew" in line for line in bench.said)
 
 
+def test_stopped_while_it_acts_it_first_hears_whether_the_job_has_helped_itself(bench: Bench) -> None:
+    bench.cluster.rights = False
+    lose(bench, "n0")  # the batch host: nothing can be done but wait for Slurm
+    bench.turn(8, silent="n0")
+    (action,) = [one for one in bench.journal.actions(only_open=True) if one.remedy == "restart"]
+    bench.cluster.answers.clear()
+    bench.clock.sleep(60.0)
+    bench.daemon.tick()
+    bench.clock.sleep(0.6)
+    went_on = Beat(attempt=Attempt(17, 0, 1), phase=Phase.RUNNING, user="ada")
+    bench.book.hear(went_on, bench.clock.monotonic())
+    bench.daemon.tick()
+    assert "scontrol requeue 17" not in bench.cluster.asked
+    ended = bench.journal.action(action.key)
+    assert ended is not None
+    assert ended.result == "gave up: the job goes on by itself"
+
+
 def test_when_a_job_ends_its_open_incidents_end_too(bench: Bench) -> None:
     bench.act = False
     bench.start()

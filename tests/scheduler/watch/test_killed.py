@@ -294,6 +294,22 @@ def test_however_long_it_was_away_an_heir_that_was_promised_is_let_go_and_no_oth
     assert all(action.done_unix for action in made.actions)
 
 
+def test_an_heir_whose_record_cannot_be_written_is_let_go_once_it_can(tmp_path: Path) -> None:
+    machine = lost_host()
+    made = Watchdog(machine, tmp_path)
+    made.agree()
+    in_the_way = made.state / "jobs" / "18"
+    in_the_way.write_text("")
+    made.actor.begin(LOST_HOST, None)
+    for _ in range(60):
+        made.actor.work()
+        made.clock.sleep(0.5)
+    assert (machine.jobs[17].state, machine.jobs[18].ran) == ("CANCELLED", 0)
+    in_the_way.unlink()
+    made.act()
+    assert (machine.jobs[18].state, machine.jobs[18].ran) == ("RUNNING", 1)
+
+
 STEPPED = pytest.param(ATTEMPT, 41, id="ranks made a step")
 RELAUNCHED = pytest.param(Attempt(17, 0, 1), None, id="its launcher started them again")
 

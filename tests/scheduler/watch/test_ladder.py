@@ -113,6 +113,32 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
         Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}),
         Step.DONE,
     ),
+    "what relaxes it shows no effect yet": (
+        RESTART,
+        Facts(
+            job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}, kept_off=True
+        ),
+        Step.WAIT,
+    ),
+    "nor after a while: again": (
+        RESTART,
+        Facts(
+            job=job(JobState.PENDING, 1, "Resources"),
+            sent={Step.RELEASE: 40.0, Step.RELAX: SETTLE_S},
+            kept_off=True,
+        ),
+        Step.RELAX,
+    ),
+    "not where Slurm refuses it": (
+        RESTART,
+        Facts(
+            job=job(JobState.PENDING, 1, "Resources"),
+            sent={Step.RELEASE: 40.0, Step.RELAX: SETTLE_S},
+            refused=frozenset({Step.RELAX}),
+            kept_off=True,
+        ),
+        Step.DONE,
+    ),
     "nothing excluded, it waits like any other job": (
         replace(RESTART, exclude=()),
         Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0}),
@@ -147,6 +173,11 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
         RESTART,
         replace(RUNS, goes_on=True, sent={Step.REQUEUE: 0.1}),
         Step.WAIT,
+    ),
+    "but not begun again where it came to nothing, and the job goes on": (
+        RESTART,
+        replace(RUNS, goes_on=True, sent={Step.REQUEUE: SETTLE_S}),
+        Step.GIVE_UP,
     ),
     "nor is one held that goes on": (HELD, replace(RUNS, comment=HELD.reason, goes_on=True), Step.GIVE_UP),
     "nor one that its user has let go meanwhile": (
