@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.slurm.silence import is_unanswered
 from deeplink.scheduler.watch.exclusion import bounded, required_without, still_suspected
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Releaser:
         try:
             self.slurm.update_job(job, **{**changes, **wish.changes}, StartTime="now")
         except CommandError as refused:
+            if is_unanswered(refused):
+                raise
             self._wished.discard(job)
             self.say(f"job {job}: its wish is refused: {refused.stderr.strip()}")
             return False
