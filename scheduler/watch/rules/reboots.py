@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import HEARD_SINCE_S
+from deeplink.scheduler.watch.evidence import FORGOTTEN_S, HEARD_SINCE_S
 from deeplink.scheduler.watch.rules.seen import answers
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ def rebooted(job: JobSight, sight: Sight, policy: Policy) -> tuple[NodeName, ...
 
 
 def began_anew(job: JobSight, sight: Sight) -> tuple[NodeName, ...]:
-    """Return the nodes that a job which is in the queue again last had, and that booted since it fell silent."""
+    """Return the nodes that a job which is in the queue again last had, and that booted since it fell silent.
+
+    Not of one that waits for long: its user may have put it off, and nodes boot for other reasons.
+    """
+    if job.beat_age_s > FORGOTTEN_S:
+        return ()
     nodes = (sight.nodes[name] for name in sorted({*job.rank_nodes, *job.agents_silent}) if name in sight.nodes)
     return tuple(
         node.name

@@ -542,6 +542,13 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         ),
         [],
     ),
+    "put off by its user, and then a node boots": (
+        Sight(
+            jobs=(job(state=JobState.PENDING, restarts=1, nodes=(), reason="BeginTime", beat_age_s=3_600.0),),
+            nodes=cluster(replace(up("n0"), slurmd_anew_s=1.0, booted_s=1.0)),
+        ),
+        [],
+    ),
     "may not be requeued": (
         Sight(jobs=(replace(STRANDED, requeueable=False),), nodes=cluster()),
         [("job-stranded", "", "nothing")],
