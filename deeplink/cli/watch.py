@@ -138,9 +138,11 @@ def _speaker(*, as_json: bool) -> Callable[[str], None]:
     import json
     import time
 
+    from deeplink.scheduler.watch.records import sayable
+
     def say(line: str) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        click.echo(json.dumps({"time": now, "said": line}) if as_json else f"{now} {line}")
+        click.echo(json.dumps({"time": now, "said": line}) if as_json else f"{now} {sayable(line)}")
 
     return say
 

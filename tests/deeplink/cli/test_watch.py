@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 from click.testing import CliRunner
 
-from deeplink.cli.watch import command
+from deeplink.cli.watch import _speaker, command
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.records import Beat, Phase
@@ -187,3 +187,11 @@ def test_help_shows_examples_and_says_what_it_does_by_default() -> None:
     assert done.exit_code == 0
     assert "deeplink watch --act" in done.output
     assert "[default: observe]" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_slurm_said_in_another_encoding_ends_no_watchdog(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    _speaker(as_json=as_json)(os.fsdecode(b"drain refused: caf\xe9"))
+    assert "drain refused: caf" in capsys.readouterr().out
