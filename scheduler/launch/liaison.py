@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 LAG_S = 1.0
 """Ranks were gone before squeue told of the preemption that ended them (measured once, 22.05.8)."""
-FRESH_S = 5.0
-"""Ranks are ended for the time limit only by a word of Slurm's that is no older."""
+FRESH_S, SLOW_S = 5.0, 15.0
+"""Ranks are ended for the time limit only by a word of Slurm's that is no older than the first; or, of a busy
+controller, no older than the second and asked for since they were to be ended."""
 AFTERMATH_S = 3.0
 """Nodes that were silent together are not heard again at one instant: so long nobody is lost."""
 
@@ -59,6 +60,7 @@ class Liaison:
         self._alone = False
         self._silent_at = float("-inf")  # when most nodes were last silent at once
         self._odd_at: float | None = None  # since when Slurm's word is wanted
+        self._over_at = float("inf")  # since when the ranks are to be ended for the time limit
 
     @property
     def requeueable(self) -> bool:
@@ -84,12 +86,14 @@ class Liaison:
         """
         now = self._clock.monotonic()
         self._desk.tick()
-        is_fresh = self._desk.since(now - FRESH_S) is not None
+        moment = max(min(now, self._over_at) - FRESH_S, now - SLOW_S)
+        is_fresh = self._desk.since(moment) is not None
         time = self._deadline.look(self._desk.left_s())
+        self._over_at = min(now, self._over_at) if time is Now.END else float("inf")
         if time is Now.SAVE:
             self._wish_save()
         elif time is Now.END and not is_fresh:  # the job may have been suspended since, or its limit moved
-            self._desk.press(now - FRESH_S)
+            self._desk.press(moment)
             time = Now.NOTHING
         seen = Outside(
             told=told,

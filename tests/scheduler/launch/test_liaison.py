@@ -13,7 +13,7 @@ from deeplink import vitals
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.chronicle import Chronicle
 from deeplink.scheduler.launch.deadline import END_S, LEAST_MARGIN_S
-from deeplink.scheduler.launch.liaison import AFTERMATH_S, Liaison
+from deeplink.scheduler.launch.liaison import AFTERMATH_S, FRESH_S, SLOW_S, Liaison
 from deeplink.scheduler.launch.rescue import TICK_S
 from deeplink.scheduler.launch.standing import AGAIN_S, Standing
 from deeplink.scheduler.launch.verdict import Move, Verdict
@@ -84,6 +84,23 @@ class Run:
         found = []
         while self.clock.now < end:
             found.append(self.look() or self.liaison.weigh(verdict, alone=alone))
+        return found
+
+    def slowly_for_s(self, seconds: float, takes_s: float) -> Verdict | None:
+        """Look so long while every answer of Slurm's takes its time; return the first thing to be done."""
+        self.slurm.free.clear()
+        end, free_at = self.clock.now + seconds, float("inf")
+        while self.clock.now < end and (found := self.liaison.look(None, "", gained=True)) is None:
+            asking = [thread for thread in threading.enumerate() if thread.name == "deeplink-standing"]
+            free_at = min(free_at, self.clock.now + takes_s) if asking else float("inf")
+            if self.clock.now >= free_at:
+                self.slurm.free.set()
+                for thread in asking:
+                    thread.join(10)
+                self.slurm.free.clear()
+                free_at = float("inf")
+            self.clock.now += TICK_S
+        self.slurm.free.set()
         return found
 
     def report(self, step: int, saved: int | None = None) -> None:
@@ -169,6 +186,17 @@ def test_before_the_limit_the_ranks_save_and_then_the_job_starts_again(run: Run)
     run.left(LEAST_MARGIN_S - 3.0)
     run.report(run.agents.save_at, saved=run.agents.save_at)
     assert run.for_s(3.0, WELL)[-1].move is Move.REQUEUE
+
+
+def test_a_controller_that_takes_its_time_does_so_before_the_limit_too(run: Run) -> None:
+    run.left(LEAST_MARGIN_S - 1.0)
+    run.report(10)
+    run.for_s(1.0, WELL)
+    run.report(run.agents.save_at, saved=run.agents.save_at)
+    run.clock.now += 2 * FRESH_S
+    found = run.slowly_for_s(2 * SLOW_S, takes_s=1.5 * FRESH_S)
+    assert found is not None
+    assert found.move is Move.REQUEUE
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
