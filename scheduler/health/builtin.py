@@ -77,7 +77,10 @@ def boot_id_of(config: Config) -> str:
 
 
 def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clock) -> Iterator[Check]:
-    seen = Seen(None if place.of_job else file_in(config.state))
+    env = os.environ if place.env is None else place.env
+    # A job's task may see its own share of the GPUs and links alone: the next job's may be another one.
+    is_share = place.of_job or (place.once and "SLURM_PROCID" in env)
+    seen = Seen(None if is_share else file_in(config.state))
     yield _disk(settings, place, clock, seen)
     memory = MemoryCheck(settings.memory, clock)
     yield Check(

@@ -97,12 +97,12 @@ def test_a_standing_agent_looks_at_everything_and_keeps_what_there_was(tmp_path:
     assert file_in(tmp_path / "state").exists()
 
 
-def test_what_another_node_had_that_shares_the_home_is_not_missed_here(
+def test_what_another_node_had_that_shares_the_home_or_another_job_is_not_missed_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(host: str) -> bool:
+    def gone(host: str, **env: str) -> bool:
         monkeypatch.setattr("socket.gethostname", lambda: host)
-        place = Place(node=host, store=tmp_path, once=True, env={})
+        place = Place(node=host, store=tmp_path, once=True, env=env)
         (network,) = (one for one in checks_of(config(tmp_path), place, SystemClock()) if one.name == "network")
         return "fast9" in {complaint.subject for complaint in network.look().complaints}
 
@@ -110,6 +110,7 @@ def test_what_another_node_had_that_shares_the_home_is_not_missed_here(
     Seen(file_in(tmp_path / "state")).best("up fast9", 1.0)
     assert gone("n0")
     assert not gone("n1")
+    assert not gone("n0", SLURM_PROCID="0"), "a job's task sees the job's share alone"
 
 
 def test_settings_that_cannot_be_used_stop_a_standing_agent_and_not_a_job(
