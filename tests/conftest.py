@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
+    from types import FrameType
 
     from tests.cache.keepers import Keepers
 
@@ -46,6 +48,32 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_NOT_ALLOWED] = []
     for name in [name for name in os.environ if name.startswith("DEEPLINK_") and name != "DEEPLINK_TEST_RUN"]:
         del os.environ[name]
+
+
+class TooLongError(BaseException):
+    """A test has taken longer than it may."""
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer() -> Generator[None, object, object]:
+    """Let no property outlive its time.
+
+    Hypothesis takes pytest-timeout's own failure for one of the example's, and looks for a smaller one: each runs
+    as long, without a limit now, for five minutes.
+    """
+    done = yield
+    fail = signal.getsignal(signal.SIGALRM)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        try:
+            if callable(fail):
+                fail(number, frame)
+        except pytest.fail.Exception as late:
+            raise TooLongError(str(late)) from None
+
+    if callable(fail):
+        signal.signal(signal.SIGALRM, end)
+    return done
 
 
 def allowed_skips(text: str, *, root: bool) -> list[str]:
