@@ -128,19 +128,22 @@ class Council:
         self._gather()
         holdings = self._agents.held()
         until = self._clock.monotonic() + PERSIST_S
+        void, after = 0, NO_CLAIM
         for _ in range(_MOST_TRIES):
             view = self._look(holdings)
             found = self._hold.own_claim(view.claims)
-            if found is not None:
+            if found is not None and found.number != void:
                 return found
-            if not view.is_readable and not self._is_known_here(view):
+            if found is None:
+                after = view.claims[-1] if view.claims else NO_CLAIM
+            if not view.is_readable and not self._is_known_here(after):
                 if self._clock.monotonic() > until:
                     raise NoAgreementError(
                         f"{SHARED} cannot be used ({view.problem}), and may have newer ones than these nodes"
                     )
                 self._clock.sleep(_LONGEST_PAUSE_S)
                 continue
-            made, source = self._proposed(view)
+            made, source = self._proposed(view, after)
             self._say(made, source, view)
             if not view.is_readable:
                 self._hold.is_apart = True
@@ -152,18 +155,19 @@ class Council:
                     lambda: fresh_names(self._hold.folder)
                 ):
                     return made
+                # Whoever held the folder saved once more, and removed it: claimed again, what it saved counts.
+                void = made.number
             except OSError as problem:
                 log.warning("%s: %s", SHARED, problem)
                 continue
         raise NoAgreementError("the shared folder changed again and again")
 
-    def _is_known_here(self, view: View) -> bool:
+    def _is_known_here(self, claim: Claim) -> bool:
         """Tell whether these nodes had every checkpoint first: an attempt before ran in this allocation.
 
         A job that was started again elsewhere may have had newer ones than the nodes that it comes back to.
         """
-        newest = view.claims[-1].attempt if view.claims else None
-        ours = self._agents.attempt
+        newest, ours = claim.attempt, self._agents.attempt
         return newest is not None and (newest.job, newest.restart) == (ours.job, ours.restart)
 
     def _gather(self) -> None:
@@ -208,9 +212,8 @@ class Council:
             problem = str(failed)
         return View(in_order(known.values()), there, holdings, problem)
 
-    def _proposed(self, view: View) -> tuple[Claim, str]:
-        """Return the claim to make, and where its first checkpoint lies."""
-        newest = view.claims[-1] if view.claims else NO_CLAIM
+    def _proposed(self, view: View, newest: Claim) -> tuple[Claim, str]:
+        """Return the claim to make, of what `newest` left, and where its first checkpoint lies."""
         recognised: list[str] = []
         skipped: list[tuple[str, str]] = []
         source = ""

@@ -24,7 +24,7 @@ from deeplink.checkpoints import (
     StorageSilentError,
     council,
 )
-from deeplink.checkpoints.claims import Claim, claim_of, claim_text
+from deeplink.checkpoints.claims import Claim, Claims, claim_of, claim_text
 from deeplink.checkpoints.copies import FORGET_S, Copies, NoSuchRunError
 from deeplink.checkpoints.council import NoAgreementError
 from deeplink.checkpoints.fetching import There
@@ -285,6 +285,33 @@ def test_what_was_published_late_is_taken_back_unless_the_newer_attempt_goes_on_
     give_back(nodes)
     assert stood_still(step), "the shared folder answers again, and knows of no claim but the old one"
     assert not list(local.glob(".draft*"))
+
+
+def test_what_the_old_attempt_removes_while_the_nodes_agree_is_not_what_they_go_on_from(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, shared = begun(nodes, FIRST, "n0", ["n0"]), nodes.root / "shared"
+    for step in (1, 2):
+        save(old, step)
+        old.wait()
+    first, second = (shared / f"step-000000000{step}.a1" for step in (1, 2))
+    second.rename(nodes.root / second.name)
+    shutil.rmtree(nodes.local("n0"))
+    for copies in nodes.root.glob("*/store/checkpoints/*/from-*"):
+        shutil.rmtree(copies)
+    publish = Claims.publish
+
+    def saved_once_more(claims: Claims, claim: Claim) -> bool:
+        if claims.folder.is_relative_to(shared) and first.exists():
+            (nodes.root / second.name).rename(second)
+            shutil.rmtree(first)
+        return publish(claims, claim)
+
+    monkeypatch.setattr(Claims, "publish", saved_once_more)
+    found = restarted(nodes, SECOND, ["n0"])["n0"]
+    assert found is not None
+    assert found.step == 2
+    assert restarted(nodes, SECOND, ["n0"])["n0"] == found
 
 
 @pytest.mark.parametrize("listed", [None, True, False])
