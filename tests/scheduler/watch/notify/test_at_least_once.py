@@ -128,5 +128,6 @@ class Telling(RuleBasedStateMachine):
         assert not {key: count for key, count in self.told.items() if count > 1 and key not in self.unsure}
 
 
-TestTelling = pytest.mark.slow(Telling.TestCase)
+# A thousand durable writes: on a disk that others write to each takes its time.
+TestTelling = pytest.mark.timeout(300)(pytest.mark.slow(Telling.TestCase))
 TestTelling.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
