@@ -283,13 +283,14 @@ def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0
             return None  # dismissed
         return Next(Step.DONE, f"{RESUBMITTED} {heir.id}")
     # However long whoever began this was away: what was promised to the old job's user is done.
-    if min(facts.age_s, facts.returned_s) > LONGEST_S or Step.SET_FREE in facts.refused:
+    late = min(facts.age_s, facts.returned_s) > LONGEST_S
+    if Step.SET_FREE in facts.refused or (late and (bequeathed or facts.sent.get(Step.DISMISS, 0.0) >= SETTLE_S)):
         return Next(Step.GIVE_UP, f"job {heir.id}, submitted in its place, is held; `scontrol release` lets it go")
     if bequeathed:
         over = job is None or job.state.final or job.state is JobState.COMPLETING
         wanted = Step.SET_FREE if over else Step.CANCEL
         return Next(Step.WAIT if facts.lately(wanted) else wanted)
-    if not _needs_heir(job, attempt, facts):
+    if late or not _needs_heir(job, attempt, facts):
         return Next(Step.WAIT if facts.lately(Step.DISMISS) else Step.DISMISS)
     if not facts.given_up:
         return Next(Step.WAIT, "not probed long enough")

@@ -304,3 +304,15 @@ def test_an_heir_that_is_not_free_at_once_is_not_told_so_without_a_pause() -> No
     assert next_step(RESTART, left).step is Step.SET_FREE
     assert next_step(RESTART, replace(left, sent={Step.SET_FREE: 0.1})).step is Step.WAIT
     assert next_step(RESTART, replace(left, sent={Step.SET_FREE: SETTLE_S})).step is Step.SET_FREE
+
+
+def test_an_heir_to_whom_nothing_could_be_left_in_time_is_dismissed_before_it_is_given_up() -> None:
+    heir = replace(job(JobState.PENDING, reason="JobHeldUser"), id=JobId(18))
+    lost = replace(RUNS, unreachable=(N1,), given_up=True, heir=heir, comment="", age_s=LONGEST_S + 1)
+    assert next_step(RESTART, lost).step is Step.DISMISS
+    assert next_step(RESTART, replace(lost, sent={Step.DISMISS: 0.1})).step is Step.WAIT
+    assert next_step(RESTART, replace(lost, sent={Step.DISMISS: SETTLE_S})).step is Step.GIVE_UP
+    gone = replace(lost, heir=replace(heir, state=JobState.CANCELLED))
+    assert next_step(RESTART, gone).step is Step.GIVE_UP
+    promised = replace(lost, comment="deeplink: resubmitted as 18")
+    assert next_step(RESTART, promised).step is Step.GIVE_UP, "somebody has to look at it"
