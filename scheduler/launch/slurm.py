@@ -225,7 +225,8 @@ class SlurmBackend(Backend):
             if not all(row.down for row in self.slurm.nodes(nodes)):
                 return False
             # Cut off for a while, we may be what is left of an older run: the job has been started again already.
-            if self.slurm.job(self.job).restarts != self.restart:
+            job = self.slurm.job(self.job)
+            if job.restarts != self.restart or job.state is JobState.PENDING:
                 return False
             self.slurm.requeue(self.job)
         except DeepLinkError as problem:
@@ -240,9 +241,12 @@ class SlurmBackend(Backend):
         except DeepLinkError as problem:
             log.info("asking Slurm how the job stands: %s", problem)
             return None
+        ours = told.job.restarts == self.restart
+        # A controller that has just come up takes running jobs for pending (22.05.8). Those that were put back into
+        # the queue are pending, too, but their count of restarts has grown.
         return Standing(
-            ours=told.job.restarts == self.restart,
-            runs=told.job.state in _ALIVE,
+            ours=ours,
+            runs=told.job.state in _ALIVE or (ours and told.job.state is JobState.PENDING),
             left_s=told.left_s,
             preempting=told.preempting or told.job.state is JobState.PREEMPTED,
             requeueable=told.job.requeueable,

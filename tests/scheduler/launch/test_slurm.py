@@ -22,12 +22,16 @@ class Cluster:
 
     node_state: str = "DOWN+NOT_RESPONDING"
     restarts: int = 0
+    state: str = "RUNNING"
     requeued: list[str] = field(default_factory=list)
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if argv[0] == "squeue":
             (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
-            row = ("17", "17", "RUNNING", "None", str(self.restarts), "1", "ada", "n[0-1]", "n0", "resnet")
+            row: tuple[str, ...] = ("17", "17", self.state, "None", str(self.restarts), "1", "ada")
+            row += ("n[0-1]", "n0", "resnet")
+            if "TimeLeft" in argv[-1]:
+                row = ("1:00:00", "N/A", "2026-11-20T17:01:31")
             return "".join(word + separator for word in row)
         if argv[1] == "show":
             return f"NodeName=n1 State={self.node_state}"
@@ -46,7 +50,24 @@ def test_a_job_whose_lost_node_is_down_is_requeued() -> None:
     assert cluster.requeued == ["17"]
 
 
-@pytest.mark.parametrize("cluster", [Cluster(node_state="MIXED+NOT_RESPONDING"), Cluster(restarts=1)])
+@pytest.mark.parametrize(
+    ("state", "restarts", "ours", "runs"),
+    [
+        ("RUNNING", 2, True, True),
+        ("PENDING", 2, True, True),  # so says a controller that has just come up
+        ("PENDING", 3, False, False),
+        ("CANCELLED", 2, True, False),
+    ],
+)
+def test_whose_the_job_is_and_whether_it_runs(state: str, restarts: int, *, ours: bool, runs: bool) -> None:
+    word = backend(Cluster(state=state, restarts=restarts), restart=2).standing()
+    assert word is not None
+    assert (word.ours, word.runs, word.left_s) == (ours, runs, 3600.0)
+
+
+@pytest.mark.parametrize(
+    "cluster", [Cluster(node_state="MIXED+NOT_RESPONDING"), Cluster(restarts=1), Cluster(state="PENDING")]
+)
 def test_never_while_a_node_is_only_unreachable_nor_by_an_older_run(cluster: Cluster) -> None:
     assert not backend(cluster).requeue_if_down([LOST])
     assert cluster.requeued == []
