@@ -157,7 +157,8 @@ def run(
             continue
         say(f"{number} of {len(asked.chosen)}: {subject.title}")
         path, notes = bench.folder / f"{name}.json", bench.folder / f"{name}.notes.json"
-        for old in (path, notes):
+        short = _short(bench, name)
+        for old in (path, notes, short):
             old.unlink(missing_ok=True)
         problem = _ended(program(bench, name, asked), subject.longest_s, quiet=asked.as_json)
         if problem := problem or ("" if path.exists() else "it left no rows"):
@@ -168,6 +169,8 @@ def run(
             continue
         found.rows[name] = rows_from(json.loads(path.read_text(encoding="utf-8")))
         found.notes += _notes(bench, name)
+        if asked.quick:
+            short.touch()
     return found
 
 
@@ -187,10 +190,17 @@ def joined(bench: Bench, found: Found, chosen: Mapping[str, object]) -> Found:
             missing[subject.title] = f"{path.name} of an earlier run cannot be read: {damaged!r}"
             continue
         notes += _notes(bench, name)
-        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        notes.append(f"{subject.title}: of a run by itself that ended {written:%Y-%m-%d %H:%M} UTC")
+        ended, short = path.stat().st_mtime, _short(bench, name)
+        how = "a short run" if short.exists() and short.stat().st_mtime >= ended else "a run"
+        when = datetime.fromtimestamp(ended, UTC)
+        notes.append(f"{subject.title}: of {how} by itself that ended {when:%Y-%m-%d %H:%M} UTC")
     ordered = {name: rows[name] for name in bench.subjects if name in rows}
     return dataclasses.replace(found, rows=ordered, notes=notes, missing=missing)
+
+
+def _short(bench: Bench, name: str) -> Path:
+    """Return the file that marks the rows of a short run: who joins them later says so. Newer rows are others."""
+    return bench.folder / f"{name}.short"
 
 
 def _notes(bench: Bench, name: str) -> list[str]:

@@ -109,6 +109,28 @@ def test_subjects_that_are_not_asked_for_are_joined_from_their_last_runs(
     assert "kept" not in bench.page.read_text(encoding="utf-8")
 
 
+def test_rows_of_a_short_run_are_joined_as_such(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    fresh = bench.folder / "fresh"
+    for name in ("placement", "waiting"):
+        write_rows(name, [make_row(name, [1.0], "ms")], folder=fresh)
+        (bench.folder / f"{name}.sh").write_text(f"cp {fresh}/{name}.json {bench.folder}/", encoding="utf-8")
+
+    def noted() -> str:
+        capfd.readouterr()
+        assert frame.main(bench, ["--only", "placement", "--join", "--write-docs"], program) == 0
+        page = bench.page.read_text(encoding="utf-8")
+        return next(line for line in page.splitlines() if "by itself that ended" in line)
+
+    assert frame.main(bench, ["--only", "waiting", "--quick"], program) == 0
+    assert "of a short run by itself" in noted()
+    (bench.folder / "waiting.short").touch()
+    os.utime(bench.folder / "waiting.short", (1.0, 1.0))  # as where its program was run again, without the frame
+    assert "of a run by itself" in noted()
+    assert frame.main(bench, ["--only", "waiting", "--quick"], program) == 0
+    assert frame.main(bench, ["--only", "waiting"], program) == 0
+    assert "of a run by itself" in noted()
+
+
 def test_an_unknown_subject_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         frame.main(SCHEDULER, ["--only", "plaecment"])
