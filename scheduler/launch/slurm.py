@@ -242,8 +242,8 @@ class SlurmBackend(Backend):
             log.info("asking Slurm how the job stands: %s", problem)
             return None
         ours = told.job.restarts == self.restart
-        # A controller that has just come up takes running jobs for pending (22.05.8). Those that were put back into
-        # the queue are pending, too, but their count of restarts has grown.
+        # A controller that has just come up takes running jobs for pending (22.05.8). Those that were put back
+        # into the queue are pending, too, but their count of restarts has grown.
         return Standing(
             ours=ours,
             runs=told.job.state in _ALIVE or (ours and told.job.state is JobState.PENDING),
