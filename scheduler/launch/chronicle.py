@@ -67,6 +67,7 @@ class Courier:
         self._points: deque[ProgressPoint] = deque(maxlen=MOST_POINTS)
         self._incidents: dict[str, Incident] = {}
         self._is_away = False
+        self._lost_for = ""  # why something was dropped last
         self._thread = threading.Thread(target=self._run, name=f"deeplink-{name}", daemon=True)
         self._thread.start()
 
@@ -131,13 +132,15 @@ class Courier:
 
     def _is_dropped(self, problem: Exception, beat: Beat) -> bool:
         """Say what is wrong, once; whether it is with what is told: without that the next beat may be taken."""
-        is_final = _is_final(problem)
+        is_final, why = _is_final(problem), _said(problem)
         if is_final and (beat.progress or beat.incidents):
             lost = f"{counted(len(beat.progress), 'report')} and {counted(len(beat.incidents), 'incident')}"
             trace = None if isinstance(problem, grpc.RpcError) else problem
-            log.warning("%s: %s cannot be told: %s", self._name, lost, _said(problem), exc_info=trace)
+            if why != self._lost_for:  # who refuses one report may refuse one each second, for weeks
+                log.warning("%s: %s cannot be told: %s", self._name, lost, why, exc_info=trace)
+            self._lost_for = why
         elif not self._is_away:
-            log.warning("%s: %s", self._name, _said(problem))
+            log.warning("%s: %s", self._name, why)
         self._is_away = True
         return is_final
 

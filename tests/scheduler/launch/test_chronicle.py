@@ -156,6 +156,23 @@ def test_what_cannot_be_told_is_dropped_with_the_reason_and_the_beat_goes_on(
     assert record.exc_info, "a defect of ours is told with where it is"
 
 
+def test_a_far_end_that_refuses_every_report_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    def deliver(beat: Beat) -> None:
+        told.release()
+        if beat.progress:
+            raise OverflowError("int too big to convert")
+
+    told = threading.Semaphore(0)
+    courier = Courier(deliver, "test")
+    for step in range(8):
+        courier.give(BEAT, [point(step)], [], now=True)
+        assert told.acquire(timeout=20)
+        courier.give(BEAT, [], [], now=True)  # taken, in between
+        assert told.acquire(timeout=20)
+    courier.close()
+    assert len(caplog.records) == 1
+
+
 def test_a_far_end_that_hangs_holds_nobody_up() -> None:
     hung, end = threading.Event(), threading.Event()
 
