@@ -15,15 +15,15 @@ import pytest
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.account import Account
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier
-from deeplink.scheduler.launch.ending import Ending
+from deeplink.scheduler.launch.ending import ORDER_S, Ending
 from deeplink.scheduler.launch.failure import Cause, Limits
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.history import Log, file_of
 from deeplink.scheduler.launch.progress import Progress
-from deeplink.scheduler.launch.slurm import ANSWER_S, SlurmBackend
+from deeplink.scheduler.launch.slurm import ANSWER_S, LOOK_AGAIN_S, SlurmBackend
 from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S, CommandError
 from deeplink.scheduler.watch.records import Action, Beat, Kind, Outcome
 from deeplink.types import NodeName
 
@@ -157,6 +157,11 @@ def test_a_controller_that_has_just_come_up_and_takes_the_job_for_one_that_waits
     controller = Controller(silent_for=3, pending_for=4)
     assert run.end(run.ending(controller), lost=[NodeName("n1")]) == 5
     assert controller.told[-1] == ("requeuehold", "17")
+
+
+def test_nothing_is_ordered_after_it_was_told_that_slurm_refuses() -> None:
+    # The last look begins before ANSWER_S is over: the job, its nodes, its comment (read and written), the order.
+    assert ORDER_S > ANSWER_S + LOOK_AGAIN_S + 5 * COMMAND_TIMEOUT_S
 
 
 def test_a_controller_that_never_answers_is_waited_for_within_bounds(run: Run) -> None:
