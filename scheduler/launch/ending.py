@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 QUEUED_WAIT_S = 30.0
 """How long Slurm may take to end a job that went back into its queue."""
 ORDER_S = 240.0
-"""How long it may take to give it the job back: it may be away for a while (`ANSWER_S` of its backend), and then take
-its time for each command. What is left behind must not order anything any more."""
+"""How long it may take to give it the job back: it may be away for a while (`ANSWER_S` of its backend), and then
+take its time for each command. What is left behind must not order anything any more."""
 
 
 class Ending:
