@@ -389,7 +389,7 @@ def weather(
 
 
 def keep(storm: Storm, folder: Path) -> None:
-    """Leave in `folder`, which is made anew, what the watchdog and the jobs said, and every incident."""
+    """Leave in `folder`, made anew, what the watchdog, the jobs and Slurm's daemons said, and every incident."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "watchdog").write_text(storm.stand.said(), encoding="utf-8")
@@ -399,6 +399,7 @@ def keep(storm: Storm, folder: Path) -> None:
     (folder / "incidents").write_text("".join(told), encoding="utf-8")
     struck = [f"{one.began_unix:.1f} {one}\n" for one in storm.struck]
     (folder / "faults").write_text("".join(struck), encoding="utf-8")
+    shutil.copytree(storm.stand.cluster.layout.log, folder / "slurm")
 
 
 def report(storm: Storm, incidents: Sequence[Told], minutes: float) -> str:
