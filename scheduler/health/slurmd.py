@@ -144,7 +144,10 @@ class SlurmdCheck:
         except OSError:
             self._process = 0
         now = self.clock.monotonic()
-        if self._process or now - self._answered < KNOCK_S:
+        if self._process:
+            self._answered = float("-inf")  # it can be seen: what its port once said is no word on it any more
+            return Life.ALIVE
+        if now - self._answered < KNOCK_S:
             return Life.ALIVE
         life = knock(self.settings.port)
         if life is Life.ALIVE:

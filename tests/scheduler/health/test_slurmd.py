@@ -124,6 +124,18 @@ def test_one_that_listens_lives_though_its_process_is_not_seen(closed: int, tmp_
     assert knock(closed) is Life.DEAD
 
 
+def test_what_a_port_said_before_its_process_was_seen_counts_no_more(slurmd: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = check(listener.getsockname()[1])
+        assert here.look() == GOOD  # its port alone: it is still coming up
+        with begun(slurmd) as process:
+            assert here.look() == GOOD
+            listener.close()
+            process.kill()
+        (told,) = here.look().complaints
+        assert told.problem == "slurmd is gone"
+
+
 def test_where_its_process_is_hidden_and_its_port_unknown_it_cannot_tell(closed: int, tmp_path: Path) -> None:
     here = SlurmdCheck(SlurmdSettings(port=closed), SystemClock(), NODE, expected=True, proc=tmp_path)
     look = here.look()
