@@ -193,7 +193,8 @@ def joined(bench: Bench, found: Found, chosen: Mapping[str, object]) -> Found:
         ended, short = path.stat().st_mtime, _short(bench, name)
         how = "a short run" if short.exists() and short.stat().st_mtime >= ended else "a run"
         when = datetime.fromtimestamp(ended, UTC)
-        notes.append(f"{subject.title}: of {how} by itself that ended {when:%Y-%m-%d %H:%M} UTC")
+        on = f", on {rows[name][0].machine}" if rows[name] else ""
+        notes.append(f"{subject.title}: of {how} by itself that ended {when:%Y-%m-%d %H:%M} UTC{on}")
     ordered = {name: rows[name] for name in bench.subjects if name in rows}
     return dataclasses.replace(found, rows=ordered, notes=notes, missing=missing)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import platform
 import statistics
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +47,21 @@ class Row:
 
 
 def machine() -> str:
-    """Return cores, processor, kernel and Python of this machine, in a line."""
+    """Return cores, processor, kernel and Python of this machine, and which DeepLink is measured, in a line."""
     cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores, {_processor()}, Linux {platform.release()}, Python {platform.python_version()}"
+    python = platform.python_version()
+    return f"{cores} cores, {_processor()}, Linux {platform.release()}, Python {python}, DeepLink at {code()}"
+
+
+@functools.cache
+def code() -> str:
+    """Return the commit that is checked out, and a `+` where files differ from it; `unknown` outside of a clone."""
+    argv = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=7", "--dirty=+"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
 
 
 def _processor() -> str:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.rows import make_row, table, write_rows
+from benchmarks.rows import code, make_row, table, write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,8 @@ def test_a_row_is_the_median_with_its_spread_held_against_its_goal() -> None:
     assert (row.value, row.spread, row.runs, row.goal, row.reached) == (4.5, (3.0, 5.0), 3, 4, True)
     assert not make_row("reads: raw files", [5.0, 3.0, 3.9], at_least=4).reached
     assert "cores" in row.machine
+    assert row.machine.endswith(f"DeepLink at {code()}")
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?|unknown", code())
 
 
 def test_less_may_be_better_and_a_goal_may_be_missing() -> None:
