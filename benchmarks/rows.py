@@ -55,7 +55,7 @@ def machine() -> str:
 
 @functools.cache
 def code() -> str:
-    """Return the commit that is checked out, and a `+` where files differ from it; `unknown` outside of a clone."""
+    """Return the commit that is checked out, and `+` where files differ from it; `unknown` outside of a clone."""
     argv = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=7", "--dirty=+"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True)
