@@ -55,6 +55,8 @@ APART_S = 15.0
 WELL_S = 150.0
 """So long a strike waits until all is well; then it is left out, and that is told."""
 FINISH_S = 600.0
+SAVED_S = 10.0
+"""So long every job has to run before slurmctld may be killed: it saves what it knows every 5 s."""
 PACK_S = 120.0
 
 
@@ -102,6 +104,7 @@ class Storm:
     remarks: list[str] = field(default_factory=list)
     _open: list[Struck] = field(default_factory=list)
     _tried: int = 0
+    _unsaved_at: float = field(default_factory=time.monotonic)
 
     # -- jobs
 
@@ -189,6 +192,10 @@ class Storm:
             self.problems.append(f"before {strike.fault} at {strike.at_s:.0f} s: {why}")
             self._mend()
             return
+        self._unsaved_at = time.monotonic()
+        if kindred.saved and not until(self._is_saved, WELL_S):
+            self._miss(strike, f"not all jobs ran for {SAVED_S:.0f} s")
+            return
         if time.monotonic() > self.ends:
             self._miss(strike, "the storm was over by then")
             return
@@ -249,6 +256,16 @@ class Storm:
         self.tend()
         self.follow(more=True)
         return not self._ill()
+
+    def _is_saved(self) -> bool:
+        """Whether every job runs, and has for so long that Slurm has saved it."""
+        self.tend()
+        self.follow(more=True)
+        rows = [run.stand.row() for run in self.running()]
+        runs = bool(rows) and all(row is not None and row.state is JobState.RUNNING for row in rows)
+        if not runs:
+            self._unsaved_at = time.monotonic()
+        return runs and time.monotonic() - self._unsaved_at >= SAVED_S
 
     def _ill(self) -> str:
         taken = [one for one in (*self.struck, *self._open) if KINDRED[one.strike.fault].taking and not one.missed]

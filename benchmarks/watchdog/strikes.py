@@ -30,6 +30,9 @@ class Kindred:
         taking: it takes a node or rank away: one such at a time, and only while all is well.
         kinds: of the one incident it is to have; none where it is to have none.
         must: there is to be an incident; else there may be one of these kinds.
+        saved: it comes only once Slurm has saved that the jobs run, which takes it 5 s. A controller that dies before
+            starts them a second time, drains their node for it (Duplicate jobid) and holds them (measured, 22.05.8):
+            that is between Slurm and its operator.
     """
 
     weight: int
@@ -37,6 +40,7 @@ class Kindred:
     kinds: frozenset[Kind]
     taking: bool = True
     must: bool = True
+    saved: bool = False
 
 
 _OF_RANKS = frozenset({Kind.RANK_FAILED, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
@@ -53,7 +57,7 @@ KINDRED = {
         weight=1, hold_s=(3, 6), kinds=frozenset({Kind.SLURMD_LOST}), taking=False, must=False
     ),
     "controller-down": Kindred(
-        weight=1, hold_s=(5, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, must=False
+        weight=1, hold_s=(5, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, must=False, saved=True
     ),
     "controller-frozen": Kindred(
         weight=1, hold_s=(5, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, must=False
