@@ -30,9 +30,9 @@ class Kindred:
         taking: it takes a node or rank away: one such at a time, and only while all is well.
         kinds: of the one incident it is to have; none where it is to have none.
         must: there is to be an incident; else there may be one of these kinds.
-        saved: it comes only once Slurm has saved that the jobs run, which takes it 5 s. A controller that dies before
-            starts them a second time, drains their node for it (Duplicate jobid) and holds them (measured, 22.05.8):
-            that is between Slurm and its operator.
+        saved: it comes only once Slurm has saved that the jobs run, which takes it 5 s. A controller that dies
+            before starts them a second time, drains their node for it (Duplicate jobid) and holds them (measured,
+            22.05.8): that is between Slurm and its operator.
     """
 
     weight: int

@@ -22,6 +22,10 @@ HELD = ("JobHeldUser", "JobHeldAdmin", "job requeued in held state")
 """How the reasons begin of jobs that wait until somebody releases them (measured with 22.05)."""
 
 
+LAUNCH_FAILED = "launch failed requeued held"
+"""The reason of jobs that a node did not start: Slurm holds them, and their owner may release them (22.05)."""
+
+
 class JobState(Enum):
     """Job states: squeue(1), JOB STATE CODES, and those of later versions (LAUNCH_FAILED, EXPEDITING ...)."""
 

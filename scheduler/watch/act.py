@@ -15,6 +15,7 @@ from deeplink.scheduler.slurm.client import NodeOrder
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.silence import is_unanswered
+from deeplink.scheduler.slurm.states import LAUNCH_FAILED
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.footing import OF_JOBS, Footing, token
 from deeplink.scheduler.watch.journal import JournalError
@@ -254,7 +255,8 @@ class Actor:
             case Step.SUBMIT | Step.BEQUEATH | Step.CANCEL | Step.SET_FREE | Step.DISMISS if self.heirs:
                 self._succeed(action, self.heirs, job, step, facts)
             case Step.RELEASE:
-                self._releaser.release(job, action.exclude)
+                held = facts.job is not None and facts.job.reason == LAUNCH_FAILED
+                self._releaser.release(job, action.exclude, held=held)
             case Step.UNWISH if facts.job:
                 self._releaser.unwish(facts.job)
             case Step.RELAX:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.planner.reasons import refused_nodes
-from deeplink.scheduler.slurm.states import HELD, JobState
+from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.records import Kind
 from deeplink.scheduler.watch.remark import ours_in, with_ours
@@ -329,7 +329,7 @@ def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # n
     released = facts.sent.get(Step.RELEASE)
     if released is None and min(facts.waits_s, facts.sent.get(Step.REQUEUE, math.inf)) < NEXT_SECOND_S:
         return Next(Step.WAIT, "for the second after its end")
-    if released is None or (job.reason == "BeginTime" and released >= SETTLE_S):
+    if released is None or (job.reason in {"BeginTime", LAUNCH_FAILED} and released >= SETTLE_S):
         return Next(Step.RELEASE)
     looked_at = refused_nodes(job.reason) and job.reason != "BeginTime"
     if facts.wished and (looked_at or released >= UNWISH_S) and not facts.lately(Step.UNWISH):

@@ -47,13 +47,14 @@ class Releaser:
         """The job is none of ours any more."""
         self._wished.discard(job)
 
-    def release(self, job: int, exclude: tuple[NodeName, ...], *, carry: bool = True) -> None:
+    def release(self, job: int, exclude: tuple[NodeName, ...], *, carry: bool = True, held: bool = False) -> None:
         """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for.
 
         Args:
             job: which.
             exclude: nodes that it is not to run on again.
             carry: whether those of its earlier restarts that are suspected still are among them.
+            held: it is held as by a user, so that an earlier start alone changes nothing.
         """
         place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
         users = {*place.excluded} - before.keys()
@@ -79,6 +80,8 @@ class Releaser:
         self._wished.discard(job)
         if not wish or not self._let_go(job, changes, wish):
             self.slurm.update_job(job, **changes, StartTime="now")
+        if held:
+            self.slurm.release(job)
         self.journal.set_excluded(job, since)
 
     def _let_go(self, job: int, changes: Mapping[str, str], wish: Wish) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.slurm.states import HELD, JobState
+from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
 from deeplink.scheduler.watch.records import Kind, Phase
 from deeplink.scheduler.watch.rules.agents import be_patient
 from deeplink.scheduler.watch.rules.reboots import began_anew, beyond_help, rebooted
@@ -52,15 +52,16 @@ def _in_queue(job: JobSight, sight: Sight, policy: Policy) -> Verdict | None:
         return None
     if job.fruitless >= policy.most_fruitless and not job.reason.startswith(HELD):
         return _hold(job, f"Slurm is to start it again ({job.reason or 'no reason given'})")
-    if job.reason not in {"BeginTime", ""}:
+    if job.reason not in {"BeginTime", "", LAUNCH_FAILED}:
         return None
     # Requeued because of what went wrong, not by its user, and made to wait for the hold's end.
     held = f"Slurm put it back into the queue and holds it ({job.reason or 'no reason given'})"
-    if job.rescued:
+    ran = job.heard and not job.phase.ended
+    if job.rescued or (ran and job.reason == LAUNCH_FAILED):
         return _restart(job, Kind.REQUEUE_HELD, (held,), exclude=_suspects(job, policy))
     # Slurm does that at once when a batch host registers that has lost the job's script: it booted anew.
     back = began_anew(job, sight)
-    if back and job.heard and not job.phase.ended:
+    if back and ran:
         reasons = (f"{', '.join(back)} rebooted under it", held)
         exclude = tuple(sorted({*back, *_suspects(job, policy)}))
         return _restart(job, Kind.NODE_REBOOTED, reasons, exclude=exclude, blame=back[0], since_s=job.beat_age_s)

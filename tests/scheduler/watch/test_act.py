@@ -17,6 +17,7 @@ from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.slurm.states import LAUNCH_FAILED
 from deeplink.scheduler.watch.act import Actor
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.daemon import Daemon, LeaderError, leading
@@ -109,6 +110,8 @@ class Cluster:
             self._obey_operator(argv)
         elif argv[1] == "requeuehold":
             self.job_state, self.restarts, self.reason = "PENDING", 1, "job requeued in held state"
+        elif argv[1] == "release":
+            self.reason = "Resources"
         elif argv[1] == "requeue":
             self.job_state, self.restarts, self.reason = "PENDING", 1, "BeginTime"
             if self.quicker:  # Slurm's own requeue came between our look and our command
@@ -134,7 +137,7 @@ class Cluster:
             self.job_nodes = fields["NodeList"]
         self.comment = fields.get("Comment", self.comment)
         if "StartTime" in fields:
-            self.reason = "Resources"
+            self.reason = self.reason if self.reason == LAUNCH_FAILED else "Resources"
             self.excluded = fields.get("ExcNodeList", self.excluded)
 
     def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
@@ -332,6 +335,14 @@ def test_an_order_that_nobody_answered_is_not_refused_but_given_again(bench: Ben
     assert len(shed) == 2, "without an answer once"
     assert shed[0] == shed[1]
     assert bench.cluster.restarts == 1
+
+
+def test_a_job_that_a_node_did_not_start_is_released(bench: Bench) -> None:
+    bench.turn(4)
+    assert bench.cluster.asked == ["scontrol requeue 17", "scontrol update jobid=17 StartTime=now"]
+    bench.cluster.reason = LAUNCH_FAILED
+    bench.turn(int(SETTLE_S / 0.6) + 2)
+    assert bench.cluster.asked[2:] == ["scontrol update jobid=17 StartTime=now", "scontrol release 17"]
 
 
 def test_a_requeue_that_slurm_did_first_is_refused_and_that_is_success(bench: Bench) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
 from deeplink.scheduler.watch.evidence import Answer, JobSight, NodeSight, Policy, Sight, targets, tense
 from deeplink.scheduler.watch.judge import judge
 from deeplink.scheduler.watch.records import Finding, Kind, Phase, Severity
@@ -523,6 +523,20 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
             nodes=cluster(),
         ),
         [("requeue-held", "", "restart")],
+    ),
+    "not started by a node, and held for it": (
+        Sight(
+            jobs=(job(state=JobState.PENDING, restarts=1, nodes=(), reason=LAUNCH_FAILED),),
+            nodes=cluster(),
+        ),
+        [("requeue-held", "", "restart")],
+    ),
+    "not started by a node, of a run that has ended": (
+        Sight(
+            jobs=(job(state=JobState.PENDING, restarts=1, nodes=(), reason=LAUNCH_FAILED, phase=Phase.FAILED),),
+            nodes=cluster(),
+        ),
+        [],
     ),
     "requeued by its user: his business": (
         Sight(jobs=(job(state=JobState.PENDING, restarts=1, nodes=(), reason="BeginTime"),), nodes=cluster()),
