@@ -28,7 +28,7 @@ def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
     deaf = [job for job in sight.jobs if agents_are_silent(job, sight, policy) and _is_news(job, sight, policy)]
     reasons += [
         f"the launcher of job {job.attempt.job} misses {len(_silent(job, policy))} of its "
-        f"{len(job.agents_silent)} agents at once"
+        f"{len(_agents(job))} agents at once"
         for job in deaf
     ]
     if not reasons:
@@ -67,7 +67,7 @@ def agents_are_silent(job: JobSight, sight: Sight, policy: Policy) -> bool:
         return False
     silent = _silent(job, policy)
     answering = [name for name in silent if name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS]
-    return len(silent) > 1 and len(answering) * 2 > len(job.agents_silent)
+    return len(silent) > 1 and len(answering) * 2 > len(_agents(job))
 
 
 def be_patient(job: JobSight, sight: Sight, policy: Policy) -> bool:
@@ -78,4 +78,9 @@ def be_patient(job: JobSight, sight: Sight, policy: Policy) -> bool:
 
 
 def _silent(job: JobSight, policy: Policy) -> dict[NodeName, float]:
-    return {name: silent_s for name, silent_s in job.agents_silent.items() if silent_s >= policy.silence_s}
+    return {name: silent_s for name, silent_s in _agents(job).items() if silent_s >= policy.silence_s}
+
+
+def _agents(job: JobSight) -> dict[NodeName, float]:
+    """Return for how long each agent is silent, without those of nodes that the job has lost for good."""
+    return {name: silent_s for name, silent_s in job.agents_silent.items() if name in job.nodes}

@@ -336,6 +336,19 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         ),
         [("agents-silent", "", "nothing")],
     ),
+    "one agent is silent, and that of a node which Slurm has taken from the job": (
+        Sight(
+            jobs=(
+                job(
+                    nodes=(NAMES[0], NAMES[4]),
+                    rank_nodes=(NAMES[0], NAMES[4]),
+                    agents_silent={NAMES[0]: 0.1, NAMES[1]: 50.0, NAMES[4]: 4.0},
+                ),
+            ),
+            nodes=cluster(),
+        ),
+        [],
+    ),
     "for more than a minute: its launcher is believed": (
         Sight(jobs=(job(phase=Phase.STRANDED, agents_silent=dict.fromkeys(job().nodes, 70.0)),), nodes=cluster()),
         [("agents-silent", "", "nothing"), ("job-stranded", "", "restart")],
