@@ -91,6 +91,9 @@ class Settings:
             Tuned("MessageTimeout", "5", "10", "commands give up sooner when the controller is away"),
             Tuned("TCPTimeout", "2", "2", "the other bound on that"),
             Tuned("KillWait", "3", "30", quick),
+            # slurmstepd tells of its step's end once a minute: a controller that is away as steps end would have
+            # Slurm drain their nodes ("Kill task failed", measured).
+            Tuned("UnkillableStepTimeout", "120", "60", "a controller may be away for a while as steps end"),
             Tuned("ReturnToService", str(self.return_to_service), "0", "a node that boots again is used again"),
             Tuned("SelectType", "select/cons_tres", "select/cons_tres", "GPUs are counted"),
             Tuned("SelectTypeParameters", "CR_CPU", "CR_CORE_MEMORY", "jobs without --exclusive share nodes"),
