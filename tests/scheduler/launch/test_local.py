@@ -23,7 +23,7 @@ from deeplink.scheduler.launch.failure import Limits
 from deeplink.scheduler.launch.job import run_job
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.order import Order
-from deeplink.scheduler.launch.verdict import Policy
+from deeplink.scheduler.launch.verdict import AGAIN_CODE, Policy
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.types import NodeName
@@ -242,7 +242,7 @@ def test_the_loss_that_a_run_is_given_up_for_is_a_loss(tmp_path: Path, monkeypat
     backend = Noting(1, "ann", names, os.environ, tmp_path / "store", folder)
     order = Order(command=(sys.executable, "-c", "import time; time.sleep(600)"), per_node=1, count=2)
     policy = Policy(limits=Limits(most_relaunches=0))
-    assert run_job(backend, order, load_config(), clock=Killing(folder), policy=policy) == 1
+    assert run_job(backend, order, load_config(), clock=Killing(folder), policy=policy) == AGAIN_CODE
     assert backend.told == []
     with Journal(folder / "journal.sqlite", read_only=True) as journal:
         (incident,) = journal.incidents()
