@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +20,13 @@ from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.ladder import NEXT_SECOND_S
 from deeplink.scheduler.watch.observer import Cluster, Observer
-from deeplink.scheduler.watch.probe import Address, TcpProber
+from deeplink.scheduler.watch.probe import Address
 from deeplink.scheduler.watch.records import Beat, Phase
 from deeplink.scheduler.watch.release import Releaser
 from deeplink.scheduler.watch.rewish import Wish, Wishes
 from deeplink.types import Attempt, NodeName
+
+N1, N2 = NodeName("n1"), NodeName("n2")
 
 
 @dataclass
@@ -74,6 +76,47 @@ class Wished(Wishes):
         return Wish({"ReqNodeList": "n[4-5]"}, (NodeName("n4"), NodeName("n5")))
 
 
+@dataclass
+class Bench:
+    """A job, nine idle nodes, and whoever lets the job go."""
+
+    journal: Journal
+    controller: Controller = field(default_factory=Controller)
+    prober: Counted = field(default_factory=Counted)
+    clock: ManualClock = field(default_factory=ManualClock)
+    said: list[str] = field(default_factory=list)
+
+    def releaser(self, *, wishes: bool = False) -> Releaser:
+        """Return one that has let nobody go yet."""
+        slurm = Slurm(self.controller)
+        observer = Observer(
+            slurm=slurm,
+            prober=self.prober,
+            book=BeatBook(),
+            journal=self.journal,
+            clock=self.clock,
+            policy=Policy(),
+        )
+        told = (f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(9))
+        rows = parse_nodes("".join(told))
+        observer.cluster = Cluster(self.clock.monotonic(), {}, {row.name: row for row in rows})
+        wished = Wished(run=slurm.run, state_of=lambda _: None, ground=lambda _: None, clock=self.clock)  # type: ignore[arg-type,return-value] # the wish is not made, it is there
+        return Releaser(
+            slurm=slurm,
+            journal=self.journal,
+            observer=observer,
+            clock=self.clock,
+            say=self.said.append,
+            wishes=wished if wishes else None,
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Journal(tmp_path / "j.sqlite") as journal:
+        yield Bench(journal)
+
+
 @pytest.mark.parametrize(
     ("refused", "told", "wished"),
     [
@@ -82,117 +125,65 @@ class Wished(Wishes):
     ],
 )
 def test_a_job_whose_wish_is_refused_is_let_go_without_it_at_once(
-    tmp_path: Path, refused: str, told: list[tuple[str, ...]], wished: bool
+    bench: Bench, refused: str, told: list[tuple[str, ...]], wished: bool
 ) -> None:
-    controller, clock, said = Controller(refused), ManualClock(), list[str]()
-    slurm = Slurm(controller)
-    with Journal(tmp_path / "j.sqlite") as journal:
-        observer = Observer(
-            slurm=slurm, prober=TcpProber(clock), book=BeatBook(), journal=journal, clock=clock, policy=Policy()
-        )
-        releaser = Releaser(
-            slurm=slurm,
-            journal=journal,
-            observer=observer,
-            clock=clock,
-            say=said.append,
-            wishes=Wished(run=controller, state_of=lambda _: None, ground=lambda _: None, clock=clock),  # type: ignore[arg-type,return-value] # the wish is not made, it is there
-        )
-        releaser.release(17, ())
-    assert (controller.told, releaser.wished(17)) == (told, wished)
-    assert len(said) == 1
+    bench.controller.refused = refused
+    releaser = bench.releaser(wishes=True)
+    releaser.release(17, ())
+    assert (bench.controller.told, releaser.wished(17)) == (told, wished)
+    assert len(bench.said) == 1
 
 
 @pytest.mark.parametrize(
-    "controller",
+    ("controller", "error"),
     [
-        pytest.param(Controller(unheard=True), id="we gave it up"),
+        pytest.param(Controller(unheard=True), CommandTimeoutError, id="we gave it up"),
         pytest.param(
             Controller("ReqNodeList", why="slurm_update error: Socket timed out on send/recv operation"),
+            CommandError,
             id="scontrol did",
         ),
     ],
 )
 def test_a_wish_whose_command_was_not_answered_in_time_may_stand_and_is_to_be_taken_back(
-    tmp_path: Path, controller: Controller
+    bench: Bench, controller: Controller, error: type[Exception]
 ) -> None:
-    clock = ManualClock()
-    slurm = Slurm(controller)
-    with Journal(tmp_path / "j.sqlite") as journal:
-        observer = Observer(
-            slurm=slurm, prober=TcpProber(clock), book=BeatBook(), journal=journal, clock=clock, policy=Policy()
-        )
-        releaser = Releaser(
-            slurm=slurm,
-            journal=journal,
-            observer=observer,
-            clock=clock,
-            say=lambda _: None,
-            wishes=Wished(run=slurm.run, state_of=lambda _: None, ground=lambda _: None, clock=clock),  # type: ignore[arg-type,return-value] # the wish is not made, it is there
-        )
-        with pytest.raises((CommandTimeoutError, CommandError)):
-            releaser.release(17, ())
-        assert releaser.wished(17)
+    bench.controller = controller
+    releaser = bench.releaser(wishes=True)
+    with pytest.raises(error):
+        releaser.release(17, ())
+    assert releaser.wished(17)
 
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_nodes_that_we_excluded_are_never_taken_for_the_users_whatever_became_of_the_command(
-    tmp_path: Path, heard: bool
+    bench: Bench, heard: bool
 ) -> None:
-    controller, clock = Controller(excluded="n2"), ManualClock()
-    rows = parse_nodes("".join(f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(9)))
-    with Journal(tmp_path / "j.sqlite") as journal:
-        journal.record_beat(Beat(attempt=Attempt(17, 0, 0), phase=Phase.RUNNING, user="ada"), 1.0)
-        slurm = Slurm(controller)
-        observer = Observer(
-            slurm=slurm, prober=Counted(), book=BeatBook(), journal=journal, clock=clock, policy=Policy()
-        )
-        observer.cluster = Cluster(clock.monotonic(), {}, {row.name: row for row in rows})
-
-        def release(exclude: tuple[NodeName, ...]) -> None:
-            releaser = Releaser(slurm=slurm, journal=journal, observer=observer, clock=clock, say=lambda _: None)
-            releaser.release(17, exclude, carry=bool(exclude))
-
-        for exclude in ((NodeName("n1"),), ()):
-            controller.deaf, controller.unheard = not heard, heard
-            with pytest.raises(CommandTimeoutError):
-                release(exclude)
-            controller.deaf = controller.unheard = False
-            release(exclude)
-            assert controller.excluded == ("n[1-2]" if exclude else "n2")
-            assert journal.excluded(17).keys() == {*exclude}
+    bench.journal.record_beat(Beat(attempt=Attempt(17, 0, 0), phase=Phase.RUNNING, user="ada"), 1.0)
+    controller = bench.controller
+    controller.excluded = "n2"
+    for exclude in ((N1,), ()):
+        controller.deaf, controller.unheard = not heard, heard
+        with pytest.raises(CommandTimeoutError):
+            bench.releaser().release(17, exclude, carry=bool(exclude))
+        controller.deaf = controller.unheard = False
+        bench.releaser().release(17, exclude, carry=bool(exclude))
+        assert controller.excluded == ("n[1-2]" if exclude else "n2")
+        assert bench.journal.excluded(17).keys() == {*exclude}
 
 
-def test_whom_a_restart_suspects_again_is_suspected_from_now_on(tmp_path: Path) -> None:
-    clock = ManualClock()
-    rows = parse_nodes("".join(f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(9)))
-    n1, n2 = NodeName("n1"), NodeName("n2")
-    with Journal(tmp_path / "j.sqlite") as journal:
-        slurm = Slurm(Controller())
-        observer = Observer(
-            slurm=slurm, prober=Counted(), book=BeatBook(), journal=journal, clock=clock, policy=Policy()
-        )
-        observer.cluster = Cluster(clock.monotonic(), {}, {row.name: row for row in rows})
-        releaser = Releaser(slurm=slurm, journal=journal, observer=observer, clock=clock, say=lambda _: None)
-        first = clock.unix()
-        releaser.release(17, (n1, n2))
-        clock.sleep(600.0)
-        releaser.release(17, (n1,))
-        assert journal.excluded(17) == {n1: first + 600.0, n2: first}
+def test_whom_a_restart_suspects_again_is_suspected_from_now_on(bench: Bench) -> None:
+    releaser, first = bench.releaser(), bench.clock.unix()
+    releaser.release(17, (N1, N2))
+    bench.clock.sleep(600.0)
+    releaser.release(17, (N1,))
+    assert bench.journal.excluded(17) == {N1: first + 600.0, N2: first}
 
 
-def test_a_dead_node_is_asked_in_the_second_before_the_release_and_not_again_in_it(tmp_path: Path) -> None:
-    controller, clock, prober = Controller(), ManualClock(), Counted()
-    rows = parse_nodes("".join(f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(3)))
-    with Journal(tmp_path / "j.sqlite") as journal:
-        slurm = Slurm(controller)
-        observer = Observer(
-            slurm=slurm, prober=prober, book=BeatBook(), journal=journal, clock=clock, policy=Policy()
-        )
-        observer.cluster = Cluster(clock.monotonic(), {}, {row.name: row for row in rows})
-        releaser = Releaser(slurm=slurm, journal=journal, observer=observer, clock=clock, say=lambda _: None)
-        releaser.look_ahead((NodeName("n1"),))
-        clock.sleep(NEXT_SECOND_S)
-        releaser.release(17, (NodeName("n1"),))
-    assert prober.tried == ["n1"]
-    assert controller.told == [("ExcNodeList=n1", "StartTime=now")]
+def test_a_dead_node_is_asked_in_the_second_before_the_release_and_not_again_in_it(bench: Bench) -> None:
+    releaser = bench.releaser()
+    releaser.look_ahead((N1,))
+    bench.clock.sleep(NEXT_SECOND_S)
+    releaser.release(17, (N1,))
+    assert bench.prober.tried == ["n1"]
+    assert bench.controller.told == [("ExcNodeList=n1", "StartTime=now")]
