@@ -18,7 +18,7 @@ from deeplink.checkpoints.parts import Group
 from deeplink.errors import DeepLinkError
 from deeplink.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
-from tests.deeplink.checkpoints.test_parts import Model, distributed
+from tests.deeplink.checkpoints.test_parts import Model, distributed, leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,8 +218,6 @@ def test_a_torn_part_is_had_from_the_partner_and_a_torn_copy_besides_is_passed_o
 
 
 def save_sharded(rank: int, world: int, meeting: str, folder: Path, env: dict[str, str]) -> None:
-    from torch import distributed as dist
-
     os.environ |= env
     whole, _ = distributed(rank, world, meeting, env["DEEPLINK_ATTEMPT"])
     model = Model(whole)
@@ -227,12 +225,10 @@ def save_sharded(rank: int, world: int, meeting: str, folder: Path, env: dict[st
     with Checkpoints(folder / "shared", local=folder / env["DEEPLINK_NODE"] / "run", lease_s=None) as checkpoints:
         checkpoints.latest()
         checkpoints.save_state({"model": model}, step=1, spread="sharded")
-    dist.destroy_process_group()
+    leave()
 
 
 def load_sharded(rank: int, world: int, meeting: str, folder: Path, env: dict[str, str]) -> None:
-    from torch import distributed as dist
-
     os.environ |= env
     whole, zeros = distributed(rank, world, meeting, env["DEEPLINK_ATTEMPT"])
     model = Model(zeros)
@@ -242,7 +238,7 @@ def load_sharded(rank: int, world: int, meeting: str, folder: Path, env: dict[st
     found.restore(rank=rank, model=model)
     assert torch.equal(model.weight.full_tensor(), whole.full_tensor())
     assert model.note == "saved"
-    dist.destroy_process_group()
+    leave()
 
 
 def run_ranks(target: Any, nodes: Nodes, among: list[str], attempt: Attempt) -> list[int | None]:
