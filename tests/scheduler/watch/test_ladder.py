@@ -74,6 +74,8 @@ OURS_BACK = Facts(
     node=node(NodeState.IDLE, NodeFlag.DRAIN, reason="deeplink: 17.0.0-node-dead-n1"), answers=True, sent={}
 )
 WAITS = Facts(job=job(JobState.PENDING, 1, "BeginTime"), sent={})
+QUEUED = replace(WAITS, job=job(JobState.PENDING, 1, "Resources"))
+RELAXED = replace(QUEUED, sent={Step.RELEASE: 40.0, Step.RELAX: SETTLE_S}, kept_off=True)
 
 CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
     "drain comes first": (DOWNED, AWAY, Step.DRAIN),
@@ -98,50 +100,27 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
     "nor when it is we who ended it": (RESTART, replace(WAITS, sent={Step.REQUEUE: 0.2}), Step.WAIT),
     "but in the next": (RESTART, replace(WAITS, sent={Step.REQUEUE: 1.3}, waits_s=NEXT_SECOND_S), Step.RELEASE),
     "released: wait for it to run": (RESTART, replace(WAITS, sent={Step.RELEASE: 1.0}), Step.WAIT),
-    "no room without the excluded ones": (
-        RESTART,
-        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: RELAX_S}),
-        Step.RELAX,
-    ),
+    "no room without the excluded ones": (RESTART, replace(QUEUED, sent={Step.RELEASE: RELAX_S}), Step.RELAX),
     "not onto a node of whose death Slurm does not know": (
         RESTART,
-        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: RELAX_S}, untrue=True),
+        replace(QUEUED, sent={Step.RELEASE: RELAX_S}, untrue=True),
         Step.WAIT,
     ),
     "relaxed, it waits like any other job": (
         RESTART,
-        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}),
+        replace(QUEUED, sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}),
         Step.DONE,
     ),
     "what relaxes it shows no effect yet": (
         RESTART,
-        Facts(
-            job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}, kept_off=True
-        ),
+        replace(RELAXED, sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}),
         Step.WAIT,
     ),
-    "nor after a while: again": (
-        RESTART,
-        Facts(
-            job=job(JobState.PENDING, 1, "Resources"),
-            sent={Step.RELEASE: 40.0, Step.RELAX: SETTLE_S},
-            kept_off=True,
-        ),
-        Step.RELAX,
-    ),
-    "not where Slurm refuses it": (
-        RESTART,
-        Facts(
-            job=job(JobState.PENDING, 1, "Resources"),
-            sent={Step.RELEASE: 40.0, Step.RELAX: SETTLE_S},
-            refused=frozenset({Step.RELAX}),
-            kept_off=True,
-        ),
-        Step.DONE,
-    ),
+    "nor after a while: again": (RESTART, RELAXED, Step.RELAX),
+    "not where Slurm refuses it": (RESTART, replace(RELAXED, refused=frozenset({Step.RELAX})), Step.DONE),
     "nothing excluded, it waits like any other job": (
         replace(RESTART, exclude=()),
-        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: 20.0}),
+        replace(QUEUED, sent={Step.RELEASE: 20.0}),
         Step.DONE,
     ),
     "still held though released: again": (RESTART, replace(WAITS, sent={Step.RELEASE: SETTLE_S}), Step.RELEASE),
@@ -187,7 +166,7 @@ CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
     ),
     "kept off nodes of an earlier restart alone": (
         replace(RESTART, exclude=()),
-        Facts(job=job(JobState.PENDING, 1, "Resources"), sent={Step.RELEASE: RELAX_S}, kept_off=True),
+        replace(QUEUED, sent={Step.RELEASE: RELAX_S}, kept_off=True),
         Step.RELAX,
     ),
     "in service": (RESUME, replace(AWAY, answers=True), Step.DONE),
