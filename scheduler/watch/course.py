@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import BEGAN, LONGEST_MOMENT, Incident, Moment, Outcome, united
+from deeplink.scheduler.watch.merging import LONGEST_MOMENT, united
+from deeplink.scheduler.watch.records import BEGAN, Incident, Moment, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch import rows
+from deeplink.scheduler.watch import rows, statements
 from deeplink.scheduler.watch.course import step_seconds, with_course
 from deeplink.scheduler.watch.joining import is_part, is_same
-from deeplink.scheduler.watch.records import Incident, Kind, Moment, Outcome, merged, united, within_bounds
+from deeplink.scheduler.watch.merging import merged, united, within_bounds
+from deeplink.scheduler.watch.records import Incident, Kind, Moment, Outcome
 from deeplink.types import Attempt, NodeName
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()
     whole = merged(known, _as_part(db, known, told)) if known else replace(told, timeline=united(told.timeline))
     whole = with_course(_with_scale(db, whole), known, replace(told, evidence=_said(known, told)))
     # Changed, not put anew: that would use up a number each time.
-    db.execute(rows.CHANGE_INCIDENT if known else rows.NEW_INCIDENT, rows.of_incident(whole))
+    db.execute(statements.CHANGE_INCIDENT if known else statements.NEW_INCIDENT, rows.of_incident(whole))
     if told.stacks:
-        db.executemany(rows.PUT_STACK, [rows.of_stack(whole.id, one) for one in within_bounds(told.stacks)])
-        db.execute(rows.THIN_STACKS, (KEPT_STACKS,))
+        db.executemany(statements.PUT_STACK, [rows.of_stack(whole.id, one) for one in within_bounds(told.stacks)])
+        db.execute(statements.THIN_STACKS, (KEPT_STACKS,))
     if below:
         _take_over(db, whole, below)
     return _read(db, whole.id)
@@ -53,9 +54,9 @@ def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()
 
 def find(db: sqlite3.Connection, name: str) -> Incident | None:
     """Return the incident that was told under this id; None where there is none."""
-    row = db.execute(rows.INCIDENT_BY_ID, (name,)).fetchone()
-    if row is None and (hit := db.execute(rows.HIT, (name,)).fetchone()):
-        row = db.execute(rows.INCIDENT_BY_ID, (hit["incident"],)).fetchone()
+    row = db.execute(statements.INCIDENT_BY_ID, (name,)).fetchone()
+    if row is None and (hit := db.execute(statements.HIT, (name,)).fetchone()):
+        row = db.execute(statements.INCIDENT_BY_ID, (hit["incident"],)).fetchone()
     return rows.to_incident(row) if row else None
 
 
@@ -64,7 +65,7 @@ def put_moment(db: sqlite3.Connection, incident: str, moment: Moment) -> None:
     known = find(db, incident)
     if known is not None:
         whole = replace(known, timeline=united(known.timeline, [moment]))
-        db.execute(rows.CHANGE_INCIDENT, rows.of_incident(whole))
+        db.execute(statements.CHANGE_INCIDENT, rows.of_incident(whole))
 
 
 def settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> bool:
@@ -72,13 +73,13 @@ def settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> boo
 
     One that has hit other jobs, too, stays open until they train again, or end.
     """
-    first = db.execute(rows.FIRST_STEP, attempt).fetchone()
+    first = db.execute(statements.FIRST_STEP, attempt).fetchone()
     if first is None or first[0] is None:
         return False
-    waiting = [rows.to_incident(row) for row in db.execute(rows.TO_SETTLE, attempt)]
+    waiting = [rows.to_incident(row) for row in db.execute(statements.TO_SETTLE, attempt)]
     if not waiting:
         return False
-    last = db.execute(rows.LAST_STEP_BEFORE, attempt).fetchone()[0]
+    last = db.execute(statements.LAST_STEP_BEFORE, attempt).fetchone()[0]
     again = 0 if last is None else max(0, last - first[0] + 1)
     for known in waiting:
         trains = first[1] or now_unix
@@ -91,13 +92,13 @@ def settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> boo
             recovered_unix=max(trains, known.detected_unix),
             steps_repeated=max(known.steps_repeated, again),
         )
-        db.execute(rows.CHANGE_INCIDENT, rows.of_incident(with_course(whole, known, whole)))
+        db.execute(statements.CHANGE_INCIDENT, rows.of_incident(with_course(whole, known, whole)))
     return True
 
 
 def close(db: sqlite3.Connection, job: int, outcome: Outcome, now_unix: float) -> bool:
     """Give every open incident of a job its end, the job's own; True if there was any."""
-    found = [rows.to_incident(row) for row in db.execute(rows.OPEN_OF_JOB, {"job": job})]
+    found = [rows.to_incident(row) for row in db.execute(statements.OPEN_OF_JOB, {"job": job})]
     for known in found:
         waits = _others_wait(db, known.id, job, outcome)
         if not waits:
@@ -109,16 +110,16 @@ def close(db: sqlite3.Connection, job: int, outcome: Outcome, now_unix: float) -
 
 
 def _read(db: sqlite3.Connection, name: str) -> Incident:
-    return rows.to_incident(db.execute(rows.INCIDENT_BY_ID, (name,)).fetchone())
+    return rows.to_incident(db.execute(statements.INCIDENT_BY_ID, (name,)).fetchone())
 
 
 def _of_the_same_fault(db: sqlite3.Connection, told: Incident) -> Incident | None:
     asked = {**rows.of_incident(told), "limit": MOST_CANDIDATES}
-    for row in db.execute(rows.CANDIDATES, asked).fetchall():
+    for row in db.execute(statements.CANDIDATES, asked).fetchall():
         known = rows.to_incident(row)
         below: set[NodeName] = set()
         if known.kind == Kind.SWITCH_SUSPECT:
-            below = {NodeName(found["node"]) for found in db.execute(rows.BELOW, (known.id,))}
+            below = {NodeName(found["node"]) for found in db.execute(statements.BELOW, (known.id,))}
         if is_same(known, told, below):
             return known
     return None
@@ -126,9 +127,9 @@ def _of_the_same_fault(db: sqlite3.Connection, told: Incident) -> Incident | Non
 
 def _joined(db: sqlite3.Connection, known: Incident, told: Incident) -> Incident:
     """Take note that `told` is `known`, too; return `known`, open again where it only waited for this."""
-    if known.attempt is not None and not db.execute(rows.HIT, (known.id,)).fetchone():
-        db.execute(rows.PUT_HIT, _hit(known, known.id))
-    db.execute(rows.PUT_HIT, _hit(told, known.id))
+    if known.attempt is not None and not db.execute(statements.HIT, (known.id,)).fetchone():
+        db.execute(statements.PUT_HIT, _hit(known, known.id))
+    db.execute(statements.PUT_HIT, _hit(told, known.id))
     if known.outcome is Outcome.FAILED and told.outcome is Outcome.OPEN:
         # Its launcher gave it that end when it told of this one; the job goes on being in need.
         return replace(known, outcome=Outcome.OPEN)
@@ -152,8 +153,8 @@ def _said(known: Incident | None, told: Incident) -> str:
 def _others_wait(db: sqlite3.Connection, incident: str, job: int, outcome: Outcome) -> bool:
     """Take note of how a job is now; return whether others that this hit still wait."""
     hit = {"incident": incident, "job": job, "outcome": outcome.value}
-    db.execute(rows.END_HITS, hit)
-    return bool(db.execute(rows.OTHERS_HIT, hit).fetchone()[0])
+    db.execute(statements.END_HITS, hit)
+    return bool(db.execute(statements.OTHERS_HIT, hit).fetchone()[0])
 
 
 def _hit(told: Incident, incident: str) -> rows.Fields:
@@ -171,10 +172,11 @@ def _take_over(db: sqlite3.Connection, whole: Incident, below: Collection[NodeNa
     """Make what is on record of the loss of these nodes a part of this incident."""
     for name in sorted(below)[:MOST_BELOW]:
         db.execute(
-            rows.PUT_HIT, {**_hit(replace(whole, attempt=None, node=name), whole.id), "id": f"{whole.id}/{name}"}
+            statements.PUT_HIT,
+            {**_hit(replace(whole, attempt=None, node=name), whole.id), "id": f"{whole.id}/{name}"},
         )
         lost = db.execute(
-            rows.LOST_BELOW, {"node": name, "incident": whole.id, "limit": MOST_CANDIDATES}
+            statements.LOST_BELOW, {"node": name, "incident": whole.id, "limit": MOST_CANDIDATES}
         ).fetchall()
         for part in map(rows.to_incident, lost):
             if is_part(part, whole, below):
@@ -182,14 +184,14 @@ def _take_over(db: sqlite3.Connection, whole: Incident, below: Collection[NodeNa
 
 
 def _with_part(db: sqlite3.Connection, whole: Incident, part: Incident) -> Incident:
-    if whole.attempt is not None and not db.execute(rows.HIT, (whole.id,)).fetchone():
-        db.execute(rows.PUT_HIT, _hit(whole, whole.id))
-    for statement in rows.TAKE_OVER:
+    if whole.attempt is not None and not db.execute(statements.HIT, (whole.id,)).fetchone():
+        db.execute(statements.PUT_HIT, _hit(whole, whole.id))
+    for statement in statements.TAKE_OVER:
         db.execute(statement, {"id": part.id, "incident": whole.id})
-    db.execute(rows.PUT_HIT, _hit(part, whole.id))
+    db.execute(statements.PUT_HIT, _hit(part, whole.id))
     told = replace(part, evidence=f"{part.id}: {part.evidence}", outcome=Outcome.OPEN, recovered_unix=0.0)
     both = merged(whole, told)
-    db.execute(rows.CHANGE_INCIDENT, rows.of_incident(both))
+    db.execute(statements.CHANGE_INCIDENT, rows.of_incident(both))
     return both
 
 
@@ -198,8 +200,8 @@ def _with_scale(db: sqlite3.Connection, incident: Incident) -> Incident:
     if incident.attempt is None or (incident.ranks and incident.step_s):
         return incident
     this = rows.of_attempt(incident.attempt)
-    size = db.execute(rows.WORLD_SIZE, this).fetchone()
-    steps = db.execute(rows.NEWEST_STEPS, {**this, "limit": STEPS_TIMED}).fetchall()
+    size = db.execute(statements.WORLD_SIZE, this).fetchone()
+    steps = db.execute(statements.NEWEST_STEPS, {**this, "limit": STEPS_TIMED}).fetchall()
     return replace(
         incident,
         ranks=incident.ranks or (size["world_size"] if size else 0),

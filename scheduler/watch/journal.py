@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch import filing, rows
+from deeplink.scheduler.watch import filing, rows, statements
 from deeplink.scheduler.watch.records import Incident, Moment, Outcome, sayable
 from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.types import NodeName
@@ -125,10 +125,10 @@ class Journal:
         """Keep what a launcher said: its job, attempt, nodes, progress and incidents."""
         attempt = rows.of_attempt(beat.attempt)
         with self._transaction(durable=bool(beat.incidents)) as db:
-            db.execute(rows.PUT_JOB, {"job": beat.attempt.job, "name": beat.job_name, "user": beat.user})
-            db.execute(rows.PUT_ATTEMPT, rows.of_beat(beat, now_unix))
-            db.execute(rows.END_OLDER, {**attempt, "unix": now_unix})
-            db.executemany(rows.PUT_NODE, [rows.of_node(node) for node in beat.node_beats])
+            db.execute(statements.PUT_JOB, {"job": beat.attempt.job, "name": beat.job_name, "user": beat.user})
+            db.execute(statements.PUT_ATTEMPT, rows.of_beat(beat, now_unix))
+            db.execute(statements.END_OLDER, {**attempt, "unix": now_unix})
+            db.executemany(statements.PUT_NODE, [rows.of_node(node) for node in beat.node_beats])
             _put_points(db, beat.progress)
             for incident in beat.incidents:
                 filing.put(db, incident)
@@ -139,7 +139,7 @@ class Journal:
     def record_node(self, node: NodeRecord) -> None:
         """Keep what a node's standing agent said."""
         with self._transaction() as db:
-            db.execute(rows.PUT_NODE, rows.of_node(node))
+            db.execute(statements.PUT_NODE, rows.of_node(node))
 
     def record_incident(self, incident: Incident, below: Collection[NodeName] = ()) -> Incident:
         """Keep an incident, or add to what is known of it; return what is now on record, with its number.
@@ -167,7 +167,7 @@ class Journal:
     def begin_action(self, action: ActionRecord) -> bool:
         """Write down an intent, before its first command; False if it was begun before (then finish it)."""
         with self._transaction(durable=True) as db:
-            begun = db.execute(rows.PUT_ACTION, rows.of_action(action)).rowcount == 1
+            begun = db.execute(statements.PUT_ACTION, rows.of_action(action)).rowcount == 1
             if begun:
                 what = f"begun: {action.remedy}{f' of {action.node}' if action.node else ''}"
                 filing.put_moment(db, action.incident, Moment(action.began_unix, what))
@@ -190,7 +190,7 @@ class Journal:
     def set_excluded(self, job: int, nodes: Mapping[NodeName, float]) -> None:
         """Remember which nodes of a job's ExcNodeList are there because of us, not of its user, and since when."""
         with self._transaction(durable=True) as db:
-            db.execute(rows.PUT_EXCLUDED, {"job": job, "excluded": json.dumps(dict(nodes))})
+            db.execute(statements.PUT_EXCLUDED, {"job": job, "excluded": json.dumps(dict(nodes))})
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every incident that begins or changes here: it must not wait, nor raise."""
@@ -199,7 +199,7 @@ class Journal:
     def open_channel(self, channel: str) -> None:
         """Begin to keep account of what a channel was told, from the next incident on, unless that has begun."""
         with self._transaction() as db:
-            db.execute(rows.OPEN_CHANNEL, {"channel": channel})
+            db.execute(statements.OPEN_CHANNEL, {"channel": channel})
 
     def note_sent(self, channel: str, results: Mapping[tuple[str, str], str], now_unix: float) -> None:
         """Write down what became of telling a channel: incident and state -> "sent", or why it will not be."""
@@ -208,9 +208,9 @@ class Journal:
                 {"channel": channel, "incident": incident, "state": state, "unix": now_unix, "result": result}
                 for (incident, state), result in results.items()
             ]
-            db.executemany(rows.PUT_NOTICE, told)
-            db.execute(rows.MOVE_CHANNEL, {"channel": channel, "unix": now_unix})
-            db.execute(rows.THIN_NOTICES, {"channel": channel})
+            db.executemany(statements.PUT_NOTICE, told)
+            db.execute(statements.MOVE_CHANNEL, {"channel": channel, "unix": now_unix})
+            db.execute(statements.THIN_NOTICES, {"channel": channel})
 
     def beat(self, who: str, now_unix: float) -> None:
         """Write that `who` is alive: whether it can be written is what it is for."""
@@ -225,12 +225,12 @@ class Journal:
     def jobs(self, *, limit: int = 1_000) -> tuple[JobRecord, ...]:
         """Return the jobs heard of last, the newest first, with all their attempts."""
         with self._reading() as db:
-            return rows.to_jobs(db.execute(rows.JOBS, {"limit": limit, "job": None}))
+            return rows.to_jobs(db.execute(statements.JOBS, {"limit": limit, "job": None}))
 
     def job(self, job: int) -> JobRecord | None:
         """Return one job, or None if it is not on record."""
         with self._reading() as db:
-            found = rows.to_jobs(db.execute(rows.JOBS, {"limit": 1, "job": job}))
+            found = rows.to_jobs(db.execute(statements.JOBS, {"limit": 1, "job": job}))
         return found[0] if found else None
 
     def excluded(self, job: int) -> dict[NodeName, float]:
@@ -244,7 +244,7 @@ class Journal:
     def points(self, job: int, *, after_unix: float = 0.0, limit: int = 100_000) -> tuple[ProgressPoint, ...]:
         """Return a job's reports in order of attempt and step: its loss curve."""
         with self._reading() as db:
-            return tuple(rows.to_point(row) for row in db.execute(rows.POINTS, (job, after_unix, limit)))
+            return tuple(rows.to_point(row) for row in db.execute(statements.POINTS, (job, after_unix, limit)))
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """Return every node a launcher spoke of, by name, with the shards in its store."""
@@ -268,9 +268,9 @@ class Journal:
         wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "open": only_open}
         with self._reading() as db:
             hits = _has_table(db, "hits")  # a reader leaves an older schema as it is
-            statement = rows.incidents(hits=hits, **wanted)
+            statement = statements.incidents(hits=hits, **wanted)
             found = [rows.to_incident(row) for row in db.execute(statement, {**wanted, "limit": limit})]
-            theirs = db.execute(rows.HITS_OF_JOB, (job,)).fetchall() if hits and job is not None else []
+            theirs = db.execute(statements.HITS_OF_JOB, (job,)).fetchall() if hits and job is not None else []
         newest = {row["incident"]: row for row in theirs}
         return tuple(rows.seen_by(hit, newest[hit.id]) if hit.id in newest else hit for hit in found)
 
@@ -286,7 +286,7 @@ class Journal:
             row = db.execute("SELECT * FROM incidents WHERE number = ? OR id = ?", (number, name)).fetchone()
             if row is not None or not _has_table(db, "hits"):
                 return rows.to_incident(row) if row else None
-            hit = db.execute(rows.HIT_BY_NUMBER, (number,)).fetchone() if number >= 0 else None
+            hit = db.execute(statements.HIT_BY_NUMBER, (number,)).fetchone() if number >= 0 else None
             return filing.find(db, hit["incident"] if hit else name)
 
     def stacks(self, incident: str) -> tuple[RankStack, ...]:
@@ -300,7 +300,7 @@ class Journal:
     def unsent(self, channel: str, *, limit: int = 1_000) -> tuple[News, ...]:
         """Return what a channel (see `open_channel`) was not told, the oldest incident first."""
         with self._reading() as db:
-            found = db.execute(rows.UNSENT, {"channel": channel, "limit": limit}).fetchall()
+            found = db.execute(statements.UNSENT, {"channel": channel, "limit": limit}).fetchall()
         return tuple(rows.to_news(row) for row in found)
 
     def action(self, key: str) -> ActionRecord | None:
@@ -312,13 +312,13 @@ class Journal:
     def actions(self, *, only_open: bool = False, incident: str | None = None) -> tuple[ActionRecord, ...]:
         """Return what the watchdog did or is doing, the oldest first."""
         with self._reading() as db:
-            found = db.execute(rows.ACTIONS, {"open": only_open, "incident": incident})
+            found = db.execute(statements.ACTIONS, {"open": only_open, "incident": incident})
             return tuple(rows.to_action(row) for row in found)
 
     def drained(self) -> dict[NodeName, float]:
         """Return the nodes we ever set out to drain, and when last."""
         with self._reading() as db:
-            return {NodeName(row["node"]): row["unix"] for row in db.execute(rows.DRAINED)}
+            return {NodeName(row["node"]): row["unix"] for row in db.execute(statements.DRAINED)}
 
     def revision(self) -> int:
         """Return a number that changes when another process has written: cheap to ask often."""
@@ -343,7 +343,7 @@ class Journal:
             with self._transaction(durable=True) as db:
                 version = self._pragma("user_version")  # another process may have been quicker
                 if version < SCHEMA_VERSION:
-                    _statements(db, MIGRATIONS[version] if version else CREATE)
+                    _execute_each(db, MIGRATIONS[version] if version else CREATE)
                     version = version + 1 if version else SCHEMA_VERSION
                     db.execute(f"PRAGMA user_version = {version}")
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -388,19 +388,19 @@ class Journal:
 
 def _put_points(db: sqlite3.Connection, points: Iterable[ProgressPoint]) -> None:
     listed = list(points)
-    db.executemany(rows.PUT_POINT, [rows.of_point(point) for point in listed])
-    db.executemany(rows.NOTE_STEP, [rows.of_point(point) for point in listed])
+    db.executemany(statements.PUT_POINT, [rows.of_point(point) for point in listed])
+    db.executemany(statements.NOTE_STEP, [rows.of_point(point) for point in listed])
     for attempt in {point.attempt for point in listed}:
         this = rows.of_attempt(attempt)
-        if db.execute(rows.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
-            db.execute(rows.THIN_POINTS, this)
+        if db.execute(statements.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
+            db.execute(statements.THIN_POINTS, this)
 
 
 def _has_table(db: sqlite3.Connection, name: str) -> bool:
     return bool(db.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0])
 
 
-def _statements(db: sqlite3.Connection, script: str) -> None:
+def _execute_each(db: sqlite3.Connection, script: str) -> None:
     # Not executescript, which commits: a schema is made whole or not at all.
     for statement in filter(str.strip, script.split(";")):
         db.execute(statement)

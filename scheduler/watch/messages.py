@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.watch.merging import MOST_MOMENTS, MOST_STACKS, united, within_bounds
 from deeplink.scheduler.watch.records import (
-    MOST_MOMENTS,
-    MOST_STACKS,
     Beat,
     Finding,
     Incident,
@@ -19,8 +18,6 @@ from deeplink.scheduler.watch.records import (
     RankStack,
     RecordError,
     Severity,
-    united,
-    within_bounds,
 )
 from deeplink.types import NodeName
 from deeplink.v1 import common_pb2, node_pb2, watch_pb2

@@ -1,4 +1,4 @@
-"""The journal's statements, and its rows to frozen values and back. No decisions here."""
+"""The journal's rows to frozen values and back. No decisions here."""
 
 from __future__ import annotations
 
@@ -31,224 +31,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import Beat
 
 Fields = dict[str, Any]
-
-PUT_JOB = """
-INSERT INTO jobs (job, name, user) VALUES (:job, :name, :user)
-ON CONFLICT (job) DO UPDATE SET
-  name = CASE excluded.name WHEN '' THEN name ELSE excluded.name END,
-  user = CASE excluded.user WHEN '' THEN user ELSE excluded.user END
-"""
-PUT_EXCLUDED = """
-INSERT INTO jobs (job, name, user, excluded) VALUES (:job, '', '', :excluded)
-ON CONFLICT (job) DO UPDATE SET excluded = excluded.excluded
-"""
-PUT_ATTEMPT = """
-INSERT INTO attempts (job, restart, relaunch, phase, nodes, spares, world_size, began_unix, beat_unix, ended_unix,
-  ring_crossings, ring_crossings_stock, step_timeout_s, detail)
-VALUES (:job, :restart, :relaunch, :phase, :nodes, :spares, :world_size, :unix, :unix, :ended,
-  :ring_crossings, :ring_crossings_stock, :step_timeout_s, :detail)
-ON CONFLICT (job, restart, relaunch) DO UPDATE SET
-  phase = excluded.phase, nodes = excluded.nodes, spares = excluded.spares, world_size = excluded.world_size,
-  beat_unix = max(beat_unix, excluded.beat_unix),
-  ended_unix = CASE WHEN ended_unix = 0 THEN excluded.ended_unix ELSE ended_unix END,
-  ring_crossings = excluded.ring_crossings, ring_crossings_stock = excluded.ring_crossings_stock,
-  step_timeout_s = excluded.step_timeout_s, detail = excluded.detail
-"""
-END_OLDER = """
-UPDATE attempts SET ended_unix = :unix
-WHERE job = :job AND ended_unix = 0 AND (restart, relaunch) <
-  (SELECT restart, relaunch FROM attempts WHERE job = :job ORDER BY restart DESC, relaunch DESC LIMIT 1)
-"""
-PUT_NODE = """
-INSERT INTO nodes
-  (name, topology_address, seen_unix, silent_s, shards, shard_bytes, verified_bytes, free_bytes, job, health,
-  boot_id)
-VALUES
-  (:name, :topology_address, :seen_unix, :silent_s, :shards, :shard_bytes, :verified_bytes, :free_bytes, :job,
-  :health, :boot_id)
-ON CONFLICT (name) DO UPDATE SET
-  topology_address =
-    CASE excluded.topology_address WHEN '' THEN topology_address ELSE excluded.topology_address END,
-  seen_unix = excluded.seen_unix, silent_s = excluded.silent_s, shards = excluded.shards,
-  shard_bytes = excluded.shard_bytes, verified_bytes = excluded.verified_bytes, free_bytes = excluded.free_bytes,
-  job = excluded.job, health = excluded.health,
-  boot_id = CASE excluded.boot_id WHEN '' THEN boot_id ELSE excluded.boot_id END
-WHERE excluded.seen_unix >= seen_unix OR excluded.job = job
-"""
-PUT_POINT = """
-INSERT INTO progress (job, restart, relaunch, rank, step, unix, metrics)
-VALUES (:job, :restart, :relaunch, :rank, :step, :unix, :metrics)
-ON CONFLICT (job, restart, relaunch, rank, step) DO UPDATE SET unix = excluded.unix, metrics = excluded.metrics
-"""
-NOTE_STEP = """
-UPDATE attempts SET first_step = min(ifnull(first_step, :step), :step),
-  last_step = max(ifnull(last_step, :step), :step), last_step_unix = max(last_step_unix, :unix)
-WHERE job = :job AND restart = :restart AND relaunch = :relaunch
-"""
-_THIS = "job = :job AND restart = :restart AND relaunch = :relaunch"
-COUNT_POINTS = f"SELECT count(*) FROM progress WHERE {_THIS}"  # noqa: S608 - a constant of ours
-THIN_POINTS = f"""
-DELETE FROM progress WHERE {_THIS} AND (rank, step) IN (
-  SELECT rank, step FROM (SELECT rank, step, row_number() OVER (PARTITION BY rank ORDER BY step) AS place,
-    count(*) OVER (PARTITION BY rank) AS places FROM progress WHERE {_THIS})
-  WHERE place % 2 = 0 AND place < places)
-"""  # noqa: S608 - a constant of ours
-FIRST_STEP = f"""
-SELECT a.first_step, (SELECT min(unix) FROM progress WHERE {_THIS}) FROM attempts a WHERE {_THIS}
-"""  # noqa: S608 - a constant of ours
-LAST_STEP_BEFORE = """
-SELECT max(last_step) FROM attempts WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)
-"""
-TO_SETTLE = """
-SELECT * FROM incidents
-WHERE (job = :job AND (restart, relaunch) < (:restart, :relaunch) OR id IN (
-    SELECT incident FROM hits WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)))
-  AND (outcome = 'open' OR outcome = 'failed' AND kind != 'rank-failed' AND recovered_unix = 0)
-  AND NOT EXISTS (SELECT 1 FROM hits WHERE incident = incidents.id AND job = :job AND outcome = 'recovered')
-"""
-NEW_INCIDENT = """
-INSERT INTO incidents (id, kind, node, job, restart, relaunch, action, evidence, began_unix, detected_unix,
-  acted_unix, recovered_unix, outcome, steps_repeated, timeline, ranks, step_s)
-VALUES (:id, :kind, :node, :job, :restart, :relaunch, :action, :evidence, :began_unix, :detected_unix,
-  :acted_unix, :recovered_unix, :outcome, :steps_repeated, :timeline, :ranks, :step_s)
-"""
-CHANGE_INCIDENT = """
-UPDATE incidents SET kind = :kind, node = :node, job = :job, restart = :restart, relaunch = :relaunch,
-  action = :action, evidence = :evidence, began_unix = :began_unix, detected_unix = :detected_unix,
-  acted_unix = :acted_unix, recovered_unix = :recovered_unix, outcome = :outcome,
-  steps_repeated = :steps_repeated, timeline = :timeline, ranks = :ranks, step_s = :step_s
-WHERE id = :id
-"""
-PUT_STACK = """
-INSERT INTO stacks (incident, rank, pid, state, source, text, flight)
-VALUES (:incident, :rank, :pid, :state, :source, :text, :flight)
-ON CONFLICT (incident, rank) DO UPDATE SET
-  pid = excluded.pid, state = excluded.state, source = excluded.source, text = excluded.text,
-  flight = excluded.flight
-"""
-THIN_STACKS = """
-DELETE FROM stacks WHERE incident NOT IN (
-  SELECT incident FROM stacks GROUP BY incident ORDER BY max(rowid) DESC LIMIT ?)
-"""
-NEWEST_STEPS = f"""
-SELECT step, unix FROM progress WHERE {_THIS} AND rank = 0 ORDER BY step DESC LIMIT :limit
-"""  # noqa: S608 - a constant of ours
-WORLD_SIZE = f"SELECT world_size FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
-CANDIDATES = """
-SELECT * FROM incidents WHERE number IN (
-  SELECT number FROM incidents WHERE node = :node
-  UNION SELECT number FROM incidents WHERE job = :job
-  UNION SELECT number FROM incidents WHERE kind = :kind AND kind = 'storage-frozen'
-  UNION SELECT incidents.number FROM incidents JOIN hits ON hits.incident = incidents.id
-    WHERE hits.node = :node OR hits.job = :job)
-ORDER BY number DESC LIMIT :limit
-"""
-INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ?"
-OPEN_OF_JOB = """
-SELECT * FROM incidents WHERE outcome = 'open'
-  AND (job = :job OR id IN (SELECT incident FROM hits WHERE job = :job AND outcome = 'open'))
-"""
-HIT = "SELECT * FROM hits WHERE id = ?"
-HIT_BY_NUMBER = "SELECT * FROM hits WHERE number = ?"
-HITS_OF_JOB = "SELECT * FROM hits WHERE job = ? ORDER BY restart, relaunch"
-PUT_HIT = """
-INSERT INTO hits (id, incident, number, node, job, restart, relaunch, outcome)
-VALUES (:id, :incident, :number, :node, :job, :restart, :relaunch, :outcome)
-ON CONFLICT (id) DO UPDATE SET incident = excluded.incident
-"""
-END_HITS = (
-    "UPDATE hits SET outcome = :outcome WHERE incident = :incident AND job = :job AND outcome != 'recovered'"
-)
-OTHERS_HIT = """
-SELECT count(*) FROM hits WHERE incident = :incident AND job IS NOT NULL AND job != :job AND outcome = 'open'
-"""
-BELOW = "SELECT node FROM hits WHERE incident = ? AND node IS NOT NULL"
-LOST_BELOW = """
-SELECT * FROM incidents WHERE node = :node AND id != :incident ORDER BY number DESC LIMIT :limit
-"""
-TAKE_OVER = (
-    "UPDATE actions SET incident = :incident WHERE incident = :id",
-    "UPDATE OR REPLACE stacks SET incident = :incident WHERE incident = :id",
-    "UPDATE hits SET incident = :incident WHERE incident = :id",
-    "DELETE FROM notices WHERE incident = :id",
-    "DELETE FROM incidents WHERE id = :id",
-)
-"""What becomes of an incident that turns out to be part of another."""
-PUT_ACTION = """
-INSERT INTO actions (key, incident, remedy, job, restart, relaunch, node, exclude, reason, began_unix)
-VALUES (:key, :incident, :remedy, :job, :restart, :relaunch, :node, :exclude, :reason, :began_unix)
-ON CONFLICT (key) DO NOTHING
-"""
-JOBS = """
-SELECT jobs.name, jobs.user, attempts.* FROM attempts JOIN jobs USING (job)
-WHERE attempts.job IN (
-  SELECT job FROM attempts WHERE :job IS NULL OR job = :job
-  GROUP BY job ORDER BY max(beat_unix) DESC, job DESC LIMIT :limit)
-ORDER BY max(beat_unix) OVER (PARTITION BY attempts.job) DESC, attempts.job DESC, restart, relaunch
-"""
-POINTS = """
-SELECT * FROM progress WHERE job = ? AND unix > ? ORDER BY restart, relaunch, rank, step LIMIT ?
-"""
-UNSENT = """
-SELECT incidents.*, EXISTS (SELECT 1 FROM notices
-    WHERE channel = :channel AND incident = incidents.id AND state = 'open' AND result = 'sent') AS opened_told
-FROM incidents JOIN channels ON channels.channel = :channel
-WHERE number > after_number AND NOT EXISTS (SELECT 1 FROM notices
-    WHERE channel = :channel AND incident = incidents.id AND state = incidents.outcome)
-ORDER BY number LIMIT :limit
-"""
-OPEN_CHANNEL = """
-INSERT INTO channels (channel, after_number) SELECT :channel, ifnull(max(number), 0) FROM incidents
-WHERE true ON CONFLICT (channel) DO NOTHING
-"""
-PUT_NOTICE = """
-INSERT INTO notices (channel, incident, state, unix, result) VALUES (:channel, :incident, :state, :unix, :result)
-ON CONFLICT (channel, incident, state) DO NOTHING
-"""
-# Up to where all is told: those need not be looked at again. One that failed may yet recover, if it is of late.
-MOVE_CHANNEL = """
-UPDATE channels SET after_number = ifnull((
-  SELECT min(number) - 1 FROM incidents WHERE number > after_number AND (
-    outcome = 'open' OR outcome = 'failed' AND detected_unix > :unix - 86400
-    OR NOT EXISTS (SELECT 1 FROM notices
-      WHERE channel = :channel AND incident = incidents.id AND state = incidents.outcome))),
-  (SELECT ifnull(max(number), 0) FROM incidents))
-WHERE channel = :channel
-"""
-THIN_NOTICES = """
-DELETE FROM notices WHERE channel = :channel AND incident IN (
-  SELECT id FROM incidents WHERE number <= (SELECT after_number FROM channels WHERE channel = :channel))
-"""
-ACTIONS = """
-SELECT * FROM actions WHERE (NOT :open OR done_unix = 0) AND (:incident IS NULL OR incident = :incident)
-ORDER BY began_unix, key
-"""
-DRAINED = """
-SELECT node, max(began_unix) AS unix FROM actions
-WHERE node IS NOT NULL AND remedy IN ('drain', 'drain-down') GROUP BY node
-"""
-
-
-def incidents(*, hits: bool, **asked: object) -> str:
-    """Return the statement that finds the incidents asked for; what is None or False is not asked.
-
-    Not one statement for all: none of the indexes could be used.
-
-    Args:
-        hits: whether the journal has that table.
-        asked: job, kind, node, since, open.
-    """
-    also = " OR id IN (SELECT incident FROM hits WHERE {0} = :{0})" if hits else ""
-    conditions = {
-        "job": f"(job = :job{also.format('job')})",
-        "node": f"(node = :node{also.format('node')})",
-        "kind": "kind = :kind",
-        "since": "began_unix >= :since",
-        "open": "outcome = 'open'",
-    }
-    wanted = [condition for name, condition in conditions.items() if asked.get(name)]
-    where = f"WHERE {' AND '.join(wanted)} " if wanted else ""
-    return f"SELECT * FROM incidents {where}ORDER BY number DESC LIMIT :limit"  # noqa: S608 - constants of ours
 
 
 def of_attempt(attempt: Attempt | None) -> Fields:
@@ -352,7 +134,7 @@ def _names(text: str) -> tuple[NodeName, ...]:
 
 
 def to_jobs(found: Iterable[sqlite3.Row]) -> tuple[JobRecord, ...]:
-    """Return the jobs of rows of JOBS."""
+    """Return the jobs of rows of `statements.JOBS`."""
     return tuple(
         JobRecord(
             job=job,
@@ -430,7 +212,7 @@ def seen_by(incident: Incident, hit: sqlite3.Row) -> Incident:
 
 
 def to_news(row: sqlite3.Row) -> News:
-    """Return the news of a row of UNSENT."""
+    """Return the news of a row of `statements.UNSENT`."""
     fields = dict(row)
     told = bool(fields.pop("opened_told"))
     return News(_to_incident(fields), told)

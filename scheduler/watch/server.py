@@ -10,16 +10,9 @@ from typing_extensions import override
 
 from deeplink.scheduler.watch.evidence import SLURMD
 from deeplink.scheduler.watch.journal import JournalError
+from deeplink.scheduler.watch.merging import LONGEST_EVIDENCE
 from deeplink.scheduler.watch.messages import beat_from_wire, finding_from_wire, node_from_wire
-from deeplink.scheduler.watch.records import (
-    LONGEST_EVIDENCE,
-    Incident,
-    Kind,
-    Outcome,
-    RecordError,
-    Severity,
-    incident_id,
-)
+from deeplink.scheduler.watch.records import Incident, Kind, Outcome, RecordError, Severity, incident_id
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
 

@@ -6,16 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.watch.course import step_seconds
-from deeplink.scheduler.watch.records import (
-    BEGAN,
+from deeplink.scheduler.watch.merging import (
     LONGEST_STACK,
     MOST_MOMENTS,
     MOST_STACK_CHARACTERS,
-    Moment,
-    RankStack,
     united,
     within_bounds,
 )
+from deeplink.scheduler.watch.records import BEGAN, Moment, RankStack
 
 moments = st.builds(
     Moment, st.floats(0, 100, allow_nan=False), st.sampled_from([BEGAN, "detected", "drained", "again"])

@@ -18,12 +18,9 @@ from deeplink.listening import PortBusyError
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.merging import LONGEST_STACK, MOST_MOMENTS, MOST_STACK_CHARACTERS, MOST_STACKS
 from deeplink.scheduler.watch.messages import beat_from_wire, beat_to_wire, incident_from_wire, incident_to_wire
 from deeplink.scheduler.watch.records import (
-    LONGEST_STACK,
-    MOST_MOMENTS,
-    MOST_STACK_CHARACTERS,
-    MOST_STACKS,
     Beat,
     Incident,
     Moment,
