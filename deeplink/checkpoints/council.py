@@ -18,6 +18,7 @@ from deeplink.checkpoints.fetching import choose, place
 from deeplink.checkpoints.manifest import CheckpointDamagedError
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainCallError
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,6 @@ LOOK_S: Final = 600.0
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
 _MOST_TRIES = 100
-_MOST_NAMED = 8
 SHARED: Final = "the shared folder"
 
 
@@ -190,8 +190,7 @@ class Council:
             log.warning(
                 "%s did not say within %g s where checkpoints lie: let each node's first rank call `latest` (or"
                 " `resume`, `over`), else this is waited for, and what its disk alone holds is not gone on from",
-                ", ".join(str(member.name) for member in waiting[:_MOST_NAMED])
-                + ", ..." * (len(waiting) > _MOST_NAMED),
+                listed([member.name for member in waiting]),
                 GATHER_S,
             )
 

@@ -21,6 +21,7 @@ from deeplink.checkpoints.claims import fresh_names
 from deeplink.checkpoints.manifest import FileEntry
 from deeplink.errors import DeepLinkError
 from deeplink.publish import fsync_path, write_unsynced
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,9 +41,8 @@ class PartsMissingError(DeepLinkError):
     """Ranks did not write their part of a checkpoint in time; it is not published."""
 
     def __init__(self, draft: Path, kind: str, missing: list[int], patience_s: float) -> None:
-        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")  # noqa: PLR2004
         super().__init__(
-            f"{draft.name}: nothing from rank {named} within {patience_s:g} s ({kind}); not published",
+            f"{draft.name}: nothing from rank {listed(missing)} within {patience_s:g} s ({kind}); not published",
             remedy="Every rank must save the same steps. A rank that died is restarted with all others.",
         )
         self.draft, self.kind, self.missing = draft, kind, missing

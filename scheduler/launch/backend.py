@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from deeplink.errors import DeepLinkError
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -46,7 +47,7 @@ class AgentsFailedError(DeepLinkError):
     def __init__(
         self, missing: Collection[NodeName], waited_s: float, logs: str, *, step: AgentStep, none: bool
     ) -> None:
-        names = ", ".join(sorted(missing)[:8]) + (", ..." if len(missing) > 8 else "")  # noqa: PLR2004
+        names = listed(sorted(missing))
         code = step.ended()
         remedy = f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node."
         if code is not None:

@@ -11,10 +11,10 @@ from deeplink.scheduler.launch.knock import all_reached
 from deeplink.scheduler.launch.network import SLURMS, first_reached, settled, shared_networks, wanted_network
 from deeplink.scheduler.launch.site import known_fabric
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.wording import counted
+from deeplink.wording import counted, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
@@ -80,7 +80,7 @@ def fabric_below(nodes: Mapping[NodeName, str], site: Site | None, ask_slurm: Ca
         log.warning("%s has none of the job's nodes: the fabric is what Slurm says", site.source)
     elif known.missing and len(known.missing) < len(nodes):
         lacking = counted(len(known.missing), "node")
-        log.warning("%s lacks %s of the job (%s)", known.source, lacking, _few(known.missing))
+        log.warning("%s lacks %s of the job (%s)", known.source, lacking, listed(known.missing, 5))
     return known.fabric
 
 
@@ -91,7 +91,3 @@ def _asked(ask_slurm: Callable[[], Fabric]) -> Fabric:
         # An order by name is worse, not wrong: no reason not to run.
         log.warning("the fabric is not known: %s", problem)
         return Fabric({})
-
-
-def _few(nodes: Collection[NodeName]) -> str:
-    return ", ".join(list(nodes)[:5]) + (", ..." if len(nodes) > 5 else "")  # noqa: PLR2004

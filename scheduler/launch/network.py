@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.topology.graph import natural
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ class NoInterfaceError(DeepLinkError):
     exit_code = 2
 
     def __init__(self, wanted: str, nodes: Collection[NodeName], there: Collection[str]) -> None:
-        names = ", ".join(sorted(nodes, key=natural)[:8]) + (", ..." if len(nodes) > 8 else "")  # noqa: PLR2004
+        names = listed(sorted(nodes, key=natural))
         super().__init__(
             f"interface {wanted}: not on {names}, which has {', '.join(there) or 'none but loopback'}",
             remedy="Give --interface (DEEPLINK_INTERFACE) the name of an interface that is up on every node of "
