@@ -6,15 +6,13 @@ Python's lock while it starts another one, does not wait for a mount that the co
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import signal
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.slurm.command import PIPE, spawn
+from deeplink.scheduler.slurm.command import PIPE, kill_group, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,8 +110,7 @@ class Child:
         process = self._process
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process)
         self.answer(wait_s)
 
     def _read(self, selector: selectors.BaseSelector, wait_s: float) -> None:

@@ -135,7 +135,7 @@ def ended(process: subprocess.Popen[str], argv: Sequence[str], *, timeout_s: flo
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    _kill_group(process)
+    kill_group(process)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with contextlib.suppress(OSError):
@@ -144,7 +144,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
         process.wait(_KILLED_WAIT_S)
 
 
-def _kill_group(process: subprocess.Popen[str]) -> None:
+def kill_group(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    """Kill what was started here with all that it started, without waiting for its end."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -153,7 +154,7 @@ def end_unfinished() -> None:
     """Kill every command that a thread still waits for in `finish`: for who ends without those threads."""
     for process in tuple(_unfinished):
         if process.poll() is None:
-            _kill_group(process)
+            kill_group(process)
 
 
 _UNANSWERED = re.compile(r"^slurm_load_\w+ error: ", re.MULTILINE | re.ASCII)

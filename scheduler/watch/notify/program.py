@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import tempfile
 from typing import IO, TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.command import DEVNULL, Process, TimeoutExpired, spawn
+from deeplink.scheduler.slurm.command import DEVNULL, TimeoutExpired, kill_group, spawn
 from deeplink.scheduler.watch.notify.trying import LONGEST_ANSWER, NotSentError
 
 if TYPE_CHECKING:
@@ -50,7 +48,9 @@ class ProgramSender:
         try:
             code = process.wait(self._timeout_s)
         except TimeoutExpired as late:
-            _kill(process)
+            kill_group(process)
+            with contextlib.suppress(TimeoutExpired):  # it hangs in the kernel
+                process.wait(_KILLED_WAIT_S)
             raise NotSentError(
                 self._name, f"{program} did not end within {self._timeout_s:g} s and was stopped"
             ) from late
@@ -58,10 +58,3 @@ class ProgramSender:
             said.seek(0)
             problem = said.read(LONGEST_ANSWER).decode(errors="replace").strip()
             raise NotSentError(self._name, f"{program} exited {code}: {problem}")
-
-
-def _kill(process: Process[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutExpired):  # it hangs in the kernel
-        process.wait(_KILLED_WAIT_S)
