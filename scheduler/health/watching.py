@@ -98,25 +98,23 @@ class HealthWatch:
             self._thread.join(STOP_S)
         closed(self.checks.values(), STOP_S)
 
-    def findings(self, most: int = MOST_FINDINGS) -> tuple[Finding, ...]:
-        """Return what is wrong now, the gravest first, at most so many."""
-        return tuple(list(self.found().values())[:most])
-
-    def found(self) -> dict[Key, Finding]:
-        """Return what is wrong now, the gravest first, by what names it."""
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what is wrong now, the gravest first, at most `MOST_FINDINGS`."""
         with self._lock:
-            return self._gravest_first()
+            return tuple(self._gravest_first().values())[:MOST_FINDINGS]
 
     def _gravest_first(self) -> dict[Key, Finding]:
         found = sorted(self._found.items(), key=lambda one: (-gravity(one[1].severity), one[1].since_unix, one[0]))
         return {(check, subject, finding.since_unix): finding for (check, subject), finding in found}
 
-    def ended(self, after: int = 0) -> list[Ended]:
-        """Return the findings that ended, the oldest first, with a number greater than `after`."""
-        return self.news(after)[1]
-
     def news(self, after: int) -> tuple[dict[Key, Finding], list[Ended]]:
-        """Return what `found` and `ended` do, of the same instant: no finding is in both, or in none."""
+        """Return what is wrong now, the gravest first, and the findings that ended, the oldest first.
+
+        Both are of the same instant: no finding is in both, or in none.
+
+        Args:
+            after: the number of the last one that ended of which the caller knows.
+        """
         with self._lock:
             return self._gravest_first(), [one for one in self._ended if one.number > after]
 

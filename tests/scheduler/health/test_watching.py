@@ -78,14 +78,14 @@ def test_findings_begin_and_end_and_what_ended_is_remembered() -> None:
     with watching(probe) as watch:
         watch.changed = lambda: changes.append(1)
         until(lambda: severities(watch) == {"disk": Severity.DRAIN})
-        assert watch.ended() == []
+        assert watch.news(0)[1] == []
         gauge = metrics.HEALTH_FINDINGS.labels("disk", Severity.DRAIN)
         assert gauge._value.get() == 1
         probe.says = GOOD
         until(lambda: not watch.findings())
-        (ended,) = watch.ended()
+        (ended,) = watch.news(0)[1]
         assert (ended.finding.check, ended.finding.problem, ended.key[:2]) == ("disk", "full", ("disk", "space"))
-        assert watch.ended(ended.number) == []
+        assert watch.news(ended.number)[1] == []
         assert gauge._value.get() == 0
         assert len(changes) >= 1
 
@@ -167,7 +167,7 @@ def test_the_gravest_come_first_and_not_all_of_many() -> None:
     many = Look((drain("worst", "x"), *(comment(f"s{n}", "x") for n in range(30))))
     probe = Probe("network", many)
     with watching(probe) as watch:
-        until(lambda: len(watch.found()) == 31)
+        until(lambda: len(watch.news(0)[0]) == 31)
         findings = watch.findings()
     assert findings[0].severity is Severity.DRAIN
     assert len(findings) == 16
