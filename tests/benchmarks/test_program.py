@@ -57,10 +57,12 @@ def test_an_interrupt_ends_what_was_started_and_is_told_in_a_line(tmp_path: Path
             deadline = time.monotonic() + 60
             while not (tmp_path / "up").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
+            assert bench.stderr is not None
             bench.send_signal(number)
-            time.sleep(0.3)
+            said = bench.stderr.readline()
             bench.send_signal(number)  # whoever has no patience does not break off the tidying
-            _, said = bench.communicate(timeout=60)
+            said += bench.stderr.read()
+            bench.wait(60)
         finally:
             bench.kill()
     assert bench.returncode == 128 + number

@@ -229,8 +229,10 @@ def watching(told: Told, token: str) -> Iterator[str]:
 
     bound = bound_server("127.0.0.1:0", token, register)
     bound.server.start()
-    yield f"127.0.0.1:{bound.port}"
-    bound.server.stop(0).wait(5)
+    try:
+        yield f"127.0.0.1:{bound.port}"
+    finally:
+        bound.server.stop(0).wait(5)
 
 
 def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

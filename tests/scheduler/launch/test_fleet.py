@@ -151,10 +151,11 @@ def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
         return step in heard
 
     heard += [progress.step for progress in until(fleet, servicer.ready.is_set)]
+    (_, first), *_ = fleet._nodes[NodeName("n0")]._pending
     report(one, 2)
     until(fleet, lambda: has_heard(2))
     servicer.free.set()
-    time.sleep(0.1)
+    heard += [progress.step for progress in until(fleet, first.done)]
     report(one, 3)
     until(fleet, lambda: has_heard(3))
     assert heard == [1, 2, 3]

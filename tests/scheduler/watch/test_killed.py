@@ -198,7 +198,7 @@ def lost_host(**facts: object) -> Machine:
 
 
 def until_killed(made: Watchdog) -> None:
-    """Work until death, which comes within some rounds, and start again."""
+    """Work until death, which comes within some rounds."""
     with pytest.raises(Killed):
         for _ in range(20):
             made.actor.work()
@@ -375,8 +375,7 @@ def test_a_job_let_go_by_its_user_while_the_watchdog_was_away_is_not_held_again(
     made = Watchdog(machine, tmp_path)
     made.actor.begin(verdict(Kind.APPLICATION_FAILED, Remedy.HOLD), None)
     until_killed(made)
-    while Slurm(machine).job(17).state is not JobState.PENDING:
-        pass
+    assert JobState.PENDING in (Slurm(machine).job(17).state for _ in range(10))
     machine(["scontrol", "release", "17"])
     made.start()
     made.act()

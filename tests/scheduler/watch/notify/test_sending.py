@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -192,8 +193,14 @@ def test_a_mail_server_that_hangs_or_is_not_there_is_left() -> None:
 def test_a_connection_that_is_made_after_the_time_was_up_is_cut_off_too() -> None:
     ours, theirs = socket.socketpair()
     made: list[socket.socket] = []
-    with ours, theirs, cut_off(0.05, lambda: made[0] if made else None):
-        time.sleep(0.2)
+    tried = threading.Event()
+
+    def newest() -> socket.socket | None:
+        tried.set()
+        return made[0] if made else None
+
+    with ours, theirs, cut_off(0.05, newest):
+        assert tried.wait(10)
         made.append(ours)
         ours.settimeout(10.0)
         assert ours.recv(1) == b""
