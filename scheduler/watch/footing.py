@@ -125,9 +125,9 @@ class Footing:
         """Whether the launcher, heard since the action was begun, or taken up, tells that it needs no help."""
         heard = self.observer.book.of(action.attempt.job) if action.attempt else None
         since = self._began.get(action.key, self._taken_up.get(action.key))
-        if heard is None or since is None or not heard.ourselves or heard.heard_at <= since:
+        if action.attempt is None or heard is None or since is None:
             return False
-        if action.attempt is None or heard.beat.phase in _HELPLESS:
+        if not heard.ourselves or heard.heard_at <= since or heard.beat.phase in _HELPLESS:
             return False
         if heard.beat.attempt != action.attempt:
             return heard.beat.attempt > action.attempt
@@ -167,10 +167,10 @@ class Footing:
         if job.state is not JobState.PENDING or facts.sent.get(Step.RELEASE, 0.0) < RELAX_S:
             return False
         rows = self.observer.cluster.nodes
-        serving = [
+        serving = (
             name for name in action.exclude if name in rows and not rows[name].down and rows[name].responding
-        ]
-        return any(self._reach(name) is False for name in serving)
+        )
+        return bool(self.observer.silent(serving))
 
     def _waits_s(self, action: ActionRecord, job: JobRow) -> float:
         """Return for how long we have seen it wait; a run that began meanwhile begins the count anew."""
@@ -195,11 +195,6 @@ class Footing:
         if not self.observer.lost(name):
             self.observer.probe_suspects((name,))
         return False if self.observer.lost(name) else self.observer.reach(name) or None
-
-    def _reach(self, name: NodeName) -> bool | None:
-        if self.observer.reach(name) is None:
-            self.observer.probe_now((name,))
-        return self.observer.reach(name)
 
     def _unreachable(self, job: JobRow) -> tuple[NodeName, ...]:
         up = tuple(row.name for row in self.slurm.nodes(job.nodes) if not row.down)

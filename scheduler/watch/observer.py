@@ -129,7 +129,7 @@ class Observer:
         said = words(self.book.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy)
         before = self._nodes(jobs, said, now)
         suspicious = tense(jobs, self.policy)
-        self._probe(targets(suspicious, before, self.policy))
+        self.probe_now(targets(suspicious, before, self.policy))
         nodes = self._probing.seen(before, now)
         if frozen_storage(nodes, jobs, self.policy):
             self._frozen_at = now
@@ -172,16 +172,28 @@ class Observer:
         return not self.doubted and probes >= self.policy.away_probes and away_s >= self.policy.away_s
 
     def probe_now(self, names: tuple[NodeName, ...]) -> None:
-        """Probe these nodes, suspicious or not."""
-        self._probe(names)
+        """Probe these nodes, suspicious or not, for at most half a second."""
+        addresses: dict[NodeName, Address] = {
+            name: (row.address, row.port or self._port or SLURMD_PORT)
+            for name in names
+            if (row := self.cluster.nodes.get(name))
+        }
+        self._probing.probe(addresses)
 
     def probe_suspects(self, names: tuple[NodeName, ...]) -> None:
         """Probe these nodes, and a few others where one is silent: alone it would look as if it were us."""
-        self._probe(names)
+        self.probe_now(names)
         if any(self.reach(name) is False for name in names):
-            self._probe(
-                controls(name for name, row in self.cluster.nodes.items() if name not in names and not row.down)
-            )
+            others = (name for name, row in self.cluster.nodes.items() if name not in names and not row.down)
+            self.probe_now(controls(others))
+
+    def silent(self, names: Iterable[NodeName]) -> frozenset[NodeName]:
+        """Return which of these nodes do not answer; those of which nothing is known now are probed first."""
+        asked = tuple(names)
+        untold = tuple(name for name in asked if self.reach(name) is None)
+        if untold:
+            self.probe_now(untold)
+        return frozenset(name for name in asked if self.reach(name) is False)
 
     def acted(self) -> None:
         """Take note that an action was begun or ended: what the journal and Slurm say has changed."""
@@ -278,14 +290,6 @@ class Observer:
             leaked_gpus=leaked,
             leaked_s=leaked_s,
         )
-
-    def _probe(self, names: tuple[NodeName, ...]) -> None:
-        addresses: dict[NodeName, Address] = {
-            name: (row.address, row.port or self._port or SLURMD_PORT)
-            for name in names
-            if (row := self.cluster.nodes.get(name))
-        }
-        self._probing.probe(addresses)
 
     def _find_leaves(self) -> dict[NodeName, str]:
         leaves = {

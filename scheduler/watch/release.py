@@ -65,7 +65,7 @@ class Releaser:
         size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
         asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
         partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
-        silent = self._silent((*exclude, *older))
+        silent = self.observer.silent((*exclude, *older))
         ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
         since = {name: now_unix if name in exclude else before[name] for name in ours if name not in users}
         # Before the command both, after it what is true: killed in between, ours are never taken for the user's.
@@ -102,13 +102,7 @@ class Releaser:
 
     def look_ahead(self, exclude: tuple[NodeName, ...]) -> None:
         """Ask what a release will soon want to know of these nodes: a dead one says nothing for half a second."""
-        self._silent(exclude)
-
-    def _silent(self, names: tuple[NodeName, ...]) -> frozenset[NodeName]:
-        untold = tuple(name for name in names if self.observer.reach(name) is None)
-        if untold:
-            self.observer.probe_now(untold)
-        return frozenset(name for name in names if self.observer.reach(name) is False)
+        self.observer.silent(exclude)
 
     def unwish(self, job: JobRow) -> None:
         """Let a waiting job start anywhere: it was not started on the nodes that it was wished to."""
