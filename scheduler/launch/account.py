@@ -175,19 +175,8 @@ class Account:
 
     def open(self, kind: Kind, node: NodeName | None, quiet_s: float, because: str, action: Action) -> None:
         """Begin an incident whose first evidence is `quiet_s` old; it is told with the next phase."""
-        now = self._clock.unix()
-        self.incident = Incident(
-            id=incident_id(self._beat.attempt, kind, node or ""),
-            kind=kind,
-            node=node,
-            attempt=self._beat.attempt,
-            action=action,
-            evidence=because,
-            began_unix=now - quiet_s,
-            detected_unix=now,
-            ranks=self._beat.world_size,
-            step_s=self._pace.step_s,
-        )
+        begun = self._begun(kind, node, because, quiet_s)
+        self.incident = replace(begun, action=action, ranks=self._beat.world_size, step_s=self._pace.step_s)
 
     def note_slow(self, found: Mapping[NodeName, str]) -> None:
         """Tell at once of nodes whose rank has become slow, with the reason, and of those that are no more.
@@ -198,7 +187,7 @@ class Account:
         news = []
         for key, (node, why) in slow.items():
             if key not in self._slow and (self.incident is None or self.incident.id != key):
-                self._slow[key] = self._beside(Kind.STRAGGLER, node, why)
+                self._slow[key] = self._begun(Kind.STRAGGLER, node, why)
                 news.append(self._slow[key])
         for key in self._slow.keys() - slow.keys():
             ended = self._slow.pop(key)
@@ -207,18 +196,19 @@ class Account:
         if news:
             self._tell(news, now=True)
 
-    def lose_spare(self, node: NodeName, quiet_s: float, because: str) -> None:
-        """Tell of the loss of a node that ran no ranks.
+    def lose_spares(self, quiet_s: Mapping[NodeName, float], because: str) -> None:
+        """Tell of the loss of nodes that ran no ranks, and for how long nothing was heard of each.
 
-        That is an incident of its own beside the open one, and over at once.
+        Those are incidents of their own beside the open one, and over at once.
         """
-        self._tell([self._over(self._beside(Kind.NODE_SILENT, node, because, quiet_s))], now=True)
+        lost = [self._begun(Kind.NODE_SILENT, node, because, silent_s) for node, silent_s in quiet_s.items()]
+        self._tell([self._over(one) for one in lost], now=True)
 
-    def _beside(self, kind: Kind, node: NodeName, because: str, quiet_s: float = 0.0) -> Incident:
-        """Return an incident for which no rank stands still."""
+    def _begun(self, kind: Kind, node: NodeName | None, because: str, quiet_s: float = 0.0) -> Incident:
+        """Return an incident that is found now, its first evidence `quiet_s` old; no rank stands still for it."""
         now = self._clock.unix()
         return Incident(
-            id=incident_id(self._beat.attempt, kind, node),
+            id=incident_id(self._beat.attempt, kind, node or ""),
             kind=kind,
             node=node,
             attempt=self._beat.attempt,
@@ -262,18 +252,11 @@ class Account:
 
     def _look_at_storage(self) -> None:
         """Tell that the shared storage hangs, and that it goes on; nothing is ever done about it."""
-        stuck_s, now = self._chronicle.stuck_s(), self._clock.unix()
+        stuck_s = self._chronicle.stuck_s()
         if self._frozen is None and stuck_s >= FROZEN_S:
             because = f"what this launcher writes to the job's folder does not come back for {stuck_s:.0f} s"
-            self._frozen = Incident(
-                id=incident_id(self._beat.attempt, Kind.STORAGE_FROZEN),
-                kind=Kind.STORAGE_FROZEN,
-                attempt=self._beat.attempt,
-                evidence=because,
-                began_unix=now - stuck_s,
-                detected_unix=now,
-                ranks=self._beat.world_size,
-            )
+            begun = self._begun(Kind.STORAGE_FROZEN, None, because, stuck_s)
+            self._frozen = replace(begun, ranks=self._beat.world_size)
             self._chronicle.event("storage-frozen", because, stuck_s=stuck_s)
             self._tell([self._frozen], now=True)
         elif self._frozen is not None and not stuck_s:
@@ -291,13 +274,13 @@ class Account:
     def _node_beats(self) -> tuple[NodeRecord, ...]:
         now = self._clock.unix()
         records = []
-        health, boots = self._fleet.health(), self._fleet.boot_ids()
+        facts, health, boots = self._fleet.facts, self._fleet.health(), self._fleet.boot_ids()
         for node, silence in self._fleet.silence().items():
             store = self._fleet.store_of(node)
             records.append(
                 NodeRecord(
                     name=node,
-                    topology_address=self._fleet.facts[node].topology_address,
+                    topology_address=facts[node].topology_address,
                     seen_unix=now - silence.answer_s,
                     silent_s=silence.answer_s,
                     shards=store.shards,

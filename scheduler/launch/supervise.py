@@ -258,8 +258,8 @@ class Supervisor:
 
     def _lose_spares(self, running: _Running, verdict: Verdict) -> None:
         self._tell_silent(verdict.lost)
-        for node in verdict.lost:
-            self._account.lose_spare(node, self._fleet.silence()[node].contact_s, verdict.because)
+        silence = self._fleet.silence()
+        self._account.lose_spares({node: silence[node].contact_s for node in verdict.lost}, verdict.because)
         self._forget(verdict.lost)
         active = running.layout.active
         self._account.describe(spares=tuple(node for node in self._usable if node not in active))

@@ -11,6 +11,7 @@ import pytest
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.account import Account
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier
+from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Action, Beat, Finding, Incident, Kind, Outcome, Phase
@@ -21,6 +22,8 @@ N1, N2 = NodeName("n1"), NodeName("n2")
 
 class NoAgents:
     """What an account uses of a fleet that hears nobody."""
+
+    facts: Mapping[NodeName, NodeFacts] = {}
 
     def silence(self) -> Mapping[NodeName, Silence]:
         return {}
@@ -80,7 +83,7 @@ def test_it_is_not_over_because_the_ranks_that_are_being_ended_still_report(told
 
 def test_the_loss_of_a_spare_meanwhile_is_another_incident_and_ends_none(told: Told) -> None:
     relaunched(told)
-    told.account.lose_spare(N2, 2.5, "nothing heard of n2")
+    told.account.lose_spares({N2: 2.5}, "nothing heard of n2")
     told.account.note_first_step(12, 0)
     found = told.incidents()
     assert {kind: one.outcome for kind, one in found.items()} == {
