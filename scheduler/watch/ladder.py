@@ -41,8 +41,8 @@ RELAX_S = 15.0
 LONGEST_S = 600.0
 """An action that has not ended after so long is given up; the next verdict may begin another."""
 LISTEN_S = 3.0
-"""Whoever takes up the intent of a watchdog that was killed first hears the launcher for so long: it may have
-helped itself meanwhile."""
+"""Whoever takes up the intent of a watchdog that was killed, or stopped, first hears the launcher for so long: it
+may have helped itself meanwhile."""
 WELL_S = 30.0
 """That a node is well again is true for so long; then it is to be seen anew."""
 
@@ -84,7 +84,7 @@ class Facts:
         age_s: since the intent was written.
         sent: commands sent, and for how long they have had time to work.
         refused: commands that Slurm refused, and would refuse again.
-        returned_s: since we took the action up in place of a watchdog that began it, and was killed.
+        returned_s: since we took the action up: a watchdog that was killed began it, or we were stopped meanwhile.
         goes_on: the launcher has told us since that its job goes on: it needs no help any more.
         comment: of the job, as it is; None when it was not asked for.
         given_up: the unreachable nodes are those that the verdict calls dead, and silent for long enough.
@@ -129,6 +129,11 @@ class Next:
     why: str = ""
 
 
+def _give(step: Step, facts: Facts, why: str = "") -> Next:
+    """Return a command as what comes next, or that one given lately is waited for."""
+    return Next(Step.WAIT if facts.lately(step) else step, why)
+
+
 def next_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - one return for each remedy
     """Return the next step of an action; WAIT when only time can help."""
     remedy = Remedy(action.remedy)
@@ -161,7 +166,7 @@ def _comment_step(action: ActionRecord, facts: Facts) -> Next:
         return Next(Step.DONE, "told only: the node has a comment of an administrator's")
     if Step.COMMENT in facts.refused:
         return Next(Step.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
-    return Next(Step.WAIT if facts.lately(Step.COMMENT) else Step.COMMENT)
+    return _give(Step.COMMENT, facts)
 
 
 def _hold_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
@@ -179,7 +184,7 @@ def _hold_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a
     if Step.HOLD in facts.refused or Step.REQUEUE_HOLD in facts.refused:
         return Next(Step.GIVE_UP, "Slurm refused to hold the job")
     if job.state is JobState.PENDING:
-        return Next(Step.WAIT if facts.lately(Step.HOLD) else Step.HOLD)
+        return _give(Step.HOLD, facts)
     if job.state is not JobState.RUNNING:
         return Next(Step.WAIT, job.state.value.lower())
     return _end_held(facts, started_again=job.restarts > action.attempt.restart)
@@ -193,7 +198,7 @@ def _end_held(facts: Facts, *, started_again: bool) -> Next:
         return unneeded
     if facts.unreachable:
         return Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
-    return Next(Step.WAIT if facts.lately(Step.REQUEUE_HOLD) else Step.REQUEUE_HOLD)
+    return _give(Step.REQUEUE_HOLD, facts)
 
 
 def _unneeded(facts: Facts, step: Step) -> Next | None:
@@ -218,14 +223,14 @@ def _node_step(facts: Facts, *, down: bool, dead: bool) -> Next:  # noqa: PLR091
     if not node.drained and Step.DRAIN not in facts.refused:
         if dead and facts.answers is None:
             return Next(Step.WAIT, "not probed yet")
-        return Next(Step.WAIT if facts.lately(Step.DRAIN) else Step.DRAIN)
+        return _give(Step.DRAIN, facts)
     if not down and node.drained:
         return Next(Step.DONE, "drained")
     if Step.DRAIN in facts.refused or Step.DOWN in facts.refused:
         return Next(Step.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
     if facts.answers is None:
         return Next(Step.WAIT, "not probed yet")
-    return Next(Step.WAIT if facts.lately(Step.DOWN) else Step.DOWN)
+    return _give(Step.DOWN, facts)
 
 
 def _resume_step(facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
@@ -241,7 +246,7 @@ def _resume_step(facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return 
         return Next(Step.GIVE_UP, "it may not be well any more")
     if facts.answers is None:
         return Next(Step.WAIT, "not probed yet")
-    return Next(Step.WAIT if facts.lately(Step.RESUME) else Step.RESUME)
+    return _give(Step.RESUME, facts)
 
 
 _COMING = frozenset({JobState.CONFIGURING, JobState.RUNNING})
@@ -269,7 +274,7 @@ def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a 
     if facts.unreachable:
         # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
         return _unreachable_step(facts, job)
-    return Next(Step.WAIT if facts.lately(Step.REQUEUE) else Step.REQUEUE)
+    return _give(Step.REQUEUE, facts)
 
 
 def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0911 - one return for each rung
@@ -288,13 +293,12 @@ def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0
         return Next(Step.GIVE_UP, f"job {heir.id}, submitted in its place, is held; `scontrol release` lets it go")
     if bequeathed:
         over = job is None or job.state.final or job.state is JobState.COMPLETING
-        wanted = Step.SET_FREE if over else Step.CANCEL
-        return Next(Step.WAIT if facts.lately(wanted) else wanted)
+        return _give(Step.SET_FREE if over else Step.CANCEL, facts)
     if late or not _needs_heir(job, attempt, facts):
-        return Next(Step.WAIT if facts.lately(Step.DISMISS) else Step.DISMISS)
+        return _give(Step.DISMISS, facts)
     if not facts.given_up:
         return Next(Step.WAIT, "not probed long enough")
-    return Next(Step.WAIT if facts.lately(Step.BEQUEATH) else Step.BEQUEATH)
+    return _give(Step.BEQUEATH, facts)
 
 
 def _is_held(heir: JobRow, facts: Facts, *, bequeathed: bool) -> bool:
@@ -335,13 +339,12 @@ def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # n
     if facts.wished and (looked_at or released >= UNWISH_S) and not facts.lately(Step.UNWISH):
         return Next(Step.UNWISH, job.reason)
     if Step.RELAX in facts.sent and facts.kept_off and Step.RELAX not in facts.refused:
-        return Next(Step.WAIT if facts.lately(Step.RELAX) else Step.RELAX, "it showed no effect")
-    if Step.RELAX in facts.sent:
-        return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
-    if released >= RELAX_S:
+        return _give(Step.RELAX, facts, "it showed no effect")
+    if Step.RELAX not in facts.sent:
+        if released < RELAX_S:
+            return Next(Step.WAIT, "released")
         if facts.untrue:
             return Next(Step.WAIT, "until Slurm knows that the node is dead")
         if action.exclude or facts.kept_off:
             return Next(Step.RELAX, "no other nodes are free")
-        return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
-    return Next(Step.WAIT, "released")
+    return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
