@@ -26,5 +26,5 @@ def within(work: Callable[[], Value], longest_s: float) -> Value:
         except BaseException as problem:  # noqa: BLE001 - raised again where it is waited for
             future.set_exception(problem)
 
-    threading.Thread(target=run, name="deeplink-doctor", daemon=True).start()
+    threading.Thread(target=run, name="deeplink-bounded", daemon=True).start()
     return future.result(longest_s)

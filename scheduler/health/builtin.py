@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.health.check import Check
@@ -44,7 +44,7 @@ class Place:
         once: they are looked at by a command that ends: nothing is started anew, and a store that never was is
             nothing to look at.
         gpus: which tools for GPUs there are; looked for when not given.
-        env: the environment.
+        env: the environment; our own when not given.
     """
 
     node: str
@@ -52,7 +52,7 @@ class Place:
     of_job: bool = False
     once: bool = False
     gpus: GpuTools | None = None
-    env: Mapping[str, str] | None = None
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
 def checks_of(config: Config, place: Place, clock: Clock) -> list[Check]:
@@ -77,9 +77,8 @@ def boot_id_of(config: Config) -> str:
 
 
 def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clock) -> Iterator[Check]:
-    env = os.environ if place.env is None else place.env
     # A job's task may see its own share of the GPUs and links alone: the next job's may be another one.
-    is_share = place.of_job or (place.once and "SLURM_PROCID" in env)
+    is_share = place.of_job or (place.once and "SLURM_PROCID" in place.env)
     seen = Seen(None if is_share else file_in(config.state))
     yield _disk(settings, place, clock, seen)
     memory = MemoryCheck(settings.memory, clock)
@@ -126,8 +125,7 @@ def _disk(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> C
 
 
 def _gpus(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Iterator[Check]:
-    env = os.environ if place.env is None else place.env
-    tools = place.gpus or tools_here(env.get("PATH", ""))
+    tools = place.gpus or tools_here(place.env.get("PATH", ""))
     gpu, xid = GpuCheck(settings.gpu, clock, seen, tools), XidCheck(clock)
     none = "" if tools.any else "neither nvidia-smi nor NVML is here"
     yield Check(
@@ -149,13 +147,12 @@ def _gpus(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> I
 
 
 def _slurmd(config: Config, settings: HealthSettings, place: Place, clock: Clock) -> Check:
-    env = os.environ if place.env is None else place.env
     slurmd = SlurmdCheck(
         settings.slurmd,
         clock,
         place.node,
         restart=config.slurmd_restart if not (place.once or place.of_job) else "",
-        expected="SLURM_JOB_ID" in env and bool(env.get("SLURMD_NODENAME")),
+        expected="SLURM_JOB_ID" in place.env and bool(place.env.get("SLURMD_NODENAME")),
     )
     return Check(
         name="slurmd",
