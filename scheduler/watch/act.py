@@ -265,17 +265,20 @@ class Actor:
                 raise ValueError(f"{step} is no command for {action.key}")
 
     def _succeed(self, action: ActionRecord, heirs: Heirs, job: int, step: Step, facts: Facts) -> None:
-        if step is Step.SET_FREE:
-            heirs.set_free(job, token(action))
-        elif facts.heir and step is Step.DISMISS:
-            self.slurm.cancel(facts.heir.id)
-        elif facts.heir and step is Step.CANCEL:
-            heirs.supersede(job, facts.heir)
-        elif facts.heir and facts.job:
-            self._hand_down(action, job, facts.heir.id)
-            heirs.bequeath(facts.job, facts.heir)
-        elif facts.job:
-            heirs.submit_anew(facts.job, token(action), {*facts.unreachable, *action.exclude})
+        match step:
+            case Step.SUBMIT if facts.job:
+                heirs.submit_anew(facts.job, token(action), {*facts.unreachable, *action.exclude})
+            case Step.BEQUEATH if facts.job and facts.heir:
+                self._hand_down(action, job, facts.heir.id)
+                heirs.bequeath(facts.job, facts.heir)
+            case Step.CANCEL if facts.heir:
+                heirs.supersede(job, facts.heir)
+            case Step.SET_FREE:
+                heirs.set_free(job, token(action))
+            case Step.DISMISS if facts.heir:
+                self.slurm.cancel(facts.heir.id)
+            case _:
+                raise ValueError(f"{step} is no command for {action.key}")
 
     def _hand_down(self, action: ActionRecord, job: int, heir: int) -> None:
         """Note which of the exclusions that the heir was submitted with are ours, and end as ours do."""
