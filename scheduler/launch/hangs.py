@@ -116,7 +116,7 @@ class Hangs:
         self._where = Whereabouts(self._fleet, launch, self._clock)
         self._pulse.begin(self._clock.monotonic(), launch.world_size)
         self._watch.forget()
-        self._stragglers.begin()
+        self._stragglers = Stragglers()
 
     def take(self, reports: Iterable[common_pb2.Progress]) -> None:
         """Take in what agents heard of ranks; what is of other attempts does not count."""

@@ -75,11 +75,6 @@ class Stragglers:
         self._since: dict[int, float] = {}  # the end of the first window in which each was slow
         self.found: dict[int, Straggler] = {}
 
-    def begin(self) -> None:
-        """A new attempt begins."""
-        self._newest, self._said, self._from, self._rows, self.found = {}, {}, None, {}, {}
-        self._since, self._through = {}, set()
-
     def take(self, rank: int, step: int, work_s: float, now: float) -> None:
         """Take in what a rank says of its own work; 0 where it does not measure it. `now` is monotonic."""
         if not 0 < work_s < float("inf"):
