@@ -132,9 +132,9 @@ class SlurmRanks(RankStep):
         if self._process.stderr is None:
             raise AssertionError("a pipe was asked for")
         self._watcher = FailureWatcher(self._process.stderr)
-        threading.Thread(target=self._note, args=(self._noted,), name="deeplink-step", daemon=True).start()
+        threading.Thread(target=self._note, name="deeplink-step", daemon=True).start()
 
-    def _is_tried_again(self) -> bool:
+    def _try_again(self) -> bool:
         """Start srun once more if slurmctld did not answer it and it is time; whether that is done or to come."""
         now = self._clock.monotonic()
         if not self._tries or self._is_elsewhere or now >= self._tries_end:
@@ -162,14 +162,14 @@ class SlurmRanks(RankStep):
             log.info("job %d: %s", self._job, problem)  # srun will be told the same
         self._may_begin = not self._is_elsewhere
 
-    def _note(self, noted: Callable[[int], None]) -> None:
+    def _note(self) -> None:
         try:
             number = self._number()
         except DeepLinkError as problem:
             log.info("the number of step %s: %s", self._name, problem)
         else:
             if number is not None:
-                noted(number)
+                self._noted(number)
 
     @override
     def exit_code(self) -> int | None:
@@ -177,7 +177,7 @@ class SlurmRanks(RankStep):
         if code is None:
             return None
         self._watcher.finish()
-        if code and self._is_tried_again():
+        if code and self._try_again():
             return None
         if self._is_elsewhere:
             return 128 + signal.SIGTERM  # as of ranks that Slurm ended: it is asked why
