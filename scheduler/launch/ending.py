@@ -59,17 +59,19 @@ class Ending:
         self._clock, self._hold, self._limits, self._told_to_end = clock, hold, limits, told_to_end
 
     def action_for(self, verdict: Verdict, log: Log, *, requeueable: bool) -> Action:
-        """Return what is done about a run that is given up.
+        """Return what is done about a run that ends.
 
         A job that failed by its own fault is held where its user asked for it. Where he said nothing: if there is
         something to go on from, and where the run before this one ended so, too: then somebody (RequeueExit)
         starts it again and again. A script that never came to a step fails as it does anywhere.
 
         Args:
-            verdict: why it is given up.
+            verdict: why it ends.
             log: what was tried.
             requeueable: whether Slurm said that it may start the job again.
         """
+        if verdict.move is Move.REQUEUE:
+            return Action.REQUEUE
         if verdict.kind not in ITS_OWN_FAULT or not self._backend.can_requeue:
             return Action.NONE
         if self._hold is not None:
@@ -168,9 +170,10 @@ class Ending:
         """Do what may hang, storage or Slurm; what takes longer, or than we are given, is left behind."""
         thread = threading.Thread(target=work, name="deeplink-ending", daemon=True)
         thread.start()
-        deadline = self._clock.monotonic() + longest_s
-        while thread.is_alive() and self._clock.monotonic() < deadline:
-            if self._told_to_end() and self._clock.monotonic() >= deadline - longest_s + QUEUED_WAIT_S:
+        began = self._clock.monotonic()
+        while thread.is_alive():
+            waited_s = self._clock.monotonic() - began
+            if waited_s >= longest_s or (waited_s >= QUEUED_WAIT_S and self._told_to_end()):
                 break
             self._account.tick()
             thread.join(TICK_S)

@@ -358,9 +358,7 @@ class Supervisor:
             self._fleet.abandon()
             self._step, self.has_lost = None, True
             return self._ends.elsewhere(verdict, self._begun)
-        action = Action.REQUEUE
-        if verdict.move is not Move.REQUEUE:
-            action = self._ends.action_for(verdict, self._log, requeueable=self._liaison.requeueable)
+        action = self._ends.action_for(verdict, self._log, requeueable=self._liaison.requeueable)
         if verdict.kind is not None:  # before the stacks are asked for: they belong to it
             self._open(verdict, action)
         self._forget(verdict.lost)
@@ -370,7 +368,7 @@ class Supervisor:
         if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)
         self._while_listening(running.step.kill)
-        if verdict.move is Move.REQUEUE:
+        if action is Action.REQUEUE:
             return self._ends.start_again(verdict, self._begun, lost=self._lost)
         if verdict.kind is None:
             return self._ends.end(verdict, self._begun)
