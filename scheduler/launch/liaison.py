@@ -128,7 +128,7 @@ class Liaison:
             self._desk.press(since + LAG_S)
         return self._desk.since(since + LAG_S)
 
-    def weigh(self, verdict: Verdict, *, alone: bool = False) -> Verdict:
+    def weigh(self, verdict: Verdict, *, alone: bool) -> Verdict:
         """Return a verdict on the nodes as it may be carried out.
 
         Cut off for a while, we may be what is left of an older run: nothing is done before Slurm has said. Nor

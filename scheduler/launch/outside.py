@@ -32,7 +32,7 @@ class Outside:
         told: the signal that told us to end; empty while none did.
         code: exit code of the ranks; None while they run.
         agents_gone: all agents have ended, and we did not end them.
-        cut_off: most nodes were silent at once since Slurm was last asked.
+        cut_off: most nodes were silent at once, or all but our own, and Slurm has not said since whose the job is.
         standing: Slurm's answer to a question asked since any of this began; None while there is none.
         asked_for_s: since then.
         now: what the time limit asks for.
@@ -72,7 +72,7 @@ def look_outside(seen: Outside) -> Verdict | None:
     waits = word is None and seen.asked_for_s < WORD_S
     if seen.told:
         return _about_told(seen, waits=waits)
-    if seen.agents_gone or seen.code == TERMINATED:
+    if seen.was_ended:
         return _about_ended(seen, waits=waits)
     if seen.now is Now.END and seen.code is None and seen.requeueable and seen.gained:
         because = "the time limit is near"
