@@ -116,7 +116,9 @@ class Courier:
         try:
             self._deliver(beat)
         except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, the job goes on
-            if not self._is_dropped(problem, beat):
+            self._complain(problem, beat)
+            self._is_away = True
+            if not _is_final(problem):
                 with self._lock:
                     self._points = deque((*points, *self._points), maxlen=MOST_POINTS)
                 return False
@@ -130,10 +132,10 @@ class Courier:
                     del self._incidents[incident.id]
             return bool(self._incidents) and not self._is_away
 
-    def _is_dropped(self, problem: Exception, beat: Beat) -> bool:
-        """Say what is wrong, once; whether it is with what is told: without that the next beat may be taken."""
-        is_final, why = _is_final(problem), _said(problem)
-        if is_final and (beat.progress or beat.incidents):
+    def _complain(self, problem: Exception, beat: Beat) -> None:
+        """Say what is wrong, once."""
+        why = _said(problem)
+        if _is_final(problem) and (beat.progress or beat.incidents):
             lost = f"{counted(len(beat.progress), 'report')} and {counted(len(beat.incidents), 'incident')}"
             trace = None if isinstance(problem, grpc.RpcError) else problem
             if why != self._lost_for:  # who refuses one report may refuse one each second, for weeks
@@ -141,12 +143,13 @@ class Courier:
             self._lost_for = why
         elif not self._is_away:
             log.warning("%s: %s", self._name, why)
-        self._is_away = True
-        return is_final
 
 
 def _is_final(problem: Exception) -> bool:
-    """Whether telling the same again is no use: the far end refuses it, or it cannot even be put into words."""
+    """Whether telling the same again is no use: the far end refuses it, or it cannot even be put into words.
+
+    Without it the next beat may be taken.
+    """
     if isinstance(problem, grpc.RpcError):
         return problem.code() is grpc.StatusCode.INVALID_ARGUMENT
     return not isinstance(problem, (DeepLinkError, OSError))
