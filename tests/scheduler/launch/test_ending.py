@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S, CommandError
 from deeplink.scheduler.watch.records import Action, Beat, Kind, Outcome
 from deeplink.types import NodeName
+from tests.scheduler.slurm.answers import job_answer
 
 COMMAND = ("python", "train.py")
 FAILED = Verdict(
@@ -64,11 +64,10 @@ class Controller:
         if argv[0] == "squeue" and "%k" in argv:
             return self.comment
         if argv[0] == "squeue":
-            (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
             self.pending_for -= 1
-            where = ("RUNNING", "n[0-1]", "n0") if self.pending_for < 0 else ("PENDING", "", "n/a")
-            row = ("17", "17", where[0], "None", "0", str(int(self.requeue)), "ada", *where[1:], "resnet")
-            return "".join(word + separator for word in row)
+            if self.pending_for >= 0:
+                return job_answer(argv, 17, state="PENDING", requeueable=self.requeue, nodes="", host="n/a")
+            return job_answer(argv, 17, requeueable=self.requeue)
         if argv[1] == "show":
             self.given_up_after -= 1
             return f"NodeName=n1 State={'DOWN' if self.given_up_after < 0 else 'MIXED'}+NOT_RESPONDING"

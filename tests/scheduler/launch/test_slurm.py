@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from deeplink.scheduler.launch.slurm import SlurmBackend
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.types import NodeName
+from tests.scheduler.slurm.answers import answer, job_answer
 
 LOST = NodeName("n1")
 
@@ -27,12 +27,9 @@ class Cluster:
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if argv[0] == "squeue":
-            (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
-            row: tuple[str, ...] = ("17", "17", self.state, "None", str(self.restarts), "1", "ada")
-            row += ("n[0-1]", "n0", "resnet")
             if "TimeLeft" in argv[-1]:
-                row = ("1:00:00", "N/A", "2026-11-20T17:01:31")
-            return "".join(word + separator for word in row)
+                return answer(argv, "1:00:00", "N/A", "2026-11-20T17:01:31")
+            return job_answer(argv, 17, state=self.state, restarts=self.restarts)
         if argv[1] == "show":
             return f"NodeName=n1 State={self.node_state}"
         self.requeued.append(argv[2])

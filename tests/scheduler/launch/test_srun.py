@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from deeplink.scheduler.launch.outside import TERMINATED
 from deeplink.scheduler.launch.srun import TRY_AGAIN_S, UNANSWERED_S, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
+from tests.scheduler.slurm.answers import job_answer
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 FROZEN = "Socket timed out on send/recv operation"
@@ -39,9 +39,7 @@ class Controller:
         self.asked += 1
         if self.asked <= self.silent_for:
             raise CommandError(argv, 1, f"slurm_load_jobs error: {AWAY}")
-        (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
-        row = ("7", "7", "RUNNING", "None", str(self.restart), "1", "ada", "n[0-1]", "n0", "resnet")
-        return "".join(word + separator for word in row)
+        return job_answer(argv, 7, restarts=self.restart)
 
 
 @pytest.fixture

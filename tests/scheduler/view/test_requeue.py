@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -24,6 +23,7 @@ from deeplink.scheduler.view.requeue import (
 from deeplink.scheduler.watch.evidence import Answer
 from deeplink.scheduler.watch.probe import Address, Prober
 from deeplink.types import NodeName
+from tests.scheduler.slurm.answers import answer
 from tests.scheduler.view.programs import job, nodes
 from tests.scheduler.view.test_identity import row
 
@@ -47,13 +47,11 @@ class World(Prober):
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if argv[0] == "squeue" and "-O" in argv:
             self._go_on()
-            separator = argv[argv.index("-O") + 1].partition(":")[2].partition(",")[0]
             listed = "n[0-2]" if self.state == "RUNNING" and not self.restarts else "n[2-4]"
             one = job(7, self.state, Reason=self.reason, RestartCnt=str(self.restarts), NodeList=listed)
-            return "".join(f"{one[field]}{separator}" for field in JOB_FIELDS)
+            return answer(argv, *(one[field] for field in JOB_FIELDS))
         if argv[0] == "squeue":
-            (separator,) = set(re.findall("\x1f\\w+\x1f", argv[argv.index("-o") + 1]))
-            return "".join(f"{field}{separator}" for field in ("main", "3", self.excluded, self.required))
+            return answer(argv, "main", 3, self.excluded, self.required)
         if argv[:3] == ["scontrol", "show", "node"]:
             return "".join(nodes([name], self.node_states.get(name, "ALLOCATED")) for name in NAMES)
         if argv[:3] == ["scontrol", "show", "config"]:

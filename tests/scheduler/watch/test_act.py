@@ -5,7 +5,6 @@ The real Slurm does the same in tests/cluster/test_watch.py; here are the answer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +28,7 @@ from deeplink.scheduler.watch.probe import Address
 from deeplink.scheduler.watch.records import Beat, Kind, NodeRecord, Outcome, Phase
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
-
-JOB_COLUMNS = 10
+from tests.scheduler.slurm.answers import answer, job_answer
 
 
 class Killed(BaseException):
@@ -86,15 +84,11 @@ class Cluster:
         if "%k" in argv:
             return f"{self.comment}\n"
         if "%P" in " ".join(argv):
-            (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
-            return "".join(f"{field}{separator}" for field in ("main", "2", self.excluded, self.required))
-        (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
+            return answer(argv, "main", 2, self.excluded, self.required)
         if not self.job_state:  # forgotten: it ended more than MinJobAge ago
             return ""
         nodes = self.job_nodes if self.job_state == "RUNNING" else ""
-        row = ["17", "17", self.job_state, self.reason, str(self.restarts), "1", "ada", nodes, "n0", "resnet"]
-        assert len(row) == JOB_COLUMNS
-        return "".join(word + separator for word in row)
+        return job_answer(argv, 17, state=self.job_state, reason=self.reason, restarts=self.restarts, nodes=nodes)
 
     @staticmethod
     def _wanted(name: str, argv: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from deeplink.scheduler.watch.records import Beat, Phase
 from deeplink.scheduler.watch.release import Releaser
 from deeplink.scheduler.watch.rewish import Wish, Wishes
 from deeplink.types import Attempt, NodeName
+from tests.scheduler.slurm.answers import answer
 
 N1, N2 = NodeName("n1"), NodeName("n2")
 
@@ -42,8 +42,7 @@ class Controller:
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if argv[0] == "squeue":
-            (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
-            return "".join(f"{field}{separator}" for field in ("main", "2", self.excluded, ""))
+            return answer(argv, "main", 2, self.excluded, "")
         if argv[0] == "sinfo":
             return "n0\nn1\nn2\n"
         self.told.append(tuple(argv[3:]))
