@@ -139,7 +139,8 @@ class Supervisor:
                 return self._finish(running, verdict)
 
     def _start(self, candidates: Collection[NodeName], before: Collection[NodeName] = ()) -> _Running:
-        facts = {node: one for node, one in self._fleet.facts.items() if node in set(candidates)}
+        chosen = set(candidates)
+        facts = {node: one for node, one in self._fleet.facts.items() if node in chosen}
         port = self._backend.port_for(self._attempt)
         order = replace(self._order, count=self._order.count_for(len(facts)) or self._order.count)
         layout = lay_out(order, self._attempt, facts, port=port, before=before)
@@ -208,14 +209,14 @@ class Supervisor:
             return outside
         self._revive()
         active = running.layout.active
-        silence = self._fleet.silence()
-        spares = tuple(node for node in self._usable if node not in active)
+        silence, booted = self._fleet.silence(), self._booted_anew()
+        spares = self._spares(running)
         late = self._hangs.look()
         seen = Evidence(
             active=active,
             spares=spares,
             silence={node: silence[node] for node in (*active, *spares)},
-            anew=tuple(node for node in active if node in self._booted_anew()),
+            anew=tuple(node for node in active if node in booted),
             here=self._here,
             exit_code=code,
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
@@ -261,9 +262,12 @@ class Supervisor:
         silence = self._fleet.silence()
         self._account.lose_spares({node: silence[node].contact_s for node in verdict.lost}, verdict.because)
         self._forget(verdict.lost)
-        active = running.layout.active
-        self._account.describe(spares=tuple(node for node in self._usable if node not in active))
+        self._account.describe(spares=self._spares(running))
         self._chronicle.event("spare-lost", f"{verdict.because}: no spare any more", nodes=verdict.lost)
+
+    def _spares(self, running: _Running) -> tuple[NodeName, ...]:
+        active = set(running.layout.active)
+        return tuple(node for node in self._usable if node not in active)
 
     @property
     def _lost(self) -> list[NodeName]:
