@@ -87,7 +87,7 @@ class Liaison:
         now = self._clock.monotonic()
         self._desk.tick()
         moment = max(min(now, self._over_at) - FRESH_S, now - SLOW_S)
-        is_fresh = self._desk.since(moment) is not None
+        is_fresh = self._desk.since(moment) is not None  # first: a word that comes in now is not yet looked at
         time = self._deadline.look(self._desk.left_s())
         self._over_at = min(now, self._over_at) if time is Now.END else float("inf")
         if time is Now.SAVE:

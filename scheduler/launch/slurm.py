@@ -225,6 +225,7 @@ class SlurmBackend(Backend):
             if not all(row.down for row in self.slurm.nodes(nodes)):
                 return False
             # Cut off for a while, we may be what is left of an older run: the job has been started again already.
+            # And a controller that has just come up takes it for one that waits: it takes no order.
             job = self.slurm.job(self.job)
             if job.restarts != self.restart or job.state is JobState.PENDING:
                 return False
