@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import NO_CLAIM, Claim, ClaimDamagedError, Claims, claim_text, in_order, is_newer
-from deeplink.checkpoints.entries import Entry, Retention, entries
+from deeplink.checkpoints.entries import Entry, Retention, entries, looks_whole
 from deeplink.checkpoints.fetching import FROM, OWN
 from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, FileEntry
 from deeplink.checkpoints.saving import tidy, withdraw
@@ -280,7 +280,7 @@ class Copies:
         # The oldest copies of the same node give way to what comes, they would go right after; but the newest
         # whole one stays until then.
         kept = [folder / entry.name for entry in entries(folder)]
-        whole = next((path for path in kept if _is_whole(path)), None)
+        whole = next((path for path in kept if looks_whole(path)), None)
         spare = [path for path in kept if path != whole]
         while spare and sum(sizes.values()) + needed > budget:
             path = spare.pop()
@@ -316,14 +316,6 @@ def _is_alike(path: Path, there: There) -> bool:
         return manifests.check_part(path, contents=False) == there.manifest
     except CheckpointDamagedError:
         return False
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        manifests.check_part(path, contents=False)
-    except CheckpointDamagedError:
-        return False
-    return True
 
 
 def _size(folder: Path) -> int:

@@ -141,17 +141,17 @@ def superfluous(folder: Path, claim: Claim, retention: Retention) -> list[str]:
         elif (entry.claim, entry.step) in whole:
             doomed.append(entry.name)
         elif len(whole) < retention.keep or retention.always(entry.step):
-            looks_whole = _looks_whole(folder / entry.name)
-            if looks_whole:
+            is_whole = looks_whole(folder / entry.name)
+            if is_whole:
                 whole.add((entry.claim, entry.step))
-            elif looks_whole is False and len(whole) >= retention.keep:
+            elif is_whole is False and len(whole) >= retention.keep:
                 doomed.append(entry.name)
         else:
             doomed.append(entry.name)
     return doomed
 
 
-def _looks_whole(path: Path) -> bool | None:
+def looks_whole(path: Path) -> bool | None:
     """Tell whether every file is there in its size; None where the storage does not let itself be looked at."""
     try:
         manifests.check_part(path, contents=False)
