@@ -34,9 +34,9 @@ class NoInterfaceError(DeepLinkError):
     exit_code = 2
 
     def __init__(self, wanted: str, nodes: Collection[NodeName], there: Collection[str]) -> None:
-        names = listed(sorted(nodes, key=natural))
+        names = sorted(nodes, key=natural)
         super().__init__(
-            f"interface {wanted}: not on {names}, which has {', '.join(there) or 'none but loopback'}",
+            f"interface {wanted}: not on {listed(names)}, which has {', '.join(there) or 'none but loopback'}",
             remedy="Give --interface (DEEPLINK_INTERFACE) the name of an interface that is up on every node of "
             "the job, or a network such as 10.1.0.0/16; or leave it out, and one is chosen.",
         )
