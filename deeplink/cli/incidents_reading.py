@@ -80,10 +80,11 @@ class Readable:
 
         state = load_config().state
         watchdog = default_journal(state)
-        jobs = tuple(filter(_was_begun, sorted((state / "jobs").glob("*/journal.sqlite"))))
-        if named is not None or watchdog.exists() or not jobs:
-            return cls(((named or watchdog).absolute(),), per_job=False)
-        return cls(jobs, per_job=True)
+        if named is None and not watchdog.exists():
+            jobs = tuple(filter(_was_begun, sorted((state / "jobs").glob("*/journal.sqlite"))))
+            if jobs:
+                return cls(jobs, per_job=True)
+        return cls(((named or watchdog).absolute(),), per_job=False)
 
     def label(self, incident: Incident) -> str:
         """Return what people call it: its number, with its job's before it where numbers begin anew."""
