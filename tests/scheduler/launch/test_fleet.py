@@ -382,10 +382,11 @@ def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
 
 
 def test_time_in_which_we_did_nothing_blames_nobody(node: Callable[[str], Node]) -> None:
-    one = node("n0")
-    fleet, _ = gathered(one)
-    until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s < 0.1)
-    time.sleep(1.6)
+    one, clock = node("n0"), ManualClock()
+    fleet = Fleet(Agents([one.facts]), TOKEN, clock)
+    assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+    fleet.tick(ATTEMPT)
+    clock.sleep(1.6)
     fleet.tick(ATTEMPT)
     assert fleet.silence()[NodeName("n0")].answer_s < 1.0
     fleet.close()

@@ -223,12 +223,14 @@ def test_where_the_journal_takes_no_writes_each_is_told_once_all_the_same(
     assert len([one for one in caplog.records if "not noted yet" in one.message]) == 1
 
 
-def test_channels_outlive_a_journal_that_fails_for_a_while(journal: Journal, tmp_path: Path) -> None:
+def test_channels_outlive_a_journal_that_fails_for_a_while(
+    journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     channel = Channel(name="program", way=Program(argv=("/bin/sh", "-c", f"cat >> {tmp_path}/told")))
     with notifying([channel], journal, SystemClock(), WatchMetrics(CollectorRegistry()), "head") as notifier:
         journal._db.execute("ALTER TABLE notices RENAME TO elsewhere")  # neither read nor written
         notifier.wake()
-        time.sleep(0.2)
+        eventually(lambda: "channel program: " in caplog.text)
         with pytest.raises(JournalError):
             journal.unsent("program")
         journal._db.execute("ALTER TABLE elsewhere RENAME TO notices")
