@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.program import hand_over, unwind_when_told
+from benchmarks.program import hand_over, options, unwind_when_told
 from benchmarks.rows import make_row
 from benchmarks.scheduler.choices import Answer, Asked, Record, read_record, write_record
 from benchmarks.scheduler.manyslurmd import GPUS, Names, Shape, in_namespaces, said, slurm_of, wait_idle
@@ -268,16 +268,14 @@ def rows_of(record: Record) -> list[Row]:
 
 
 def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options("benchmarks.scheduler.emulation", __doc__, quick="128 slurmd and 10 states")
     parser.add_argument("--nodes", type=int, default=1024, help="how many slurmd (default: 1024)")
     parser.add_argument("--states", type=int, default=50, help="how many random states (default: 50)")
     parser.add_argument("--names", choices=[*Names], help="one of the trees alone; uneven is of 128 nodes at most")
-    parser.add_argument("--quick", action="store_true", help="128 slurmd and 10 states")
     parser.add_argument(
         "--record", type=Path, help="write all answers here, as JSON in gzip; of one kind of names"
     )
     parser.add_argument("--from", dest="earlier", type=Path, help="take the answers from here, start nothing")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.record and not asked.names and not asked.earlier:

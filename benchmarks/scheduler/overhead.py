@@ -12,13 +12,12 @@ A Python that does nothing is timed beside them: on a busy machine it tells what
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.program import hand_over
+from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
 from deeplink.scheduler.model.constants import Constants
 from deeplink.scheduler.model.stored import constants_text
@@ -131,10 +130,8 @@ def rows_of(found: dict[str, list[float]]) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/overhead.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options("benchmarks.scheduler.overhead", __doc__, quick="five rounds")
     parser.add_argument("--repeats", type=int, default=25, help="rounds (default: 25)")
-    parser.add_argument("--quick", action="store_true", help="five rounds")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     rows = rows_of(measured(5 if asked.quick else asked.repeats))
     hand_over("overhead", rows, as_json=asked.json)

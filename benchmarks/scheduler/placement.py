@@ -24,7 +24,7 @@ from itertools import pairwise, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.program import hand_over
+from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
 from deeplink.scheduler.placement import search
 from deeplink.scheduler.placement.cost import DEFAULT_COST
@@ -308,10 +308,8 @@ def _least(nodes: Sequence[NodeName], fabric: Fabric) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/placement.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options("benchmarks.scheduler.placement", __doc__, quick="two repeats, and less of everything")
     parser.add_argument("--repeats", type=int, default=7, help="how often each is measured (default: 7)")
-    parser.add_argument("--quick", action="store_true", help="two repeats, and less of everything")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--one", choices=STATES, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)

@@ -12,7 +12,6 @@ kernel has no tbf, that is said, and no step time is told. Jobs of both kinds ta
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import secrets
@@ -24,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.program import hand_over
+from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.namespaced import Namespaced
@@ -160,10 +159,8 @@ def rows_of(title: str, found: dict[str, list[Ran]], unshaped: str) -> list[Row]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/side_by_side.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options("benchmarks.scheduler.side_by_side", __doc__, quick="one job of each kind")
     parser.add_argument("--repeats", type=int, default=5, help="jobs of each kind (default: 5)")
-    parser.add_argument("--quick", action="store_true", help="one job of each kind")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     rows: list[Row] = []
     for title, shape in SHAPES.items():

@@ -11,13 +11,12 @@ Few seeds prove little. One more run is of 4,096 nodes, with submissions moved u
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.program import hand_over
+from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
 from deeplink.scheduler.simulate.measure import SIZES, WIDE, Figure, What
 from deeplink.scheduler.simulate.policies import Policy
@@ -89,11 +88,11 @@ def rows_of(study: Study, took: dict[Policy, list[float]]) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/simulation.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(
+        "benchmarks.scheduler.simulation", __doc__, quick="two seeds and 8,000 jobs; 256 nodes for 4,096"
+    )
     parser.add_argument("trace", type=Path, help="Philly's trace as CSV")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each policy (default: 5)")
-    parser.add_argument("--quick", action="store_true", help="two seeds and 8,000 jobs; 256 nodes for 4,096")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     jobs = QUICK_JOBS if asked.quick else None
     study, took = studied(asked.trace, 2 if asked.quick else asked.seeds, jobs)

@@ -13,13 +13,12 @@ looks that the watchers made meanwhile. The first queries of all are not in the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.program import hand_over
+from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
@@ -128,12 +127,10 @@ def rows_of(found: dict[int, dict[str, Any]], seconds: float) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/status_load.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options("benchmarks.scheduler.status_load", __doc__, quick="20 watchers, every 3 s, three intervals")
     parser.add_argument("--watchers", type=int, default=200, help="how many (default: 200)")
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between looks (default: 10)")
     parser.add_argument("--slots", type=int, default=6, help="intervals that are counted (default: 6)")
-    parser.add_argument("--quick", action="store_true", help="20 watchers, every 3 s, three intervals")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     if asked.quick:
         asked.watchers, asked.interval, asked.slots = 20, 3.0, 3

@@ -9,7 +9,6 @@ two nodes, somebody else takes one of them before Slurm looks, and the time is t
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import statistics
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from benchmarks.program import options
 from benchmarks.rows import make_row, table, write_rows
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
@@ -164,10 +164,8 @@ def jobs_told(found: Found) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write build/bench/waiting.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options("benchmarks.scheduler.waiting", __doc__, quick="one round")
     parser.add_argument("--rounds", type=int, default=2, help="how often the queue is played (default: 2)")
-    parser.add_argument("--quick", action="store_true", help="one round")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     asked = parser.parse_args(arguments)
     found = measured(1 if asked.quick else asked.rounds)
     rows = rows_of(found)
