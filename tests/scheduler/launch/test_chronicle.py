@@ -38,6 +38,10 @@ def point(step: int) -> ProgressPoint:
     return ProgressPoint(attempt=ATTEMPT, step=step, unix=float(step))
 
 
+def incident(number: int) -> Incident:
+    return Incident(id=f"7.0.{number}-rank-failed", kind="rank-failed", began_unix=1.0, detected_unix=2.0)
+
+
 def test_events_are_lines_of_json_with_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock = ManualClock()
     chronicle = Chronicle(tmp_path, clock, [])
@@ -76,32 +80,27 @@ def test_what_cannot_be_delivered_is_kept_for_the_next_time() -> None:
         delivered.set()
 
     courier = Courier(deliver, "test")
-    incident = Incident(id="7.0.0-node-silent-n1", kind="node-silent", began_unix=1.0, detected_unix=2.0)
-    courier.give(BEAT, [point(1), point(2)], [incident], now=True)
+    courier.give(BEAT, [point(1), point(2)], [incident(1)], now=True)
     assert delivered.wait(20)
     courier.give(BEAT, [point(3)], [], now=True)
     courier.close()
     assert [one.step for beat in seen for one in beat.progress] == [1, 2, 3]
-    assert [one.id for beat in seen for one in beat.incidents] == [incident.id]
+    assert [one.id for beat in seen for one in beat.incidents] == [incident(1).id]
 
 
 class Away:
     """Takes nothing until it is back; what it takes is seen."""
 
-    def __init__(self, problem: Exception) -> None:
-        self.problem: Exception | None = problem
+    def __init__(self) -> None:
+        self.is_back = False
         self.seen: list[Beat] = []
         self.asked = threading.Semaphore(0)
 
     def __call__(self, beat: Beat) -> None:
         self.asked.release()
-        if self.problem is not None:
-            raise self.problem
+        if not self.is_back:
+            raise ConnectionError("the watchdog is away")
         self.seen.append(beat)
-
-
-def incident(number: int) -> Incident:
-    return Incident(id=f"7.0.{number}-rank-failed", kind="rank-failed", began_unix=1.0, detected_unix=2.0)
 
 
 def test_reports_that_come_in_during_a_delivery_are_delivered_though_older_ones_gave_way() -> None:
@@ -123,12 +122,12 @@ def test_reports_that_come_in_during_a_delivery_are_delivered_though_older_ones_
 
 
 def test_of_what_a_far_end_misses_the_newest_is_kept_and_told_in_parts() -> None:
-    away = Away(ConnectionError("the watchdog is away"))
+    away = Away()
     courier = Courier(away, "test")
     for number in range(2 * MOST_INCIDENTS):
         courier.give(BEAT, [], [incident(number)], now=True)
     assert away.asked.acquire(timeout=20)
-    away.problem = None
+    away.is_back = True
     courier.close()
     assert max(len(beat.incidents) for beat in away.seen) <= MOST_INCIDENTS_AT_ONCE
     told = [one.id for beat in away.seen for one in beat.incidents]

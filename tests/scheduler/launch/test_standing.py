@@ -16,12 +16,10 @@ class Controller:
     answer: Standing | None = None
     asked: int = 0
     free: threading.Event = field(default_factory=threading.Event)
-    done: threading.Event = field(default_factory=threading.Event)
 
     def standing(self) -> Standing | None:
         self.asked += 1
         assert self.free.wait(10)
-        self.done.set()
         return self.answer
 
 
