@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.frame import TOP
 from benchmarks.program import unwind_when_told
-from benchmarks.rows import BENCH, machine
+from benchmarks.rows import BENCH
+from benchmarks.watchdog.aftermath import Aftermath, fed_wrongly, fenced_saves, page
 from benchmarks.watchdog.facts import newest_step
-from benchmarks.watchdog.playing import late_saves
 from benchmarks.watchdog.scenarios import EIGHT, Rights
 from benchmarks.watchdog.stand import Stand, StandError, sweep, until
-from benchmarks.watchdog.strikes import KINDRED, Strike, Struck, complaints, matched, strikes
+from benchmarks.watchdog.strikes import KINDRED, Strike, Struck, complaints, strikes
 from deeplink.data.digest import DeliveryDigest
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_text
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from benchmarks.watchdog.facts import Line, Told
-    from deeplink.types import Attempt
+    from benchmarks.watchdog.facts import Told
 
 PAGE, KEPT = TOP / "docs" / "storm.md", BENCH / "storm"
 DATASET, FILES, FILE_BYTES = "storm", 600, 700
@@ -94,7 +93,6 @@ class Storm:
     """
 
     stand: Stand
-    seed: int
     say: Callable[[str], None]
     expected: DeliveryDigest
     ends: float
@@ -154,32 +152,16 @@ class Storm:
         hit = (*self.struck, *self._open)
         told_to = any(one.strike.fault == "rank-exit" and one.job == run.stand.job for one in hit)
         if run.ended == "COMPLETED":
-            run.problems += [f"{job}: {what}" for what in self._fed_wrongly(run)]
+            run.problems += [f"{job}: {what}" for what in fed_wrongly(run.stand.folder, self.expected)]
         elif not (told_to and "held" in run.ended):
             run.problems.append(f"{job} ended as {run.ended}, neither finished nor held for a reason of its own")
-        run.problems += [f"{job}: a fenced attempt saved {name}" for name in self._late(run)]
+        run.problems += [f"{job}: a fenced attempt saved {name}" for name in fenced_saves(run.stand)]
         self.problems += run.problems
         attempts = len({line.attempt for line in run.stand.lines()})
         took = time.time() - run.began
         self.say(
             f"{job}: {run.ended} after {took:.0f} s, {attempts} attempts; {'; '.join(run.problems) or 'well'}"
         )
-
-    def _fed_wrongly(self, run: Run) -> list[str]:
-        try:
-            text = (run.stand.folder / "digest.json").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return ["it left no digest"]
-        fed = DeliveryDigest()
-        fed.load_state_dict(json.loads(text))
-        return fed.differences(self.expected)
-
-    @staticmethod
-    def _late(run: Run) -> list[str]:
-        found: list[str] = []
-        for old, fence in fences(run.stand.lines()):
-            found += late_saves(run.stand, old, fence)
-        return found
 
     # -- faults
 
@@ -330,20 +312,10 @@ class Storm:
         self.struck.sort(key=lambda one: one.began_unix)
         self.problems += complaints(self.struck, self.stand.incidents())
 
-
-def fences(lines: Sequence[Line]) -> list[tuple[Attempt, float]]:
-    """Return each attempt that was followed by one that resumed, and when all ranks of the first such had.
-
-    An attempt that was ended before it resumed has claimed nothing, and fences nobody.
-    """
-    resumed: dict[Attempt, float] = {}
-    for line in lines:
-        if line.what == "resumed":
-            resumed[line.attempt] = max(line.unix, resumed.get(line.attempt, line.unix))
-    followed = {
-        old: min((new for new in resumed if new > old), default=None) for old in {line.attempt for line in lines}
-    }
-    return [(old, resumed[new]) for old, new in sorted(followed.items()) if new is not None]
+    def aftermath(self) -> Aftermath:
+        """Return what came of it."""
+        ended = [run.ended or "not finished" for run in self.runs]
+        return Aftermath(struck=self.struck, ended=ended, problems=self.problems, remarks=self.remarks)
 
 
 def prepare(stand: Stand, say: Callable[[str], None]) -> DeliveryDigest:
@@ -390,7 +362,7 @@ def weather(
         expected = prepare(stand, say)
         stand.watch(Rights.OPERATOR, "--resume")
         began = time.monotonic()
-        storm = Storm(stand, seed, say, expected, ends=began + minutes * 60)
+        storm = Storm(stand, say, expected, ends=began + minutes * 60)
         coming = list(strikes(minutes * 60, seed, only=only))
         while (now := time.monotonic()) < storm.ends:
             storm.follow(more=True)
@@ -419,46 +391,6 @@ def keep(storm: Storm, folder: Path) -> None:
     shutil.copytree(storm.stand.cluster.layout.log, folder / "slurm")
 
 
-def report(storm: Storm, incidents: Sequence[Told], minutes: float) -> str:
-    """Return what came of it, as a page."""
-    found, _ = matched(storm.struck, incidents)
-    came = [one for one in storm.struck if not one.missed]
-    lines = [
-        "# A storm of faults",
-        "",
-        "Written by the command itself. Random faults of [the laboratory](faults.md) from a seed, three jobs",
-        "running on a sandbox of eight nodes; what is held at the end is in `benchmarks/watchdog/storm.py`.",
-        "",
-        f"    python -m benchmarks.watchdog.storm --minutes {minutes:g} --seed {storm.seed} --write-docs",
-        "",
-        f"{machine()}. {len(came)} faults came, {len(storm.struck) - len(came)} were left out.",
-        f"{len(storm.runs)} jobs: {_counted([run.ended or 'not finished' for run in storm.runs])}.",
-        "",
-        f"## What does not hold: {len(storm.problems) or 'nothing'}",
-        "",
-        *[f"- {problem}" for problem in storm.problems],
-        *([""] if storm.problems else []),
-        *(["Besides:", "", *[f"- {remark}" for remark in storm.remarks], ""] if storm.remarks else []),
-        "## Faults",
-        "",
-        "| s | fault | target | for s | job | incident |",
-        "|---|---|---|---|---|---|",
-    ]
-    for place, one in enumerate(storm.struck):
-        what = one.missed and f"left out: {one.missed}"
-        what = what or ", ".join(f"{told.kind} ({told.action}, {told.outcome.value})" for told in found[place])
-        held = f"{one.over_unix - one.began_unix:.0f}"
-        lines.append(
-            f"| {one.strike.at_s:.0f} | {one.strike.fault} | {one.target.rpartition('/')[2]} | {held} "
-            f"| {one.job or ''} | {what.replace('|', '/')} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _counted(words: Sequence[str]) -> str:
-    return ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write; 1 when something does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -479,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     sweep()
     storm, incidents = weather(asked.minutes, asked.seed, say, only)
-    text = report(storm, incidents, asked.minutes)
+    text = page(asked.minutes, asked.seed, storm.aftermath(), incidents)
     BENCH.mkdir(parents=True, exist_ok=True)
     write_text(BENCH / "storm.md", text)
     print(text)
