@@ -85,6 +85,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "agents-again": lambda event: f"agents start once more on {_nodes(event)}",
     "back": lambda event: f"{_nodes(event)} answers again",
     "requeue": lambda _: "Slurm was asked to start the job again",
+    "held": lambda _: "Slurm was asked to hold the job",
     "waiting": lambda event: f"waits{_because(event)}",
     "elsewhere": lambda event: f"runs elsewhere by now{_because(event)}",
     "late": _late,

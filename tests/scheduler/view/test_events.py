@@ -48,5 +48,6 @@ def test_facts_that_are_missing_or_strange_do_not_keep_the_rest_from_being_told(
 def test_the_events_of_the_launcher_have_words() -> None:
     source = "".join(path.read_text() for path in Path(next(iter(launch.__path__))).glob("*.py"))
     written = set(re.findall(r"(?:chronicle|_chronicle)\.event\(\s*\"([a-z-]+)\"", source))
-    assert {"job-started", "network", "attempt-started", "relaunch", "ended"} <= written
+    written |= set(re.findall(r"_give_back\(partial\(.*\), \"([a-z-]+)\"", source))
+    assert {"job-started", "network", "attempt-started", "relaunch", "requeue", "held", "ended"} <= written
     assert written <= set(_WORDS)
