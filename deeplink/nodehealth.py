@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from deeplink.attending import Attendee, Attending, Deliver
+from deeplink.bounded import within
 from deeplink.config import ConfigError
-from deeplink.scheduler.doctor.bounded import within
 from deeplink.scheduler.health.builtin import Place, boot_id_of, checks_of
 from deeplink.scheduler.health.switch import read_switch, switch_paths
 from deeplink.scheduler.health.watching import HealthWatch

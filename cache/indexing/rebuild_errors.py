@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +30,8 @@ class ShardsNotFoundError(DeepLinkError):
     """Shards that an index is to be made of are in no folder and at no member that was asked."""
 
     def __init__(self, missing: Sequence[ShardId], wanted: int, asked: Sequence[str]) -> None:
-        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")  # noqa: PLR2004 - as many as are read
-        what = f"{len(missing)} of {wanted} shards were not found ({some})" if wanted else "no shard was found"
+        what = f"{len(missing)} of {wanted} shards were not found ({listed(missing, 3)})"
+        what = what if wanted else "no shard was found"
         super().__init__(
             f"{what}; asked: {'; '.join(asked) or 'nobody'}",
             remedy="Name more folders with --from or more agents with --members.",

@@ -165,8 +165,8 @@ def command(
 
 def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[Check]]:
     """Return the switch and the checks; the folders that they come from may hang."""
+    from deeplink.bounded import within
     from deeplink.daemon import member_name
-    from deeplink.scheduler.doctor.bounded import within
     from deeplink.scheduler.health.builtin import Place, checks_of
     from deeplink.scheduler.health.switch import read_switch, switch_paths
 

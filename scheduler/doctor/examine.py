@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from deeplink.bounded import within
 from deeplink.daemon import is_loopback
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.doctor.asking import asked_slurm, nodes_to_look_at, step_command
-from deeplink.scheduler.doctor.bounded import within
 from deeplink.scheduler.doctor.folder_rules import scripts_of
 from deeplink.scheduler.doctor.network_rules import services_of
 from deeplink.scheduler.doctor.part import Part, sweep

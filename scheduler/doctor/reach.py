@@ -9,7 +9,7 @@ import socket
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.doctor.bounded import within
+from deeplink.bounded import within
 from deeplink.scheduler.doctor.running_settings import RANK_PORTS
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.wording import counted
+from deeplink.wording import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -205,7 +205,7 @@ def _check(request: Request, left: frozenset[NodeName], *, limit: Limit, why: st
             Limit.GPUS: f"with fewer than {counted(request.gpus_per_node, 'GPU')}",
             Limit.BUSY: "not free now",
         }[limit]
-        problem = f"required, but {reason}: {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}"  # noqa: PLR2004
+        problem = f"required, but {reason}: {listed(missing)}"
         there = len(request.required & left)
         raise NoPlacementError(
             problem, limit=Limit.REQUIRED, wanted=len(request.required), there=there, later=later

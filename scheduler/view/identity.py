@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,9 +47,9 @@ class ManyJobsError(DeepLinkError):
 
     def __init__(self, word: str, labels: Iterable[str]) -> None:
         self.labels = tuple(labels)
-        some = ", ".join(self.labels[:5]) + (", ..." if len(self.labels) > 5 else "")  # noqa: PLR2004
         super().__init__(
-            f"{word} is {len(self.labels)} jobs: {some}", remedy=f"Name one, such as {self.labels[0]}."
+            f"{word} is {len(self.labels)} jobs: {listed(self.labels, 5)}",
+            remedy=f"Name one, such as {self.labels[0]}.",
         )
         self.word = word
 

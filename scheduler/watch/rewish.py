@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.bounded import within
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.doctor.bounded import within
 from deeplink.scheduler.planner.ground import wishes_nodes
 from deeplink.scheduler.planner.loop import read_queue
 from deeplink.scheduler.planner.round import Mine, Move, plan

@@ -20,7 +20,7 @@ from deeplink.scheduler.topology.network import Cable, End, Node, Other, Role, S
 from deeplink.scheduler.topology.sources.adapters import UNSET, Host, family, host_of, most_common
 from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, is_name, short, without_domains
 from deeplink.types import NodeName
-from deeplink.wording import counted
+from deeplink.wording import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -308,8 +308,8 @@ def _say_who_is_apart(gathering: Gathering) -> None:
         found = [other for other in gathering.others if other.role is role]
         if found:
             named = sorted({other.name for other in found})
-            some = ", ".join(named[:4]) + (", ..." if len(named) > 4 else "")  # noqa: PLR2004
-            gathering.say(kind, f"{counted(len(found), role.value + ' adapter')}, on no node's account: {some}")
+            adapters = counted(len(found), role.value + " adapter")
+            gathering.say(kind, f"{adapters}, on no node's account: {listed(named, 4)}")
     engines = sum(other.role is Role.AGGREGATION for other in gathering.others)
     if engines:
         gathering.say(
