@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,19 +15,9 @@ from deeplink.types import Member, NodeName
 from tests.cache.agents import config_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deeplink.config import Config
 
 QUICK = Pace(verify_s=0.1, lost_s=0.05, budget_s=0.1, share_s=0.2, unused_s=0.1, note_s=0.1)
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Return once it is true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"it did not come about within {seconds:g} s"
-        time.sleep(0.02)
 
 
 @dataclass

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from deeplink.cache.store import Store
 from deeplink.config import ConfigError
 from deeplink.types import Member, NodeName, ShardId, format_members
 from tests.cache.agents import Agents, config_below
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,13 +78,6 @@ def read_all(reader: Reader, seed: int = 0) -> dict[str, bytes]:
         for row, view in zip(batch, reader.read(batch), strict=True):
             found[reader.index.key(row)] = bytes(view)
     return found
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "it did not come about within 20 s"
-        time.sleep(0.02)
 
 
 @pytest.fixture

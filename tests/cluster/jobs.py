@@ -7,8 +7,6 @@ import secrets
 import shlex
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,9 @@ from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.parse import JobRow
+from tests.waiting import until
 
 RANK_SCRIPT = Path(__file__).parent / "light_rank.py"
-
-
-def until(question: Callable[[], bool], bound_s: float, told: Callable[[], str] = lambda: "") -> None:
-    end = time.monotonic() + bound_s
-    while not question():
-        assert time.monotonic() < end, told()
-        time.sleep(0.1)
 
 
 @dataclass(frozen=True)

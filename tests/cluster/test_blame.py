@@ -19,8 +19,8 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.records import Incident
 from deeplink.tokens import new_token, write_token
-from tests.cluster.jobs import until
 from tests.cluster.test_watch import RUN, Watch, in_second_run, node, told
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -25,7 +25,7 @@ from deeplink.scheduler.sandbox.lab.record import Wound
 from deeplink.scheduler.sandbox.lab.steps import Step, Verb
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.shape import CTL, Shape
-from tests.cluster.jobs import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
 BOOT_ID = "/proc/sys/kernel/random/boot_id"

@@ -14,7 +14,8 @@ from deeplink.scheduler.sandbox.lab.looking import ranks_on
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Outcome
-from tests.cluster.jobs import submit, until
+from tests.cluster.jobs import submit
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
 Record = Callable[[str, object], None]

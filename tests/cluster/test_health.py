@@ -17,7 +17,8 @@ from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.tokens import new_token, write_token
-from tests.cluster.jobs import folder_of, submit, until
+from tests.cluster.jobs import folder_of, submit
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 

@@ -15,7 +15,8 @@ from deeplink.scheduler.sandbox import storage
 from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import JobState
-from tests.cluster.jobs import folder_of, submit, until
+from tests.cluster.jobs import folder_of, submit
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 LEASE_S = 5.0

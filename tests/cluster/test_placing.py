@@ -16,7 +16,8 @@ from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.wish import record
 from deeplink.scheduler.wish.decision import Kind, Recorded, Why
-from tests.cluster.jobs import folder_of, submit, until
+from tests.cluster.jobs import folder_of, submit
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

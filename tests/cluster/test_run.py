@@ -17,7 +17,8 @@ from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.ladder import NEXT_SECOND_S
 from deeplink.scheduler.watch.records import Incident, Outcome
 from deeplink.types import NodeName, parse_members
-from tests.cluster.jobs import Job, folder_of, submit, until
+from tests.cluster.jobs import Job, folder_of, submit
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 

@@ -10,7 +10,8 @@ import pytest
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.command import Finished
-from tests.cluster.jobs import submit, until
+from tests.cluster.jobs import submit
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

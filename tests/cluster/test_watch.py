@@ -35,7 +35,8 @@ from deeplink.scheduler.watch.records import ActionRecord, Incident, Kind, Outco
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.tokens import new_token, write_token
 from deeplink.types import Attempt, NodeName
-from tests.cluster.jobs import Job, folder_of, submit, until
+from tests.cluster.jobs import Job, folder_of, submit
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from deeplink.scheduler.watch.records import Finding, Severity
 from deeplink.tokens import write_token
 from deeplink.v1 import node_pb2, watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 TOKEN = "a token for this test"  # noqa: S105 - opens nothing
@@ -106,13 +107,6 @@ def attending(watchdog: Watchdog, folder: Path, sick: Sick, *, pause_s: float = 
         running.stop()
         sick.watch.stop()
         assert time.monotonic() - began < 5
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_watchdog_hears_how_the_node_is(watchdog: Watchdog, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from deeplink.types import NodeName
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import open_channel
 from tests.faults.disks import disk_in_memory
+from tests.waiting import until
 
 TOKEN = "a token for this test"  # noqa: S105 - opens nothing
 QUICK = "interval_s = 0.1\nbad = 2\ngood = 2\n"
@@ -35,13 +35,6 @@ def config(root: Path, text: str = "") -> Config:
 def status(address: str) -> node_pb2.StatusReply:
     with open_channel(address, TOKEN) as channel:
         return node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=5)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -23,9 +23,10 @@ from deeplink.tokens import write_token
 from deeplink.types import Attempt, FencedError, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
 from deeplink.wire import BoundServer, attempt_to_wire, bound_server, open_channel
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 ATTEMPT = Attempt(5, 0, 1)
@@ -36,13 +37,6 @@ REPORT = "/deeplink.v1.Node/Report"
 def no_vitals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers that other tests left alive count for nothing here."""
     monkeypatch.setattr(vitals, "of_process", vitals.Vitals())
-
-
-def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 class Agent:
@@ -94,7 +88,7 @@ def request(step: int = 1, **metrics: float) -> bytes:
 def test_the_first_report_leaves_at_once_and_the_newest_of_many_is_the_last(agent: Agent, to: Destination) -> None:
     reporter = Reporter(to)
     reporter.tell(1, {"loss": 2.5})
-    eventually(lambda: agent.steps() == [1])
+    until(lambda: agent.steps() == [1])
     for step in range(2, 500):
         reporter.tell(step, {"loss": 1.0})
     assert reporter.flush(5.0)
@@ -122,7 +116,7 @@ def test_a_fenced_rank_learns_it_in_its_training_loop(agent: Agent, to: Destinat
             return True
         return False
 
-    eventually(fenced)
+    until(fenced)
     with pytest.raises(FencedError) as refused:
         reporter.tell(3, {})
     assert (refused.value.attempt, refused.value.newest) == (ATTEMPT, Attempt(5, 1, 0))
@@ -139,7 +133,7 @@ def test_ranks_are_told_once_each_at_which_step_to_save(agent: Agent, to: Destin
         reporter.tell(5, {})
         return reporter.is_save_due(8)
 
-    eventually(told)
+    until(told)
     assert not reporter.is_save_due(9), "once is enough"
     reporter.flush(5.0)
 
@@ -148,7 +142,7 @@ def test_a_wish_is_for_its_own_attempt_and_no_step_before(agent: Agent, to: Dest
     agent.wish(7)
     reporter = Reporter(to)
     reporter.tell(5, {})
-    eventually(lambda: agent.steps() == [5])
+    until(lambda: agent.steps() == [5])
     assert reporter.flush(5.0)
     assert not reporter.is_save_due(6)
     assert reporter.is_save_due(7)
@@ -165,12 +159,12 @@ def test_reports_go_on_when_the_agent_comes_back(
     monkeypatch.setattr(progress, "SEND_EVERY_S", 0.0)
     reporter = Reporter(to)
     reporter.tell(1, {})
-    eventually(lambda: agent.steps() == [1])
+    until(lambda: agent.steps() == [1])
     agent.stop()
     with caplog.at_level(logging.WARNING):
         for step in range(2, 10):
             reporter.tell(step, {})
-            eventually(lambda: reporter._waiting is None and not reporter._sending)
+            until(lambda: reporter._waiting is None and not reporter._sending)
     assert caplog.text.count("training goes on") == 1
     agent.start()
 
@@ -178,7 +172,7 @@ def test_reports_go_on_when_the_agent_comes_back(
         reporter.tell(11, {})
         return bool(agent.steps())
 
-    eventually(arrived)
+    until(arrived)
     assert reporter.flush(5.0)
 
 
@@ -187,7 +181,7 @@ def test_a_report_is_not_lost_to_an_agent_that_was_started_anew(
 ) -> None:
     reporter = Reporter(to)
     reporter.tell(1, {})
-    eventually(lambda: agent.steps() == [1])
+    until(lambda: agent.steps() == [1])
     agent.stop()
     agent.start()
     reporter.tell(2, {})
@@ -215,9 +209,9 @@ def test_a_step_that_no_message_takes_ends_no_reporting(
     reporter = Reporter(to)
     with caplog.at_level(logging.WARNING):
         reporter.tell(-1, {})
-        eventually(lambda: reporter._silent)
+        until(lambda: reporter._silent)
     reporter.tell(7, {})
-    eventually(lambda: agent.steps() == [7])
+    until(lambda: agent.steps() == [7])
     assert reporter.flush(5.0)
     assert caplog.text.count("training goes on: Value out of range: -1") == 1
 
@@ -282,7 +276,7 @@ def test_the_environment_says_where_reports_go(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     progress.report(step=12, loss=0.25)
-    eventually(lambda: agent.steps() == [12])
+    until(lambda: agent.steps() == [12])
 
 
 @pytest.mark.usefixtures("fresh")

@@ -30,7 +30,8 @@ from deeplink.config import Config
 from deeplink.listening import PortBusyError
 from deeplink.types import ShardId, Version
 from tests.faults.disks import flip
-from tests.faults.processes import Nodes, until
+from tests.faults.processes import Nodes
+from tests.waiting import until
 
 MEMBERS = 3
 KEYS = 24

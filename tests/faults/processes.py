@@ -37,14 +37,6 @@ BOUND_S = 30.0
 Record = Callable[[str, object], None]
 
 
-def until(true: Callable[[], bool], told: Callable[[], object] = lambda: "") -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + BOUND_S
-    while not true():
-        assert time.monotonic() < deadline, f"it did not come about within {BOUND_S:.0f} s: {told()}"
-        time.sleep(0.02)
-
-
 def free_ports(count: int) -> list[int]:
     """Return so many ports that are free now, and that the kernel gives nobody who does not ask for them."""
     found: list[int] = []

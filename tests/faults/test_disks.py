@@ -11,7 +11,8 @@ import pytest
 from deeplink.cache.store import Store
 from deeplink.types import ShardId
 from tests.faults.disks import copy_shards, disk_in_memory, disk_on_loop, flip, forget_pages
-from tests.faults.processes import Nodes, Record, reading, survived, task_of, until
+from tests.faults.processes import Nodes, Record, reading, survived, task_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root")
@@ -56,7 +57,7 @@ def test_shards_are_cut_short_while_they_are_read(
         for shard in shards[::2]:
             break_(store, shard)
         loop.await_epochs(1)
-        until(is_whole(store, shards), loop.log)
+        until(is_whole(store, shards), told=loop.log)
         stats = survived(loop, record)
     assert stats["failures"] >= len(shards[::2])
     assert stats["source_samples"] == 0
@@ -71,7 +72,7 @@ def test_shards_are_cut_short_between_two_batches_of_views(
             for shard in shards:
                 cut(store, shard)
         loop.await_epochs(1)
-        until(is_whole(store, shards), loop.log)
+        until(is_whole(store, shards), told=loop.log)
         stats = survived(loop, record)
     assert stats["failures"] >= len(shards)
 
@@ -86,7 +87,7 @@ def test_bits_flip_in_shards_that_are_checked_at_every_read(
             for shard in shards:
                 flip(store.path(shard), *range(8192, store.path(shard).stat().st_size, 8192))
         loop.await_epochs(1)
-        until(is_whole(store, shards), loop.log)
+        until(is_whole(store, shards), told=loop.log)
         stats = survived(loop, record)
     assert stats["failures"] >= len(shards)
 

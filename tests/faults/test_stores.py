@@ -15,8 +15,9 @@ from deeplink.cache.packer import pack
 from deeplink.clock import SystemClock
 from deeplink.v1 import cache_pb2
 from tests.cache.agents import small_files, write_tree
-from tests.cache.keepers import Keepers, until
+from tests.cache.keepers import Keepers
 from tests.faults.disks import disk_in_memory, disk_on_loop
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

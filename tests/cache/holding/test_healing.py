@@ -24,7 +24,7 @@ from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName
 from tests.cache.agents import write_tree
-from tests.cache.keepers import until
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

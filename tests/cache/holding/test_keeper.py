@@ -23,7 +23,8 @@ from deeplink.clock import SystemClock
 from deeplink.types import NodeName, ShardId, format_members
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from deeplink.wire import open_channel
-from tests.cache.keepers import QUICK, Keepers, until
+from tests.cache.keepers import QUICK, Keepers
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

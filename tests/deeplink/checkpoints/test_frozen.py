@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +15,10 @@ from deeplink.checkpoints import Checkpoints, lines
 from deeplink.checkpoints.hold import Hold
 from deeplink.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
@@ -63,13 +63,6 @@ def save(checkpoints: Checkpoints, step: int) -> None:
 
 def steps(folder: Path) -> list[int]:
     return sorted(int(path.name[5:15]) for path in folder.glob("step-*"))
-
-
-def until(question: Callable[[], bool], bound_s: float = 30.0) -> None:
-    end = time.monotonic() + bound_s
-    while not question():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture

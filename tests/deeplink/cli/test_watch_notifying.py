@@ -16,8 +16,9 @@ from deeplink.cli.watch import command
 from deeplink.cli.watch_notifying import NotifyUnsetError
 from deeplink.config import ConfigError
 from deeplink.scheduler.watch.journal import Journal
-from tests.scheduler.watch.notify.servers import Heard, Post, eventually, mail_server, web
+from tests.scheduler.watch.notify.servers import Heard, Post, mail_server, web
 from tests.scheduler.watch.notify.things import dead, recovered
+from tests.waiting import until
 
 SLURM = '#!/bin/sh\ncase "$1 $2" in "show node") echo "No nodes in the system";; esac\n'
 
@@ -107,7 +108,7 @@ def test_a_watchdog_tells_what_its_journal_holds_and_was_not_told(tmp_path: Path
                 try:
                     assert one.stdout is not None
                     assert "watching" in one.stdout.readline()
-                    eventually(lambda: len(heard.documents) == 1)
+                    until(lambda: len(heard.documents) == 1)
                 finally:
                     one.send_signal(signal.SIGTERM)
                     assert one.wait(20) == 0

@@ -38,6 +38,7 @@ from deeplink.plainrpc.framing import settings as settings_frame
 from deeplink.plainrpc.hpack import request_head
 from deeplink.plainrpc.scattered import Scattered
 from deeplink.plainrpc.serving import Limits, PlainServer, _send_unpaced
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,13 +152,6 @@ def everything(peer: socket.socket) -> bytes:
     return found
 
 
-def wait_until(is_so: Any) -> None:
-    until = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("count", "size"), [(0, 0), (1, 0), (3, 1), (300, 1000), (5, 3_000_000), (1, 40_000_000), (1, 16_777_210)]
 )
@@ -242,12 +236,12 @@ def test_readers_that_stand_still_hold_up_nobody_and_are_refused_beyond_a_bound(
                 PREFACE + wide + frame(Kind.WINDOW_UPDATE, 0, 0, b"\x7f\0\0\0") + call(request=b"1 60000000")
             )
             stuck.append(peer)
-        wait_until(lambda: _refusal(found) is not None)
+        until(lambda: _refusal(found) is not None)
         busy = _refusal(found)
         assert busy is not None
         assert busy.retry_s == 0.2
         stuck.pop().close()
-        wait_until(lambda: _refusal(found) is None)
+        until(lambda: _refusal(found) is None)
         assert found.repeat(b"3 7") == [7, 7, 7]
 
 
@@ -293,7 +287,7 @@ def test_more_callers_than_may_wait_are_told_to_come_again() -> None:
         for number, caller in enumerate(callers):
             caller.send(HOLD, b"%d" % number, soon())
             caller.flush()
-        wait_until(lambda: len(found.refused) >= 5)
+        until(lambda: len(found.refused) >= 5)
         found.go_on.set()
         answered = 0
         for number, caller in enumerate(callers):
@@ -315,7 +309,7 @@ def test_more_connections_than_it_holds_are_told_so() -> None:
             found.repeat()
         assert found.refused
         kept[0].close()
-        wait_until(lambda: found.server.open_connections() < 3)
+        until(lambda: found.server.open_connections() < 3)
         assert found.repeat() == [10, 10]
 
 
@@ -336,7 +330,7 @@ def test_who_stands_still_in_the_middle_is_cut_off(start: bytes) -> None:
         list(idle.replies())
         slow.sendall(start)
         everything(slow)
-        wait_until(lambda: found.server.open_connections() == 1)
+        until(lambda: found.server.open_connections() == 1)
         idle.send(REPEAT, b"1 2", soon())  # who rests between calls is not in the middle of anything
         assert [len(reply) for reply in idle.replies()] == [2]
 
@@ -345,7 +339,7 @@ def test_idle_connections_end_after_a_while() -> None:
     with served(Limits(stall_s=0.2, idle_s=0.1)) as found, found.connect() as idle:
         idle.send(REPEAT, b"1 1", soon())
         list(idle.replies())
-        wait_until(lambda: not found.server.open_connections())
+        until(lambda: not found.server.open_connections())
 
 
 HEADERS_AND_ON = frame(Kind.HEADERS, 0, 1, b"\x83")

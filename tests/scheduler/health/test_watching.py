@@ -19,6 +19,7 @@ from deeplink.scheduler.health.settings import Timing
 from deeplink.scheduler.health.switch import Off, read_switch
 from deeplink.scheduler.health.watching import HealthWatch
 from deeplink.scheduler.watch.records import Severity
+from tests.waiting import until
 
 QUICK = Timing(interval_s=0.02, deadline_s=0.2, bad=2, good=2)
 
@@ -59,13 +60,6 @@ def watching(*probes: Probe, switch: Callable[[], Off] = Off) -> Iterator[Health
         for probe in probes:
             probe.go.set()
         watch.stop()
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def severities(watch: HealthWatch) -> dict[str, Severity]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S, CommandError
 from deeplink.scheduler.watch.records import Action, Beat, Kind, Outcome
 from deeplink.types import NodeName
 from tests.scheduler.slurm.answers import job_answer
+from tests.waiting import until
 
 COMMAND = ("python", "train.py")
 FAILED = Verdict(
@@ -35,13 +35,6 @@ FAILED = Verdict(
     kind=Kind.APPLICATION_FAILED,
     cause=Cause.UNKNOWN,
 )
-
-
-def until(question: Callable[[], bool], bound_s: float = 20.0) -> None:
-    end = time.monotonic() + bound_s
-    while not question():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @dataclass

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,6 +12,7 @@ from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.revival import LONGEST_PAUSE_S, MOST_TRIES, PAUSE_S, TRY_S, Revival
 from deeplink.types import NodeName
+from tests.waiting import until
 
 N1, N2 = NodeName("n1"), NodeName("n2")
 Nodes = Mapping[NodeName, NodeFacts]
@@ -47,13 +47,6 @@ class Step:
 
 def facts(*names: NodeName) -> Nodes:
     return {name: NodeFacts(node=name, address="10.0.0.1:5") for name in names}
-
-
-def until(question: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not question():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 class Bench:

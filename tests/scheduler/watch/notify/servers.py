@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -208,11 +207,3 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     return context, cert
-
-
-def eventually(true: Any, within_s: float = 15.0) -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.02)

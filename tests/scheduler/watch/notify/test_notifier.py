@@ -22,8 +22,9 @@ from deeplink.scheduler.watch.notify.pacing import Pace
 from deeplink.scheduler.watch.notify.trying import NotSentError
 from deeplink.scheduler.watch.records import Beat, Outcome, Phase, ProgressPoint
 from deeplink.types import Attempt
-from tests.scheduler.watch.notify.servers import Heard, eventually, web
+from tests.scheduler.watch.notify.servers import Heard, web
 from tests.scheduler.watch.notify.things import dead, recovered
+from tests.waiting import until
 
 NOWHERE = Channel(name="there", way=Program(argv=("true",)))
 
@@ -230,12 +231,12 @@ def test_channels_outlive_a_journal_that_fails_for_a_while(
     with notifying([channel], journal, SystemClock(), WatchMetrics(CollectorRegistry()), "head") as notifier:
         journal._db.execute("ALTER TABLE notices RENAME TO elsewhere")  # neither read nor written
         notifier.wake()
-        eventually(lambda: "channel program: " in caplog.text)
+        until(lambda: "channel program: " in caplog.text)
         with pytest.raises(JournalError):
             journal.unsent("program")
         journal._db.execute("ALTER TABLE elsewhere RENAME TO notices")
         journal.record_incident(dead(1))
-        eventually(lambda: journal.unsent("program") == ())
+        until(lambda: journal.unsent("program") == ())
     assert (tmp_path / "told").read_text().count("\n") == 1
 
 
@@ -267,8 +268,8 @@ def test_a_channel_that_hangs_holds_up_neither_the_journal_nor_the_others(
             for job in range(1, 4):
                 journal.record_incident(dead(job, f"n{job}"))
             assert time.monotonic() - began < 5
-            eventually(lambda: len(quick.documents) == 3 and len(slow.documents) == 1)
-            eventually(lambda: len(journal.unsent("program")) == 0)
+            until(lambda: len(quick.documents) == 3 and len(slow.documents) == 1)
+            until(lambda: len(journal.unsent("program")) == 0)
             assert [one["incidents"][0]["id"] for one in quick.documents] == [
                 dead(j, f"n{j}").id for j in (1, 2, 3)
             ]
@@ -287,7 +288,7 @@ def test_a_server_that_comes_back_is_told_what_it_missed_also_by_the_next_watchd
     channels = [Channel(name="there", way=Webhook(url=heard.url))]
     with notifying(channels, journal, SystemClock(), metrics, "head"):
         journal.record_incident(dead(1))
-        eventually(lambda: (value(metrics, "messages_total", result="failed") or 0) >= 1)
+        until(lambda: (value(metrics, "messages_total", result="failed") or 0) >= 1)
     with web(heard, heard.port), notifying(channels, journal, SystemClock(), metrics, "head"):
-        eventually(lambda: journal.unsent("there") == ())
+        until(lambda: journal.unsent("there") == ())
     assert [one["incidents"][0]["id"] for one in heard.documents] == [dead(1).id] * 3
