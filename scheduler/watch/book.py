@@ -32,6 +32,7 @@ class Heard:
     Attributes:
         heard_at: when it came, monotonic; or when we came back, after an absence of ours.
         ourselves: it came since.
+        missed_s: how long before we came back it came; 0 where it came since.
         step: the greatest step of its attempt so far; None before the first report.
         progressed_at: when that step came, monotonic.
         boots: the kernels of its nodes, as first told in this attempt.
@@ -41,6 +42,7 @@ class Heard:
     beat: Beat
     heard_at: float
     ourselves: bool = True
+    missed_s: float = 0.0
     step: int | None = None
     progressed_at: float = 0.0
     boots: Mapping[NodeName, str] = field(default_factory=dict)
@@ -131,21 +133,36 @@ class BeatBook:
         if before is not None and before.node.boot_id != node.boot_id:
             self.alarm.set()
 
-    def restore(self, jobs: Iterable[JobRecord], now: float, nodes: Iterable[NodeRecord] = ()) -> None:
-        """Begin with the journal's jobs and nodes as if each was just heard: silence counts from our return."""
+    def restore(
+        self, jobs: Iterable[JobRecord], now: float, unix: float, nodes: Iterable[NodeRecord] = ()
+    ) -> None:
+        """Begin with the journal's jobs and nodes as if each was just heard: silence counts from our return.
+
+        Args:
+            jobs: the journal's.
+            now: monotonic.
+            unix: the same moment in seconds since 1970.
+            nodes: the journal's.
+        """
         with self._lock:
             for node in nodes:
                 if not node.job and node.name not in self._attended:
                     self._attended[node.name] = Attended(node=node, heard_at=now, ourselves=False, kept_at=now)
             for job in jobs:
                 if not job.newest.phase.ended and job.job not in self._heard:
-                    self._heard[job.job] = _restored(job, job.newest, now)
+                    self._heard[job.job] = _restored(job, job.newest, now, unix)
 
     def forgive(self, now: float) -> None:
         """Let every silence begin anew: it was we who were away."""
         with self._lock:
             self._heard = {
-                job: replace(heard, heard_at=now, ourselves=False, progressed_at=now)
+                job: replace(
+                    heard,
+                    heard_at=now,
+                    ourselves=False,
+                    missed_s=heard.missed_s + now - heard.heard_at,
+                    progressed_at=now,
+                )
                 for job, heard in self._heard.items()
             }
             self._attended = {
@@ -177,7 +194,7 @@ def _essence(node: NodeRecord) -> tuple[object, ...]:
     return node.topology_address, node.health, node.boot_id, node.shards, node.verified_bytes
 
 
-def _restored(job: JobRecord, attempt: AttemptRecord, now: float) -> Heard:
+def _restored(job: JobRecord, attempt: AttemptRecord, now: float, unix: float) -> Heard:
     beat = Beat(
         attempt=attempt.attempt,
         phase=attempt.phase,
@@ -188,4 +205,11 @@ def _restored(job: JobRecord, attempt: AttemptRecord, now: float) -> Heard:
         world_size=attempt.world_size,
         step_timeout_s=attempt.step_timeout_s,
     )
-    return Heard(beat=beat, heard_at=now, ourselves=False, step=attempt.last_step, progressed_at=now)
+    return Heard(
+        beat=beat,
+        heard_at=now,
+        ourselves=False,
+        missed_s=max(0.0, unix - attempt.beat_unix),
+        step=attempt.last_step,
+        progressed_at=now,
+    )

@@ -111,7 +111,7 @@ class Daemon:
         """Go round until `pause` (which waits for so many seconds) says to stop."""
         since = self.clock.unix() - REMEMBERED_S
         nodes = [node for node in self.journal.nodes() if node.seen_unix >= since]
-        self.observer.book.restore(self.journal.jobs(), self.clock.monotonic(), nodes)
+        self.observer.book.restore(self.journal.jobs(), self.clock.monotonic(), self.clock.unix(), nodes)
         self._ledger.begin()
         self._comebacks.begin()
         while not pause(self.tick()):

@@ -119,7 +119,8 @@ class NodeSight:
         boot_id: its kernel's, by the newest word on that; empty where unknown.
         booted_s: since Slurm began to show a later boot time of it; None while it showed one alone.
         boot_shown: its boot time, as Slurm prints it; empty where it prints none.
-        slurmd_anew_s: since Slurm began to show that its slurmd was started anew; None while it has not been.
+        slurmd_anew_s: since its slurmd was started: since Slurm began to show that, or by the node's own clock if
+            we began later; None where Slurm does not show it.
         leaked_gpus: GPUs that Slurm counts as used on it though it has no job.
         leaked_s: for how long.
     """
@@ -196,7 +197,8 @@ class JobSight:
         nodes: what Slurm has allocated now.
         rank_nodes: where its ranks run, by its newest beat.
         batch_host: where its launcher runs.
-        beat_age_s: since its newest beat.
+        beat_age_s: since its newest beat, or since we came back if that was later.
+        missed_s: for how long it had not been heard when we came back; 0 where it has been heard since.
         agents_silent: for how long its launcher has missed which node's agent, corrected for the beat's age.
         progress_age_s: since a rank reported a new step; None before the first report of this attempt.
         step_timeout_s: the job's own limit on that; 0: not watched.
@@ -223,10 +225,16 @@ class JobSight:
     step_timeout_s: float = 0.0
     suspects: tuple[NodeName, ...] = ()
     heard: bool = True
+    missed_s: float = 0.0
     rescued: bool = False
     boots: Mapping[NodeName, str] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
     fruitless: int = 0
+
+    @property
+    def unheard_s(self) -> float:
+        """Since its newest beat, whether we were there to hear it or not."""
+        return self.missed_s + self.beat_age_s
 
     @property
     def running(self) -> bool:

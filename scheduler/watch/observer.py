@@ -108,7 +108,7 @@ class Observer:
             self.cluster = replace(self.cluster, at=self.clock.monotonic(), problem=str(problem))
         else:
             now = self.clock.monotonic()
-            self._boots.note(nodes.values(), now)
+            self._boots.note(nodes.values(), now, self.clock.unix())
             self.cluster = Cluster(now, jobs, nodes)
 
     def _count_gpus(self, jobs: Iterable[JobRow], nodes: Iterable[NodeRow]) -> None:
@@ -240,6 +240,7 @@ class Observer:
             step_timeout_s=beat.step_timeout_s,
             suspects=recalled.suspects,
             heard=heard.ourselves,
+            missed_s=heard.missed_s,
             rescued=recalled.rescued,
             boots=heard.boots,
             told=recalled.told,

@@ -27,19 +27,23 @@ _BUSY = frozenset({NodeFlag.COMPLETING, NodeFlag.NOT_RESPONDING, NodeFlag.POWERI
 
 @dataclass(slots=True)
 class Boots:
-    """Slurm's boot times of the nodes and of their slurmds, and when each moved on."""
+    """Slurm's boot times of the nodes and of their slurmds, and when each moved on.
+
+    When a slurmd was started is told by its node's clock; who looks for the first time has nothing else to go by.
+    """
 
     _shown: dict[NodeName, str] = field(default_factory=dict)
     _moved_at: dict[NodeName, float] = field(default_factory=dict)
     _started: dict[NodeName, str] = field(default_factory=dict)
     _anew_at: dict[NodeName, float] = field(default_factory=dict)
 
-    def note(self, rows: Iterable[NodeRow], now: float) -> None:
-        """Take note of what Slurm shows at `now`, monotonic."""
+    def note(self, rows: Iterable[NodeRow], now: float, unix: float) -> None:
+        """Take note of what Slurm shows at `now`, monotonic, which is `unix`, seconds since 1970."""
         for row in rows:
             if row.slurmd_started and row.slurmd_started != self._started.get(row.name):
-                if row.name in self._started:
-                    self._anew_at[row.name] = now
+                age_s = 0.0 if row.name in self._started else unix - boot_unix(row.slurmd_started)
+                if age_s >= 0:  # not by a clock that is ahead of ours
+                    self._anew_at[row.name] = now - age_s
                 self._started[row.name] = row.slurmd_started
             before = self._shown.get(row.name)
             if not row.boot_time or before == row.boot_time:
@@ -54,7 +58,7 @@ class Boots:
         return None if moved is None else now - moved
 
     def anew_s(self, name: NodeName, now: float) -> float | None:
-        """Return how long ago the node's slurmd was seen to have been started anew; None when it never was."""
+        """Return how long ago the node's slurmd was started; None where Slurm has not shown that."""
         anew = self._anew_at.get(name)
         return None if anew is None else now - anew
 

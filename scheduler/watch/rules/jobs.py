@@ -56,15 +56,15 @@ def _in_queue(job: JobSight, sight: Sight, policy: Policy) -> Verdict | None:
         return None
     # Requeued because of what went wrong, not by its user, and made to wait for the hold's end.
     held = f"Slurm put it back into the queue and holds it ({job.reason or 'no reason given'})"
-    ran = job.heard and not job.phase.ended
-    if job.rescued or (ran and job.reason == LAUNCH_FAILED):
+    ran = not job.phase.ended
+    if job.rescued or (ran and job.heard and job.reason == LAUNCH_FAILED):
         return _restart(job, Kind.REQUEUE_HELD, (held,), exclude=_suspects(job, policy))
     # Slurm does that at once when a batch host registers that has lost the job's script: it booted anew.
     back = began_anew(job, sight)
     if back and ran:
         reasons = (f"{', '.join(back)} rebooted under it", held)
         exclude = tuple(sorted({*back, *_suspects(job, policy)}))
-        return _restart(job, Kind.NODE_REBOOTED, reasons, exclude=exclude, blame=back[0], since_s=job.beat_age_s)
+        return _restart(job, Kind.NODE_REBOOTED, reasons, exclude=exclude, blame=back[0], since_s=job.unheard_s)
     return None
 
 

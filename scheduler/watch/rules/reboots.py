@@ -28,13 +28,13 @@ def began_anew(job: JobSight, sight: Sight) -> tuple[NodeName, ...]:
 
     Not of one that waits for long: its user may have put it off, and nodes boot for other reasons.
     """
-    if job.beat_age_s > FORGOTTEN_S:
+    if job.unheard_s > FORGOTTEN_S:
         return ()
     nodes = (sight.nodes[name] for name in sorted({*job.rank_nodes, *job.agents_silent}) if name in sight.nodes)
     return tuple(
         node.name
         for node in nodes
-        if any(age is not None and age <= job.beat_age_s for age in (node.booted_s, node.slurmd_anew_s))
+        if any(age is not None and age <= job.unheard_s for age in (node.booted_s, node.slurmd_anew_s))
     )
 
 

@@ -52,6 +52,7 @@ class Cluster:
     quicker: bool = False
     comment: str = "(null)"
     node_comments: dict[str, str] = field(default_factory=dict)
+    slurmds_started: dict[str, str] = field(default_factory=dict)
     frozen: bool = False
     unanswered: str = ""
     deadly: str = ""
@@ -96,7 +97,8 @@ class Cluster:
 
     def _node(self, name: str) -> str:
         leaf = f"NodeName={name} NodeAddr=10.0.0.{name[1:]} NodeHostName={name} State={self.node_states[name]}"
-        told = f"{leaf} BootTime=2026-11-20T17:01:31 Reason=deeplink: x [root@2026-11-20T17:01:31]"
+        started = f"SlurmdStartTime={self.slurmds_started.get(name, '2026-11-20T17:02:00')}"
+        told = f"{leaf} BootTime=2026-11-20T17:01:31 {started} Reason=deeplink: x [root@2026-11-20T17:01:31]"
         return told + (f" Comment={self.node_comments[name]}" if name in self.node_comments else "")
 
     def _obey(self, argv: Sequence[str]) -> None:

@@ -131,7 +131,7 @@ def test_a_word_counts_for_a_while_and_not_at_all_when_it_is_from_the_journal() 
     assert said(book, 105.0)[N1] == Word((DISK,), 5.0, 5.0, "a")
     assert said(book, 100.0 + POLICY.told_s)[N1] == Word((), POLICY.told_s, POLICY.told_s, "a")
     again = BeatBook()
-    again.restore((), 200.0, [NodeRecord(name=N1, boot_id="a", health=(DISK,)), NodeRecord(name=N2, job=17)])
+    again.restore((), 200.0, 0.0, [NodeRecord(name=N1, boot_id="a", health=(DISK,)), NodeRecord(name=N2, job=17)])
     assert said(again, 201.0) == {N1: Word((), None, 1.0, "a")}
     book.forgive(300.0)
     assert said(book, 301.0)[N1] == Word((), None, 1.0, "a")

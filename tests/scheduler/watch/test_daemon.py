@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,30 @@ def test_of_a_node_that_comes_back_it_is_told_whether_it_had_rebooted(
     assert told.kind == kind
     assert "n1 came back after" in told.evidence
     assert len(bench.journal.incidents()) == 1
+
+
+def shown(unix: float) -> str:
+    """Return a moment as Slurm prints it."""
+    return datetime.fromtimestamp(unix, UTC).astimezone().replace(tzinfo=None).isoformat(timespec="seconds")
+
+
+@pytest.mark.parametrize("after_s", [-1.0, 2.0], ids=["before", "after"])
+def test_a_batch_host_that_boots_while_no_watchdog_is_there_is_told_by_the_next_one(
+    bench: Bench, after_s: float
+) -> None:
+    calm(bench, 3)
+    last = bench.clock.unix() - 0.6
+    bench.clock.sleep(10.0)
+    bench.cluster.job_state, bench.cluster.restarts, bench.cluster.reason = "PENDING", 1, "BeginTime"
+    bench.cluster.slurmds_started["n0"] = shown(last + after_s)
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    for _ in range(6):
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    told = [(one.kind, str(one.node), round(one.began_unix - last)) for one in bench.journal.incidents()]
+    assert told == ([("node-rebooted", "n0", 0)] if after_s > 0 else [])
+    assert any("release 17" in line or "StartTime" in line for line in bench.cluster.asked) is (after_s > 0)
 
 
 def test_a_slurmd_that_its_agent_has_started_anew_is_told_once_and_is_over(bench: Bench) -> None:

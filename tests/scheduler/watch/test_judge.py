@@ -562,6 +562,40 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         ),
         [("node-rebooted", "n0", "restart")],
     ),
+    "requeued by Slurm while we were away, and its batch host boots only now": (
+        Sight(
+            jobs=(
+                job(
+                    state=JobState.PENDING,
+                    restarts=1,
+                    nodes=(),
+                    reason="BeginTime",
+                    beat_age_s=1.0,
+                    heard=False,
+                    missed_s=9.0,
+                ),
+            ),
+            nodes=cluster(replace(up("n0"), slurmd_anew_s=7.0)),
+        ),
+        [("node-rebooted", "n0", "restart")],
+    ),
+    "put off by its user while we were away for long, and then a node boots": (
+        Sight(
+            jobs=(
+                job(
+                    state=JobState.PENDING,
+                    restarts=1,
+                    nodes=(),
+                    reason="BeginTime",
+                    beat_age_s=1.0,
+                    heard=False,
+                    missed_s=600.0,
+                ),
+            ),
+            nodes=cluster(replace(up("n0"), slurmd_anew_s=1.0)),
+        ),
+        [],
+    ),
     "requeued by its user, long after a node had booted": (
         Sight(
             jobs=(job(state=JobState.PENDING, restarts=1, nodes=(), reason="BeginTime", beat_age_s=3.0),),

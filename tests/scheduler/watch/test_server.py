@@ -251,9 +251,10 @@ def test_after_our_own_absence_every_silence_begins_anew(running: Running) -> No
     running.stub.Beat(beat_to_wire(beat()), timeout=5)
     running.clock.sleep(500.0)
     book = BeatBook()
-    book.restore(running.journal.jobs(), running.clock.monotonic())
+    book.restore(running.journal.jobs(), running.clock.monotonic(), running.clock.unix())
     running.book.forgive(running.clock.monotonic())
     for (heard,) in (book.all(), running.book.all()):
+        assert heard.missed_s == pytest.approx(500.0)
         assert (heard.heard_at, heard.progressed_at, heard.step) == (
             running.clock.monotonic(),
             running.clock.monotonic(),
