@@ -50,7 +50,7 @@ class FailureWatcher:
         code: exit code of the first rank that failed; None while none is known.
         said: srun's words about it; empty while none is known.
         node: where that rank ran; empty while none is known.
-        unstarted: why srun could start no rank, where slurmctld did not answer it; empty in any other case.
+        unstarted: why srun could start no rank, where it may be able to later; empty in any other case.
     """
 
     def __init__(self, source: IO[bytes], clock: Clock | None = None) -> None:

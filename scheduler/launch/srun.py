@@ -18,7 +18,7 @@ from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.process import abandon_process, drained, end_process, last_line
 from deeplink.scheduler.launch.relay import FailureWatcher
 from deeplink.scheduler.slurm import command as processes
-from deeplink.scheduler.slurm.silence import is_unanswered
+from deeplink.scheduler.slurm.silence import TAKEN, is_unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 _MOST_LOOKS, _LOOK_AGAIN_S = 20, 0.5
 UNANSWERED_S, TRY_AGAIN_S = 600.0, 1.0
 """For how long an srun that slurmctld does not answer is tried again, and how long after its end."""
+TAKEN_S = 60.0
+"""For how long one that gets no memory is: the step before may have it still, or the job has too little."""
 
 
 class SlurmAgents(AgentStep):
@@ -102,8 +104,9 @@ class SlurmRanks(RankStep):
     """The rank step: srun in the foreground of the job's output, its failures overheard.
 
     An srun that slurmctld did not answer has started no rank, and exits 1 as a script does. It is tried again, for
-    `UNANSWERED_S`: ranks that nobody started have not failed. First Slurm is asked whose the job is by then: cut
-    off for a while, we may be what is left of an older run, and our ranks would run among those of the newer one.
+    `UNANSWERED_S`: ranks that nobody started have not failed. So is one that gets no memory, for `TAKEN_S`: the
+    step before may have it still. First Slurm is asked whose the job is by then: cut off for a while, we may be
+    what is left of an older run, and our ranks would run among those of the newer one.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class SlurmRanks(RankStep):
         self._argv, self._env, self._noted = tuple(argv), env, noted
         self._slurm, self._clock = slurm, clock or SystemClock()
         (self._job, self._name), self._restart = step, restart
-        self._tries_end = self._clock.monotonic() + UNANSWERED_S
+        self._tried_since: dict[bool, float] = {}  # by whether the memory was taken
         self._again_at: float | None = None  # when it is looked whether srun can be tried again
         self._looking: threading.Thread | None = None
         self._may_begin = self._is_elsewhere = False  # what was found
@@ -135,11 +138,13 @@ class SlurmRanks(RankStep):
         threading.Thread(target=self._note, name="deeplink-step", daemon=True).start()
 
     def _try_again(self) -> bool:
-        """Start srun once more if slurmctld did not answer it and it is time; whether that is done or to come."""
+        """Start srun once more if it got no step and it is time; whether that is done or to come."""
         now = self._clock.monotonic()
-        if not self._tries or self._is_elsewhere or now >= self._tries_end:
+        if not self._tries or self._is_elsewhere or not self._watcher.unstarted or self._watcher.code is not None:
             return False
-        if not self._watcher.unstarted or self._watcher.code is not None:
+        is_taken = self._watcher.unstarted == TAKEN
+        since = self._tried_since.setdefault(is_taken, now)
+        if now - since >= (TAKEN_S if is_taken else UNANSWERED_S):
             return False
         if self._again_at is None:
             log.warning("srun could not start the ranks: %s; trying again", self._watcher.unstarted)

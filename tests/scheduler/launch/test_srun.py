@@ -14,7 +14,7 @@ import pytest
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.outside import TERMINATED
-from deeplink.scheduler.launch.srun import TRY_AGAIN_S, UNANSWERED_S, SlurmRanks
+from deeplink.scheduler.launch.srun import TAKEN_S, TRY_AGAIN_S, UNANSWERED_S, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
 from tests.scheduler.slurm.answers import job_answer
@@ -23,6 +23,7 @@ AWAY = "Unable to contact slurm controller (connect failure)"
 FROZEN = "Socket timed out on send/recv operation"
 COMING_UP = "Job is pending execution"
 GONE = "Invalid job id specified"
+TAKEN = "Memory required by task is not available"
 
 
 @dataclass
@@ -105,6 +106,17 @@ def test_an_srun_that_slurmctld_did_not_answer_is_tried_again(
 ) -> None:
     assert code_of(ranks(AWAY, FROZEN, COMING_UP), clock) == 0
     assert runs(tmp_path) == 4
+
+
+def test_memory_that_the_step_before_has_still_is_waited_for_and_not_for_long(
+    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlurmRanks]
+) -> None:
+    assert code_of(ranks(TAKEN, AWAY, TAKEN), clock) == 0
+    assert runs(tmp_path) == 4
+    (tmp_path / "runs").unlink()
+    began = clock.monotonic()
+    assert code_of(ranks(*[TAKEN] * 200), clock, tick_s=TAKEN_S / 10) == 1
+    assert TAKEN_S <= clock.monotonic() - began < UNANSWERED_S
 
 
 def test_while_slurmctld_is_away_nobody_starts_an_srun_for_nothing(
