@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import code, machine
+from benchmarks.rows import machine
 from benchmarks.watchdog.playing import late_saves
 from benchmarks.watchdog.strikes import matched
 from deeplink.data.digest import DeliveryDigest
@@ -81,7 +81,7 @@ def page(minutes: float, seed: int, left: Aftermath, incidents: Sequence[Told]) 
         "",
         f"    python -m benchmarks.watchdog.storm --minutes {minutes:g} --seed {seed} --write-docs",
         "",
-        f"{machine()}, at {code()}. {len(came)} faults came, {len(left.struck) - len(came)} were left out.",
+        f"{machine()}. {len(came)} faults came, {len(left.struck) - len(came)} were left out.",
         f"{len(left.ended)} jobs: {_counted(left.ended)}.",
         "",
         f"## What does not hold: {len(left.problems) or 'nothing'}",
