@@ -119,8 +119,9 @@ class NodeSight:
         boot_id: its kernel's, by the newest word on that; empty where unknown.
         booted_s: since Slurm began to show a later boot time of it; None while it showed one alone.
         boot_shown: its boot time, as Slurm prints it; empty where it prints none.
-        slurmd_anew_s: since its slurmd was started: since Slurm began to show that, or by the node's own clock if
-            we began later; None where Slurm does not show it.
+        slurmd_anew_s: since Slurm began to show that its slurmd was started anew; None while it has not been.
+        slurmd_age_s: since its slurmd was started, by the node's own clock; None where Slurm does not show it, or
+            a time that is still to come.
         leaked_gpus: GPUs that Slurm counts as used on it though it has no job.
         leaked_s: for how long.
     """
@@ -147,6 +148,7 @@ class NodeSight:
     booted_s: float | None = None
     boot_shown: str = ""
     slurmd_anew_s: float | None = None
+    slurmd_age_s: float | None = None
     leaked_gpus: int = 0
     leaked_s: float = 0.0
 
@@ -196,6 +198,7 @@ class JobSight:
         requeueable: whether Slurm may start it again.
         nodes: what Slurm has allocated now.
         rank_nodes: where its ranks run, by its newest beat.
+        spares: what rests, by the same.
         batch_host: where its launcher runs.
         beat_age_s: since its newest beat, or since we came back if that was later.
         missed_s: for how long it had not been heard when we came back; 0 where it has been heard since.
@@ -219,6 +222,7 @@ class JobSight:
     restarts: int = 0
     requeueable: bool = True
     rank_nodes: tuple[NodeName, ...] = ()
+    spares: tuple[NodeName, ...] = ()
     batch_host: NodeName | None = None
     agents_silent: Mapping[NodeName, float] = field(default_factory=dict)
     progress_age_s: float | None = None

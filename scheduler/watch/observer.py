@@ -25,7 +25,7 @@ from deeplink.scheduler.watch.hearsay import NOTHING_SAID, Word, words
 from deeplink.scheduler.watch.probing import PROBE_DEADLINE_S, Probing
 from deeplink.scheduler.watch.recall import Recall
 from deeplink.scheduler.watch.rules.storage import frozen_storage
-from deeplink.scheduler.watch.tracks import Boots, Leaks, Wellness
+from deeplink.scheduler.watch.tracks import Boots, Leaks, Wellness, slurmd_age_s
 from deeplink.types import JobId
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Observer:
             self.cluster = replace(self.cluster, at=self.clock.monotonic(), problem=str(problem))
         else:
             now = self.clock.monotonic()
-            self._boots.note(nodes.values(), now, self.clock.unix())
+            self._boots.note(nodes.values(), now)
             self.cluster = Cluster(now, jobs, nodes)
 
     def _count_gpus(self, jobs: Iterable[JobRow], nodes: Iterable[NodeRow]) -> None:
@@ -229,6 +229,7 @@ class Observer:
             requeueable=row.requeueable,
             nodes=row.nodes,
             rank_nodes=beat.nodes,
+            spares=beat.spares,
             batch_host=row.batch_host,
             beat_age_s=age,
             agents_silent={
@@ -288,6 +289,7 @@ class Observer:
             booted_s=self._boots.age_s(row.name, now),
             boot_shown=row.boot_time,
             slurmd_anew_s=self._boots.anew_s(row.name, now),
+            slurmd_age_s=slurmd_age_s(row, self.clock.unix()),
             leaked_gpus=leaked,
             leaked_s=leaked_s,
         )

@@ -27,23 +27,19 @@ _BUSY = frozenset({NodeFlag.COMPLETING, NodeFlag.NOT_RESPONDING, NodeFlag.POWERI
 
 @dataclass(slots=True)
 class Boots:
-    """Slurm's boot times of the nodes and of their slurmds, and when each moved on.
-
-    When a slurmd was started is told by its node's clock; who looks for the first time has nothing else to go by.
-    """
+    """Slurm's boot times of the nodes and of their slurmds, and when each moved on."""
 
     _shown: dict[NodeName, str] = field(default_factory=dict)
     _moved_at: dict[NodeName, float] = field(default_factory=dict)
     _started: dict[NodeName, str] = field(default_factory=dict)
     _anew_at: dict[NodeName, float] = field(default_factory=dict)
 
-    def note(self, rows: Iterable[NodeRow], now: float, unix: float) -> None:
-        """Take note of what Slurm shows at `now`, monotonic, which is `unix`, seconds since 1970."""
+    def note(self, rows: Iterable[NodeRow], now: float) -> None:
+        """Take note of what Slurm shows at `now`, monotonic."""
         for row in rows:
             if row.slurmd_started and row.slurmd_started != self._started.get(row.name):
-                age_s = 0.0 if row.name in self._started else unix - boot_unix(row.slurmd_started)
-                if age_s >= 0:  # not by a clock that is ahead of ours
-                    self._anew_at[row.name] = now - age_s
+                if row.name in self._started:
+                    self._anew_at[row.name] = now
                 self._started[row.name] = row.slurmd_started
             before = self._shown.get(row.name)
             if not row.boot_time or before == row.boot_time:
@@ -58,7 +54,7 @@ class Boots:
         return None if moved is None else now - moved
 
     def anew_s(self, name: NodeName, now: float) -> float | None:
-        """Return how long ago the node's slurmd was started; None where Slurm has not shown that."""
+        """Return how long ago the node's slurmd was seen to have been started anew; None when it never was."""
         anew = self._anew_at.get(name)
         return None if anew is None else now - anew
 
@@ -73,6 +69,15 @@ def boot_unix(shown: str) -> float:
         return datetime.fromisoformat(shown).astimezone().timestamp()
     except ValueError:
         return 0.0
+
+
+def slurmd_age_s(row: NodeRow, unix: float) -> float | None:
+    """Return how long ago a node's slurmd was started, by the node's own clock.
+
+    None where Slurm does not show it, or shows a time that is still to come at `unix`, by ours.
+    """
+    started = boot_unix(row.slurmd_started)
+    return unix - started if 0 < started <= unix else None
 
 
 @dataclass(slots=True)

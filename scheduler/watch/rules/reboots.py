@@ -8,6 +8,8 @@ from deeplink.scheduler.watch.evidence import FORGOTTEN_S, HEARD_SINCE_S
 from deeplink.scheduler.watch.rules.seen import answers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
     from deeplink.types import NodeName
 
@@ -30,12 +32,27 @@ def began_anew(job: JobSight, sight: Sight) -> tuple[NodeName, ...]:
     """
     if job.unheard_s > FORGOTTEN_S:
         return ()
-    nodes = (sight.nodes[name] for name in sorted({*job.rank_nodes, *job.agents_silent}) if name in sight.nodes)
+    names = {*job.rank_nodes, *job.spares, *job.agents_silent}
+    nodes = [node for name, node in sight.nodes.items() if name in names]
+    if not job.heard:
+        return _lost_its_script(job, nodes)
     return tuple(
         node.name
         for node in nodes
-        if any(age is not None and age <= job.unheard_s for age in (node.booted_s, node.slurmd_anew_s))
+        if any(age is not None and age <= job.beat_age_s for age in (node.booted_s, node.slurmd_anew_s))
     )
+
+
+def _lost_its_script(job: JobSight, nodes: Sequence[NodeSight]) -> tuple[NodeName, ...]:
+    """Return the batch host, if its slurmd was started while we were not there to see it, and others' were not.
+
+    Slurm requeues a job for that node alone: the first one, in its own order. Where all were started, that was
+    maintenance, or somebody's will.
+    """
+    anew = [node for node in nodes if node.slurmd_age_s is not None and node.slurmd_age_s <= job.unheard_s]
+    if not anew or anew[0] is not nodes[0] or 1 < len(nodes) == len(anew):
+        return ()
+    return (nodes[0].name,)
 
 
 def _another_kernel(job: JobSight, node: NodeSight, policy: Policy) -> bool:

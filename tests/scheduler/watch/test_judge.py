@@ -575,9 +575,43 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
                     missed_s=9.0,
                 ),
             ),
-            nodes=cluster(replace(up("n0"), slurmd_anew_s=7.0)),
+            nodes=cluster(replace(up("n0"), slurmd_age_s=7.0)),
         ),
         [("node-rebooted", "n0", "restart")],
+    ),
+    "requeued while we were away, and slurmd was started on all its nodes": (
+        Sight(
+            jobs=(
+                job(
+                    state=JobState.PENDING,
+                    restarts=1,
+                    nodes=(),
+                    reason="BeginTime",
+                    beat_age_s=1.0,
+                    heard=False,
+                    missed_s=9.0,
+                ),
+            ),
+            nodes={name: replace(node, slurmd_age_s=7.0) for name, node in cluster().items()},
+        ),
+        [],
+    ),
+    "requeued while we were away, and slurmd was started on a node that is not its batch host": (
+        Sight(
+            jobs=(
+                job(
+                    state=JobState.PENDING,
+                    restarts=1,
+                    nodes=(),
+                    reason="BeginTime",
+                    beat_age_s=1.0,
+                    heard=False,
+                    missed_s=9.0,
+                ),
+            ),
+            nodes=cluster(replace(up("n1"), slurmd_age_s=7.0)),
+        ),
+        [],
     ),
     "put off by its user while we were away for long, and then a node boots": (
         Sight(
@@ -592,7 +626,7 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
                     missed_s=600.0,
                 ),
             ),
-            nodes=cluster(replace(up("n0"), slurmd_anew_s=1.0)),
+            nodes=cluster(replace(up("n0"), slurmd_age_s=1.0)),
         ),
         [],
     ),
@@ -772,6 +806,7 @@ def nodes_seen(draw: st.DrawFn) -> dict[NodeName, NodeSight]:
             boot_id=draw(st.sampled_from(["", "a", "b"])),
             booted_s=draw(maybe_seconds),
             slurmd_anew_s=draw(maybe_seconds),
+            slurmd_age_s=draw(maybe_seconds),
             leaked_gpus=draw(st.integers(0, 1)),
             leaked_s=draw(seconds),
         )
@@ -801,6 +836,8 @@ def jobs_seen(draw: st.DrawFn) -> JobSight:
         progress_age_s=draw(st.none() | seconds),
         step_timeout_s=draw(st.sampled_from([0.0, 5.0])),
         heard=draw(st.booleans()),
+        missed_s=draw(ages),
+        spares=tuple(draw(st.lists(st.sampled_from(NAMES), max_size=1))),
         rescued=draw(st.booleans()),
         reason=draw(st.sampled_from(["", "BeginTime", "Resources"])),
         boots=draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["a", "b"]))),
@@ -860,12 +897,16 @@ def test_no_job_is_requeued_while_a_node_of_it_may_hang(sight: Sight, policy: Po
     verdicts = judge(sight, policy)
     condemned = {verdict.node for verdict in verdicts if verdict.remedy in ACTS}
     for verdict in verdicts:
-        if verdict.remedy is Remedy.RESTART and verdict.kind is not Kind.REQUEUE_HELD:
-            candidates = [seen for seen in sight.jobs if seen.attempt == verdict.attempt and seen.running]
+        if verdict.remedy is Remedy.RESTART:
+            candidates = [seen for seen in sight.jobs if seen.attempt == verdict.attempt]
             assert any(
-                all(
-                    name in condemned or sight.nodes[name].down or sight.nodes[name].slurmd is Answer.ANSWERS
-                    for name in seen.nodes
+                seen.state is JobState.PENDING  # Slurm has done it
+                or (
+                    seen.running
+                    and all(
+                        name in condemned or sight.nodes[name].down or sight.nodes[name].slurmd is Answer.ANSWERS
+                        for name in seen.nodes
+                    )
                 )
                 for seen in candidates
             )

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from deeplink.scheduler.slurm.parse import NodeRow, parse_nodes
 from deeplink.scheduler.watch.evidence import Policy
 from deeplink.scheduler.watch.hearsay import Word
 from deeplink.scheduler.watch.records import Finding, Severity
-from deeplink.scheduler.watch.tracks import LEAKS_AGAIN_S, LEAKS_EVERY_S, Boots, Leaks, Wellness, boot_unix
+from deeplink.scheduler.watch.tracks import (
+    LEAKS_AGAIN_S,
+    LEAKS_EVERY_S,
+    Boots,
+    Leaks,
+    Wellness,
+    boot_unix,
+    slurmd_age_s,
+)
 from deeplink.types import NodeName
 
 N1 = NodeName("n1")
 POLICY = Policy()
-NOW = boot_unix("2026-11-22T11:31:05")
 
 
 def row(
@@ -25,18 +34,22 @@ def row(
 
 def test_a_boot_is_a_later_boot_time_and_a_corrected_clock_is_none() -> None:
     boots = Boots()
-    assert boots.anew_s(N1, 11.0) is None
-    boots.note(row(), 10.0, NOW)
-    assert (boots.age_s(N1, 11.0), boots.anew_s(N1, 11.0)) == (None, 61.0), "by the node's own clock"
-    ahead = Boots()
-    ahead.note(row(), 10.0, NOW - 3_600.0)
-    assert ahead.anew_s(N1, 11.0) is None, "its clock is ahead of ours"
-    boots.note(row("2026-11-22T11:30:04"), 12.0, NOW)
-    boots.note(row("None"), 13.0, NOW)  # after a resume, until it registers
-    boots.note(row("2026-11-22T11:29:00"), 14.0, NOW)
+    boots.note(row(), 10.0)
+    assert (boots.age_s(N1, 11.0), boots.anew_s(N1, 11.0)) == (None, None)
+    boots.note(row("2026-11-22T11:30:04"), 12.0)
+    boots.note(row("None"), 13.0)  # after a resume, until it registers
+    boots.note(row("2026-11-22T11:29:00"), 14.0)
     assert boots.age_s(N1, 15.0) is None
-    boots.note(row("2026-11-22T11:45:00", "2026-11-22T11:45:03"), 20.0, NOW)
+    boots.note(row("2026-11-22T11:45:00", "2026-11-22T11:45:03"), 20.0)
     assert (boots.age_s(N1, 21.0), boots.anew_s(N1, 21.0)) == (1.0, 1.0)
+
+
+def test_a_slurmd_is_as_old_as_its_node_says_unless_that_is_still_to_come() -> None:
+    (shown,) = row()
+    now = boot_unix("2026-11-22T11:31:05")
+    assert slurmd_age_s(shown, now) == 60.0
+    assert slurmd_age_s(shown, now - 3_600.0) is None, "its clock is ahead of ours"
+    assert slurmd_age_s(replace(shown, slurmd_started=""), now) is None
 
 
 def test_gpus_have_leaked_when_two_counts_find_them_used_on_an_idle_node_without_a_job() -> None:
