@@ -123,7 +123,9 @@ class SlurmRanks(RankStep):
         self._argv, self._env, self._noted = tuple(argv), env, noted
         self._slurm, self._clock = slurm, clock or SystemClock()
         (self._job, self._name), self._restart = step, restart
-        self._tried_since: dict[bool, float] = {}  # by whether the memory was taken
+        self._tries_end = self._clock.monotonic() + UNANSWERED_S
+        self._taken_since: float | None = None  # for how long there has been no memory
+        self._has_begun = False  # Slurm knows the step: there are ranks, or there were
         self._again_at: float | None = None  # when it is looked whether srun can be tried again
         self._looking: threading.Thread | None = None
         self._may_begin = self._is_elsewhere = False  # what was found
@@ -140,11 +142,12 @@ class SlurmRanks(RankStep):
     def _try_again(self) -> bool:
         """Start srun once more if it got no step and it is time; whether that is done or to come."""
         now = self._clock.monotonic()
-        if not self._tries or self._is_elsewhere or not self._watcher.unstarted or self._watcher.code is not None:
+        if not self._tries or self._is_elsewhere or now >= self._tries_end:
             return False
-        is_taken = self._watcher.unstarted == TAKEN
-        since = self._tried_since.setdefault(is_taken, now)
-        if now - since >= (TAKEN_S if is_taken else UNANSWERED_S):
+        # Also a rank may say such words, of an srun of its own.
+        if self._has_begun or self._process.returncode != 1 or self._watcher.code is not None:
+            return False
+        if not self._watcher.unstarted or self._is_taken_for_long(now):
             return False
         if self._again_at is None:
             log.warning("srun could not start the ranks: %s; trying again", self._watcher.unstarted)
@@ -158,11 +161,21 @@ class SlurmRanks(RankStep):
             self._looking.start()
         return True
 
+    def _is_taken_for_long(self, now: float) -> bool:
+        if self._watcher.unstarted != TAKEN:
+            self._taken_since = None
+            return False
+        since = self._taken_since
+        if since is None:
+            self._taken_since = since = now
+        return now - since >= TAKEN_S
+
     def _look(self) -> None:
         try:
             self._is_elsewhere = self._slurm.job(self._job).restarts > self._restart
         except DeepLinkError as problem:
             if is_unanswered(problem):
+                self._taken_since = None  # what is taken nobody says by now
                 return
             log.info("job %d: %s", self._job, problem)  # srun will be told the same
         self._may_begin = not self._is_elsewhere
@@ -174,6 +187,7 @@ class SlurmRanks(RankStep):
             log.info("the number of step %s: %s", self._name, problem)
         else:
             if number is not None:
+                self._has_begun = True
                 self._noted(number)
 
     @override

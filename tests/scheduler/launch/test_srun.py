@@ -17,7 +17,8 @@ from deeplink.scheduler.launch.outside import TERMINATED
 from deeplink.scheduler.launch.srun import TAKEN_S, TRY_AGAIN_S, UNANSWERED_S, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
-from tests.scheduler.slurm.answers import job_answer
+from tests.scheduler.slurm.answers import answer, job_answer
+from tests.waiting import until
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 FROZEN = "Socket timed out on send/recv operation"
@@ -28,15 +29,16 @@ TAKEN = "Memory required by task is not available"
 
 @dataclass
 class Controller:
-    """What squeue says of job 7: it has no steps, and this is its run."""
+    """What squeue says of job 7: it has no steps, unless the ranks' is to be one, and this is its run."""
 
     restart: int = 2
+    has_step: bool = False
     silent_for: int = 0
     asked: int = 0
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if "--steps" in argv:
-            return ""
+            return answer(argv, "7.3", "step") if self.has_step else ""
         self.asked += 1
         if self.asked <= self.silent_for:
             raise CommandError(argv, 1, f"slurm_load_jobs error: {AWAY}")
@@ -117,6 +119,34 @@ def test_memory_that_the_step_before_has_still_is_waited_for_and_not_for_long(
     began = clock.monotonic()
     assert code_of(ranks(*[TAKEN] * 200), clock, tick_s=TAKEN_S / 10) == 1
     assert TAKEN_S <= clock.monotonic() - began < UNANSWERED_S
+
+
+def test_a_controller_that_is_away_meanwhile_does_not_count_as_memory_that_is_taken(
+    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlurmRanks]
+) -> None:
+    controller.silent_for = 3
+    step = ranks(TAKEN)
+    for times in (1, 2, 3):
+
+        def is_asked(times: int = times) -> bool:
+            clock.sleep(TRY_AGAIN_S / 4)
+            return step.exit_code() is None and controller.asked >= times
+
+        until(is_asked)
+        clock.sleep(0.7 * TAKEN_S)
+    assert code_of(step, clock) == 0
+    assert runs(tmp_path) == 2
+
+
+@pytest.mark.parametrize("then", ["exit 1", "kill -9 $$", "exit 7"])
+def test_ranks_that_were_started_are_not_started_again_whatever_they_said(
+    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlurmRanks], then: str
+) -> None:
+    controller.has_step = True
+    said = f"echo 'srun: error: Unable to create step for job 7: {TAKEN}' >&2; sleep 0.3; {then}"
+    step = ranks(then=said)
+    assert code_of(step, clock) not in {None, 0}
+    assert runs(tmp_path) == 1
 
 
 def test_while_slurmctld_is_away_nobody_starts_an_srun_for_nothing(
