@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 FROZEN_S = 10.0
 """What does not come back for so long hangs with its storage. It is told, and never acted on."""
-
+HELD_BACK_S = 10.0
+"""A node that is given up for so long, though nothing may be done about it yet, is told of when it comes back."""
 
 ATTEMPT_FILE = "attempt"
 """In the job's state folder: its newest attempt. A script may call `deeplink run` several times."""
@@ -109,6 +110,7 @@ class Account:
         self._points: list[ProgressPoint] = []
         self._pace = _Pace()
         self._frozen: Incident | None = None
+        self._held_back: dict[NodeName, Incident] = {}
         self._slow: dict[str, Incident] = {}
         self._told = clock.monotonic()
 
@@ -119,6 +121,7 @@ class Account:
     def begin(self, layout: Layout, step_timeout_s: float) -> None:
         """A new attempt is about to be started on this layout."""
         launch = layout.launch
+        self._held_back.clear()
         where: dict[str, object] = {
             "nodes": layout.active,
             "spares": layout.resting,
@@ -175,6 +178,7 @@ class Account:
 
     def open(self, kind: Kind, node: NodeName | None, quiet_s: float, because: str, action: Action) -> None:
         """Begin an incident whose first evidence is `quiet_s` old; it is told with the next phase."""
+        self._held_back.clear()  # what was to be done is done now
         begun = self._begun(kind, node, because, quiet_s)
         self.incident = replace(begun, action=action, ranks=self._beat.world_size, step_s=self._pace.step_s)
 
@@ -203,6 +207,30 @@ class Account:
         """
         lost = [self._begun(Kind.NODE_SILENT, node, because, silent_s) for node, silent_s in quiet_s.items()]
         self._tell([self._over(one) for one in lost], now=True)
+
+    def hold_back(self, quiet_s: Mapping[NodeName, float], because: str) -> None:
+        """Take note of nodes that are given up, and for how long each was silent; nothing may be done yet."""
+        for node, silent_s in quiet_s.items():
+            if node not in self._held_back:
+                begun = self._begun(Kind.NODE_SILENT, node, because, silent_s)
+                self._held_back[node] = replace(begun, ranks=self._beat.world_size)
+
+    def come_back(self) -> None:
+        """Tell of the nodes about which nothing could be done for long, now that they are heard again.
+
+        Those are incidents of their own beside the open one, and over.
+        """
+        now, held_back = self._clock.unix(), self._held_back
+        if not held_back:
+            return
+        self._held_back = {}
+        over = [
+            self._over(replace(one, evidence=f"{one.evidence}; it came back, and nothing was done"))
+            for one in held_back.values()
+            if now - one.detected_unix >= HELD_BACK_S
+        ]
+        if over:
+            self._tell(over, now=True)
 
     def _begun(self, kind: Kind, node: NodeName | None, because: str, quiet_s: float = 0.0) -> Incident:
         """Return an incident that is found now, its first evidence `quiet_s` old; no rank stands still for it."""

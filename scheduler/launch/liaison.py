@@ -132,7 +132,8 @@ class Liaison:
         """Return a verdict on the nodes as it may be carried out.
 
         Cut off for a while, we may be what is left of an older run: nothing is done before Slurm has said. Nor
-        while nobody but our own node is heard (`alone`): of two nodes either may be the one that is cut off.
+        while nobody but our own node is heard (`alone`): of two nodes either may be the one that is cut off. What
+        is held back so names the nodes that are given up.
         """
         now = self._clock.monotonic()
         if alone and not self._alone:
@@ -149,7 +150,7 @@ class Liaison:
             self._cut_off_at = None
         elif verdict.move in {Move.RELAUNCH, Move.STRANDED}:
             because = f"{verdict.because}; asking Slurm whose the job is"
-            return Verdict(move=Move.WAIT, because=because, kind=verdict.kind)
+            return Verdict(move=Move.WAIT, because=because, kind=verdict.kind, lost=verdict.lost)
         return verdict
 
     def _wish_save(self) -> None:

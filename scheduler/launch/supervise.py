@@ -6,6 +6,7 @@ The loop gathers evidence and carries out verdicts; what they are is decided in 
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from dataclasses import dataclass, replace
@@ -39,6 +40,18 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 QUICK_S, SOON_S = 0.02, 1.0
 """Once ranks have ended every node is asked whether it lives; the answers are looked for so often, for so long."""
+
+
+_HOW_LONG = re.compile(r" for \d[\d.]* s\b")
+
+
+def gist_of_wait(because: str) -> str:
+    """Return what stays the same of why nothing is done while that lasts, so that it is said once.
+
+    >>> gist_of_wait("nothing heard of n7 for 2.6 s; asking Slurm whose the job is")
+    'nothing heard of n7; asking Slurm whose the job is'
+    """
+    return _HOW_LONG.sub("", because).rpartition(":")[2]
 
 
 @dataclass(slots=True)
@@ -174,7 +187,11 @@ class Supervisor:
                 self._lose_spares(running, verdict)
             elif verdict.move is Move.WAIT:
                 self._say_once(verdict.because)
-            elif verdict.move is not Move.CARRY_ON:
+                silence = self._fleet.silence()
+                self._account.hold_back({node: silence[node].contact_s for node in verdict.lost}, verdict.because)
+            elif verdict.move is Move.CARRY_ON:
+                self._account.come_back()
+            else:
                 return verdict
             self._clock.sleep(self._pause_s(running))
 
@@ -351,7 +368,7 @@ class Supervisor:
         return silent_s
 
     def _say_once(self, because: str) -> None:
-        kind = because.rpartition(":")[2]
+        kind = gist_of_wait(because)
         if kind != self._said:
             self._said = kind
             self._chronicle.event("waiting", because, because=because)

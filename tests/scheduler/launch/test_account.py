@@ -94,6 +94,35 @@ def test_the_loss_of_a_spare_meanwhile_is_another_incident_and_ends_none(told: T
     assert (lost.node, lost.detected_unix - lost.began_unix, lost.ranks) == (N2, 2.5, 0)
 
 
+def test_a_node_that_was_held_back_for_long_is_told_of_when_it_is_heard_again(told: Told) -> None:
+    for quiet_s in (2.5, 12.5, 32.5):
+        told.account.hold_back({N2: quiet_s}, f"nothing heard of n2 for {quiet_s} s; asking Slurm")
+        told.clock.sleep(10.0)
+    told.account.come_back()
+    told.account.come_back()
+    (one,) = told.incidents().values()
+    assert (one.kind, one.node, one.action, one.outcome) == (
+        Kind.NODE_SILENT,
+        N2,
+        Action.NONE,
+        Outcome.RECOVERED,
+    )
+    assert (one.detected_unix - one.began_unix, one.recovered_unix - one.began_unix) == (2.5, 32.5)
+    assert one.evidence == "nothing heard of n2 for 2.5 s; asking Slurm; it came back, and nothing was done"
+
+
+def test_one_that_was_held_back_for_a_moment_or_is_acted_on_is_not_told_of_so(told: Told) -> None:
+    told.account.hold_back({N2: 2.5}, "nothing heard of n2 for 2.5 s; asking Slurm")
+    told.clock.sleep(1.0)
+    told.account.come_back()
+    told.account.hold_back({N2: 2.5}, "nothing heard of n2 for 2.5 s; asking Slurm")
+    told.clock.sleep(20.0)
+    told.account.open(Kind.JOB_STRANDED, N2, 22.5, "nothing heard of n2 for 22.5 s", Action.NONE)
+    told.account.come_back()
+    told.account.settle(Outcome.RECOVERED)
+    assert set(told.incidents()) == {Kind.JOB_STRANDED}
+
+
 def test_a_slow_rank_is_told_of_once_and_once_more_when_it_is_not_slow(told: Told) -> None:
     for found in ({N1: "1.4 times"}, {N1: "1.5 times"}, {}):
         told.account.note_slow(found)

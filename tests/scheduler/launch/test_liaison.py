@@ -18,7 +18,7 @@ from deeplink.scheduler.launch.rescue import TICK_S
 from deeplink.scheduler.launch.standing import AGAIN_S, Standing
 from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.watch.records import Kind, ProgressPoint
-from deeplink.types import Attempt
+from deeplink.types import Attempt, NodeName
 
 OURS = Standing(ours=True, runs=True, left_s=3600.0, requeueable=True, word="RUNNING")
 ELSEWHERE = Standing(ours=False, runs=True, requeueable=True, word="RUNNING")
@@ -142,13 +142,16 @@ def test_after_a_silence_of_most_nodes_nothing_is_done_before_slurm_has_said_who
     assert run.for_s(3.0, lost)[-1].move is Move.RELAUNCH
 
 
-STRANDED = Verdict(move=Move.STRANDED, because="nothing heard of n1", kind=Kind.JOB_STRANDED)
+STRANDED = Verdict(
+    move=Move.STRANDED, because="nothing heard of n1", lost=(NodeName("n1"),), kind=Kind.JOB_STRANDED
+)
 
 
 def test_one_of_two_nodes_that_hears_nobody_asks_slurm_which_of_them_is_cut_off(run: Run) -> None:
     run.slurm.word = None  # it is us: Slurm is not heard either
     run.for_s(1.0, WELL, alone=True)
-    assert {verdict.move for verdict in run.for_s(30.0, STRANDED, alone=True)} == {Move.WAIT}
+    waits = run.for_s(30.0, STRANDED, alone=True)
+    assert {(verdict.move, verdict.lost) for verdict in waits} == {(Move.WAIT, STRANDED.lost)}
     run.slurm.word = ELSEWHERE
     moves = [verdict.move for verdict in run.for_s(3.0, STRANDED, alone=True)]
     assert next(move for move in moves if move is not Move.WAIT) is Move.ELSEWHERE
