@@ -30,8 +30,8 @@ class ShardsNotFoundError(DeepLinkError):
     """Shards that an index is to be made of are in no folder and at no member that was asked."""
 
     def __init__(self, missing: Sequence[ShardId], wanted: int, asked: Sequence[str]) -> None:
-        what = f"{len(missing)} of {wanted} shards were not found ({listed(missing, 3)})"
-        what = what if wanted else "no shard was found"
+        some = listed(missing, 3)
+        what = f"{len(missing)} of {wanted} shards were not found ({some})" if wanted else "no shard was found"
         super().__init__(
             f"{what}; asked: {'; '.join(asked) or 'nobody'}",
             remedy="Name more folders with --from or more agents with --members.",

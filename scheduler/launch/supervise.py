@@ -40,8 +40,6 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 QUICK_S, SOON_S = 0.02, 1.0
 """Once ranks have ended every node is asked whether it lives; the answers are looked for so often, for so long."""
-
-
 _HOW_LONG = re.compile(r" for \d[\d.]* s\b")
 
 
@@ -187,8 +185,7 @@ class Supervisor:
                 self._lose_spares(running, verdict)
             elif verdict.move is Move.WAIT:
                 self._say_once(verdict.because)
-                silence = self._fleet.silence()
-                self._account.hold_back({node: silence[node].contact_s for node in verdict.lost}, verdict.because)
+                self._account.hold_back(self._silent_s(verdict.lost), verdict.because)
             elif verdict.move is Move.CARRY_ON:
                 self._account.come_back()
             else:
@@ -276,8 +273,7 @@ class Supervisor:
 
     def _lose_spares(self, running: _Running, verdict: Verdict) -> None:
         self._tell_silent(verdict.lost)
-        silence = self._fleet.silence()
-        self._account.lose_spares({node: silence[node].contact_s for node in verdict.lost}, verdict.because)
+        self._account.lose_spares(self._silent_s(verdict.lost), verdict.because)
         self._forget(verdict.lost)
         self._account.describe(spares=self._spares(running))
         self._chronicle.event("spare-lost", f"{verdict.because}: no spare any more", nodes=verdict.lost)
@@ -359,10 +355,16 @@ class Supervisor:
         self._account.settle(Outcome.FAILED)  # the one before, if it has not come to a step since
         self._account.open(kind, blamed[0] if blamed else None, quiet_s, verdict.because, action)
 
+    def _silent_s(self, nodes: Collection[NodeName]) -> dict[NodeName, float]:
+        """Return for how long nothing was heard of each of these nodes."""
+        if not nodes:  # as of most waits: this is asked ten times a second
+            return {}
+        silence = self._fleet.silence()
+        return {node: silence[node].contact_s for node in nodes}
+
     def _tell_silent(self, lost: Collection[NodeName]) -> float:
         """Tell of lost nodes; returns for how long nothing was heard of them, 0 where there are none."""
-        silence = self._fleet.silence()
-        silent_s = max((silence[node].contact_s for node in lost), default=0.0)
+        silent_s = max(self._silent_s(lost).values(), default=0.0)
         if lost:
             self._chronicle.event("node-silent", nodes=lost, silent_s=silent_s, attempt=str(self._attempt))
         return silent_s
