@@ -25,7 +25,7 @@ from deeplink.scheduler.watch.hearsay import NOTHING_SAID, Word, words
 from deeplink.scheduler.watch.probing import PROBE_DEADLINE_S, Probing
 from deeplink.scheduler.watch.recall import Recall
 from deeplink.scheduler.watch.rules.storage import frozen_storage
-from deeplink.scheduler.watch.tracks import Boots, Leaks, Wellness, slurmd_age_s
+from deeplink.scheduler.watch.tracks import Boots, Leaks, Wellness
 from deeplink.types import JobId
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class Observer:
             booted_s=self._boots.age_s(row.name, now),
             boot_shown=row.boot_time,
             slurmd_anew_s=self._boots.anew_s(row.name, now),
-            slurmd_age_s=slurmd_age_s(row, self.clock.unix()),
+            slurmd_age_s=self._boots.slurmd_age_s(row.name, self.clock.unix()),
             leaked_gpus=leaked,
             leaked_s=leaked_s,
         )

@@ -32,6 +32,7 @@ class Boots:
     _shown: dict[NodeName, str] = field(default_factory=dict)
     _moved_at: dict[NodeName, float] = field(default_factory=dict)
     _started: dict[NodeName, str] = field(default_factory=dict)
+    _started_unix: dict[NodeName, float] = field(default_factory=dict)
     _anew_at: dict[NodeName, float] = field(default_factory=dict)
 
     def note(self, rows: Iterable[NodeRow], now: float) -> None:
@@ -41,6 +42,7 @@ class Boots:
                 if row.name in self._started:
                     self._anew_at[row.name] = now
                 self._started[row.name] = row.slurmd_started
+                self._started_unix[row.name] = boot_unix(row.slurmd_started)
             before = self._shown.get(row.name)
             if not row.boot_time or before == row.boot_time:
                 continue  # Slurm 22.05 shows none for a while after a node was resumed (measured)
@@ -58,6 +60,14 @@ class Boots:
         anew = self._anew_at.get(name)
         return None if anew is None else now - anew
 
+    def slurmd_age_s(self, name: NodeName, unix: float) -> float | None:
+        """Return how long ago the node's slurmd was started, by the node's own clock.
+
+        None where Slurm has not shown it, or showed a time that is still to come at `unix`, by ours.
+        """
+        started = self._started_unix.get(name, 0.0)
+        return unix - started if 0 < started <= unix else None
+
 
 def boot_unix(shown: str) -> float:
     """Return a boot time as Slurm prints it in Unix time; 0 where it is none.
@@ -69,15 +79,6 @@ def boot_unix(shown: str) -> float:
         return datetime.fromisoformat(shown).astimezone().timestamp()
     except ValueError:
         return 0.0
-
-
-def slurmd_age_s(row: NodeRow, unix: float) -> float | None:
-    """Return how long ago a node's slurmd was started, by the node's own clock.
-
-    None where Slurm does not show it, or shows a time that is still to come at `unix`, by ours.
-    """
-    started = boot_unix(row.slurmd_started)
-    return unix - started if 0 < started <= unix else None
 
 
 @dataclass(slots=True)

@@ -59,6 +59,15 @@ def missing(name: NodeName, silent_s: float = 4.0) -> Mapping[NodeName, float]:
 
 
 STRANDED = job(phase=Phase.STRANDED, agents_silent=missing(NAMES[1]))
+REQUEUED_UNSEEN = job(
+    state=JobState.PENDING,
+    restarts=1,
+    nodes=(),
+    reason="BeginTime",
+    beat_age_s=1.0,
+    heard=False,
+    missed_s=9.0,
+)
 
 
 LEAF0 = tuple(gone(name) for name in ("n0", "n1", "n2", "n3"))
@@ -564,68 +573,28 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     ),
     "requeued by Slurm while we were away, and its batch host boots only now": (
         Sight(
-            jobs=(
-                job(
-                    state=JobState.PENDING,
-                    restarts=1,
-                    nodes=(),
-                    reason="BeginTime",
-                    beat_age_s=1.0,
-                    heard=False,
-                    missed_s=9.0,
-                ),
-            ),
+            jobs=(REQUEUED_UNSEEN,),
             nodes=cluster(replace(up("n0"), slurmd_age_s=7.0)),
         ),
         [("node-rebooted", "n0", "restart")],
     ),
     "requeued while we were away, and slurmd was started on all its nodes": (
         Sight(
-            jobs=(
-                job(
-                    state=JobState.PENDING,
-                    restarts=1,
-                    nodes=(),
-                    reason="BeginTime",
-                    beat_age_s=1.0,
-                    heard=False,
-                    missed_s=9.0,
-                ),
-            ),
+            jobs=(REQUEUED_UNSEEN,),
             nodes={name: replace(node, slurmd_age_s=7.0) for name, node in cluster().items()},
         ),
         [],
     ),
     "requeued while we were away, and slurmd was started on a node that is not its batch host": (
         Sight(
-            jobs=(
-                job(
-                    state=JobState.PENDING,
-                    restarts=1,
-                    nodes=(),
-                    reason="BeginTime",
-                    beat_age_s=1.0,
-                    heard=False,
-                    missed_s=9.0,
-                ),
-            ),
+            jobs=(REQUEUED_UNSEEN,),
             nodes=cluster(replace(up("n1"), slurmd_age_s=7.0)),
         ),
         [],
     ),
     "put off by its user while we were away for long, and then a node boots": (
         Sight(
-            jobs=(
-                job(
-                    state=JobState.PENDING,
-                    restarts=1,
-                    nodes=(),
-                    reason="BeginTime",
-                    beat_age_s=1.0,
-                    heard=False,
-                    missed_s=600.0,
-                ),
-            ),
+            jobs=(replace(REQUEUED_UNSEEN, missed_s=600.0),),
             nodes=cluster(replace(up("n0"), slurmd_age_s=1.0)),
         ),
         [],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from deeplink.scheduler.slurm.parse import NodeRow, parse_nodes
 from deeplink.scheduler.watch.evidence import Policy
 from deeplink.scheduler.watch.hearsay import Word
@@ -15,7 +13,6 @@ from deeplink.scheduler.watch.tracks import (
     Leaks,
     Wellness,
     boot_unix,
-    slurmd_age_s,
 )
 from deeplink.types import NodeName
 
@@ -45,11 +42,12 @@ def test_a_boot_is_a_later_boot_time_and_a_corrected_clock_is_none() -> None:
 
 
 def test_a_slurmd_is_as_old_as_its_node_says_unless_that_is_still_to_come() -> None:
-    (shown,) = row()
-    now = boot_unix("2026-11-22T11:31:05")
-    assert slurmd_age_s(shown, now) == 60.0
-    assert slurmd_age_s(shown, now - 3_600.0) is None, "its clock is ahead of ours"
-    assert slurmd_age_s(replace(shown, slurmd_started=""), now) is None
+    boots, now = Boots(), boot_unix("2026-11-22T11:31:05")
+    boots.note(row(started="None"), 9.0)
+    assert boots.slurmd_age_s(N1, now) is None
+    boots.note(row(), 10.0)
+    assert boots.slurmd_age_s(N1, now) == 60.0
+    assert boots.slurmd_age_s(N1, now - 3_600.0) is None, "its clock is ahead of ours"
 
 
 def test_gpus_have_leaked_when_two_counts_find_them_used_on_an_idle_node_without_a_job() -> None:
