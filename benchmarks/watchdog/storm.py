@@ -310,7 +310,12 @@ class Storm:
             said = f"{row.state.value} ({row.reason})" if row else "gone"
             self.problems.append(f"job {run.stand.job} has not finished: {said}")
         self.struck.sort(key=lambda one: one.began_unix)
-        self.problems += complaints(self.struck, self.stand.incidents())
+        last_unix = {
+            run.stand.job: max((line.unix for line in run.stand.lines()), default=run.began)
+            for run in self.runs
+            if run.ended == "COMPLETED"
+        }
+        self.problems += complaints(self.struck, self.stand.incidents(), last_unix)
 
     def aftermath(self) -> Aftermath:
         """Return what came of it."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.scenarios import LOST
 from deeplink.scheduler.watch.records import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from benchmarks.watchdog.facts import Told
 
@@ -158,15 +159,23 @@ def _fits(one: Struck, told: Told) -> bool:
     return not (one.job and job and job != one.job)
 
 
-def complaints(struck: Sequence[Struck], incidents: Iterable[Told]) -> list[str]:
-    """Return every fault without exactly one incident, and every incident without a fault."""
+def complaints(
+    struck: Sequence[Struck], incidents: Iterable[Told], last_unix: Mapping[int, float] = MappingProxyType({})
+) -> list[str]:
+    """Return every fault without exactly one incident, and every incident without a fault.
+
+    Args:
+        struck: the faults.
+        incidents: what is on record.
+        last_unix: when each job that was completed had said its last word: no later fault can have hit it.
+    """
     found, left = matched(struck, incidents)
     said = []
     for place, one in enumerate(struck):
         kindred = KINDRED[one.strike.fault]
         if one.missed:
             continue
-        if kindred.must and not found[place]:
+        if kindred.must and not found[place] and one.began_unix <= last_unix.get(one.job, one.began_unix):
             said.append(f"{_named(one)}: no incident")
         if len(found[place]) > 1:
             kinds = ", ".join(told.id for told in found[place])

@@ -58,6 +58,12 @@ def test_one_incident_of_two_tellers_is_one_under_whichever_id() -> None:
     assert complaints([STRUCK], both) == []
 
 
+def test_a_job_that_had_said_its_last_word_cannot_have_been_hit() -> None:
+    assert complaints([STRUCK], [], {5: 999.9}) == []
+    assert complaints([STRUCK], [TOLD], {5: 999.9}) == []
+    assert len(complaints([STRUCK], [], {5: 1000.1})) == len(complaints([STRUCK], [], {6: 999.9})) == 1
+
+
 def test_no_incident_two_of_them_and_one_too_many_are_told() -> None:
     assert "no incident" in complaints([STRUCK], [])[0]
     second = dataclasses.replace(TOLD, id="5.0.1-node-dead-n3", attempt="5.0.1", detected_unix=1010)
