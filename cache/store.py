@@ -308,7 +308,7 @@ class Store:
 
     def sweep(self, now: float) -> int:
         """Remove drafts that nobody has written to for an hour; return how many."""
-        stale = [path for path in self.root.glob(f"{DRAFT_PREFIX}*{SUFFIX}-*") if _age(path, now) > _DRAFT_KEPT_S]
+        stale = [path for path in self.root.glob(f"{DRAFT_PREFIX}*") if _age(path, now) > _DRAFT_KEPT_S]
         for path in stale:
             path.unlink(missing_ok=True)
         return len(stale)

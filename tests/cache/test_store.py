@@ -210,8 +210,9 @@ def test_what_is_not_a_shard_is_not_listed(store: Store, sealed: SealedShard, tm
     assert store.status().shards == 0
 
 
-def test_drafts_nobody_writes_to_are_swept(store: Store) -> None:
-    draft = store.root / f".draft-{'0' * 40}.mdb-abcdef"
+@pytest.mark.parametrize("kind", ["mdb", "verified"])
+def test_drafts_nobody_writes_to_are_swept(store: Store, kind: str) -> None:
+    draft = store.root / f".draft-{'0' * 40}.{kind}-abcdef"
     draft.write_text("x")
     assert store.sweep(draft.stat().st_mtime + 10) == 0
     assert store.sweep(draft.stat().st_mtime + 4000) == 1
