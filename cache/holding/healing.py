@@ -76,9 +76,9 @@ class Healer:
             with self._lock:
                 self._busy.discard(wanted.id)
             if found.outcome.is_here:
+                healed()  # before anything else: who looks at it until then takes it for damaged once more
                 came = f"was brought back from {found.origin}" if found.origin else "is whole, and read again"
                 log.warning("shard %s %s", wanted.id, came)
-                healed()
             elif found.outcome is not Outcome.BUSY:
                 log.warning("shard %s cannot be brought back: %s", wanted.id, found.problem)
 
