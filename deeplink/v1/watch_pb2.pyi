@@ -72,6 +72,7 @@ class BeatRequest(_message.Message):
     RING_CROSSINGS_STOCK_FIELD_NUMBER: _builtins.int
     STEP_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     user: _builtins.str
     job_name: _builtins.str
@@ -84,6 +85,8 @@ class BeatRequest(_message.Message):
     """without progress for so long the ranks count as hung; 0: not watched"""
     detail: _builtins.str
     """one line for people"""
+    waited_s: _builtins.float
+    """since the launcher looked: what it says of nodes is older by so much"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt: ...
     @_builtins.property
@@ -119,10 +122,11 @@ class BeatRequest(_message.Message):
         ring_crossings_stock: _builtins.int = ...,
         step_timeout_s: _builtins.float = ...,
         detail: _builtins.str = ...,
+        waited_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "incidents", b"incidents", "job_name", b"job_name", "node_beats", b"node_beats", "nodes", b"nodes", "phase", b"phase", "progress", b"progress", "ring_crossings", b"ring_crossings", "ring_crossings_stock", b"ring_crossings_stock", "spares", b"spares", "step_timeout_s", b"step_timeout_s", "user", b"user", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "incidents", b"incidents", "job_name", b"job_name", "node_beats", b"node_beats", "nodes", b"nodes", "phase", b"phase", "progress", b"progress", "ring_crossings", b"ring_crossings", "ring_crossings_stock", b"ring_crossings_stock", "spares", b"spares", "step_timeout_s", b"step_timeout_s", "user", b"user", "waited_s", b"waited_s", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

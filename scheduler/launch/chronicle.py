@@ -64,6 +64,7 @@ class Courier:
         self._news = threading.Event()
         self._closing = threading.Event()
         self._beat: Beat | None = None
+        self._given_at = 0.0
         self._points: deque[ProgressPoint] = deque(maxlen=MOST_POINTS)
         self._incidents: dict[str, Incident] = {}
         self._is_away = False
@@ -76,7 +77,7 @@ class Courier:
     ) -> None:
         """Take over what is to be told; does not wait."""
         with self._lock:
-            self._beat = beat
+            self._beat, self._given_at = beat, self._clock.monotonic()
             self._points.extend(points)
             self._incidents.update((incident.id, incident) for incident in incidents)
             for oldest in list(self._incidents)[:-MOST_INCIDENTS]:
@@ -110,7 +111,8 @@ class Courier:
             if self._beat is None:
                 return False
             points, incidents = list(self._points), list(self._incidents.values())[:MOST_INCIDENTS_AT_ONCE]
-            beat = replace(self._beat, progress=tuple(points), incidents=tuple(incidents))
+            waited_s = self._clock.monotonic() - self._given_at
+            beat = replace(self._beat, progress=tuple(points), incidents=tuple(incidents), waited_s=waited_s)
             self._points.clear()
         self._busy_since = self._clock.monotonic()
         try:

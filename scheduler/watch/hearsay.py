@@ -58,7 +58,7 @@ def words(
             one.node.health if fresh else (), age if one.ourselves else None, age, one.node.boot_id
         )
     for beat, theirs in heard:
-        since = max(0.0, now - beat.heard_at)
+        since = max(0.0, now - beat.heard_at) + beat.beat.waited_s
         for node in beat.beat.node_beats if beat.ourselves else ():
             if node.name in theirs:
                 before = said.get(node.name, NOTHING_SAID)

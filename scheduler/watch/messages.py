@@ -225,6 +225,7 @@ def beat_to_wire(beat: Beat) -> watch_pb2.BeatRequest:
         ring_crossings_stock=beat.ring_crossings_stock,
         step_timeout_s=beat.step_timeout_s,
         detail=beat.detail,
+        waited_s=beat.waited_s,
     )
 
 
@@ -243,9 +244,10 @@ def beat_from_wire(message: watch_pb2.BeatRequest, now_unix: float) -> Beat:
     _bounded("progress points", len(message.progress), MOST_POINTS)
     _bounded("incidents", len(message.incidents), MOST_INCIDENTS)
     _bounded("findings", sum(len(node.health) for node in message.node_beats), MOST_FINDINGS + MOST_NODES)
-    _finite("beat", (message.step_timeout_s, *(node.silent_s for node in message.node_beats)))
+    _finite("beat", (message.step_timeout_s, message.waited_s, *(node.silent_s for node in message.node_beats)))
     _own_job(message)
     _fitting(message)
+    looked_unix = now_unix - message.waited_s
     return Beat(
         attempt=attempt_from_wire(message.attempt),
         phase=_PHASES[message.phase],
@@ -254,13 +256,14 @@ def beat_from_wire(message: watch_pb2.BeatRequest, now_unix: float) -> Beat:
         nodes=tuple(NodeName(name) for name in message.nodes),
         spares=tuple(NodeName(name) for name in message.spares),
         world_size=message.world_size,
-        node_beats=tuple(_node(node, message.attempt.job, now_unix) for node in message.node_beats),
+        node_beats=tuple(_node(node, message.attempt.job, looked_unix) for node in message.node_beats),
         progress=tuple(point_from_wire(point) for point in message.progress),
         incidents=tuple(incident_from_wire(incident) for incident in message.incidents),
         ring_crossings=message.ring_crossings,
         ring_crossings_stock=message.ring_crossings_stock,
         step_timeout_s=message.step_timeout_s,
         detail=message.detail[:LONGEST_TEXT],
+        waited_s=message.waited_s,
     )
 
 
@@ -288,11 +291,11 @@ def node_from_wire(message: watch_pb2.AttendRequest, now_unix: float) -> NodeRec
     )
 
 
-def _node(message: watch_pb2.NodeBeat, job: int, now_unix: float) -> NodeRecord:
+def _node(message: watch_pb2.NodeBeat, job: int, looked_unix: float) -> NodeRecord:
     return NodeRecord(
         name=NodeName(message.node),
         topology_address=message.topology_address,
-        seen_unix=now_unix - message.silent_s,
+        seen_unix=looked_unix - message.silent_s,
         silent_s=message.silent_s,
         shards=message.shards,
         shard_bytes=message.shard_bytes,

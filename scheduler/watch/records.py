@@ -341,7 +341,11 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What one launcher says about its job, once a second."""
+    """What one launcher says about its job, once a second.
+
+    Attributes:
+        waited_s: since the launcher looked, until it told: what it says of nodes is older by so much.
+    """
 
     attempt: Attempt
     phase: Phase
@@ -357,6 +361,7 @@ class Beat:
     ring_crossings_stock: int = 0
     step_timeout_s: float = 0.0
     detail: str = ""
+    waited_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Make what people named sayable."""

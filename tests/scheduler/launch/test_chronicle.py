@@ -270,6 +270,25 @@ def test_a_token_that_comes_late_or_changes_is_taken_up(tmp_path: Path) -> None:
     assert len(told.beats) == 1
 
 
+def test_a_beat_says_how_long_it_waited_for_the_one_before() -> None:
+    clock, begun, let_go = ManualClock(), threading.Event(), threading.Event()
+    seen: list[float] = []
+
+    def deliver(beat: Beat) -> None:
+        seen.append(beat.waited_s)
+        begun.set()
+        assert let_go.wait(30)
+
+    courier = Courier(deliver, "test", clock)
+    courier.give(BEAT, [], [], now=True)
+    assert begun.wait(20)
+    courier.give(BEAT, [], [], now=True)
+    clock.now += 1.5
+    let_go.set()
+    courier.close()
+    assert (seen[0], seen[-1]) == (0.0, 1.5)
+
+
 def test_a_delivery_that_hangs_is_noticed(tmp_path: Path) -> None:
     clock, let_go = ManualClock(), threading.Event()
     hung = threading.Event()

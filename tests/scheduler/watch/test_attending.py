@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,12 @@ def test_a_launcher_is_believed_of_the_nodes_that_slurm_gave_its_job() -> None:
     sick = [NodeRecord(name=name, job=17, boot_id="a", health=(DISK,)) for name in (N1, N2)]
     book.hear(beat(*sick), 100.0)
     assert said(book, 100.5, N1) == {N1: Word((DISK,), 0.5, None, "a")}
+
+
+def test_what_a_launcher_says_is_older_by_what_it_waited() -> None:
+    book = BeatBook()
+    book.hear(dataclasses.replace(beat(NodeRecord(name=N1, silent_s=0.25)), waited_s=1.5), 100.0)
+    assert said(book, 101.0, N1)[N1].heard_s == 2.75
 
 
 def test_of_two_agents_the_graver_word_counts_and_who_is_missed_is_not_heard() -> None:

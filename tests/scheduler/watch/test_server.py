@@ -105,6 +105,8 @@ def test_what_a_beat_says_survives_the_wire() -> None:
         told = dataclasses.replace(said, node_beats=(dataclasses.replace(node, verified_bytes=verified),))
         heard = beat_from_wire(beat_to_wire(told), now_unix=0.0)
         assert heard == told
+    late = beat_from_wire(beat_to_wire(dataclasses.replace(said, waited_s=1.5)), now_unix=10.0)
+    assert (late.waited_s, late.node_beats[0].seen_unix) == (1.5, 8.5)
 
 
 def test_the_course_and_the_stacks_of_an_incident_survive_the_wire() -> None:
@@ -184,6 +186,7 @@ BAD = {
     + "incidents { id: '17.0.0-x' kind: 'node-dead' attempt { job: 17 } outcome: 'who knows' }",
     "a kind that is no word": HEAD + "incidents { id: 'x' kind: '<b>' attempt { job: 17 } }",
     "a time that is none": HEAD + "step_timeout_s: nan",
+    "a time to come": HEAD + "waited_s: -1",
     "a number too large": HEAD + "progress { attempt { job: 17 } step: 18446744073709551615 }",
     "too many nodes": HEAD + "nodes: 'n' " * 20_000,
 }
