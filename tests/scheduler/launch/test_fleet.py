@@ -25,6 +25,7 @@ from deeplink.tokens import new_token
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2
 from deeplink.wire import BoundServer, attempt_to_wire, bound_server
+from tests.waiting import until
 
 TOKEN = new_token()
 ATTEMPT = Attempt(7, 0, 0)
@@ -89,7 +90,7 @@ def gathered(*nodes: Node, late: tuple[str, ...] = ()) -> tuple[Fleet, Agents]:
     return fleet, agents
 
 
-def until(fleet: Fleet, question: Callable[[], bool], bound_s: float = 20.0) -> list[common_pb2.Progress]:
+def ticked(fleet: Fleet, question: Callable[[], bool], bound_s: float = 20.0) -> list[common_pb2.Progress]:
     end = time.monotonic() + bound_s
     heard: list[common_pb2.Progress] = []
     while not question():
@@ -112,7 +113,7 @@ def test_reports_arrive_once_and_in_order(node: Callable[[str], Node]) -> None:
         report(one, step)
         heard += [progress.step for progress in fleet.tick(ATTEMPT)]
         time.sleep(0.03)
-    heard += [progress.step for progress in until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s < 0.1)]
+    heard += [progress.step for progress in ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s < 0.1)]
     end = time.monotonic() + 10
     while heard[-1:] != [39] and time.monotonic() < end:
         heard += [progress.step for progress in fleet.tick(ATTEMPT)]
@@ -150,14 +151,14 @@ def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
         heard.extend(progress.step for progress in fleet.tick(ATTEMPT))
         return step in heard
 
-    heard += [progress.step for progress in until(fleet, servicer.ready.is_set)]
+    heard += [progress.step for progress in ticked(fleet, servicer.ready.is_set)]
     (_, first), *_ = fleet._nodes[NodeName("n0")]._pending
     report(one, 2)
-    until(fleet, lambda: has_heard(2))
+    until(lambda: has_heard(2))
     servicer.free.set()
-    heard += [progress.step for progress in until(fleet, first.done)]
+    heard += [progress.step for progress in ticked(fleet, first.done)]
     report(one, 3)
-    until(fleet, lambda: has_heard(3))
+    until(lambda: has_heard(3))
     assert heard == [1, 2, 3]
     fleet.close()
     bound.server.stop(0).wait(5)
@@ -207,7 +208,7 @@ def test_a_stopped_agent_falls_silent_and_the_other_does_not(node: Callable[[str
     one, two = node("n0"), node("n1")
     fleet, _ = gathered(one, two)
     two.server.server.stop(0).wait(5)
-    until(fleet, lambda: fleet.silence()[NodeName("n1")].contact_s > 1.6)
+    ticked(fleet, lambda: fleet.silence()[NodeName("n1")].contact_s > 1.6)
     assert fleet.silence()[NodeName("n0")].answer_s < 1.5
     fleet.close()
 
@@ -217,7 +218,7 @@ def test_a_frozen_agent_stays_in_contact() -> None:
         facts = NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")
         fleet = Fleet(Agents([facts]), TOKEN, SystemClock())
         assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
-        until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 2.5)
+        ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 2.5)
         assert fleet.silence()[NodeName("n0")].contact_s < 2.0
         fleet.close()
 
@@ -248,7 +249,7 @@ def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callab
     fleet = Fleet(agents, TOKEN, SystemClock(), revived_by(again))
     n0, n1 = NodeName("n0"), NodeName("n1")
     assert fleet.gather([n0, n1], 2, logs="", told_to_end=lambda: False)
-    until(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
+    ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
     two.server.server.stop(0).wait(5)
     longest = 0.0
 
@@ -257,11 +258,11 @@ def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callab
         longest = max(longest, fleet.silence()[n1].contact_s)
         return fleet.bereft([n0, n1]) == (n1,)
 
-    until(fleet, is_bereft)
+    ticked(fleet, is_bereft)
     assert longest < 2.0, "it is no lost node meanwhile"
     assert fleet.revive([n1]) == (n1,)
     again.said = [node("n1").facts]
-    until(fleet, lambda: fleet.silence()[n1].answer_s < 0.1 and not fleet.bereft([n0, n1]))
+    ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1 and not fleet.bereft([n0, n1]))
     fleet.close()
 
 
@@ -271,9 +272,9 @@ def test_while_the_starter_ends_all_agents_none_is_missed(node: Callable[[str], 
     fleet = Fleet(agents, TOKEN, SystemClock(), revived_by(Agents()))
     n0 = NodeName("n0")
     assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
-    until(fleet, lambda: fleet.silence()[n0].answer_s < 0.1)
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.1)
     one.server.server.stop(0).wait(5)
-    until(fleet, lambda: fleet.silence()[n0].answer_s > 2.5)
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s > 2.5)
     assert fleet.bereft([n0]) == ()
     agents.code = 143
     assert fleet.bereft([n0]) == (n0,)
@@ -289,8 +290,8 @@ def test_a_machine_that_was_out_of_reach_and_refuses_now_was_booted_anew() -> No
         facts = NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}")
         fleet = Fleet(Agents([facts], code=1), TOKEN, SystemClock(), revived_by(Agents()))
         assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
-        until(fleet, lambda: fleet.silence()[n0].contact_s > 1.8)
-    until(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
+        ticked(fleet, lambda: fleet.silence()[n0].contact_s > 1.8)
+    ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
     assert fleet.bereft([n0]) == ()
     fleet.close()
     for caller in callers:
@@ -343,16 +344,16 @@ def test_who_is_in_reach_again_is_asked_at_once_by_a_connection_of_its_own(node:
             caller.connect_ex(full.getsockname())
         fleet = Fleet(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), TOKEN, SystemClock())
         assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
-        until(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
+        ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
         before = fleet.silence()[n0]
         assert before.deaf_s > 2.0
     for caller in callers:
         caller.close()
     server = bound_server(f"127.0.0.1:{port}", TOKEN, lambda server: [add_to(server, one.servicer)])
     server.server.start()
-    until(fleet, lambda: fleet.silence()[n0].contact_s < 0.5)
+    ticked(fleet, lambda: fleet.silence()[n0].contact_s < 0.5)
     assert fleet.silence()[n0].deaf_s < 1.0, "the time out of reach is not the agent's"
-    until(fleet, lambda: fleet.silence()[n0].answer_s < 0.5, 5.0)
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.5, 5.0)
     fleet.close()
     server.server.stop(0).wait(5)
 
@@ -376,7 +377,7 @@ def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
             Agents([NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")]), TOKEN, SystemClock()
         )
         assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
-        until(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 1.8)
+        ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 1.8)
         assert fleet.silence()[NodeName("n0")].contact_s < 1.5
         fleet.close()
 
@@ -404,14 +405,14 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
     n0, again = NodeName("n0"), Agents()
     fleet = Fleet(Agents([start("first")]), TOKEN, SystemClock(), Revival(lambda _nodes: again, SystemClock()))
     assert fleet.gather([n0], 1, logs="the log", told_to_end=lambda: False)
-    until(fleet, lambda: fleet.boot_ids()[n0] == "first")
+    ticked(fleet, lambda: fleet.boot_ids()[n0] == "first")
     assert not fleet.sick()
     servers[0].server.stop(0).wait(5)
-    until(fleet, lambda: fleet.silence()[n0].answer_s > 0.6)
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s > 0.6)
     fleet.revive([n0])
     broken = common_pb2.Finding(check="disk", severity="drain", problem="read-only")
     again.said = [start("second", broken, common_pb2.Finding(severity="drain"))]
-    until(fleet, lambda: fleet.sick() == {n0})
+    ticked(fleet, lambda: fleet.sick() == {n0})
     assert fleet.rebooted() == {n0}
     assert [finding.check for finding in fleet.health()[n0]] == ["disk"], "the other one cannot be read"
     assert abs(fleet.unix()[n0] - SystemClock().unix()) < 60
