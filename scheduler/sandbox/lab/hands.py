@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.publish import write_text
+from deeplink.publish import published_file
 from deeplink.scheduler.sandbox import scripts, storage
 from deeplink.scheduler.sandbox.errors import BootError, NotRunningError
 from deeplink.scheduler.sandbox.lab import looking
@@ -140,9 +140,10 @@ def _mend(file: Path, kept: Path) -> None:
 
 
 def _write(sandbox: Sandbox, file: Path, text: str) -> None:
-    write_text(file, text, mode=0o644)
-    if os.geteuid() == 0:
-        os.chown(file, sandbox.user.uid, sandbox.user.gid)
+    with published_file(file, mode=0o644) as draft:
+        draft.write_text(text, encoding="utf-8")
+        if os.geteuid() == 0:  # before it appears: whom it is for may read and remove it at once
+            os.chown(draft, sandbox.user.uid, sandbox.user.gid)
 
 
 def tolerant(sandbox: Sandbox, step: Step) -> None:
