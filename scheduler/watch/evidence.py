@@ -202,7 +202,8 @@ class JobSight:
         batch_host: where its launcher runs.
         beat_age_s: since its newest beat, or since we came back if that was later.
         missed_s: for how long it had not been heard when we came back; 0 where it has been heard since.
-        agents_silent: for how long its launcher has missed which node's agent, corrected for the beat's age.
+        agents_silent: for how long its launcher has missed which node's agent: surely, as it may have looked some
+            time before it told; of who is missed the beat's age is added.
         progress_age_s: since a rank reported a new step; None before the first report of this attempt.
         step_timeout_s: the job's own limit on that; 0: not watched.
         suspects: nodes its launcher blamed in incidents of this attempt.

@@ -305,7 +305,7 @@ class NodeRecord:
     Attributes:
         topology_address: SLURM_TOPOLOGY_ADDR, e.g. `core.spine0.leaf1.n3`; empty where unknown.
         seen_unix: when its agent last answered.
-        silent_s: for how long its agent had been silent when we last heard of it.
+        silent_s: for how long its agent had been silent when its launcher last looked.
         shards: sealed shards in its store.
         shard_bytes: bytes of them.
         verified_bytes: bytes of those that were read whole there and found right; None: its launcher, an older
@@ -344,7 +344,7 @@ class Beat:
     """What one launcher says about its job, once a second.
 
     Attributes:
-        waited_s: since the launcher looked, until it told: what it says of nodes is older by so much.
+        waited_s: since the launcher looked, until it was heard: what it says of nodes is older by so much.
     """
 
     attempt: Attempt

@@ -54,8 +54,7 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
     @override
     def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
         """Keep a beat; INVALID_ARGUMENT where it cannot be kept, UNAVAILABLE where the journal fails."""
-        # When it came, not when it was written down: what it tells has aged by then.
-        now, now_unix = self._clock.monotonic(), self._clock.unix()
+        came, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
             beat = self._believed(beat_from_wire(request, now_unix))
             self._journal.record_beat(beat, now_unix)
@@ -66,7 +65,9 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
             # Not answered, so the launcher sends its reports and incidents again.
             self._metrics.beats.labels("failed").inc()
             context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
-        current = self._book.hear(beat, now)
+        # What it says of nodes has aged while it was written down.
+        now = self._clock.monotonic()
+        current = self._book.hear(replace(beat, waited_s=beat.waited_s + now - came), now)
         self._metrics.beats.labels("kept" if current else "late").inc()
         return watch_pb2.BeatReply(known=True)
 

@@ -151,19 +151,19 @@ def test_a_beat_is_on_record_when_it_is_answered(running: Running) -> None:
     assert (heard.step, heard.heard_at) == (5, running.clock.monotonic())
 
 
-def test_a_beat_is_as_old_as_when_it_came_however_long_it_took_to_write_it_down(
+def test_what_a_beat_says_of_nodes_ages_while_it_is_written_down(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came, record = running.clock.monotonic(), running.journal.record_beat
+    record = running.journal.record_beat
 
     def slowly(beat: Beat, now_unix: float) -> None:
         running.clock.sleep(3.0)
         record(beat, now_unix)
 
     monkeypatch.setattr(running.journal, "record_beat", slowly)
-    running.stub.Beat(beat_to_wire(beat()), timeout=5)
+    running.stub.Beat(beat_to_wire(dataclasses.replace(beat(), waited_s=0.5)), timeout=5)
     (heard,) = running.book.all()
-    assert (heard.heard_at, heard.progressed_at) == (came, came)
+    assert (heard.heard_at, heard.beat.waited_s) == (running.clock.monotonic(), 3.5)
 
 
 def test_without_the_token_nothing_is_kept(running: Running) -> None:
