@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from typing import TYPE_CHECKING
 
 from deeplink.cache.holding.fetching import Fetched, Fetcher, Outcome
@@ -49,17 +48,18 @@ class Healer:
         self._fetcher = Fetcher(store, token, clock, node=node, cap=cap)
         self._fetcher.members = tuple(members)
         self._lock = threading.Lock()
-        self._busy: set[ShardId] = set()
-        self._waiting: deque[tuple[Wanted, Callable[[], None]]] = deque()
+        self._waiting: dict[ShardId, tuple[Wanted, Callable[[], None]]] = {}
         self._running = False
 
     def heal(self, wanted: Wanted, healed: Callable[[], None]) -> None:
-        """Begin to look at a shard unless that is under way; `healed` is called once it is here and whole."""
+        """Begin to look at a shard unless that is to come; `healed` is called once it is here and whole.
+
+        One that is being looked at is looked at once more: what is wrong with it may have come since.
+        """
         with self._lock:
-            if wanted.id in self._busy or len(self._waiting) >= _MOST_WAITING:
+            if wanted.id in self._waiting or len(self._waiting) >= _MOST_WAITING:
                 return
-            self._busy.add(wanted.id)
-            self._waiting.append((wanted, healed))
+            self._waiting[wanted.id] = wanted, healed
             if self._running:
                 return
             self._running = True
@@ -73,10 +73,8 @@ class Healer:
             except Exception as problem:  # whatever it is, the shards that wait behind this one get their turn
                 log.exception("shard %s cannot be brought back", wanted.id)
                 found = Fetched(Outcome.FAILED, problem=f"{type(problem).__name__}: {problem}")
-            with self._lock:
-                self._busy.discard(wanted.id)
             if found.outcome.is_here:
-                healed()  # before anything else: who looks at it until then takes it for damaged once more
+                healed()  # before it is said: who looks at it until then takes it for damaged once more
                 came = f"was brought back from {found.origin}" if found.origin else "is whole, and read again"
                 log.warning("shard %s %s", wanted.id, came)
             elif found.outcome is not Outcome.BUSY:
@@ -87,4 +85,4 @@ class Healer:
             if not self._waiting:
                 self._running = False
                 return None
-            return self._waiting.popleft()
+            return self._waiting.pop(next(iter(self._waiting)))

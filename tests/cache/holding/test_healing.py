@@ -22,7 +22,7 @@ from deeplink.cache.sources.bucket import SourceCap, TokenBucket
 from deeplink.cache.sources.home import open_home
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
-from deeplink.types import Member, NodeName
+from deeplink.types import Member, NodeName, ShardId
 from tests.cache.agents import write_tree
 from tests.waiting import until
 
@@ -48,18 +48,18 @@ def test_many_shards_come_back_in_one_thread(source: Path, agents: Agents, tmp_p
     assert len(shards) > 3
     store = Store(tmp_path / "mine")
     healer = Healer(store, agents.members, agents.token, SystemClock())
-    threads: list[str] = []
+    threads: list[int] = []
     all_back = threading.Event()
 
     def healed() -> None:
-        threads.extend(thread.name for thread in threading.enumerate() if thread.name == "deeplink-heal")
+        threads.append(sum(thread.name == "deeplink-heal" for thread in threading.enumerate()))
         if len(store.ids()) == len(shards):
             all_back.set()
 
     for shard in [*shards, *shards]:
         healer.heal(wanted(shard), healed)
     assert all_back.wait(20)
-    assert len(threads) == len(shards)
+    assert set(threads) == {1}
     assert all(store.is_verified(shard.id) for shard in shards)
 
 
@@ -84,11 +84,37 @@ def test_a_store_that_cannot_be_written_does_not_end_healing(source: Path, agent
     healer = Healer(store, agents.members, agents.token, SystemClock())
     back = threading.Event()
     healer.heal(wanted(shard), back.set)
-    while healer._busy:
-        assert not back.wait(0.01)
+    until(lambda: not healer._running)
+    assert not back.is_set()
     Store(tmp_path / "later")
     healer.heal(wanted(shard), back.set)
     assert back.wait(20)
+
+
+def test_a_shard_that_is_doubted_while_it_is_looked_at_is_looked_at_once_more(
+    source: Path, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, *_ = packed(source, agents)
+    store, begun, let_go = Store(tmp_path / "mine"), threading.Event(), threading.Event()
+    healer = Healer(store, agents.members, agents.token, SystemClock())
+    fetch, looks, healed = healer._fetcher.fetch, list[ShardId](), list[bool]()
+
+    def slowly(one: Wanted) -> Fetched:
+        found = fetch(one)
+        looks.append(one.id)
+        begun.set()
+        assert let_go.wait(20)
+        return found
+
+    monkeypatch.setattr(healer._fetcher, "fetch", slowly)
+    healer.heal(wanted(shard), lambda: healed.append(store.is_verified(shard.id)))
+    assert begun.wait(20)
+    store.doubt(shard.id)
+    for _ in range(3):
+        healer.heal(wanted(shard), lambda: healed.append(store.is_verified(shard.id)))
+    let_go.set()
+    until(lambda: not healer._running)
+    assert (looks, healed) == ([shard.id] * 2, [False, True])
 
 
 def test_what_goes_wrong_unforeseen_does_not_end_healing(
@@ -152,7 +178,7 @@ def test_a_good_shard_is_not_put_aside_because_the_index_is_wrong(
     with Reader.open("digits", config=config) as reader:
 
         def found_whole() -> bool:
-            # One that is read just as it was found whole is doubted once more, and seen to with the next read.
+            # One that is read just as it was found whole is doubted, and looked at, once more.
             with pytest.raises(SampleUnavailableError):
                 reader.read([5])
             return store.is_verified(shard)
