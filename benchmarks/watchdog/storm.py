@@ -192,8 +192,9 @@ class Storm:
         except DeepLinkError as problem:
             self._miss(strike, str(problem))
             return
+        hit, over = time.time(), began + strike.hold_s
         job = run.stand.job if run and kindred.taking else 0
-        one = Struck(strike=strike, target=target, job=job, began_unix=began, over_unix=began + strike.hold_s)
+        one = Struck(strike=strike, target=target, job=job, began_unix=began, hit_unix=hit, over_unix=over)
         self._open.append(one)
         self.say(
             f"{strike.fault} {target.rpartition('/')[2]} for {strike.hold_s:g} s"
@@ -202,7 +203,9 @@ class Storm:
 
     def _miss(self, strike: Strike, why: str) -> None:
         now = time.time()
-        self.struck.append(Struck(strike=strike, target="", job=0, began_unix=now, over_unix=now, missed=why))
+        self.struck.append(
+            Struck(strike=strike, target="", job=0, began_unix=now, hit_unix=now, over_unix=now, missed=why)
+        )
         self.say(f"{strike.fault} left out: {why}")
 
     def _aim(self, strike: Strike, chance: random.Random) -> tuple[Run | None, str, How]:

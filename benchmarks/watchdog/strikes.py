@@ -119,6 +119,7 @@ class Struck:
 
     Attributes:
         job: that it hit; 0 where it hit none of them alone.
+        hit_unix: when it surely was in effect.
         missed: why it did not come after all; empty where it came.
     """
 
@@ -126,6 +127,7 @@ class Struck:
     target: str
     job: int
     began_unix: float
+    hit_unix: float
     over_unix: float
     missed: str = ""
 
@@ -175,7 +177,7 @@ def complaints(
         kindred = KINDRED[one.strike.fault]
         if one.missed:
             continue
-        if kindred.must and not found[place] and one.began_unix <= last_unix.get(one.job, one.began_unix):
+        if kindred.must and not found[place] and one.hit_unix <= last_unix.get(one.job, one.hit_unix):
             said.append(f"{_named(one)}: no incident")
         if len(found[place]) > 1:
             kinds = ", ".join(told.id for told in found[place])

@@ -36,7 +36,7 @@ def test_an_hour_has_every_fault_and_another_seed_is_another_storm() -> None:
 
 
 STRIKE = Strike(at_s=30, fault="node-killed", hold_s=20, pick=1)
-STRUCK = Struck(strike=STRIKE, target="n3", job=5, began_unix=1000, over_unix=1020)
+STRUCK = Struck(strike=STRIKE, target="n3", job=5, began_unix=1000, hit_unix=1001, over_unix=1020)
 TOLD = Told(
     by="watchdog",
     id="5.0.0-node-dead-n3",
@@ -59,9 +59,9 @@ def test_one_incident_of_two_tellers_is_one_under_whichever_id() -> None:
 
 
 def test_a_job_that_had_said_its_last_word_cannot_have_been_hit() -> None:
-    assert complaints([STRUCK], [], {5: 999.9}) == []
-    assert complaints([STRUCK], [TOLD], {5: 999.9}) == []
-    assert len(complaints([STRUCK], [], {5: 1000.1})) == len(complaints([STRUCK], [], {6: 999.9})) == 1
+    assert complaints([STRUCK], [], {5: 1000.9}) == []
+    assert complaints([STRUCK], [TOLD], {5: 1000.9}) == []
+    assert len(complaints([STRUCK], [], {5: 1001.1})) == len(complaints([STRUCK], [], {6: 1000.9})) == 1
 
 
 def test_no_incident_two_of_them_and_one_too_many_are_told() -> None:

@@ -10,6 +10,8 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -249,6 +251,15 @@ def test_a_port_is_found_by_who_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert server.getsockname()[1] in looking.ports_of(os.getpid())
     assert looking.ports_of(2**22 + 1) == ()
+
+
+def test_what_a_rank_is_told_is_its_users_when_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, owned = tmp_path / "fail", list[tuple[bool, int, int]]()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda _draft, uid, gid: owned.append((file.exists(), uid, gid)))
+    sandbox: Any = SimpleNamespace(user=SimpleNamespace(uid=7, gid=8))
+    hands._write(sandbox, file, "0 0 1 once")
+    assert (file.read_text(), owned) == ("0 0 1 once", [(False, 7, 8)])
 
 
 def test_signals_have_names_that_the_hands_know() -> None:
