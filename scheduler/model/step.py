@@ -178,7 +178,8 @@ class Estimates:
     @property
     def step(self) -> Floats:
         """The whole steps."""
-        return self.compute + self.communication - self.hidden
+        # In this order the rounding cannot make a step shorter than what it computes.
+        return self.compute + (self.communication - self.hidden)
 
 
 def estimate(job: Job, constants: Constants, asked: Demands) -> Estimates:

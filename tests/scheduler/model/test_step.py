@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.model.constants import Constants, Link
@@ -161,6 +161,30 @@ def test_the_explanation_names_what_takes_the_time() -> None:
 
 
 @given(jobs, placements, constants)
+@example(  # nothing but rounding is left of what is not hidden
+    Job(
+        batch=22,
+        sample_s=0.38086395886319846,
+        gradient_bytes=40929731758.0,
+        fixed_s=0.8165022528757093,
+        overlap=1.0,
+        algorithm=Algorithm.RING,
+        schedule=Schedule.FLAT,
+    ),
+    Placement((NodeShare(1, 8, (), 1.0), NodeShare(2, 8, (), 1.0))),
+    Constants(
+        gpu=Link(5284888626.0, 0.0),
+        nic=Link(5283797385.0, 0.0),
+        leaf=Link(1000000.0, 0.0),
+        spine=Link(1000000.0, 0.0),
+        nics=1,
+        path_bandwidth=5284139340.0,
+        nic_sharing=0.0,
+        host_contention=0.25,
+        straggling=0.0,
+        unhidden=0.0,
+    ),
+)
 def test_the_parts_are_the_step(job: Job, where: Placement, known: Constants) -> None:
     reads = [Read(name="local", share=1.0, bandwidth=1e9)]
     step = predict(job, where, known, reads)
