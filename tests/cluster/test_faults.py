@@ -93,6 +93,7 @@ def far(sandbox: Sandbox) -> Iterator[Far]:
     env = {
         "DEEPLINK_CATALOG": str(config.catalog),
         "DEEPLINK_STATE": str(config.state),
+        "DEEPLINK_STORE": str(folder / "store"),  # root's: in the user's home no user could write to it
         "DEEPLINK_MEMBERS": config.members,
         "DEEPLINK_TOKEN_FILE": str(config.token_file),
         "DEEPLINK_REPLICAS": str(config.replicas),
