@@ -67,6 +67,11 @@ class Liaison:
         """Whether Slurm said that it may start the job again."""
         return self._backend.can_requeue and self._desk.requeueable
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it may have been us who were cut off, and Slurm has not said since whose the job is."""
+        return self._cut_off_at is not None
+
     def begin(self) -> None:
         """A new attempt begins."""
         self._deadline.begin()

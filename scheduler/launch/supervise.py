@@ -187,7 +187,8 @@ class Supervisor:
                 self._say_once(verdict.because)
                 self._account.hold_back(self._silent_s(verdict.lost), verdict.because)
             elif verdict.move is Move.CARRY_ON:
-                self._account.come_back()
+                if not self._liaison.in_doubt:  # else it may have been us who were away, and that is told already
+                    self._account.come_back()
             else:
                 return verdict
             self._clock.sleep(self._pause_s(running))

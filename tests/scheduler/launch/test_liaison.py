@@ -157,6 +157,18 @@ def test_one_of_two_nodes_that_hears_nobody_asks_slurm_which_of_them_is_cut_off(
     assert next(move for move in moves if move is not Move.WAIT) is Move.ELSEWHERE
 
 
+def test_who_was_away_is_not_said_before_slurm_has_said_whose_the_job_is(run: Run) -> None:
+    doubts = []
+    for word, seconds in ((None, 10.0), (OURS, 3.0), (None, 61.0)):
+        if not run.liaison.in_doubt:
+            run.slurm.word = None
+            run.for_s(5.0, STRANDED, alone=True)
+        run.slurm.word = word
+        run.for_s(seconds, WELL)
+        doubts.append(run.liaison.in_doubt)
+    assert doubts == [True, False, False], "without a word the doubt ends after a while"
+
+
 def test_slurm_answers_before_the_other_node_is_lost_so_that_no_time_is_lost(run: Run) -> None:
     run.for_s(AGAIN_S + 3 * TICK_S, WELL, alone=True)  # in doubt, and not lost yet
     assert run.for_s(0.5, STRANDED, alone=True)[0].move is Move.STRANDED
