@@ -171,17 +171,13 @@ def test_the_explanation_names_what_takes_the_time() -> None:
         algorithm=Algorithm.RING,
         schedule=Schedule.FLAT,
     ),
-    Placement((NodeShare(1, 8, (), 1.0), NodeShare(2, 8, (), 1.0))),
-    Constants(
+    Placement((NodeShare(1, 8), NodeShare(2, 8))),
+    replace(
+        PLAIN,
         gpu=Link(5284888626.0, 0.0),
         nic=Link(5283797385.0, 0.0),
-        leaf=Link(1000000.0, 0.0),
-        spine=Link(1000000.0, 0.0),
-        nics=1,
         path_bandwidth=5284139340.0,
-        nic_sharing=0.0,
         host_contention=0.25,
-        straggling=0.0,
         unhidden=0.0,
     ),
 )
