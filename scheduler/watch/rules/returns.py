@@ -32,8 +32,10 @@ def _is_back(node: NodeSight, policy: Policy) -> bool:
     needed_s = policy.resume_sick_s if node.of_leaf or node.sick else policy.resume_s
     if any(map(bars_return, node.findings)):
         return False
-    # Where a standing agent is known, its own word is needed, and has to last.
-    return (node.answering_s if node.attended_s is None else node.well_s) >= needed_s
+    if node.attended_s is None:
+        # Nobody looks after it: that it answers says that it lives, and nothing of what its checks found.
+        return not node.sick and node.answering_s >= needed_s
+    return node.well_s >= needed_s
 
 
 def bars_return(finding: Finding) -> bool:

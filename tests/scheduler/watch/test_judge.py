@@ -670,6 +670,14 @@ def test_only_nodes_that_we_drained_come_back_and_only_by_policy() -> None:
     assert judge(Sight(nodes=cluster(too_soon)), replace(POLICY, resume=True)) == ()
 
 
+def test_a_sick_node_without_a_standing_agent_stays_drained_since_nobody_can_say_it_is_well() -> None:
+    back = replace(up("n1"), ours=True, drained=True, answering_s=10_000.0)
+    policy = replace(POLICY, resume=True)
+    dead, sick = (replace(back, why=why) for why in ("17.0.0-node-dead-n1@17", "cluster-node-sick-n1@17"))
+    assert brief(judge(Sight(nodes=cluster(dead)), policy)) == [("node-back", "n1", "resume")]
+    assert judge(Sight(nodes=cluster(sick)), policy) == ()
+
+
 CHECKED = replace(
     up("n1"), ours=True, drained=True, answering_s=100.0, attended_s=1.0, heard_s=1.0, well_s=11.0, why="17.0.0-x"
 )
