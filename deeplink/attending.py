@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from deeplink import metrics
+from deeplink.scheduler.health.clock import Compared, Comparison
 from deeplink.scheduler.watch.line import Line
 from deeplink.scheduler.watch.messages import MOST_FINDINGS, finding_to_wire
 from deeplink.v1 import watch_pb2
@@ -91,6 +92,7 @@ class Attendee:
         boot_id: of the kernel; empty where unknown.
         store_status: returns what the store holds; quick.
         health: its checks; None where it has none.
+        compared: where it is left how far this clock is from the watchdog's.
     """
 
     node: str
@@ -98,6 +100,7 @@ class Attendee:
     boot_id: str
     store_status: Callable[[], node_pb2.StoreStatus]
     health: HealthWatch | None
+    compared: Compared = field(default_factory=Compared)
 
 
 @dataclass(slots=True)
@@ -150,11 +153,13 @@ class Attending:
         health = self.who.health
         found, ended = health.news(self._told.upto) if health is not None else ({}, [])
         now = dict(list(found.items())[:MOST_NOW])
+        asked_at = self.clock.monotonic()
         try:
             reply = self.deliver(self._request(now, self._told.missed(ended, MOST_FINDINGS - len(now))))
         except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, or the store, it is tried again
             self._troubled(problem)
             return
+        self._compare(reply.unix, asked_at)
         self._told.delivered(found, ended)
         metrics.HEALTH_ATTENDED.set(self.clock.unix())
         trouble = "" if reply.known else f"Slurm knows no node {self.who.node}: is `--name` or `node` right?"
@@ -163,6 +168,15 @@ class Attending:
         elif self._trouble and not trouble:
             log.warning("the watchdog hears this node again")
         self._trouble = trouble
+
+    def _compare(self, their_unix: float, asked_at: float) -> None:
+        if not their_unix:
+            return  # an older watchdog, or one that does not know this node
+        now = self.clock.monotonic()
+        half_s = (now - asked_at) / 2
+        self.who.compared.newest = Comparison(
+            ahead_s=self.clock.unix() - half_s - their_unix, within_s=half_s, at=now
+        )
 
     def _request(self, found: Mapping[Key, Finding], missed: Sequence[Finding]) -> watch_pb2.AttendRequest:
         store = self.who.store_status()

@@ -9,6 +9,7 @@ from deeplink.attending import Attendee, Attending, Deliver
 from deeplink.bounded import within
 from deeplink.config import ConfigError
 from deeplink.scheduler.health.builtin import Place, boot_id_of, checks_of
+from deeplink.scheduler.health.clock import Compared
 from deeplink.scheduler.health.switch import read_switch, switch_paths
 from deeplink.scheduler.health.watching import HealthWatch
 from deeplink.scheduler.watch.messages import finding_to_wire
@@ -42,7 +43,8 @@ class NodeHealth:
         self._of_job = of_job
         self._attending: Attending | None = None
         self.boot_id = boot_id_of(config) if config is not None else ""
-        place = Place(node=node, store=store, of_job=of_job)
+        self._compared = Compared()
+        place = Place(node=node, store=store, of_job=of_job, compared=self._compared)
         self._watch = self._prepared(config, place) if config is not None and config.health else None
 
     def findings(self) -> list[common_pb2.Finding]:
@@ -62,6 +64,7 @@ class NodeHealth:
             boot_id=self.boot_id,
             store_status=store_status,
             health=self._watch,
+            compared=self._compared,
         )
         deliver = Deliver(config.watch, config.watch_token_file)
         self._attending = Attending(who, deliver, self._clock, close=deliver.close)

@@ -354,16 +354,20 @@ class AttendReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_FIELD_NUMBER: _builtins.int
+    UNIX_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """Slurm knows a node of this name"""
+    unix: _builtins.float
+    """the watchdog's clock as it answered; 0: an older one does not say"""
     def __init__(
         self,
         *,
         known: _builtins.bool = ...,
+        unix: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "unix", b"unix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.health.check import Check
-from deeplink.scheduler.health.clock import ClockCheck
+from deeplink.scheduler.health.clock import ClockCheck, Compared
 from deeplink.scheduler.health.disk import DiskCheck
 from deeplink.scheduler.health.gpucheck import GpuCheck, GpuTools, tools_here
 from deeplink.scheduler.health.look import Look
@@ -45,6 +45,7 @@ class Place:
             nothing to look at.
         gpus: which tools for GPUs there are; looked for when not given.
         env: the environment; our own when not given.
+        compared: where it is left how far this clock is from the watchdog's.
     """
 
     node: str
@@ -53,6 +54,7 @@ class Place:
     once: bool = False
     gpus: GpuTools | None = None
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    compared: Compared = field(default_factory=Compared)
 
 
 def checks_of(config: Config, place: Place, clock: Clock) -> list[Check]:
@@ -90,7 +92,10 @@ def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clo
         about="available memory, OOM kills, ECC",
     )
     yield Check(
-        name="clock", look=ClockCheck(clock).look, timing=settings.clock, about="synchronised, has not jumped"
+        name="clock",
+        look=ClockCheck(clock, compared=place.compared).look,
+        timing=settings.clock,
+        about="synchronised, has not jumped, is where the watchdog's is",
     )
     mount = MountCheck(settings.mount, clock)
     yield Check(

@@ -1,4 +1,4 @@
-"""The node's clock: does the kernel take it for synchronised, and has it jumped."""
+"""The node's clock: does the kernel take it for synchronised, has it jumped, is it where the watchdog's is."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ JUMP_S = 1.0
 """The clock for people and the one that never jumps may drift so far apart between looks: slewing is slower."""
 FAR_S = 60.0
 JUMP_HELD_S = 1800.0
+SKEW_S = 1.0
+"""So far apart may this clock and the watchdog's be, the time that asking took left out."""
+COMPARED_S = 60.0
+"""A comparison counts for so long: the watchdog may be away."""
 _UNSYNC = 0x40  # STA_UNSYNC of adjtimex(2)
 _ERROR = 5  # TIME_ERROR: what adjtimex returns for a clock that is not synchronised
 
@@ -28,11 +32,9 @@ class ClockReading:
 
     Attributes:
         synchronised: by a daemon of NTP or PTP; None where the kernel does not tell.
-        error_s: how wrong the clock may be at most, by the kernel's own account.
     """
 
     synchronised: bool | None = None
-    error_s: float = 0.0
 
 
 class _Timex(ctypes.Structure):
@@ -58,14 +60,38 @@ def read_clock() -> ClockReading:
         return ClockReading()
     if state < 0:  # forbidden by a filter of system calls
         return ClockReading()
-    return ClockReading(state != _ERROR and not timex.status & _UNSYNC, timex.maxerror / 1e6)
+    return ClockReading(state != _ERROR and not timex.status & _UNSYNC)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """This clock beside the watchdog's.
+
+    Attributes:
+        ahead_s: by how much this one is ahead; negative where it is behind.
+        within_s: the figure is right to so much either way: half of what asking took.
+        at: when it was compared, monotonic.
+    """
+
+    ahead_s: float
+    within_s: float
+    at: float
+
+
+@dataclass(slots=True)
+class Compared:
+    """The newest comparison: who tells the watchdog of this node leaves it here for the check."""
+
+    newest: Comparison | None = None
 
 
 class ClockCheck:
     """Looks at the clock, and remembers jumps."""
 
-    def __init__(self, clock: Clock, read: Callable[[], ClockReading] = read_clock) -> None:
-        self._clock, self._read = clock, read
+    def __init__(
+        self, clock: Clock, read: Callable[[], ClockReading] = read_clock, compared: Compared | None = None
+    ) -> None:
+        self._clock, self._read, self._compared = clock, read, compared or Compared()
         self._last: tuple[float, float] | None = None
         self._recent = Recent(JUMP_HELD_S)
 
@@ -77,10 +103,13 @@ class ClockCheck:
             if jumped is not None:
                 self._recent.note(jumped, now)
         self._last = (now, unix)
+        newest = self._compared.newest
+        skewed = judge_skew(newest) if newest is not None and now - newest.at < COMPARED_S else ()
+        complaints = (*skewed, *self._recent.complaints(now))
         reading = self._read()
         if reading.synchronised is None:
-            return Look(self._recent.complaints(now), "the kernel does not say whether its clock is synchronised")
-        return Look((*judge_clock(reading), *self._recent.complaints(now)))
+            return Look(complaints, "the kernel does not say whether its clock is synchronised")
+        return Look((*judge_clock(reading), *complaints))
 
 
 def judge_clock(reading: ClockReading) -> tuple[Complaint, ...]:
@@ -102,3 +131,16 @@ def judge_jump(unix_s: float, monotonic_s: float) -> Complaint | None:
         return None
     said = f"the clock jumped by {jump_s:+.1f} s"
     return comment("jump", said, certain=True) if abs(jump_s) > FAR_S else observe("jump", said, certain=True)
+
+
+def judge_skew(found: Comparison) -> tuple[Complaint, ...]:
+    """Return a complaint when this clock and the watchdog's are surely apart; whose is wrong is not known.
+
+    >>> [one.problem for one in judge_skew(Comparison(ahead_s=-75.04, within_s=0.5, at=0.0))]
+    ["the clock is 75.0 s behind the watchdog's"]
+    """
+    apart_s = abs(found.ahead_s)
+    if apart_s - found.within_s <= SKEW_S:
+        return ()
+    said = f"the clock is {apart_s:.1f} s {'ahead of' if found.ahead_s > 0 else 'behind'} the watchdog's"
+    return (comment("skew", said) if apart_s - found.within_s > FAR_S else observe("skew", said),)

@@ -102,7 +102,7 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         except JournalError as problem:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
         self._book.attend(node, now, kept=news)
-        return watch_pb2.AttendReply(known=True)
+        return watch_pb2.AttendReply(known=True, unix=self._clock.unix())
 
 
 def _while_away(node: NodeName, missed: Iterable[Finding], now_unix: float) -> list[Incident]:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from deeplink.attending import Attendee, Attending, Deliver, Told
 from deeplink.clock import SystemClock
 from deeplink.scheduler.health.check import Check
+from deeplink.scheduler.health.clock import Compared
 from deeplink.scheduler.health.look import GOOD, Look, comment, drain
 from deeplink.scheduler.health.settings import Timing
 from deeplink.scheduler.health.watching import Ended, HealthWatch
@@ -38,6 +39,7 @@ class Watchdog(watch_pb2_grpc.WatchServicer):
     def __init__(self) -> None:
         self.heard: list[watch_pb2.AttendRequest] = []
         self.known = True
+        self.ahead_s = 0.0
         self._server: grpc.Server | None = None
         self.port = 0
 
@@ -45,7 +47,7 @@ class Watchdog(watch_pb2_grpc.WatchServicer):
     def Attend(self, request: watch_pb2.AttendRequest, context: Any) -> watch_pb2.AttendReply:
         node_from_wire(request, 5.0)  # what the real one would refuse raises
         self.heard.append(request)
-        return watch_pb2.AttendReply(known=self.known)
+        return watch_pb2.AttendReply(known=self.known, unix=time.time() + self.ahead_s)
 
     @override
     def Beat(self, request: watch_pb2.BeatRequest, context: Any) -> watch_pb2.BeatReply:
@@ -79,6 +81,7 @@ class Sick:
 
     def __init__(self) -> None:
         self.says = GOOD
+        self.compared = Compared()
         check = Check(name="disk", look=lambda: self.says, timing=Timing(interval_s=0.01, bad=1, good=1))
         self.watch = HealthWatch([check], clock=SystemClock())
 
@@ -95,6 +98,7 @@ def attending(watchdog: Watchdog, folder: Path, sick: Sick, *, pause_s: float = 
         boot_id="boot-7",
         store_status=lambda: node_pb2.StoreStatus(shards=2, bytes=10, verified_bytes=5, free_bytes=7),
         health=sick.watch,
+        compared=sick.compared,
     )
     running = Attending(who, deliver, SystemClock(), pause_s, deliver.close)
     sick.watch.changed = running.news
@@ -107,6 +111,17 @@ def attending(watchdog: Watchdog, folder: Path, sick: Sick, *, pause_s: float = 
         running.stop()
         sick.watch.stop()
         assert time.monotonic() - began < 5
+
+
+def test_the_clocks_are_compared_with_each_answer(watchdog: Watchdog, tmp_path: Path) -> None:
+    sick = Sick()
+    watchdog.ahead_s = 90.0
+    with attending(watchdog, tmp_path, sick):
+        until(lambda: sick.compared.newest)
+    found = sick.compared.newest
+    assert found is not None
+    assert 0 < found.within_s < 2
+    assert abs(found.ahead_s + 90.0) <= found.within_s + 0.1
 
 
 def test_the_watchdog_hears_how_the_node_is(watchdog: Watchdog, tmp_path: Path) -> None:

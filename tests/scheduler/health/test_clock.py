@@ -3,14 +3,21 @@ from __future__ import annotations
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.health.clock import ClockCheck, ClockReading, judge_jump, read_clock
+from deeplink.scheduler.health.clock import (
+    ClockCheck,
+    ClockReading,
+    Compared,
+    Comparison,
+    judge_jump,
+    judge_skew,
+    read_clock,
+)
 from deeplink.scheduler.watch.records import Severity
 
 
 def test_the_kernel_is_really_asked() -> None:
     reading = read_clock()
     assert reading.synchronised is not None
-    assert reading.error_s >= 0
 
 
 def test_an_unsynchronised_clock_is_observed_and_unknown_is_not_bad() -> None:
@@ -40,3 +47,32 @@ def test_a_jump_is_told_for_half_an_hour() -> None:
 def test_how_far_is_a_jump(unix_s: float, severity: Severity | None) -> None:
     found = judge_jump(unix_s, 60.0)
     assert (found and found.severity) == severity
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "within_s", "severity"),
+    [
+        (0.9, 0.0, None),
+        (-2.5, 2.0, None),
+        (1.6, 0.1, Severity.OBSERVE),
+        (-59.0, 0.1, Severity.OBSERVE),
+        (61.5, 1.0, Severity.COMMENT),
+        (-61.5, 1.0, Severity.COMMENT),
+    ],
+)
+def test_how_far_from_the_watchdogs_clock_is_skewed(
+    ahead_s: float, within_s: float, severity: Severity | None
+) -> None:
+    found = judge_skew(Comparison(ahead_s=ahead_s, within_s=within_s, at=0.0))
+    assert ([one.severity for one in found] or [None]) == [severity]
+
+
+def test_a_skew_is_told_as_long_as_the_watchdog_can_be_asked() -> None:
+    clock, compared = ManualClock(), Compared()
+    check = ClockCheck(clock, lambda: ClockReading(synchronised=True), compared)
+    assert check.look().complaints == ()
+    compared.newest = Comparison(ahead_s=3.0, within_s=0.1, at=clock.monotonic())
+    (told,) = check.look().complaints
+    assert (told.subject, told.problem) == ("skew", "the clock is 3.0 s ahead of the watchdog's")
+    clock.sleep(61)
+    assert check.look().complaints == ()

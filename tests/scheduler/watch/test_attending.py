@@ -35,10 +35,13 @@ class Standing:
         self.journal, self.address, self.book, self.clock = journal, address, book, clock
 
     def attend(self, node: str = "n1", **fields: object) -> bool:
+        return self.answer(node, **fields).known
+
+    def answer(self, node: str = "n1", **fields: object) -> watch_pb2.AttendReply:
         request = watch_pb2.AttendRequest(node=node, boot_id="kernel-1", **fields)  # type: ignore[arg-type] # a test's
         with open_channel(self.address, TOKEN) as channel:
             reply: watch_pb2.AttendReply = watch_pb2_grpc.WatchStub(channel).Attend(request, timeout=5)
-            return reply.known
+            return reply
 
 
 @pytest.fixture
@@ -61,6 +64,10 @@ def test_a_node_that_slurm_does_not_know_is_not_kept(standing: Standing) -> None
     assert not standing.attend("elsewhere")
     assert [node.name for node in standing.journal.nodes()] == ["n1"]
     assert [one.node.name for one in standing.book.attended()] == ["n1"]
+
+
+def test_the_answer_has_the_watchdogs_clock_for_the_agent_to_compare_its_own_with(standing: Standing) -> None:
+    assert standing.answer().unix == standing.clock.unix()
 
 
 def test_what_does_not_change_is_written_down_now_and_then_only(standing: Standing) -> None:
