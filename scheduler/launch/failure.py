@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -75,10 +75,17 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """Why an attempt was given up, and with which exit code (0 where nothing exited)."""
+    """Why an attempt was given up.
+
+    Attributes:
+        cause: of its end.
+        code: its exit code; 0 where nothing exited.
+        ran_s: for how long it ran; 0 where that is not known. Says nothing of what two have in common.
+    """
 
     cause: Cause
     code: int = 0
+    ran_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

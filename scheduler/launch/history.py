@@ -26,6 +26,8 @@ CARRIED = frozenset({Cause.UNKNOWN, Cause.OUT_OF_MEMORY})
 """What says something about the application. That nodes were lost says nothing about the next run's nodes."""
 ITS_OWN_FAULT = frozenset({Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
 MOST_SETBACKS = 16
+ALIKE = 0.05
+"""Two long runs that report no steps, fail by themselves and differ by no more than this part in length got as far."""
 
 
 @dataclass(slots=True)
@@ -42,15 +44,23 @@ class History:
     relaunches: int = 0
     before: Kind | None = None
 
-    def note(self, cause: Cause, code: int) -> None:
-        """An attempt has ended so."""
-        self.setbacks = [*self.setbacks, Setback(cause, code)][-MOST_SETBACKS:]
+    def note(self, cause: Cause, code: int, ran_s: float = 0.0) -> None:
+        """An attempt has ended so, after so many seconds."""
+        self.setbacks = [*self.setbacks, Setback(cause, code, ran_s)][-MOST_SETBACKS:]
 
     def tried(self, progress: Progress, now: float) -> Tried:
         """Return what was tried, as verdicts want to know it."""
         fruitless = progress.fruitless_now(now)
-        recent = self.setbacks[-fruitless:] if fruitless else []
+        recent = self.setbacks[-fruitless:] if fruitless else self._no_further(progress, now)
         return Tried(since_progress=tuple(recent), relaunches=self.relaunches, best=progress.best)
+
+    def _no_further(self, progress: Progress, now: float) -> list[Setback]:
+        """Return the setback before this run, if that one ran as long: a run without steps then got no further."""
+        if progress.best is not None:
+            return []
+        ran_s = progress.ran_s(now)
+        last = [one for one in self.setbacks[-1:] if one.cause in CARRIED]
+        return [one for one in last if abs(one.ran_s - ran_s) <= ALIKE * ran_s]
 
 
 @dataclass(slots=True)
@@ -121,6 +131,10 @@ class Log:
             self._mark.touch()
         except OSError as problem:
             log.warning("%s: %s", self._mark, problem)
+
+    def note(self, cause: Cause, code: int, now: float) -> None:
+        """The newest attempt has ended so."""
+        self.history.note(cause, code, self.progress.ran_s(now))
 
     def tried(self, now: float) -> Tried:
         """Return what was tried, as verdicts want to know it."""

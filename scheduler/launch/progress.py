@@ -42,7 +42,11 @@ class Progress:
 
     def fruitless_now(self, now: float) -> int:
         """Return the relaunches since the newest step, or since a long run of a job that reports none."""
-        return 0 if self.best is None and now - self._began >= LONG_RUN_S else self.fruitless
+        return 0 if self.best is None and self.ran_s(now) >= LONG_RUN_S else self.fruitless
+
+    def ran_s(self, now: float) -> float:
+        """Return the seconds since the newest attempt began."""
+        return now - self._began
 
     def take(self, points: Iterable[ProgressPoint], attempt: Attempt, now: float) -> bool:
         """Take in reports; those of other attempts do not count. True when they hold the attempt's first step."""

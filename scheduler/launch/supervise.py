@@ -301,7 +301,7 @@ class Supervisor:
         )
         self._account.enter(Phase.RECOVERING, verdict.because)
         self._while_listening(running.step.kill)
-        self._log.history.note(verdict.cause or Cause.UNKNOWN, verdict.code)
+        self._log.note(verdict.cause or Cause.UNKNOWN, verdict.code, self._clock.monotonic())
         return self._start_next(self._mustered(verdict.suspects), running)
 
     def _mustered(self, suspects: Collection[NodeName] = ()) -> list[NodeName]:

@@ -39,6 +39,26 @@ def test_a_job_that_reports_nothing_makes_progress_by_running_long() -> None:
     assert not history.tried(progress, LONG_RUN_S + 1.0).since_progress
 
 
+@pytest.mark.parametrize(
+    ("cause", "first_s", "second_s", "further"),
+    [
+        (Cause.UNKNOWN, 1800.0, 1850.0, False),
+        (Cause.UNKNOWN, 1800.0, 1000.0, True),
+        (Cause.UNKNOWN, 1800.0, 2500.0, True),
+        (Cause.NODE_LOST, 1800.0, 1800.0, True),
+        (Cause.UNKNOWN, 1800.0, 60.0, False),
+    ],
+)
+def test_a_long_run_without_steps_that_fails_where_the_one_before_did_got_no_further(
+    cause: Cause, first_s: float, second_s: float, further: bool, tmp_path: Path
+) -> None:
+    run = Log(tmp_path / "history", 0, Progress())
+    run.progress.begin(0.0, relaunch=False)
+    run.note(cause, 1, first_s)
+    run.progress.begin(first_s + 5, relaunch=True)
+    assert bool(run.tried(first_s + 5 + second_s).since_progress) is not further
+
+
 def test_the_next_run_of_the_job_knows_what_the_application_did(tmp_path: Path) -> None:
     path, progress = file_of(tmp_path, ["python", "train.py"]), Progress(best=12)
     history = History()
