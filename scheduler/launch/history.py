@@ -27,7 +27,7 @@ CARRIED = frozenset({Cause.UNKNOWN, Cause.OUT_OF_MEMORY})
 ITS_OWN_FAULT = frozenset({Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
 MOST_SETBACKS = 16
 ALIKE = 0.05
-"""Two long runs that report no steps, fail by themselves and differ by no more than this part in length got as far."""
+"""Two runs without steps that fail by themselves, and differ by no more than this part in length, got as far."""
 
 
 @dataclass(slots=True)
