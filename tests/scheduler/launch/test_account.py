@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.account import Account
+from deeplink.scheduler.launch.account import FROZEN_S, Account
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Action, Beat, Finding, Incident, Kind, Outcome, Phase
 from deeplink.types import NodeName
+from tests.waiting import until
 
 N1, N2 = NodeName("n1"), NodeName("n2")
 
@@ -130,3 +132,35 @@ def test_a_slow_rank_is_told_of_once_and_once_more_when_it_is_not_slow(told: Tol
     slow = told.incidents()[Kind.STRAGGLER]
     assert (slow.outcome, slow.evidence) == (Outcome.RECOVERED, "1.4 times")
     assert slow.recovered_unix - slow.began_unix == 2.0
+
+
+def test_storage_that_takes_no_word_is_an_incident_until_it_does_again(tmp_path: Path) -> None:
+    clock, beats, stalled, goes_on = ManualClock(), list[Beat](), threading.Event(), threading.Event()
+
+    def on_frozen_storage(_: Beat) -> None:
+        stalled.set()
+        assert goes_on.wait(30)
+
+    backend = LocalBackend(7, "ann", (N1, N2), {}, tmp_path, tmp_path)
+    couriers = [Courier(on_frozen_storage, "journal", clock), Courier(beats.append, "watchdog", clock)]
+    chronicle = Chronicle(tmp_path, clock, couriers)
+    account = Account(backend, NoAgents(), chronicle, clock)  # type: ignore[arg-type] # all that it uses
+
+    def told() -> list[Outcome]:
+        kinds = [one for beat in beats for one in beat.incidents]
+        assert {one.kind for one in kinds} <= {Kind.STORAGE_FROZEN}
+        return [one.outcome for one in kinds]
+
+    account.enter(Phase.RUNNING)
+    assert stalled.wait(30)
+    clock.sleep(FROZEN_S - 1)
+    account.tick()
+    clock.sleep(2)
+    account.tick()
+    until(lambda: told() == [Outcome.OPEN])
+    goes_on.set()
+    until(lambda: not chronicle.stuck_s())
+    clock.sleep(2)
+    account.tick()
+    chronicle.close()
+    assert told() == [Outcome.OPEN, Outcome.RECOVERED]

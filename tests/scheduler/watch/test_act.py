@@ -53,6 +53,7 @@ class Cluster:
     comment: str = "(null)"
     node_comments: dict[str, str] = field(default_factory=dict)
     slurmds_started: dict[str, str] = field(default_factory=dict)
+    gpus_used: dict[str, int] = field(default_factory=dict)  # of nodes that have four
     frozen: bool = False
     unanswered: str = ""
     deadly: str = ""
@@ -66,6 +67,8 @@ class Cluster:
             return "".join(f"{name}\n" for name in self.node_states)
         if argv[0] == "squeue":
             return self._squeue(argv)
+        if argv[:4] == ["scontrol", "--details", "show", "node"]:
+            return "\n".join(self._node(name, details=True) for name in self.node_states)
         if argv[:3] == ["scontrol", "show", "node"]:
             return "\n".join(self._node(name) for name in self.node_states if self._wanted(name, argv))
         if argv[:2] == ["scontrol", "show"]:
@@ -95,9 +98,11 @@ class Cluster:
     def _wanted(name: str, argv: Sequence[str]) -> bool:
         return len(argv) == 4 or name in argv[4] or "[" in argv[4]
 
-    def _node(self, name: str) -> str:
+    def _node(self, name: str, *, details: bool = False) -> str:
         leaf = f"NodeName={name} NodeAddr=10.0.0.{name[1:]} NodeHostName={name} State={self.node_states[name]}"
         started = f"SlurmdStartTime={self.slurmds_started.get(name, '2026-11-20T17:02:00')}"
+        if name in self.gpus_used:
+            leaf += " Gres=gpu:4" + (f" GresUsed=gpu:{self.gpus_used[name]}" if details else "")
         told = f"{leaf} BootTime=2026-11-20T17:01:31 {started} Reason=deeplink: x [root@2026-11-20T17:01:31]"
         return told + (f" Comment={self.node_comments[name]}" if name in self.node_comments else "")
 
