@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from deeplink.scheduler.watch.records import Outcome
+    from deeplink.scheduler.watch.records import ActionRecord, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,12 @@ class Facts:
 
     Attributes:
         fault_unix: right before the fault was done.
-        over_unix: when it was undone; 0 where it was not.
+        over_unix: right before it was undone; 0 where it was not.
         victims: nodes that the fault hit.
         lines: of all ranks of all attempts, by time.
         incidents: those that were detected after the fault.
         early: ids of those that were detected before it, when nothing was wrong.
-        actions: keys and remedies of what the watchdog did, each once for every time it was begun.
+        actions: what the watchdog did, each once for every time it was begun.
         attempt: that ran when the fault came.
         state: of the job in the end, in Slurm's words.
         reason: why it waits, in Slurm's words.
@@ -69,8 +69,7 @@ class Facts:
         saves: name and time of every checkpoint of the old attempt's that was published after the fence.
         late_lines: lines of the old attempt in the job's output that came after the fence.
         late_points: metrics of the old attempt's in a journal, of steps after the fence.
-        output: what the job wrote.
-        said: what the watchdog said.
+        output: what the job wrote since the fault.
         gpus_s: how long a job of all GPUs waited in the end; None: not tried, inf: it never began.
         job_ids: of this job and of those that carried it on.
     """
@@ -82,7 +81,7 @@ class Facts:
     lines: tuple[Line, ...] = ()
     incidents: tuple[Told, ...] = ()
     early: tuple[str, ...] = ()
-    actions: tuple[str, ...] = ()
+    actions: tuple[ActionRecord, ...] = ()
     state: str = ""
     reason: str = ""
     restarts: int = 0
@@ -91,7 +90,6 @@ class Facts:
     late_lines: int = 0
     late_points: int = 0
     output: str = ""
-    said: str = ""
     gpus_s: float | None = None
     job_ids: tuple[int, ...] = ()
 

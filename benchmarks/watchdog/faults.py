@@ -179,12 +179,13 @@ def rows_of(
     detected = [_or(run.detected_s, bound) for run in runs]
     if scenario.detected_s is not None:
         rows.append(make_row(f"{title}: detected", detected, "s", at_most=scenario.detected_s))
-    elif scenario.kinds:
-        noticed = sum(1 for run in runs if run.detected_s is not None)
-        rows.append(make_row(f"{title}: noticed, runs of {len(runs)}", [noticed], "", at_least=len(runs)))
+    else:
+        rows.append(_in_all(f"{title}: noticed", [run.noticed for run in runs]))
     if scenario.after is After.AGAIN:
         first = [_or(run.first_step_s, bound) for run in runs]
         rows.append(make_row(f"{title}: first training step", first, "s", at_most=scenario.first_step_s))
+        if scenario.first_step_s is None:
+            rows.append(_in_all(f"{title}: trains again", [run.first_step_s is not None for run in runs]))
         rows += _shown_apart(scenario, runs)
         if stock and None not in stock:
             middle = statistics.median(seconds for seconds in stock if seconds is not None)
@@ -193,14 +194,16 @@ def rows_of(
                 make_row(f"{title}: ours over stock Slurm's", of_stock, "", at_most=scenario.most_of_stock)
             )
     elif scenario.after is After.HELD:
-        held = sum(1 for run in runs if not run.missing)
-        rows.append(
-            make_row(f"{title}: {scenario.after.value}, runs of {len(runs)}", [held], "", at_least=len(runs))
-        )
+        rows.append(_in_all(f"{title}: {scenario.after.value}", [not run.missing for run in runs]))
     for never in scenario.never:
         broken = sum(1 for run in runs if never.value in run.broken)
         rows.append(make_row(f"{title}: never {never.value}, runs of {len(runs)}", [broken], "", at_most=0))
     return rows
+
+
+def _in_all(what: str, runs: Sequence[bool]) -> Row:
+    """Return the row of what is to come in every run."""
+    return make_row(f"{what}, runs of {len(runs)}", [sum(runs)], "", at_least=len(runs))
 
 
 def _shown_apart(scenario: Scenario, runs: Sequence[Figures]) -> list[Row]:
@@ -210,6 +213,7 @@ def _shown_apart(scenario: Scenario, runs: Sequence[Figures]) -> list[Row]:
         "of that, until the first process is started": [run.start_s for run in runs],
         f"of that, from a process's start until it has imported {imported}": [run.import_s for run in runs],
         "an old rank went on beside the new ones for": [run.zombie_s for run in runs],
+        "checked and taken back, after its link was healed": [run.back_s for run in runs],
     }
     known = {name: [seconds for seconds in those if seconds is not None] for name, those in parts.items()}
     rows = [make_row(f"{title}: {name}", those, "s") for name, those in known.items() if those]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.scenarios import EVERY, After, Never, Scenario
 from deeplink.scheduler.slurm.states import HELD
+from deeplink.scheduler.watch.evidence import Policy
 from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 AT_ONCE_S = 10.0
 """A job of all GPUs begins within so long where nothing is leaked (Slurm's scheduler looks every 5 s here)."""
+CHECK_S = Policy().resume_s - 1.0
+"""A node is to answer for so long before it is taken back; the first question may have been under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +31,13 @@ class Figures:
 
     Attributes:
         detected_s: from the fault to the first incident of the right kind.
+        noticed: whether there is such an incident, or the job's output says so.
         first_step_s: from the fault to the first training step of the next attempt.
         start_s: of that, until the first process of the next attempt started.
         import_s: of that, from process start to the end of importing, the slowest rank.
         repeated: steps done again.
         zombie_s: for how long a rank of the old attempt went on after the first step of the new one.
+        back_s: from the end of the fault until the watchdog took a node back.
         broken: what must not be and was, with what happened.
         missing: what was expected and never came.
     """
@@ -41,6 +48,8 @@ class Figures:
     import_s: float | None = None
     repeated: int | None = None
     zombie_s: float | None = None
+    back_s: float | None = None
+    noticed: bool = False
     broken: dict[str, str]
     missing: tuple[str, ...] = ()
 
@@ -58,6 +67,9 @@ def judge(scenario: Scenario, facts: Facts) -> Figures:
     if facts.early:
         broken["an incident before the fault"] = ", ".join(facts.early)
     missing = []
+    says = bool(scenario.says) and scenario.says in facts.output
+    if scenario.says and not says:
+        missing.append(f"the job's output does not say {scenario.says!r}")
     if scenario.kinds and not right:
         seen = ", ".join(sorted({told.kind for told in facts.incidents})) or "none"
         missing.append(f"no incident of kind {'/'.join(sorted(scenario.kinds))} (there were: {seen})")
@@ -74,6 +86,8 @@ def judge(scenario: Scenario, facts: Facts) -> Figures:
         import_s=_imported(facts),
         repeated=_repeated(facts),
         zombie_s=_zombie(facts),
+        back_s=_back(facts),
+        noticed=bool(right) or says,
         broken=broken,
         missing=tuple(missing),
     )
@@ -118,6 +132,18 @@ def _zombie(facts: Facts) -> float | None:
     return max(0.0, max(old, default=first.unix) - first.unix)
 
 
+def _back(facts: Facts) -> float | None:
+    """Return how long after the fault was over all nodes that it hit were checked and taken back."""
+    checked = [_checked_unix(node, facts) for node in facts.victims]
+    return max(checked) - facts.over_unix if facts.over_unix and checked and max(checked) < math.inf else None
+
+
+def _checked_unix(node: str, facts: Facts) -> float:
+    """Return when the watchdog first wrote down that a node is well and to be taken back; inf where it did not."""
+    resumed = [one.began_unix for one in facts.actions if one.remedy == Remedy.RESUME and one.node == node]
+    return min(resumed, default=math.inf)
+
+
 def _bad_node(_scenario: Scenario, facts: Facts) -> str:
     there = sorted(
         {line.node for line in facts.newer if line.node in facts.victims and _while_bad(line.unix, facts)}
@@ -160,9 +186,15 @@ def _late_points(_scenario: Scenario, facts: Facts) -> str:
 
 
 def _unchecked(_scenario: Scenario, facts: Facts) -> str:
-    checked = any(told.kind in {Kind.NODE_BACK, Kind.NODE_CUT_OFF} for told in facts.incidents)
-    free = [node for node in facts.victims if node not in facts.drained]
-    return "" if checked or not free else f"{', '.join(free)} is back in service, and no check is on record"
+    for node in facts.victims:
+        checked = _checked_unix(node, facts)
+        if checked < facts.over_unix + CHECK_S:
+            return f"{node} was taken back {checked - facts.over_unix:.1f} s after its link was healed"
+        if node not in facts.drained and checked == math.inf:
+            return f"{node} is back in service, and no check is on record"
+        if any(line.node == node and line.unix < checked for line in facts.newer):
+            return f"ranks of a newer attempt on {node} before it was checked"
+    return ""
 
 
 def _stacks(scenario: Scenario, facts: Facts) -> str:
@@ -214,16 +246,17 @@ def _unnamed(_scenario: Scenario, facts: Facts) -> str:
 
 def _from_zero(_scenario: Scenario, facts: Facts) -> str:
     resumed = [line.step for line in facts.newer if line.what == "resumed"]
-    if resumed and min(resumed) == 0:
+    first = facts.first_step
+    if (resumed and min(resumed) == 0) or (first and not resumed):
         return "it started from step 0"
-    return "" if "skipped" in facts.output or not resumed else "the log does not say what was passed over"
+    return "" if "skipped step-" in facts.output or not resumed else "the log does not say what was passed over"
 
 
 def _twice(_scenario: Scenario, facts: Facts) -> str:
     if facts.restarts > 1:
         return f"requeued {facts.restarts} times"
-    twice = [key for key, count in Counter(facts.actions).items() if count > 1]
-    return ", ".join(twice)
+    counts = Counter(f"{one.remedy} {one.node or one.attempt}" for one in facts.actions)
+    return ", ".join(what for what, count in counts.items() if count > 1)
 
 
 _CHECKS: dict[Never, Callable[[Scenario, Facts], str]] = {

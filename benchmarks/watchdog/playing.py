@@ -15,6 +15,7 @@ from benchmarks.watchdog.stand import Stand, StandError, until, wait
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.sandbox.lab.laboratory import How
 from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.watch.verdict import Remedy
 from deeplink.types import Attempt
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 START_S = 90.0
 """How long a job may take to its first steps: Python and torch on two cores."""
-MOST_LINES_OF_OUTPUT = 20_000
+BACK_S = 90.0
+"""So long a healed node is waited for: Slurm looks for it now and then, and it is to answer for 10 s."""
 _ALONE: AbstractContextManager[object] = nullcontext()
 
 
@@ -48,7 +50,7 @@ def play(scenario: Scenario, seed: int, starting: AbstractContextManager[object]
     with ExitStack() as held:
         with starting:
             stand = held.enter_context(Stand.up(scenario.shape, freezable=scenario.freezable))
-            stand.watch(scenario.rights)
+            stand.watch(scenario.rights, *(["--resume"] if scenario.resume else []))
             if scenario.standing:
                 stand.attend()
             _submit(stand, scenario)
@@ -110,7 +112,7 @@ def _hurt(stand: Stand, scenario: Scenario, chance: random.Random) -> Played:
     attempt, nodes = _rank_nodes(stand.lines())
     target, victims = _target(stand, scenario.hit, nodes, chance)
     how = How(rank=max(nodes) if scenario.hit is Hit.JOB else None, always=scenario.always)
-    began = time.time()
+    written, began = len(stand.output()), time.time()
     stand.lab.inject(scenario.fault, target, how)
     if scenario.then:
         second, victims = _target(stand, Hit.LAST, nodes, chance)
@@ -118,7 +120,7 @@ def _hurt(stand: Stand, scenario: Scenario, chance: random.Random) -> Played:
     if scenario.kill_watchdog_at:
         _kill_watchdog(stand, scenario)
     over = _watched(stand, scenario, attempt, began)
-    facts = _gathered(stand, scenario, attempt, began=began, over=over, victims=victims)
+    facts = _gathered(stand, scenario, attempt, began=began, over=over, victims=victims, written=written)
     return Played(facts, judge(scenario, facts))
 
 
@@ -137,8 +139,8 @@ def _watched(stand: Stand, scenario: Scenario, attempt: Attempt, began: float) -
     def undone() -> None:
         nonlocal over
         if scenario.hold_s is not None and not over and time.time() >= began + scenario.hold_s:
-            stand.lab.undo(scenario.fault)
             over = time.time()
+            stand.lab.undo(scenario.fault)
 
     def came() -> bool:
         undone()
@@ -155,6 +157,8 @@ def _watched(stand: Stand, scenario: Scenario, attempt: Attempt, began: float) -
     if scenario.hold_s is not None and not over:
         wait(max(0.0, began + scenario.hold_s - time.time()))
         undone()
+    if scenario.resume:
+        until(lambda: any(one.remedy == Remedy.RESUME and one.done_unix for one in stand.actions()), BACK_S)
     wait(scenario.settle_s)
     return over
 
@@ -164,8 +168,17 @@ def _facts_now(stand: Stand, attempt: Attempt) -> Facts:
 
 
 def _gathered(
-    stand: Stand, scenario: Scenario, attempt: Attempt, *, began: float, over: float, victims: tuple[str, ...]
+    stand: Stand,
+    scenario: Scenario,
+    attempt: Attempt,
+    *,
+    began: float,
+    over: float,
+    victims: tuple[str, ...],
+    written: int,
 ) -> Facts:
+    """Read everything; `written` is how much the job had written before the fault."""
+    output = stand.output()
     lines, row = stand.lines(), stand.row()
     first = Facts(fault_unix=began, attempt=attempt, lines=lines).first_step
     fence = first.unix if first else 0.0
@@ -186,10 +199,9 @@ def _gathered(
         restarts=row.restarts if row else 0,
         drained=drained,
         saves=late_saves(stand, attempt, fence) if first else (),
-        late_lines=_late_output(stand.output(), attempt) if first else 0,
+        late_lines=_late_output(output, attempt) if first else 0,
         late_points=stand.late_points(attempt, fence) if first else 0,
-        output=stand.output()[-MOST_LINES_OF_OUTPUT:],
-        said=stand.said(),
+        output=output[written:],
         gpus_s=gpus,
         job_ids=(stand.job,),
     )

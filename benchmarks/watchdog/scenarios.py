@@ -86,6 +86,7 @@ class Scenario:
         detected_s: the goal of the incident's detection after the fault; None where only noticing counts.
         first_step_s: the goal of the next attempt's first training step after the fault.
         kinds: of the incident, whichever of them it is.
+        says: what the job's output says where it is noticed without an incident.
         nodes: of the job, spares among them.
         all_gpus: the job takes every GPU of its nodes.
         options: of `deeplink run`, besides.
@@ -93,6 +94,7 @@ class Scenario:
         always: a rank exits at each attempt, not only once.
         sbatch: options of sbatch, besides.
         kill_watchdog_at: the watchdog is killed, and started again, when it has said this.
+        resume: the watchdog takes nodes back that are well again, and that is waited for.
         standing: every node has an agent as a system service, which may start slurmd anew.
         freezable: the shared storage is to be one that can stall.
         torch: ranks are DDP over gloo.
@@ -109,6 +111,7 @@ class Scenario:
     after: After
     never: tuple[Never, ...]
     kinds: frozenset[Kind]
+    says: str = ""
     hold_s: float | None = None
     settle_s: float = 5.0
     detected_s: float | None = None
@@ -123,6 +126,7 @@ class Scenario:
     then: str = ""
     always: bool = False
     kill_watchdog_at: str = ""
+    resume: bool = False
     standing: bool = False
     freezable: bool = False
     torch: bool = False
@@ -208,12 +212,13 @@ SCENARIOS = (
     Scenario(
         name="node-cut",
         title="node cut off, healed 60 s later",
-        about_s=81,
+        about_s=93,
         fault="node-cut",
         hit=Hit.LAST,
         after=After.AGAIN,
         hold_s=60,
         settle_s=10,
+        resume=True,
         detected_s=5,
         first_step_s=15,
         kinds=LOST,
@@ -315,6 +320,7 @@ SCENARIOS = (
         after=After.SAME,
         hold_s=2,
         kinds=frozenset(),
+        says="chronicle: beat: ",  # what the launcher cannot tell, and why
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),
     Scenario(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+    from deeplink.scheduler.watch.records import ActionRecord
 
 PORT = 7412
 AGENT_PORT = 7411
@@ -263,12 +264,12 @@ class Stand:
                 found = [_as_known(told, journal) for told in found]
         return tuple(sorted(found, key=lambda told: told.detected_unix))
 
-    def actions(self) -> tuple[str, ...]:
+    def actions(self) -> tuple[ActionRecord, ...]:
         """Return what the watchdog began, once for each time: requests that were given up are begun anew."""
-        found: list[str] = []
+        found: list[ActionRecord] = []
         for path in self.journals()["watchdog"]:
             with suppress(DeepLinkError), Journal(path, read_only=True) as journal:
-                found += [f"{one.remedy} {one.node or one.attempt}" for one in journal.actions()]
+                found += journal.actions()
         return tuple(found)
 
     def late_points(self, attempt: object, after_unix: float) -> int:

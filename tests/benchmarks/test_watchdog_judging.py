@@ -13,12 +13,12 @@ import pytest
 from benchmarks.watchdog.facts import Facts, Line, Told, newest_step, read_logs
 from benchmarks.watchdog.faults import Measured, differing, notes_of, rows_of, stock_rows, told
 from benchmarks.watchdog.judging import _CHECKS, judge
-from benchmarks.watchdog.playing import _kill_watchdog, _late_output
+from benchmarks.watchdog.playing import _gathered, _kill_watchdog, _late_output
 from benchmarks.watchdog.scenarios import BY_NAME, SCENARIOS, STOCK, After, Never, Scenario
 from benchmarks.watchdog.stand import Stand, StandError
 from deeplink.scheduler.sandbox.lab.catalog import FAULTS
-from deeplink.scheduler.watch.records import Outcome
-from deeplink.types import Attempt
+from deeplink.scheduler.watch.records import ActionRecord, Outcome
+from deeplink.types import Attempt, NodeName
 
 OLD, NEW = Attempt(1, 0, 0), Attempt(1, 0, 1)
 SPARE = BY_NAME["node-killed-spare"]
@@ -109,6 +109,12 @@ def test_process_start_and_imports_are_shown_apart() -> None:
     assert any(row.row.endswith("DeepLink and torch") for row in rows_of(torch, [judge(torch, GOOD)], []))
 
 
+def action(remedy: str, unix: float = 130.0) -> ActionRecord:
+    return ActionRecord(
+        key=remedy, incident="n7", remedy=remedy, attempt=None, node=NodeName("n7"), began_unix=unix
+    )
+
+
 LATE = dataclasses.replace(TOLD, by="watchdog", kind="self-in-doubt", node="")
 MANY = tuple(line(Attempt(1, 0, number), "step", 110.0 + number, step=41) for number in range(1, 9))
 BROKEN: dict[Never, dict[str, Any]] = {
@@ -129,10 +135,10 @@ BROKEN: dict[Never, dict[str, Any]] = {
     Never.INCIDENTS: {"incidents": (TOLD, LATE)},
     Never.UNNAMED_LEAF: {"drained": {"n7": "deeplink: 1.0.0-node-dead-n7"}},
     Never.FROM_ZERO: {"lines": (*LINES, line(NEW, "resumed", 103.8, rank=2))},
-    Never.TWICE: {"actions": ("drain-down n7", "drain-down n7")},
+    Never.TWICE: {"actions": (action("drain-down"), action("drain-down"))},
 }
 KEPT: dict[Never, dict[str, Any]] = {
-    Never.UNCHECKED: {"drained": {"n7": "deeplink: x"}},
+    Never.UNCHECKED: {"over_unix": 160.0, "actions": (action("resume", 172.0),)},
     Never.RESTART: {"lines": (*LINES[:2], line(OLD, "step", 120.0, step=60))},
     Never.UNNAMED_LEAF: {"drained": {"n7": "deeplink: 1.0.0-switch-suspect-leaf1"}},
 }
@@ -142,6 +148,77 @@ KEPT: dict[Never, dict[str, Any]] = {
 def test_every_promise_can_be_broken_and_kept(never: Never) -> None:
     assert _CHECKS[never](SPARE, dataclasses.replace(GOOD, **BROKEN[never]))
     assert not _CHECKS[never](SPARE, dataclasses.replace(GOOD, **KEPT.get(never, {})))
+
+
+def test_a_node_is_used_again_only_after_the_watchdogs_own_check() -> None:
+    cut = BY_NAME["node-cut"]
+    facts = dataclasses.replace(
+        GOOD,
+        incidents=(dataclasses.replace(TOLD, kind="node-cut-off"),),
+        over_unix=160.0,
+        drained={"n7": "deeplink: 1.0.0-node-dead-n7"},
+    )
+    away = judge(cut, facts)
+    assert (away.broken, away.back_s) == ({}, None), "it need not be back at the end"
+    resumed = dataclasses.replace(facts, drained={}, actions=(action("drain-down"), action("resume", 172.0)))
+    back = judge(cut, resumed)
+    assert not back.broken
+    assert back.back_s == pytest.approx(12.0)
+    there = line(NEW, "step", 171.0, rank=3, node="n7")
+    for wrong, why in (
+        ({"actions": ()}, "no check is on record"),
+        ({"actions": (action("resume", 150.0),)}, "taken back -10.0 s after"),
+        ({"actions": (action("resume", 163.0),)}, "taken back 3.0 s after"),
+        ({"lines": (*LINES, there)}, "ranks of a newer attempt on n7"),
+    ):
+        figures = judge(cut, dataclasses.replace(resumed, **cast("dict[str, Any]", wrong)))
+        assert why in figures.broken[Never.UNCHECKED.value]
+
+
+def test_a_killed_watchdog_that_nobody_misses_is_a_row_that_is_short() -> None:
+    killed = BY_NAME["watchdog-killed"]
+    output = "WARNING deeplink.scheduler.launch.chronicle: beat: failed to connect\n"
+    quiet = dataclasses.replace(GOOD, lines=LINES[:2], incidents=(), output="1.0.0 0 48\n")
+    for facts, noticed in ((quiet, 0), (dataclasses.replace(quiet, output=output), 1)):
+        figures = judge(killed, facts)
+        assert len(figures.missing) == 1 - noticed
+        row = next(row for row in rows_of(killed, [figures], []) if "noticed" in row.row)
+        assert (row.value, row.goal, row.reached) == (noticed, 1, bool(noticed))
+
+
+def test_what_the_job_wrote_before_the_fault_does_not_count() -> None:
+    class Written:
+        folder = Path("/nowhere")
+        job = 1
+        lines = staticmethod(lambda: LINES[:2])
+        row = staticmethod(lambda: None)
+        incidents = nodes = actions = staticmethod(tuple)
+        output = staticmethod(lambda: "before\nafter\n")
+
+    stand = cast("Stand", Written())
+    killed = BY_NAME["watchdog-killed"]
+    facts = _gathered(stand, killed, OLD, began=100.0, over=0.0, victims=(), written=len("before\n"))
+    assert facts.output == "after\n"
+
+
+@pytest.mark.parametrize("name", ["watchdog-killed-midway", "checkpoint-torn"])
+def test_a_job_that_never_trains_again_is_a_row_that_is_short(name: str) -> None:
+    good = judge(BY_NAME[name], GOOD)
+    gone = judge(BY_NAME[name], dataclasses.replace(GOOD, lines=LINES[:2]))
+    rows = rows_of(BY_NAME[name], [good, gone], [])
+    row = next(row for row in rows if row.row.endswith("trains again, runs of 2"))
+    assert (row.value, row.goal, row.reached) == (1, 2, False)
+    assert not any("trains again" in row.row for row in rows_of(SPARE, [good], [])), "its seconds have a goal"
+
+
+def test_a_start_from_zero_is_one_also_where_nobody_says_that_he_resumed() -> None:
+    torn = BY_NAME["checkpoint-torn"]
+    silent = dataclasses.replace(GOOD, lines=(*LINES[:4], line(NEW, "step", 104.0, step=1)))
+    assert judge(torn, silent).broken[Never.FROM_ZERO.value] == "it started from step 0"
+    never_so_far = dataclasses.replace(GOOD, lines=LINES[:4])
+    assert Never.FROM_ZERO.value not in judge(torn, never_so_far).broken
+    unsaid = dataclasses.replace(GOOD, output="a node was skipped")
+    assert "does not say" in judge(torn, unsaid).broken[Never.FROM_ZERO.value]
 
 
 def test_a_broken_promise_is_a_row_that_is_short() -> None:
@@ -187,6 +264,8 @@ def test_scenarios_name_faults_and_cases_that_there_are(scenario: Scenario) -> N
     assert not one.stock or one.stock in STOCK
     assert one.spares < one.nodes <= one.shape.node_count
     assert one.hold_s is not None or one.after is not After.SAME
+    assert one.kinds or one.says, "somebody is to notice"
+    assert one.resume == (Never.UNCHECKED in one.never)
     assert STOCK.keys() >= {one.stock} - {""}
 
 
