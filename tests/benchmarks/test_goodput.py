@@ -6,7 +6,18 @@ import random
 
 import pytest
 
-from benchmarks.watchdog.goodput import HOUR_S, MTTF_S, Course, main, measured, sides, simulated
+from benchmarks.watchdog.goodput import (
+    HOUR_S,
+    MTTF_S,
+    STOCK_DEFAULT_S,
+    STOCK_S,
+    Course,
+    assumed,
+    main,
+    measured,
+    sides,
+    simulated,
+)
 
 
 def dice() -> random.Random:
@@ -31,9 +42,18 @@ def test_what_is_not_whole_yet_is_lost() -> None:
 
 
 def test_a_restart_that_is_as_slow_as_stock_gains_only_by_the_stall() -> None:
-    rows = {row.row: row for row in measured(5_000, 2, stall_share=1.0, restart_s=158.0)}
+    rows = {row.row: row for row in measured(5_000, 2, stall_share=1.0, restart_s=STOCK_S)}
     for gpus in ("1,024", "16,384"):
         assert rows[f"{gpus} GPUs: time lost, ours at best over stock, best interval"].value == pytest.approx(1.0)
+
+
+def test_what_is_assumed_is_told() -> None:
+    told = "\n".join(assumed(save_s=61.0, stall_share=0.05, restart_s=11.0))
+    restarts = {name: course.restart_s for name, course in sides(HOUR_S, 61.0, 0.05, 11.0).items()}
+    assert restarts["stock, hourly saves"] == STOCK_S
+    assert restarts["stock, default timeout, hourly saves"] == STOCK_DEFAULT_S == STOCK_S + 290.0
+    for figure in ("7.9 h", "1.8 h", "61 s", "0.05", f"{STOCK_S:g} s", f"{STOCK_DEFAULT_S:g} s", "11 s"):
+        assert figure in told
 
 
 @pytest.mark.parametrize("wrong", [["--save-s", "0"], ["--stall-share", "1.5"], ["--restart-s", "-1"]])
