@@ -1,7 +1,8 @@
-"""Faults for real: each is seen by who should see it, and gone when it is undone; and the shortest scenario."""
+"""Faults for real: each is seen by who should see it, and gone when it is undone; and the short scenarios."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import secrets
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.watchdog.playing import play
-from benchmarks.watchdog.scenarios import BY_NAME
+from benchmarks.watchdog.scenarios import BY_NAME, After
 from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.errors import NotFreezableError
 from deeplink.scheduler.sandbox.lab import record
@@ -30,6 +31,16 @@ from tests.waiting import until
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 PORT = 7433
+SETTLE_S = 3.0
+SCENARIOS = {
+    "node-killed-spare": None,
+    "rank-exit-once": None,
+    "checkpoint-torn": None,
+    "watchdog-killed": BY_NAME["watchdog-killed"].hold_s,
+    "agents-silent": 12.0,
+    "storage-frozen": 15.0,  # a launcher's writes are to hang for 10 s
+}
+"""For how long each is held: less than where it is measured."""
 
 
 @pytest.fixture(scope="module")
@@ -300,8 +311,12 @@ def test_without_machines_of_their_own_the_fault_says_so(fresh_sandbox: Callable
     assert all(machine.daemon for machine in cluster.status())
 
 
-def test_a_scenario_is_played_and_judged() -> None:
-    played = play(BY_NAME["node-killed-spare"], seed=1)
-    assert played.facts.first_step is not None, played.facts.output
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_is_played_and_judged(name: str) -> None:
+    scenario = dataclasses.replace(BY_NAME[name], hold_s=SCENARIOS[name], settle_s=SETTLE_S)
+    played = play(scenario, seed=1)
+    trains_anew = played.facts.first_step is not None
+    assert trains_anew == (scenario.after is After.AGAIN), played.facts.output
+    assert played.figures.noticed
     assert not played.figures.broken
     assert not played.figures.missing
