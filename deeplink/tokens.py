@@ -1,5 +1,7 @@
 """Tokens: what every call carries, kept in a file that only its owner can read (0600).
 
+A site hands one to a group in a file of root's that the group may read and nobody else (0640).
+
 Apart from `deeplink.wire`, because training processes read a token and do not import grpc.
 """
 
@@ -14,6 +16,11 @@ from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_OTHERS = 0o077
+_OTHERS_OF_ROOTS = 0o037
+"""What nobody but the owner may do; with a file of root's, a group may read, which root has said."""
 
 
 class TokenFileError(DeepLinkError):
@@ -68,13 +75,16 @@ def read_token(path: Path) -> str:
     """Return the token a file holds.
 
     Raises:
-        TokenFileError: the file is absent, unreadable, empty, or others may read it.
+        TokenFileError: the file is absent, unreadable, empty, or others may read it; one of root's, others
+            than its group.
     """
     try:
         with path.open(encoding="ascii") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_IMODE(mode) & 0o077:
-                raise TokenFileError(path, f"mode {stat.S_IMODE(mode):04o} lets others in; it must be 0600")
+            found = os.fstat(file.fileno())
+            mode = stat.S_IMODE(found.st_mode)
+            if mode & (_OTHERS_OF_ROOTS if found.st_uid == 0 else _OTHERS):
+                must = "0600, or root's and 0640 for a group"
+                raise TokenFileError(path, f"mode {mode:04o} lets others in; it must be {must}")
             token = file.read().strip()
     except (OSError, UnicodeDecodeError) as problem:
         raise TokenFileError(path, str(problem)) from problem

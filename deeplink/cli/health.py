@@ -13,6 +13,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.ranges import FiniteRange
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import NoReturn
 
     from deeplink.clock import Clock
@@ -54,6 +55,18 @@ class HangsError(DeepLinkError):
             f"the checks could not be put together within {deadline_s:g} s",
             remedy="A folder hangs: that of health_folder, of the state, or one on PATH.",
         )
+
+
+class ForgetError(DeepLinkError):
+    """What this node had at its best cannot be dropped."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"{path}: {problem}; nothing is forgotten",
+            remedy="Run it as the agent's user, with its DEEPLINK_STATE; where the Ansible role set it up: "
+            "`deeplink-node health --forget`.",
+        )
+        self.path, self.problem = path, problem
 
 
 class _Plugin(click.Command):
@@ -140,7 +153,7 @@ def command(
 
     config, clock = load_config(), SystemClock()
     if forget:
-        file_in(config.state).unlink(missing_ok=True)
+        click.echo(_forgotten(file_in(config.state)))
         return
     end = clock.monotonic() + deadline
     off, checks = _checks(config, clock, deadline)
@@ -161,6 +174,17 @@ def command(
     else:
         click.echo(printing.as_text(chosen, looked, findings, off))
     _end(printing.exit_code(findings))
+
+
+def _forgotten(path: Path) -> str:
+    """Drop what this node had at its best; return what to say of it."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return f"nothing to forget: there is no {path} (a standing agent's is below its own DEEPLINK_STATE)"
+    except OSError as problem:
+        raise ForgetError(path, problem.strerror or str(problem)) from problem
+    return f"forgotten: what this node had at its best, in {path}; an agent that runs remembers until its restart"
 
 
 def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[Check]]:

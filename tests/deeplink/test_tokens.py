@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from deeplink.tokens import TokenFileError, make_token, read_token, write_token
+
+SOMEBODY = 4242
+"""A user who is not root."""
 
 
 def test_of_two_that_make_it_the_first_wins(tmp_path: Path) -> None:
@@ -28,9 +32,24 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     write_token(path, "secret")
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_token(path) == "secret"
+    if os.geteuid() == 0:
+        os.chown(path, SOMEBODY, -1)
     path.chmod(0o640)
-    with pytest.raises(TokenFileError, match="0640"):
+    with pytest.raises(TokenFileError, match="mode 0640 lets others in"):
         read_token(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody else makes a file of root's")
+def test_root_may_hand_a_token_to_a_group_and_to_nobody_else(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    write_token(path, "secret")
+    for mode in (0o600, 0o640, 0o440):
+        path.chmod(mode)
+        assert read_token(path) == "secret"
+    for mode in (0o644, 0o660, 0o650, 0o641, 0o642, 0o604):
+        path.chmod(mode)
+        with pytest.raises(TokenFileError, match=f"mode {mode:04o} lets others in"):
+            read_token(path)
 
 
 @pytest.mark.parametrize("content", [None, "", "\n", b"\xff\xfe"])

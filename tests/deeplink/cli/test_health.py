@@ -106,8 +106,21 @@ def test_what_there_was_can_be_forgotten(site: Path) -> None:
     seen = file_in(site / "state")
     assert health(site, "--once", "--check", "disk").returncode == 0
     assert seen.exists()
-    assert health(site, "--forget").returncode == 0
+    done = health(site, "--forget")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"forgotten: what this node had at its best, in {seen};")
     assert not seen.exists()
+
+
+def test_nothing_to_forget_is_said_with_the_path_and_what_cannot_be_dropped_is_an_error(site: Path) -> None:
+    seen = file_in(site / "state")
+    done = health(site, "--forget")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"nothing to forget: there is no {seen} ")
+    seen.mkdir(parents=True)  # root, too, unlinks no folder
+    done = health(site, "--forget")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"deeplink: {seen}: ")
 
 
 @pytest.mark.slow
