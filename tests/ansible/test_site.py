@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -29,11 +30,15 @@ import pytest
 from deeplink.config import load_config
 from deeplink.scheduler.health.settings import load_settings
 from deeplink.scheduler.watch.notify.channels import Webhook, load_channels
+from deeplink.tokens import read_token
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "ansible"
 ROLES = ("package", "node", "watch", "console")
 DAEMONS = ("node", "watch", "console")
+SPOKEN_TO = ("node", "watch")
+"""Daemons with a command of their name."""
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="to become a daemon's user takes root")
 BIN = Path(sys.executable).parent
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
@@ -71,6 +76,7 @@ class Site:
             "package_prefix": str(self.root / "opt"),
             "package_config_folder": str(self.root / "etc"),
             "package_unit_folder": str(self.root / "units"),
+            "package_command_folder": str(self.root / "sbin"),
             "package_python": sys.executable,
             "package_pip_arguments": "--no-deps --no-index",
             "package_system_packages": [],
@@ -79,7 +85,6 @@ class Site:
             "package_user": me,
             "package_group": grp.getgrgid(os.getegid()).gr_name,
             "watch_user": me,
-            "console_user": me,
             "node_bind": "127.0.0.1:0",
             "node_metrics_bind": "",
             "node_store": str(self.root / "ssd"),
@@ -108,6 +113,25 @@ class Site:
     def command_line(self, daemon: str) -> list[str]:
         return shlex.split(self.unit(daemon)["Service"]["ExecStart"])
 
+    def environment(self, daemon: str) -> dict[str, str]:
+        """Return what the unit sets."""
+        lines = (self.root / "units" / f"deeplink-{daemon}.service").read_text().splitlines()
+        said = [line.partition("=")[2] for line in lines if line.startswith("Environment=")]
+        return dict(one.strip('"').split("=", 1) for one in said)
+
+    def says(self, daemon: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run the command of a daemon's name, from a shell with settings of its own."""
+        env = {"PATH": "/usr/bin:/bin", "HOME": "/root", "DEEPLINK_STATE": "/elsewhere", "TERM": "dumb"}
+        return subprocess.run(
+            [self.root / "sbin" / f"deeplink-{daemon}", *argv],
+            env=env,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -120,7 +144,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def new_site(root: Path, wheel: Path) -> Site:
-    (root / "units").mkdir()
+    for folder in ("units", "sbin"):
+        (root / folder).mkdir()
     inventory = Path(shutil.copytree(ANSIBLE / "inventory.example", root / "inventory"))
     return Site(root, wheel, inventory)
 
@@ -149,6 +174,7 @@ def test_check_mode_runs_on_the_example_and_changes_nothing(wheel: Path, tmp_pat
     assert all(host["failed"] == 0 for host in recap.values())
     assert not (tmp_path / "opt").exists()
     assert not any((tmp_path / "units").iterdir())
+    assert not any((tmp_path / "sbin").iterdir())
 
 
 def test_a_second_run_changes_nothing(site: Site) -> None:
@@ -225,6 +251,48 @@ def test_the_node_agent_starts_as_its_unit_says_and_ends_when_told(site: Site) -
             assert agent.wait(20) == 0
 
 
+@AS_ROOT
+@pytest.mark.parametrize("daemon", SPOKEN_TO)
+def test_the_command_of_a_daemons_name_has_its_units_user_and_settings_and_no_others(
+    site: Site, daemon: str, tmp_path: Path
+) -> None:
+    written = (site.root / "sbin" / f"deeplink-{daemon}").read_text()
+    (user,) = re.findall(r"runuser -u (\S+) ", written)
+    assert user == site.unit(daemon)["Service"]["User"]
+    program = str(site.root / "opt" / "bin" / "deeplink")
+    assert written.count(program) == 1
+    bare = tmp_path / "bare"
+    bare.write_text(written.replace(program, "/bin/sh -c 'umask; env -0' sh"))
+    done = subprocess.run(
+        ["/bin/sh", bare], env={"DEEPLINK_STATE": "/x", "FOO": "1"}, capture_output=True, text=True, check=True
+    )
+    umask, _, rest = done.stdout.partition("\n")
+    found = dict(line.split("=", 1) for line in rest.split("\0") if line)
+    assert umask == "0077"
+    assert {name: value for name, value in found.items() if name not in {"PATH", "PWD"}} == site.environment(
+        daemon
+    )
+
+
+@AS_ROOT
+def test_people_ask_the_daemons_themselves_by_the_commands_of_their_names(site: Site) -> None:
+    host = socket.gethostname()
+    forgot = site.says("node", "health", "--forget")
+    assert (forgot.returncode, forgot.stderr) == (0, "")
+    assert f"there is no /var/lib/deeplink-node/health-seen-{host}.json" in forgot.stdout
+    listed = site.says("node", "health", "--list", "--json")
+    (disk,) = [row for row in json.loads(listed.stdout)["checks"] if row["check"] == "disk"]
+    assert str(site.root / "ssd") in json.dumps(disk)
+    journal = site.says("watch", "incidents")
+    assert (journal.returncode, journal.stdout) == (1, "")
+    assert "/var/lib/deeplink-watch/watch.sqlite" in journal.stderr
+    nobody = site.says("watch", "watch", "--notify-test")
+    assert "notify_file" in nobody.stderr
+    console = json.loads(site.says("watch", "console", "--no-slurm", "--json").stdout)
+    assert "/var/lib/deeplink-watch/watch.sqlite" in json.dumps(console)
+    assert "no check 'no such'" in site.says("node", "health", "--check", "no such").stderr
+
+
 def test_a_new_configuration_makes_a_new_unit(site: Site) -> None:
     before = (site.root / "units" / "deeplink-node.service").read_text()
     config = {**tomllib.loads((site.root / "etc" / "config.toml").read_text()), "replicas": 3}
@@ -257,6 +325,7 @@ def test_who_is_told_of_incidents_is_for_the_watchdog_alone_to_read(site: Site) 
         assert url_file.read_text() == "https://chat.example/hush\n"
         unit = (site.root / "units" / "deeplink-watch.service").read_text()
         assert f"Environment=DEEPLINK_NOTIFY_FILE={path}\n" in unit
+        assert f"DEEPLINK_NOTIFY_FILE={path}" in (site.root / "sbin" / "deeplink-watch").read_text()
         assert (rules / "deeplink-alerts.yml").read_text() == (
             ANSIBLE / "roles" / "watch" / "files" / "deeplink-alerts.yml"
         ).read_text()
@@ -268,7 +337,7 @@ def test_the_node_agent_may_start_slurmd_anew_and_looks_after_its_node_as_it_is_
     rule = (site.root / "polkit" / "50-deeplink-slurmd.rules").read_text()
     assert 'action.lookup("unit") == "slurmd.service"' in rule
     unit = (site.root / "units" / "deeplink-node.service").read_text()
-    command = "sh -c 'systemctl is-failed --quiet slurmd && systemctl restart slurmd'"
+    command = "sh -c 'systemctl is-failed --quiet slurmd.service && systemctl restart slurmd.service'"
     assert f'Environment="DEEPLINK_SLURMD_RESTART={command}"\n' in unit
     token = site.root / "etc" / "node-watch.token"
     assert f"Environment=DEEPLINK_WATCH_TOKEN_FILE={token}\n" in unit
@@ -288,6 +357,49 @@ def test_the_node_agent_may_start_slurmd_anew_and_looks_after_its_node_as_it_is_
             site.play("--limit", "node0", more={"node_health": {"dsik": {}}})
     finally:
         site.play("--limit", "node0")  # as it was, for the other tests
+
+
+def test_slurmd_may_have_another_unit(site: Site) -> None:
+    try:
+        site.play("--limit", "node0", more={"node_slurmd_unit": "slurmd@ib.service"})
+        command = site.environment("node")["DEEPLINK_SLURMD_RESTART"]
+        assert command == (
+            "sh -c 'systemctl is-failed --quiet slurmd@ib.service && systemctl restart slurmd@ib.service'"
+        )
+        rule = (site.root / "polkit" / "50-deeplink-slurmd.rules").read_text()
+        assert 'action.lookup("unit") == "slurmd@ib.service"' in rule
+    finally:
+        site.play("--limit", "node0")  # as it was, for the other tests
+
+
+@AS_ROOT
+def test_a_group_of_users_gets_the_watchdogs_token_and_the_daemons_keep_their_own(site: Site) -> None:
+    given = site.root / "etc" / "users-watch.token"
+    assert not given.exists()
+    group = grp.getgrnam("daemon")
+    config = {
+        **tomllib.loads((site.root / "etc" / "config.toml").read_text()),
+        "watch_token_file": str(given),
+    }
+    try:
+        site.play(more={"node_users_group": group.gr_name, "package_config": config})
+        found = given.stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, group.gr_gid, 0o640)
+        assert read_token(given) == read_token(site.root / "etc" / "watch.token")
+        theirs = {"DEEPLINK_CONFIG": str(site.root / "etc" / "config.toml")}
+        assert load_config(theirs).watch_token_file == given
+        assert load_config(site.environment("node")).watch_token_file == site.root / "etc" / "node-watch.token"
+        line = site.command_line("watch")
+        assert line[line.index("--token-file") + 1] == str(site.root / "etc" / "watch.token")
+    finally:
+        given.unlink(missing_ok=True)
+        site.play()  # as it was, for the other tests
+    assert not given.exists()
+
+
+def test_the_console_runs_as_the_watchdogs_user_who_alone_can_read_its_journal(site: Site) -> None:
+    assert "console_user" not in site.variables()
+    assert site.unit("console")["Service"]["User"] == site.variables()["watch_user"]
 
 
 @pytest.mark.parametrize("role", ROLES)
