@@ -17,6 +17,7 @@ from deeplink.scheduler.health.network import NetworkCheck, read_interfaces
 from deeplink.scheduler.health.seen import Seen
 from deeplink.scheduler.health.settings import NetworkSettings
 from deeplink.scheduler.watch.records import Severity
+from tests.waiting import until
 
 IN_NAMESPACE = """
 import json, sys
@@ -75,13 +76,11 @@ def test_the_link_that_goes_down_is_told_and_comes_back(namespace: subprocess.Po
             return found
 
         assert look() == {}
-        tell(namespace, "ip link set peer0 down")
-        down = look()
-        assert down["fast0"] == "fast0 is lowerlayerdown"
+        tell(namespace, "ip link set peer0 down")  # the kernel tells the other end a little later
+        until(lambda: look().get("fast0") == "fast0 is lowerlayerdown")
         tell(namespace, "ip link set peer0 up")
-        up = look()
-        assert "fast0" not in up
-        assert "went down or came up" in up["fast0 flaps"]
+        until(lambda: "fast0" not in look())
+        assert "went down or came up" in look()["fast0 flaps"]
         tell(namespace, "ip link delete fast0")
         assert look()["fast0"] == "fast0 is gone"
         check.stdin.close()
