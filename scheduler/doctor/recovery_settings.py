@@ -123,8 +123,8 @@ def slurmd_timeout(told: SlurmSettings, config: Config) -> Finding:
     """Tell after how long a silent node is given up by Slurm itself (SlurmdTimeout).
 
     0 is never: a job on a dead node then waits until somebody notices. With 300, the default, a job without spares
-    and without a watchdog is back some seven minutes after its node died; the watchdog needs less than 4 s for it. Much shorter
-    values cost jobs at every hiccup of the network.
+    and without a watchdog is back some seven minutes after its node died; the watchdog needs less than 4 s for it.
+    Much shorter values cost jobs at every hiccup of the network.
     """
     value = told.number("SlurmdTimeout")
     if value is None:
