@@ -39,10 +39,14 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
         read_token(path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="nobody else makes a file of root's")
-def test_root_may_hand_a_token_to_a_group_and_to_nobody_else(tmp_path: Path) -> None:
+def test_root_may_hand_a_token_to_a_group_and_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "token"
     write_token(path, "secret")
+    if os.geteuid() != 0:  # who makes no file of root's is told that it is one
+        told = os.fstat
+        monkeypatch.setattr(os, "fstat", lambda opened: os.stat_result((*told(opened)[:4], 0, *told(opened)[5:])))
     for mode in (0o600, 0o640, 0o440):
         path.chmod(mode)
         assert read_token(path) == "secret"
