@@ -209,7 +209,8 @@ def ephemeral_ports(evidence: Evidence) -> Iterator[Finding]:
 def token_files(evidence: Evidence) -> Iterator[Finding]:
     """Tell whether the token files of the configuration can be used on every node.
 
-    A token that others may read is refused: it is all that keeps them out. 0600, and readable by who runs the job.
+    A token that others may read is refused: it is all that keeps them out. 0600 and of who runs the job, or root's
+    with 0640 and a group of his.
     """
     reports = usable(evidence)
     if not reports:
@@ -223,7 +224,11 @@ def token_files(evidence: Evidence) -> Iterator[Finding]:
         for key, problem in tokens:
             if problem:
                 told += 1
-                yield error(f"{key}: {problem}", "chmod 600 FILE, and make it the user's own", nodes)
+                yield error(
+                    f"{key}: {problem}",
+                    "chmod 600 FILE, and make it the user's own; for a group: root's, and chmod 640 FILE",
+                    nodes,
+                )
     if not told:
         named = sorted({key for report in reports.values() for key in report.host.tokens})
         yield ok(f"{', '.join(named)} can be used" if named else "no token file is configured", together(reports))
