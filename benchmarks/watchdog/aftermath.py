@@ -91,6 +91,9 @@ def page(minutes: float, seed: int, left: Aftermath, incidents: Sequence[Told]) 
         *(["Besides:", "", *[f"- {remark}" for remark in left.remarks], ""] if left.remarks else []),
         "## Faults",
         "",
+        "Where there is no incident the fault took neither node nor rank, and was over before it was believed,",
+        "or was the watchdog's own death, of which the job's log tells.",
+        "",
         "| s | fault | target | for s | job | incident |",
         "|---|---|---|---|---|---|",
     ]

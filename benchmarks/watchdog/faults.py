@@ -186,6 +186,8 @@ def rows_of(
         rows.append(make_row(f"{title}: first training step", first, "s", at_most=scenario.first_step_s))
         if scenario.first_step_s is None:
             rows.append(_in_all(f"{title}: trains again", [run.first_step_s is not None for run in runs]))
+        if scenario.resume:
+            rows.append(_in_all(f"{title}: taken back when it was well", [run.back_s is not None for run in runs]))
         rows += _shown_apart(scenario, runs)
         if stock and None not in stock:
             middle = statistics.median(seconds for seconds in stock if seconds is not None)

@@ -59,7 +59,7 @@ class History:
         if progress.best is not None:
             return []
         ran_s = progress.ran_s(now)
-        last = [one for one in self.setbacks[-1:] if one.cause in CARRIED]
+        last = [one for one in self.setbacks[-1:] if one.cause is Cause.UNKNOWN]
         return [one for one in last if abs(one.ran_s - ran_s) <= ALIKE * ran_s]
 
 
@@ -144,7 +144,7 @@ class Log:
         """Write down that the run ended so; takes as long as the storage."""
         if self._taking_back is not None:
             self._taking_back.join()
-        last = None if verdict.cause is None else Setback(verdict.cause, verdict.code)
+        last = None if verdict.cause is None else Setback(verdict.cause, verdict.code, self.progress.ran_s(now))
         leave(self.path, self.restart, self.tried(now), last, verdict.kind)
 
 
@@ -163,7 +163,7 @@ def carried_over(path: Path, restart: int, progress: Progress) -> History:
         kept = json.loads(path.read_text(encoding="ascii"))
         if int(kept["restart"]) >= restart:
             return History()
-        setbacks = [Setback(Cause(cause), int(code)) for cause, code in kept["setbacks"]]
+        setbacks = [Setback(Cause(cause), int(code), float(ran_s)) for cause, code, ran_s in kept["setbacks"]]
         best = None if kept["best"] is None else int(kept["best"])
         before = Kind(kept["ended"]) if kept["ended"] else None
     except FileNotFoundError:
@@ -189,7 +189,7 @@ def leave(path: Path, restart: int, tried: Tried, last: Setback | None, ended: K
     kept = {
         "restart": restart,
         "best": tried.best,
-        "setbacks": [[one.cause.value, one.code] for one in recent if one.cause in CARRIED],
+        "setbacks": [[one.cause.value, one.code, one.ran_s] for one in recent if one.cause in CARRIED],
         "ended": ended.value if ended in ITS_OWN_FAULT else "",
     }
     try:

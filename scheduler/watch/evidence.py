@@ -326,7 +326,8 @@ def _doubtful_slurmd(node: NodeSight) -> bool:
 
 
 def _may_return(node: NodeSight, policy: Policy) -> bool:
-    return node.ours and node.responding and (policy.resume or node.of_leaf)
+    unheard = node.sick and node.attended_s is None  # nobody can say that it is well again
+    return node.ours and node.responding and not unheard and (policy.resume or node.of_leaf)
 
 
 SLURMD, MOUNT, PROCESSES = "slurmd", "mount", "processes"

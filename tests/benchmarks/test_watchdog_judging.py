@@ -159,11 +159,13 @@ def test_a_node_is_used_again_only_after_the_watchdogs_own_check() -> None:
         drained={"n7": "deeplink: 1.0.0-node-dead-n7"},
     )
     away = judge(cut, facts)
-    assert (away.broken, away.back_s) == ({}, None), "it need not be back at the end"
+    assert (away.broken, away.back_s) == ({}, None), "not back is not unchecked"
     resumed = dataclasses.replace(facts, drained={}, actions=(action("drain-down"), action("resume", 172.0)))
     back = judge(cut, resumed)
     assert not back.broken
     assert back.back_s == pytest.approx(12.0)
+    taken = next(row for row in rows_of(cut, [back, away], []) if "taken back when" in row.row)
+    assert (taken.value, taken.reached) == (1, False)
     there = line(NEW, "step", 171.0, rank=3, node="n7")
     for wrong, why in (
         ({"actions": ()}, "no check is on record"),

@@ -46,6 +46,7 @@ def test_a_job_that_reports_nothing_makes_progress_by_running_long() -> None:
         (Cause.UNKNOWN, 1800.0, 1000.0, True),
         (Cause.UNKNOWN, 1800.0, 2500.0, True),
         (Cause.NODE_LOST, 1800.0, 1800.0, True),
+        (Cause.OUT_OF_MEMORY, 1800.0, 1800.0, True),
         (Cause.UNKNOWN, 1800.0, 60.0, False),
     ],
 )
@@ -57,6 +58,16 @@ def test_a_long_run_without_steps_that_fails_where_the_one_before_did_got_no_fur
     run.note(cause, 1, first_s)
     run.progress.begin(first_s + 5, relaunch=True)
     assert bool(run.tried(first_s + 5 + second_s).since_progress) is not further
+
+
+def test_how_long_a_run_lasted_is_known_to_the_next_run_of_the_job(tmp_path: Path) -> None:
+    first, path = Progress(), tmp_path / "history"
+    first.begin(0.0, relaunch=False)
+    Log(path, 0, first).leave(FAILED, 1800.0)
+    again = Log(path, 1, Progress())
+    again.progress.begin(0.0, relaunch=False)
+    assert again.tried(1800.0).since_progress == (Setback(Cause.UNKNOWN, 1),)
+    assert again.tried(2500.0).since_progress == ()
 
 
 def test_the_next_run_of_the_job_knows_what_the_application_did(tmp_path: Path) -> None:

@@ -676,6 +676,8 @@ def test_a_sick_node_without_a_standing_agent_stays_drained_since_nobody_can_say
     dead, sick = (replace(back, why=why) for why in ("17.0.0-node-dead-n1@17", "cluster-node-sick-n1@17"))
     assert brief(judge(Sight(nodes=cluster(dead)), policy)) == [("node-back", "n1", "resume")]
     assert judge(Sight(nodes=cluster(sick)), policy) == ()
+    assert targets((), cluster(sick), policy) == (), "each probe is two lines in slurmd's log"
+    assert targets((), cluster(replace(sick, attended_s=1.0)), policy) == ("n1",)
 
 
 CHECKED = replace(
