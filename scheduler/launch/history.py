@@ -59,7 +59,7 @@ class History:
         if progress.best is not None:
             return []
         ran_s = progress.ran_s(now)
-        last = [one for one in self.setbacks[-1:] if one.cause is Cause.UNKNOWN]
+        last = [one for one in self.setbacks[-1:] if one.cause in CARRIED]
         return [one for one in last if abs(one.ran_s - ran_s) <= ALIKE * ran_s]
 
 

@@ -46,7 +46,7 @@ def test_a_job_that_reports_nothing_makes_progress_by_running_long() -> None:
         (Cause.UNKNOWN, 1800.0, 1000.0, True),
         (Cause.UNKNOWN, 1800.0, 2500.0, True),
         (Cause.NODE_LOST, 1800.0, 1800.0, True),
-        (Cause.OUT_OF_MEMORY, 1800.0, 1800.0, True),
+        (Cause.OUT_OF_MEMORY, 1800.0, 1800.0, False),
         (Cause.UNKNOWN, 1800.0, 60.0, False),
     ],
 )
