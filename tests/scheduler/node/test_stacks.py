@@ -22,6 +22,7 @@ from deeplink.scheduler.node.flight import NEWEST, newest_collectives
 from deeplink.scheduler.node.rankprocesses import Process, ProcessTable, Reported, rank_processes
 from deeplink.scheduler.node.stacks import Stacks, found_py_spy
 from deeplink.types import Attempt
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +69,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         begun.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
+        if not words:  # it said so a moment before it waits
+            stat = Path(f"/proc/{process.pid}/stat")
+            until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S")
         return process
 
     yield rank
