@@ -300,7 +300,7 @@ def targets(
     """
     theirs = {name for job in suspicious for name in job.nodes if name in nodes}
     theirs |= {name for name, node in nodes.items() if _doubtful_slurmd(node)}
-    returning = {name for name, node in nodes.items() if _may_return(node, policy)}
+    returning = {name for name, node in nodes.items() if may_return(node, policy)}
     if not theirs:
         return tuple(sorted(returning))
     leaves = {nodes[name].leaf for name in theirs} - {""}
@@ -325,8 +325,9 @@ def _doubtful_slurmd(node: NodeSight) -> bool:
     return not node.down and (missed or gone)
 
 
-def _may_return(node: NodeSight, policy: Policy) -> bool:
-    unheard = node.sick and node.attended_s is None  # nobody can say that it is well again
+def may_return(node: NodeSight, policy: Policy) -> bool:
+    """Whether the node is one that we may take back once it is well: worth a probe."""
+    unheard = node.sick and node.attended_s is None  # that it answers says nothing of what its checks found
     return node.ours and node.responding and not unheard and (policy.resume or node.of_leaf)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import PROCESSES
+from deeplink.scheduler.watch.evidence import PROCESSES, may_return
 from deeplink.scheduler.watch.records import Finding, Kind, Severity
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
@@ -22,20 +22,18 @@ def returning(sight: Sight, policy: Policy) -> list[Verdict]:
             node=name,
         )
         for name, node in sorted(sight.nodes.items())
-        if (policy.resume or node.of_leaf) and _is_back(node, policy)
+        if may_return(node, policy) and _is_back(node, policy)
     ]
 
 
 def _is_back(node: NodeSight, policy: Policy) -> bool:
-    if not (node.ours and node.drained and node.responding) or node.answering_s < policy.resume_s:
+    if not node.drained or node.answering_s < policy.resume_s:
         return False
     needed_s = policy.resume_sick_s if node.of_leaf or node.sick else policy.resume_s
     if any(map(bars_return, node.findings)):
         return False
-    if node.attended_s is None:
-        # Nobody looks after it: that it answers says that it lives, and nothing of what its checks found.
-        return not node.sick and node.answering_s >= needed_s
-    return node.well_s >= needed_s
+    # Where a standing agent is known, its own word is needed, and has to last.
+    return (node.answering_s if node.attended_s is None else node.well_s) >= needed_s
 
 
 def bars_return(finding: Finding) -> bool:
