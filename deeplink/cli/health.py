@@ -184,7 +184,8 @@ def _forgotten(path: Path) -> str:
         return f"nothing to forget: there is no {path} (a standing agent's is below its own DEEPLINK_STATE)"
     except OSError as problem:
         raise ForgetError(path, problem.strerror or str(problem)) from problem
-    return f"forgotten: what this node had at its best, in {path}; an agent that runs remembers until its restart"
+    agent = "an agent that runs has it still, and may write it again: stop it first"
+    return f"forgotten: what this node had at its best, in {path}; {agent}"
 
 
 def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[Check]]:
