@@ -31,7 +31,7 @@ class Figures:
 
     Attributes:
         detected_s: from the fault to the first incident of the right kind.
-        noticed: whether there is such an incident, or the job's output says so.
+        noticed: whether there is such an incident, and the job's output says so where it is to.
         first_step_s: from the fault to the first training step of the next attempt.
         start_s: of that, until the first process of the next attempt started.
         import_s: of that, from process start to the end of importing, the slowest rank.
@@ -87,7 +87,7 @@ def judge(scenario: Scenario, facts: Facts) -> Figures:
         repeated=_repeated(facts),
         zombie_s=_zombie(facts),
         back_s=_back(facts),
-        noticed=bool(right) or says,
+        noticed=(bool(right) or not scenario.kinds) and (says or not scenario.says),
         broken=broken,
         missing=tuple(missing),
     )

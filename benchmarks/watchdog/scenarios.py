@@ -86,7 +86,7 @@ class Scenario:
         detected_s: the goal of the incident's detection after the fault; None where only noticing counts.
         first_step_s: the goal of the next attempt's first training step after the fault.
         kinds: of the incident, whichever of them it is.
-        says: what the job's output says where it is noticed without an incident.
+        says: what the job's output is to say besides.
         nodes: of the job, spares among them.
         all_gpus: the job takes every GPU of its nodes.
         options: of `deeplink run`, besides.
@@ -319,7 +319,7 @@ SCENARIOS = (
         hit=Hit.CONTROL,
         after=After.SAME,
         hold_s=2,
-        kinds=frozenset(),
+        kinds=frozenset({Kind.WATCHDOG_AWAY}),
         says="chronicle: beat: ",  # what the launcher cannot tell, and why
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),

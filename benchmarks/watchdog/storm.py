@@ -212,6 +212,8 @@ class Storm:
         """Return whom it hits, where, and how."""
         running = [run for run in self.running() if newest_step(run.stand.lines()) >= WARM]
         run = chance.choice(running) if running else None
+        if run and strike.fault == "slurmd-killed":  # seen by the job's own agents, which are to be there still
+            run = min(running, key=lambda one: newest_step(one.stand.lines()))
         if strike.fault in {"controller-down", "controller-frozen", "watchdog-killed"}:
             return run, CTL, How()
         if strike.fault in {"storage-frozen", "agents-silent"} or run is None:
@@ -222,7 +224,7 @@ class Storm:
         rank = chance.choice(sorted(nodes))
         if strike.fault == "rank-exit":
             return run, str(run.stand.folder), How(rank=rank)
-        return run, nodes[rank], How(rank=rank if "rank" in strike.fault else None, share=0.6)
+        return run, nodes[rank], How(rank=rank if "rank" in strike.fault else None)
 
     def tend(self, *, now: bool = False) -> None:
         """Undo the faults whose time is over, or all of them."""

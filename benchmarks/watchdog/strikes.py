@@ -27,10 +27,11 @@ class Kindred:
 
     Attributes:
         weight: how often it is drawn, beside the others.
-        hold_s: the shortest and the longest time it is in effect.
-        taking: it takes a node or rank away: one such at a time, and only while all is well.
-        kinds: of the one incident it is to have; none where it is to have none.
-        must: there is to be an incident; else there may be one of these kinds.
+        hold_s: the shortest and the longest time it is in effect: no shorter than it takes to be believed. A
+            slurmd that is gone is (4 s) before Slurm gives its node up (10 s), agents that are silent while ranks
+            start are after half a minute, storage after 12 s.
+        taking: it takes a node, a rank or a slurmd away: one such at a time, and only while all is well.
+        kinds: of the one incident it is to have.
         saved: it comes only once Slurm has saved that the jobs run, which takes it 5 s. A controller that dies
             before starts them a second time, drains their node for it (Duplicate jobid) and holds them (measured,
             22.05.8): that is between Slurm and its operator.
@@ -40,7 +41,6 @@ class Kindred:
     hold_s: tuple[float, float]
     kinds: frozenset[Kind]
     taking: bool = True
-    must: bool = True
     saved: bool = False
 
 
@@ -54,31 +54,16 @@ KINDRED = {
     "rank-stopped": Kindred(weight=2, hold_s=(60, 60), kinds=frozenset({Kind.RANKS_HUNG})),
     "rank-killed": Kindred(weight=2, hold_s=(0, 0), kinds=_OF_RANKS),
     "rank-exit": Kindred(weight=2, hold_s=(10, 10), kinds=_OF_RANKS),
-    "slurmd-killed": Kindred(
-        weight=1, hold_s=(3, 6), kinds=frozenset({Kind.SLURMD_LOST}), taking=False, must=False
-    ),
+    "slurmd-killed": Kindred(weight=1, hold_s=(7, 8.5), kinds=frozenset({Kind.SLURMD_LOST})),
     "controller-down": Kindred(
-        weight=1, hold_s=(5, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, must=False, saved=True
+        weight=1, hold_s=(15, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, saved=True
     ),
-    "controller-frozen": Kindred(
-        weight=1, hold_s=(5, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, must=False
-    ),
-    "watchdog-killed": Kindred(weight=2, hold_s=(1, 10), kinds=frozenset(), taking=False, must=False),
-    "storage-frozen": Kindred(
-        weight=1, hold_s=(5, 30), kinds=frozenset({Kind.STORAGE_FROZEN}), taking=False, must=False
-    ),
+    "controller-frozen": Kindred(weight=1, hold_s=(15, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False),
+    "watchdog-killed": Kindred(weight=2, hold_s=(1, 10), kinds=frozenset({Kind.WATCHDOG_AWAY}), taking=False),
+    "storage-frozen": Kindred(weight=1, hold_s=(15, 30), kinds=frozenset({Kind.STORAGE_FROZEN}), taking=False),
     "agents-silent": Kindred(
-        weight=1,
-        hold_s=(10, 30),
-        kinds=frozenset({Kind.AGENTS_SILENT, Kind.SELF_IN_DOUBT}),
-        taking=False,
-        must=False,
+        weight=1, hold_s=(35, 45), kinds=frozenset({Kind.AGENTS_SILENT, Kind.SELF_IN_DOUBT}), taking=False
     ),
-    "disk-full": Kindred(weight=1, hold_s=(5, 20), kinds=frozenset({Kind.NODE_SICK}), taking=False, must=False),
-    "disk-readonly": Kindred(
-        weight=1, hold_s=(5, 20), kinds=frozenset({Kind.NODE_SICK}), taking=False, must=False
-    ),
-    "slow-rank": Kindred(weight=1, hold_s=(10, 30), kinds=frozenset({Kind.STRAGGLER}), taking=False, must=False),
 }
 
 
@@ -174,10 +159,9 @@ def complaints(
     found, left = matched(struck, incidents)
     said = []
     for place, one in enumerate(struck):
-        kindred = KINDRED[one.strike.fault]
         if one.missed:
             continue
-        if kindred.must and not found[place] and one.hit_unix <= last_unix.get(one.job, one.hit_unix):
+        if not found[place] and one.hit_unix <= last_unix.get(one.job, one.hit_unix):
             said.append(f"{_named(one)}: no incident")
         if len(found[place]) > 1:
             kinds = ", ".join(told.id for told in found[place])

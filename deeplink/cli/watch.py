@@ -174,7 +174,7 @@ class _Stop:
 def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
     """Watch as soon as no other watchdog leads with this journal."""
     from deeplink.daemon import notify_systemd
-    from deeplink.scheduler.watch.daemon import LeaderError
+    from deeplink.scheduler.watch.lead import LeaderError
 
     told = False
     while not stop.told:

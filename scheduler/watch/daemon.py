@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.comebacks import REMEMBERED_S, Comebacks
 from deeplink.scheduler.watch.evidence import tense
 from deeplink.scheduler.watch.journal import JournalCorruptError, JournalError
@@ -19,14 +17,14 @@ from deeplink.scheduler.watch.records import Kind, Outcome
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.watch.act import Actor
     from deeplink.scheduler.watch.evidence import Policy, Sight
     from deeplink.scheduler.watch.journal import Journal
+    from deeplink.scheduler.watch.lead import Lead
     from deeplink.scheduler.watch.observer import Observer
     from deeplink.scheduler.watch.verdict import Verdict
 
@@ -42,40 +40,13 @@ STALL_S = 5.0
 """Away for longer (stopped, swapped out), we distrust every silence that we did not hear ourselves."""
 
 
-class LeaderError(DeepLinkError):
-    """Another watchdog leads with this journal."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"another watchdog holds {path}", remedy="One leads; this one waits, or give it a journal of its own."
-        )
-        self.path = path
-
-
-@contextmanager
-def leading(journal: Path) -> Iterator[None]:
-    """Be the only watchdog with this journal, until the end of the block; a killed leader's place is free at once.
-
-    Raises:
-        LeaderError: another process is.
-        OSError: the lock file cannot be made.
-    """
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    path = journal.with_name(journal.name + ".lock")
-    with path.open("w", encoding="ascii") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as taken:
-            raise LeaderError(path) from taken
-        yield
-
-
 @dataclass(slots=True, kw_only=True)
 class Daemon:
     """The loop. One thread only; `tick` is one round.
 
     Args:
         actor: the hands; None to observe only: then verdicts are told and recorded, and nothing is done.
+        lead: our place among those with this journal; None where there can be no other.
         say: told one line for each decision.
     """
 
@@ -86,6 +57,7 @@ class Daemon:
     clock: Clock
     metrics: WatchMetrics
     say: Callable[[str], None]
+    lead: Lead | None = None
     interval_s: float = 1.0
     _ledger: Ledger = field(init=False)
     _comebacks: Comebacks = field(init=False)
@@ -113,6 +85,8 @@ class Daemon:
         nodes = [node for node in self.journal.nodes() if node.seen_unix >= since]
         self.observer.book.restore(self.journal.jobs(), self.clock.monotonic(), self.clock.unix(), nodes)
         self._ledger.begin()
+        if self.lead and self.lead.last_unix is not None:
+            self._ledger.miss(self.lead.last_unix)
         self._comebacks.begin()
         while not pause(self.tick()):
             pass
@@ -142,6 +116,9 @@ class Daemon:
                 self.say(f"touching nothing: {problem}")
             return max(self.interval_s, 1.0)
         self._troubled = float("-inf")
+        if self.lead:
+            with suppress(OSError):  # of a disk that takes nothing the journal tells
+                self.lead.watch(self.clock.unix())
         return pause_s
 
     def _round(self) -> float:

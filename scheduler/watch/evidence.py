@@ -257,6 +257,7 @@ class Sight:
         dead_lately: nodes we called dead within the brake's window, those of a leaf given up left out.
         leaves_lately: leaves given up within the brake's window.
         thawed_s: since the shared storage was last seen frozen; None when it never was.
+        sure_s: since we last doubted ourselves; None when we never did.
     """
 
     jobs: tuple[JobSight, ...] = ()
@@ -266,6 +267,7 @@ class Sight:
     dead_lately: frozenset[NodeName] = frozenset()
     leaves_lately: frozenset[str] = frozenset()
     thawed_s: float | None = None
+    sure_s: float | None = None
 
 
 MOST_CONTROLS = 5

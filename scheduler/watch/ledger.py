@@ -71,6 +71,27 @@ class Ledger:
                 leaf = base.partition(f"-{Kind.SWITCH_SUSPECT}-")[2]
                 self._passing[base] = _Passing(episode, Kind(hit.kind), hit.node, leaf)
 
+    def miss(self, since_unix: float) -> None:
+        """Take note that whoever led before us was ended without a word, and nobody has watched since."""
+        now = self.clock.unix()
+        began = min(since_unix, now)
+        evidence = (
+            f"the watchdog that led before ended without a word (killed, out of memory, its host gone?): "
+            f"nobody watched for {now - began:.1f} s"
+        )
+        self._write(
+            Incident(
+                id=incident_id(None, Kind.WATCHDOG_AWAY, f"{began:.0f}"),
+                kind=Kind.WATCHDOG_AWAY,
+                evidence=evidence,
+                began_unix=began,
+                detected_unix=now,
+                recovered_unix=now,
+                outcome=Outcome.RECOVERED,
+            )
+        )
+        self.say(f"{Kind.WATCHDOG_AWAY}: {evidence}")
+
     def named(self, verdict: Verdict) -> Verdict:
         """Return a verdict with the episode it belongs to: the open one of its kind, or a new one."""
         if not verdict.passes:

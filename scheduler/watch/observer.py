@@ -84,6 +84,7 @@ class Observer:
         self._probing = Probing(prober=prober, clock=clock)
         self._boots, self._leaks, self._wellness = Boots(), Leaks(), Wellness()
         self._frozen_at: float | None = None
+        self._doubted_at: float | None = None
         self._leaves: dict[NodeName, str] = {}
         self._leaves_at = float("-inf")
         self._port = 0
@@ -120,6 +121,8 @@ class Observer:
     def look(self) -> Sight:
         """Return what is to be seen now; probes where there is suspicion, for at most half a second."""
         now = self.clock.monotonic()
+        if self.doubted:
+            self._doubted_at = now
         heard = [
             (one, self.cluster.jobs[JobId(one.beat.attempt.job)]) for one in self.book.all() if self._ours(one)
         ]
@@ -142,6 +145,7 @@ class Observer:
             dead_lately=frozenset(name for name, leaf in lately.items() if not leaf),
             leaves_lately=frozenset(leaf for leaf in lately.values() if leaf),
             thawed_s=None if self._frozen_at is None else now - self._frozen_at,
+            sure_s=None if self._doubted_at is None else now - self._doubted_at,
         )
 
     def _given_up_lately(self, nodes: Mapping[NodeName, NodeSight]) -> dict[NodeName, str]:

@@ -17,9 +17,10 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError, run
 from deeplink.scheduler.watch.act import Actor
 from deeplink.scheduler.watch.book import BeatBook
-from deeplink.scheduler.watch.daemon import Daemon, leading
+from deeplink.scheduler.watch.daemon import Daemon
 from deeplink.scheduler.watch.evidence import Policy
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.lead import leading
 from deeplink.scheduler.watch.notify.notifier import notifying
 from deeplink.scheduler.watch.notify.pulse import beating
 from deeplink.scheduler.watch.observer import COMMAND_S, Observer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.scheduler.watch.heirs import Heirs
+    from deeplink.scheduler.watch.lead import Lead
     from deeplink.scheduler.watch.notify.channels import Channel
     from deeplink.scheduler.watch.rewish import Wishes
 
@@ -93,12 +95,12 @@ def watching(
         if shutil.which(program) is None:
             raise CommandMissingError(program)
     with ExitStack() as stack:
-        stack.enter_context(leading(settings.journal))
+        lead = stack.enter_context(leading(settings.journal))
         journal = stack.enter_context(Journal(settings.journal))
         metrics = WatchMetrics(CollectorRegistry())
         stack.enter_context(notifying(settings.channels, journal, clock, metrics, socket.gethostname()))
         stack.enter_context(beating(settings.channels, journal, clock, metrics, socket.gethostname()))
-        daemon = _daemon(settings, journal, metrics, say, clock=clock, book=BeatBook(alarm))
+        daemon = _daemon(settings, journal, metrics, say, lead=lead, clock=clock, book=BeatBook(alarm))
         observer = daemon.observer
         servicer = WatchServicer(journal, observer.book, clock, metrics, knows=observer.knows)
         bound = watch_server(settings.bind, settings.token, servicer)
@@ -117,6 +119,7 @@ def _daemon(
     metrics: WatchMetrics,
     say: Callable[[str], None],
     *,
+    lead: Lead,
     clock: Clock,
     book: BeatBook,
 ) -> Daemon:
@@ -147,5 +150,6 @@ def _daemon(
         clock=clock,
         metrics=metrics,
         say=say,
+        lead=lead,
         interval_s=settings.interval_s,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from deeplink.scheduler.watch.records import Outcome
 
 def test_every_kind_of_strike_is_a_fault() -> None:
     assert KINDRED.keys() <= FAULTS.keys()
-    assert all(kindred.kinds or not kindred.must for kindred in KINDRED.values())
+    assert all(kindred.kinds for kindred in KINDRED.values())
 
 
 @given(st.integers(0, 1 << 30), st.floats(60, 7200))
@@ -79,10 +80,16 @@ def test_no_incident_two_of_them_and_one_too_many_are_told() -> None:
         assert "without a fault" in said[0]
 
 
-def test_what_was_left_out_or_need_not_be_told_has_no_incident() -> None:
+def test_what_was_left_out_has_no_incident() -> None:
     assert complaints([dataclasses.replace(STRUCK, missed="all was not well")], []) == []
-    quiet = dataclasses.replace(STRUCK, strike=dataclasses.replace(STRIKE, fault="slurmd-killed"), job=0)
-    assert complaints([quiet], []) == []
+
+
+@pytest.mark.parametrize("fault", sorted(KINDRED))
+def test_no_fault_goes_without_one(fault: str) -> None:
+    unseen = dataclasses.replace(STRUCK, strike=dataclasses.replace(STRIKE, fault=fault), job=0)
+    assert "no incident" in complaints([unseen], [])[0]
+    told = dataclasses.replace(TOLD, kind=str(min(KINDRED[fault].kinds)), attempt="")
+    assert complaints([unseen], [told]) == []
 
 
 def test_of_two_faults_the_later_one_explains() -> None:

@@ -181,9 +181,14 @@ def test_a_killed_watchdog_that_nobody_misses_is_a_row_that_is_short() -> None:
     killed = BY_NAME["watchdog-killed"]
     output = "WARNING deeplink.scheduler.launch.chronicle: beat: failed to connect\n"
     quiet = dataclasses.replace(GOOD, lines=LINES[:2], incidents=(), output="1.0.0 0 48\n")
-    for facts, noticed in ((quiet, 0), (dataclasses.replace(quiet, output=output), 1)):
+    away = dataclasses.replace(GOOD.incidents[0], kind="watchdog-away", node="", attempt="")
+    told = dataclasses.replace(quiet, output=output)
+    on_record = dataclasses.replace(quiet, incidents=(away,))
+    both = dataclasses.replace(told, incidents=(away,))
+    for facts, missing in ((quiet, 2), (told, 1), (on_record, 1), (both, 0)):
         figures = judge(killed, facts)
-        assert len(figures.missing) == 1 - noticed
+        assert len(figures.missing) == missing
+        noticed = int(not missing)
         row = next(row for row in rows_of(killed, [figures], []) if "noticed" in row.row)
         assert (row.value, row.goal, row.reached) == (noticed, 1, bool(noticed))
 

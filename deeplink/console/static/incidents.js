@@ -25,6 +25,7 @@ const KINDS = {
   "gres-leaked": "GPUs leaked",
   "storage-frozen": "storage frozen",
   "agents-silent": "agents silent",
+  "watchdog-away": "nobody watched",
 };
 
 function makeIncident() {

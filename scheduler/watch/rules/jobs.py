@@ -82,7 +82,7 @@ def _bereft(
     used = {*job.rank_nodes, job.batch_host}
     beyond = tuple(name for name in back if name in used and beyond_help(job, name, sight, policy))
     kind, why = None, ""
-    if job.phase is Phase.STRANDED:
+    if job.phase is Phase.STRANDED and (dead or _said_since_doubt(job, sight)):
         kind, why = Kind.JOB_STRANDED, "its launcher has no rung left inside the allocation"
     elif beyond and job.phase is not Phase.RECOVERING:
         kind, why = (
@@ -108,6 +108,11 @@ def _bereft(
         leaf=leaf,
         since_s=job.beat_age_s if kind is Kind.LAUNCHER_LOST else 0.0,
     )
+
+
+def _said_since_doubt(job: JobSight, sight: Sight) -> bool:
+    """Whether the launcher spoke after we came to trust ourselves again: what it missed may be back by now."""
+    return sight.sure_s is None or job.beat_age_s < sight.sure_s
 
 
 def _unsettled(job: JobSight, sight: Sight, around: Around) -> bool:

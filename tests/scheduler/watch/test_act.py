@@ -19,7 +19,7 @@ from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED
 from deeplink.scheduler.watch.act import Actor
 from deeplink.scheduler.watch.book import BeatBook
-from deeplink.scheduler.watch.daemon import Daemon, LeaderError, leading
+from deeplink.scheduler.watch.daemon import Daemon
 from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.ladder import SETTLE_S
@@ -573,10 +573,3 @@ def test_when_a_job_ends_its_open_incidents_end_too(bench: Bench) -> None:
     (incident,) = bench.journal.incidents()
     assert incident.outcome is Outcome.FAILED
     assert bench.book.all() == ()
-
-
-def test_one_leads_and_a_killed_leaders_place_is_free(tmp_path: Path) -> None:
-    with leading(tmp_path / "j.sqlite"), pytest.raises(LeaderError), leading(tmp_path / "j.sqlite"):
-        pass
-    with leading(tmp_path / "j.sqlite"):
-        pass

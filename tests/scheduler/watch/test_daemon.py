@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.lead import leading
 from deeplink.scheduler.watch.records import Beat, Finding, Incident, NodeRecord, Outcome, Phase, Severity
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.watch.test_act import Bench, Cluster, lose
@@ -262,3 +264,61 @@ def test_gpus_that_leaked_are_counted_and_told_with_their_cure(bench: Bench) -> 
     bench.cluster.gpus_used["n3"] = 0
     calm(bench, 60)
     assert [one.outcome for one in bench.journal.incidents(kind="gres-leaked")] == [Outcome.RECOVERED]
+
+
+def watch_once(bench: Bench, journal: Path) -> None:
+    with leading(journal) as bench.daemon.lead:
+        bench.daemon.run(lambda _: True)
+
+
+def test_a_watchdog_that_was_ended_is_an_incident_of_the_next_one_and_of_none_after(
+    bench: Bench, tmp_path: Path
+) -> None:
+    began = bench.clock.unix()
+    with suppress(KeyboardInterrupt), leading(tmp_path / "j.sqlite") as bench.daemon.lead:
+        bench.daemon.tick()
+        raise KeyboardInterrupt
+    bench.clock.sleep(9.5)
+    for _ in range(2):
+        bench.start()
+        watch_once(bench, tmp_path / "j.sqlite")
+    (incident,) = bench.journal.incidents()
+    assert (incident.kind, incident.outcome) == ("watchdog-away", Outcome.RECOVERED)
+    assert incident.began_unix == pytest.approx(began)
+    assert incident.recovered_unix == incident.detected_unix == pytest.approx(began + 9.5)
+    assert "nobody watched for 9.5 s" in incident.evidence
+    assert sum("watchdog-away: " in line for line in bench.said) == 1
+    assert bench.cluster.asked == []
+
+
+def test_the_clock_may_have_been_set_back_meanwhile(bench: Bench, tmp_path: Path) -> None:
+    with suppress(KeyboardInterrupt), leading(tmp_path / "j.sqlite") as lead:
+        lead.watch(bench.clock.unix() + 3600)
+        raise KeyboardInterrupt
+    watch_once(bench, tmp_path / "j.sqlite")
+    (incident,) = bench.journal.incidents()
+    assert incident.began_unix == bench.clock.unix()
+
+
+def test_a_launcher_that_was_stranded_while_we_doubted_ourselves_is_heard_once_more_first(bench: Bench) -> None:
+    calm(bench, 2)
+    bench.cluster.frozen = True
+    calm(bench, 4)
+    bench.turn(2, silent="n1")
+    bench.cluster.frozen = False
+    for _ in range(3):  # the node is back, and its launcher has not said so yet
+        bench.daemon.tick()
+        bench.clock.sleep(0.2)
+    assert any("self-in-doubt: over" in line for line in bench.said)
+    calm(bench, 3)
+    assert (bench.cluster.asked, bench.cluster.restarts) == ([], 0)
+
+
+def test_one_that_says_it_again_is_believed(bench: Bench) -> None:
+    calm(bench, 2)
+    bench.cluster.frozen = True
+    calm(bench, 4)
+    bench.turn(2)
+    bench.cluster.frozen = False
+    bench.turn(4)
+    assert "scontrol requeue 17" in bench.cluster.asked

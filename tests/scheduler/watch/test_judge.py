@@ -158,6 +158,18 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(STRANDED,), nodes=cluster()),
         [("job-stranded", "", "restart")],
     ),
+    "the same, said before we came to trust ourselves again": (
+        Sight(jobs=(replace(STRANDED, beat_age_s=0.9),), nodes=cluster(), sure_s=0.5),
+        [],
+    ),
+    "the same, said since": (
+        Sight(jobs=(replace(STRANDED, beat_age_s=0.2),), nodes=cluster(), sure_s=0.5),
+        [("job-stranded", "", "restart")],
+    ),
+    "whose node is dead need not say it again": (
+        Sight(jobs=(replace(STRANDED, beat_age_s=0.9),), nodes=cluster(gone("n1")), sure_s=0.5),
+        [("node-dead", "n1", "drain-down"), ("job-stranded", "n1", "restart")],
+    ),
     "the ranks hang": (
         Sight(jobs=(job(progress_age_s=14.0),), nodes=cluster()),
         [("ranks-hung", "", "restart")],
@@ -833,6 +845,7 @@ sights = st.builds(
     dead_lately=st.frozensets(st.sampled_from(NAMES), max_size=2),
     leaves_lately=st.frozensets(st.sampled_from(["leaf0", "leaf1"]), max_size=1),
     thawed_s=maybe_seconds,
+    sure_s=maybe_seconds,
 )
 policies = st.sampled_from([POLICY, replace(POLICY, act_on_switch=False, resume=True)])
 
