@@ -77,6 +77,18 @@ class Node:
         held = set(self.kept.store.ids())
         return {number for number, entry in enumerate(self.train.shards) if entry.id not in held}
 
+    def account(self) -> str:
+        """Tell what is known of each shard, and who needs which."""
+        number = {entry.id: place for place, entry in enumerate(self.train.shards)}
+        now, root = SystemClock().unix(), self.kept.store.root
+        said = [
+            f"{pin.holder}, {pin.needed} needed, {pin.expires_unix - now:.0f} s left, "
+            f"{[number.get(shard, 'other') for shard in pin.shards]}"
+            for pin in read_pins(root, now)
+        ]
+        used = {place: round(now - self.kept.store.used_unix(shard), 2) for shard, place in number.items()}
+        return "\n".join([*said, f"used before so many seconds: {used}", *sorted(map(str, root.glob(".pins/*")))])
+
     def needed(self) -> set[int]:
         """Return the shards of "train" that somebody is known to need."""
         found = demand(read_pins(self.kept.store.root, SystemClock().unix())).needed
@@ -112,7 +124,7 @@ def test_what_the_epoch_needs_no_more_leaves_first_and_nothing_that_it_needs(
             is_here, now_gone = node.bring_another()
             left, gone = now_gone - gone, now_gone
             came += is_here
-            assert gone <= used_up
+            assert gone <= used_up, node.account()
             # Whatever of the used-up ones is here still is used before what left, in the next epoch.
             for stays in used_up - gone:
                 assert all(turns[1].index(stays) < turns[1].index(goes) + window * PER_SHARD for goes in left)
