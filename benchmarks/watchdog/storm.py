@@ -166,9 +166,9 @@ class Storm:
     # -- faults
 
     def strike(self, strike: Strike) -> None:
-        """Let a fault come, when all is well if it takes something away."""
+        """Let a fault come, when all is well if it is one that waits for that."""
         kindred = KINDRED[strike.fault]
-        if kindred.taking and not until(self._well, WELL_S):
+        if (kindred.taking or kindred.well) and not until(self._well, WELL_S):
             why = f"all was not well within {WELL_S:.0f} s: {self._ill()}"
             self._miss(strike, why)
             self.problems.append(f"before {strike.fault} at {strike.at_s:.0f} s: {why}")

@@ -28,9 +28,12 @@ class Kindred:
     Attributes:
         weight: how often it is drawn, beside the others.
         hold_s: the shortest and the longest time it is in effect: no shorter than it takes to be believed. A
-            slurmd that is gone is (4 s) before Slurm gives its node up (10 s), agents that are silent while ranks
-            start are after half a minute, storage after 12 s.
+            slurmd that is gone is (4 s) before Slurm gives its node up (10 s), storage that stands still after
+            12 s. Of agents that are silent for half a minute, with nodes that answer, their jobs' launchers take
+            leave: that would be another incident.
         taking: it takes a node, a rank or a slurmd away: one such at a time, and only while all is well.
+        well: it takes nothing away, and yet comes only while all is well: agents that are silent while ranks start
+            are not believed for half a minute.
         kinds: of the one incident it is to have.
         saved: it comes only once Slurm has saved that the jobs run, which takes it 5 s. A controller that dies
             before starts them a second time, drains their node for it (Duplicate jobid) and holds them (measured,
@@ -41,6 +44,7 @@ class Kindred:
     hold_s: tuple[float, float]
     kinds: frozenset[Kind]
     taking: bool = True
+    well: bool = False
     saved: bool = False
 
 
@@ -62,7 +66,11 @@ KINDRED = {
     "watchdog-killed": Kindred(weight=2, hold_s=(1, 10), kinds=frozenset({Kind.WATCHDOG_AWAY}), taking=False),
     "storage-frozen": Kindred(weight=1, hold_s=(15, 30), kinds=frozenset({Kind.STORAGE_FROZEN}), taking=False),
     "agents-silent": Kindred(
-        weight=1, hold_s=(35, 45), kinds=frozenset({Kind.AGENTS_SILENT, Kind.SELF_IN_DOUBT}), taking=False
+        weight=1,
+        hold_s=(12, 28),
+        kinds=frozenset({Kind.AGENTS_SILENT, Kind.SELF_IN_DOUBT}),
+        taking=False,
+        well=True,
     ),
 }
 
