@@ -27,14 +27,13 @@ class Kindred:
 
     Attributes:
         weight: how often it is drawn, beside the others.
-        hold_s: the shortest and the longest time it is in effect: no shorter than it takes to be believed. A
-            slurmd that is gone is (4 s) before Slurm gives its node up (10 s), storage that stands still after
-            12 s. Of agents that are silent for half a minute, with nodes that answer, their jobs' launchers take
-            leave: that would be another incident.
+        hold_s: the shortest and the longest time it is in effect.
         taking: it takes a node, a rank or a slurmd away: one such at a time, and only while all is well.
         well: it takes nothing away, and yet comes only while all is well: agents that are silent while ranks start
             are not believed for half a minute.
+        lone: the watchdog alone tells of it, by what it sees or does not: no two of them at once.
         kinds: of the one incident it is to have.
+        brief: a hiccup, that may be over before it is believed: at most one incident, and nothing is done.
         saved: it comes only once Slurm has saved that the jobs run, which takes it 5 s. A controller that dies
             before starts them a second time, drains their node for it (Duplicate jobid) and holds them (measured,
             22.05.8): that is between Slurm and its operator.
@@ -45,10 +44,16 @@ class Kindred:
     kinds: frozenset[Kind]
     taking: bool = True
     well: bool = False
+    lone: bool = False
+    brief: bool = False
     saved: bool = False
 
 
 _OF_RANKS = frozenset({Kind.RANK_FAILED, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
+_DOUBT, _SICK = frozenset({Kind.SELF_IN_DOUBT}), frozenset({Kind.NODE_SICK})
+# Faults last for long enough to be believed: a slurmd is missed after 4 s, and Slurm gives its node up after 10; a
+# controller after two commands that wait for it for up to 8 s; storage that stands still after 12 s. Of agents
+# silent for half a minute, with nodes that answer, their launchers take leave: that would be another incident.
 KINDRED = {
     "node-killed": Kindred(weight=4, hold_s=(15, 40), kinds=LOST | {Kind.NODE_REBOOTED, Kind.LAUNCHER_LOST}),
     "node-cut": Kindred(weight=4, hold_s=(10, 40), kinds=LOST | {Kind.LAUNCHER_LOST}),
@@ -58,20 +63,24 @@ KINDRED = {
     "rank-stopped": Kindred(weight=2, hold_s=(60, 60), kinds=frozenset({Kind.RANKS_HUNG})),
     "rank-killed": Kindred(weight=2, hold_s=(0, 0), kinds=_OF_RANKS),
     "rank-exit": Kindred(weight=2, hold_s=(10, 10), kinds=_OF_RANKS),
-    "slurmd-killed": Kindred(weight=1, hold_s=(7, 8.5), kinds=frozenset({Kind.SLURMD_LOST})),
-    "controller-down": Kindred(
-        weight=1, hold_s=(15, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False, saved=True
+    "slurmd-killed": Kindred(weight=1, hold_s=(7, 8.5), kinds=frozenset({Kind.SLURMD_LOST}), lone=True),
+    "controller-down": Kindred(weight=1, hold_s=(22, 30), kinds=_DOUBT, taking=False, lone=True, saved=True),
+    "controller-frozen": Kindred(weight=1, hold_s=(22, 30), kinds=_DOUBT, taking=False, lone=True),
+    "watchdog-killed": Kindred(
+        weight=2, hold_s=(1, 10), kinds=frozenset({Kind.WATCHDOG_AWAY}), taking=False, lone=True
     ),
-    "controller-frozen": Kindred(weight=1, hold_s=(15, 30), kinds=frozenset({Kind.SELF_IN_DOUBT}), taking=False),
-    "watchdog-killed": Kindred(weight=2, hold_s=(1, 10), kinds=frozenset({Kind.WATCHDOG_AWAY}), taking=False),
     "storage-frozen": Kindred(weight=1, hold_s=(15, 30), kinds=frozenset({Kind.STORAGE_FROZEN}), taking=False),
     "agents-silent": Kindred(
         weight=1,
         hold_s=(12, 28),
-        kinds=frozenset({Kind.AGENTS_SILENT, Kind.SELF_IN_DOUBT}),
+        kinds=_DOUBT | {Kind.AGENTS_SILENT},
         taking=False,
         well=True,
+        lone=True,
     ),
+    "disk-full": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
+    "disk-readonly": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
+    "slow-rank": Kindred(weight=1, hold_s=(10, 30), kinds=frozenset({Kind.STRAGGLER}), taking=False, brief=True),
 }
 
 
@@ -157,7 +166,7 @@ def _fits(one: Struck, told: Told) -> bool:
 def complaints(
     struck: Sequence[Struck], incidents: Iterable[Told], last_unix: Mapping[int, float] = MappingProxyType({})
 ) -> list[str]:
-    """Return every fault without exactly one incident, and every incident without a fault.
+    """Return every fault without exactly one incident, every hiccup with several, and incidents without a fault.
 
     Args:
         struck: the faults.
@@ -169,7 +178,8 @@ def complaints(
     for place, one in enumerate(struck):
         if one.missed:
             continue
-        if not found[place] and one.hit_unix <= last_unix.get(one.job, one.hit_unix):
+        seen = KINDRED[one.strike.fault].brief or bool(found[place])
+        if not seen and one.hit_unix <= last_unix.get(one.job, one.hit_unix):
             said.append(f"{_named(one)}: no incident")
         if len(found[place]) > 1:
             kinds = ", ".join(told.id for told in found[place])

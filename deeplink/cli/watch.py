@@ -148,7 +148,7 @@ def _speaker(*, as_json: bool) -> Callable[[str], None]:
 
 
 class _Stop:
-    """Becomes true at SIGTERM or SIGINT; `alarm`, set when a beat is news, wakes whoever waits."""
+    """Becomes true at SIGTERM, SIGINT or SIGHUP; `alarm`, set when a beat is news, wakes whoever waits."""
 
     def __init__(self) -> None:
         import signal
@@ -156,8 +156,9 @@ class _Stop:
 
         self.alarm = threading.Event()
         self.told = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._tell)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets SIGHUP
+                signal.signal(number, self._tell)
 
     def _tell(self, *_: object) -> None:
         self.told = True  # and nothing more: setting an Event here could wait for ourselves
@@ -201,6 +202,8 @@ def _watch(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, 
         mode = "acting" if settings.act else "observing only (--act to act)"
         say(f"watching: beats at {host}:{port}, journal {settings.journal}, {mode}")
         notify_systemd(f"READY=1\nSTATUS={mode}")
+        if once:
+            daemon.lead = None  # who looks once is no watchdog that could be missed
         daemon.run(_until(daemon, stop, once=once))
         notify_systemd("STOPPING=1")
     say("stopped")

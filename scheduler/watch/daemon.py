@@ -66,6 +66,8 @@ class Daemon:
     _troubled: float = field(default=float("-inf"))
     _busy: bool = False
     _tense: bool = False
+    _returns: bool = False
+    _absence: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         """Keep the incidents of our verdicts."""
@@ -80,16 +82,15 @@ class Daemon:
         self._comebacks = Comebacks(journal=self.journal, clock=self.clock, say=self.say)
 
     def run(self, pause: Callable[[float], bool]) -> None:
-        """Go round until `pause` (which waits for so many seconds) says to stop."""
-        since = self.clock.unix() - REMEMBERED_S
-        nodes = [node for node in self.journal.nodes() if node.seen_unix >= since]
-        self.observer.book.restore(self.journal.jobs(), self.clock.monotonic(), self.clock.unix(), nodes)
-        self._ledger.begin()
+        """Go round until `pause` (which waits for so many seconds) says to stop: that is an end in order."""
+        self._returns = True
         if self.lead and self.lead.last_unix is not None:
-            self._ledger.miss(self.lead.last_unix)
-        self._comebacks.begin()
+            self._absence = (self.lead.last_unix, self.clock.unix())
         while not pause(self.tick()):
             pass
+        if self.lead and self._absence is None:
+            with suppress(OSError):  # of a disk that takes no writes the journal tells
+                self.lead.end()
 
     @property
     def busy(self) -> bool:
@@ -106,20 +107,40 @@ class Daemon:
             JournalCorruptError: the journal is damaged.
         """
         try:
+            self._return()
             pause_s = self._round()
         except JournalCorruptError:
             raise
         except JournalError as problem:
+            self._sign()
             self._ticked = now = self.clock.monotonic()
             if now - self._troubled >= TROUBLE_S:
                 self._troubled = now
                 self.say(f"touching nothing: {problem}")
             return max(self.interval_s, 1.0)
         self._troubled = float("-inf")
-        if self.lead:
-            with suppress(OSError):  # of a disk that takes nothing the journal tells
-                self.lead.watch(self.clock.unix())
+        self._sign()
         return pause_s
+
+    def _return(self) -> None:
+        """Take over what is on record, before the first round; again, where the journal could not be written."""
+        if self._returns:
+            since = self.clock.unix() - REMEMBERED_S
+            nodes = [node for node in self.journal.nodes() if node.seen_unix >= since]
+            self.observer.book.restore(self.journal.jobs(), self.clock.monotonic(), self.clock.unix(), nodes)
+            self._ledger.begin()
+            self._comebacks.begin()
+            self._returns = False
+        if self._absence is not None:
+            self._ledger.miss(*self._absence)
+            self._absence = None
+            self._sign()
+
+    def _sign(self) -> None:
+        """Leave word that we watch; until an absence is on record the one before us has the last word."""
+        if self.lead and self._absence is None:
+            with suppress(OSError):
+                self.lead.watch(self.clock.unix())
 
     def _round(self) -> float:
         began = self.clock.monotonic()

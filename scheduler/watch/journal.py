@@ -1,7 +1,7 @@
 """The journal: what the watchdog and the launchers remember, in one SQLite file that survives being killed.
 
 Every write is one transaction and idempotent: written twice, or begun and cut off by a kill, it leaves what it
-should. The file is opened by one writer (the daemon holds a lock, see `daemon`) and any number of readers.
+should. The file is opened by one writer (the daemon holds a lock, see `lead`) and any number of readers.
 """
 
 from __future__ import annotations

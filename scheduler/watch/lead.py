@@ -1,8 +1,8 @@
 """Who leads with a journal: one watchdog at a time, and whether the one before ended, or was ended.
 
-    <journal>.lock    locked by the leader; holds a line while it watches, and its time is the newest round
+    <journal>.lock    locked by the leader; while it watches it holds the time of its newest round
 
-A leader that ends by itself empties the file. One that is killed, or whose host loses power, leaves the line.
+A leader that ends in order empties the file. One that is killed, or whose host loses power, leaves its time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_WATCHING = b"watching\n"
+_LONGEST = 32
 
 
 class LeaderError(DeepLinkError):
@@ -37,43 +37,37 @@ class Lead:
     """The place of the one watchdog that leads.
 
     Attributes:
-        last_unix: the newest round of the leader before, where that was ended without a word; else None.
+        last_unix: the newest round of the leader before, where that did not end in order; else None.
     """
 
     last_unix: float | None = None
     _file: int
-    _marked: bool = field(default=False)
 
     def watch(self, unix: float) -> None:
-        """Take note of a round: whoever leads next knows since when nobody did. Two system calls at most.
+        """Take note of a round, so that whoever leads next knows since when nobody did. One system call.
 
         Raises:
             OSError: the file cannot be written.
         """
-        if not self._marked:
-            os.pwrite(self._file, _WATCHING, 0)
-            os.fsync(self._file)
-            self._marked = True
-        os.utime(self._file, (unix, unix))
+        os.pwrite(self._file, b"%017.3f\n" % unix, 0)
 
     def end(self) -> None:
-        """Say that nobody was ended: this one ends by itself.
+        """Say that this watchdog ends in order.
 
         Raises:
             OSError: the file cannot be written.
         """
         os.ftruncate(self._file, 0)
+        os.fsync(self._file)
 
 
 @contextmanager
 def leading(journal: Path) -> Iterator[Lead]:
     """Be the only watchdog with this journal, until the end of the block; a killed leader's place is free at once.
 
-    A block that is left by an exception was not ended by itself.
-
     Raises:
         LeaderError: another process is.
-        OSError: the lock file cannot be made, or written.
+        OSError: the lock file cannot be made, or read.
     """
     journal.parent.mkdir(parents=True, exist_ok=True)
     path = journal.with_name(journal.name + ".lock")
@@ -83,9 +77,14 @@ def leading(journal: Path) -> Iterator[Lead]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as taken:
             raise LeaderError(path) from taken
-        left = os.fstat(descriptor)
-        lead = Lead(last_unix=left.st_mtime if left.st_size else None, _file=descriptor)
-        yield lead
-        lead.end()
+        yield Lead(last_unix=_last(descriptor), _file=descriptor)
     finally:
         os.close(descriptor)
+
+
+def _last(descriptor: int) -> float | None:
+    left = os.pread(descriptor, _LONGEST, 0)
+    try:
+        return float(left) if left else None
+    except ValueError:  # half of it was written, or somebody else did
+        return os.fstat(descriptor).st_mtime

@@ -71,13 +71,12 @@ class Ledger:
                 leaf = base.partition(f"-{Kind.SWITCH_SUSPECT}-")[2]
                 self._passing[base] = _Passing(episode, Kind(hit.kind), hit.node, leaf)
 
-    def miss(self, since_unix: float) -> None:
-        """Take note that whoever led before us was ended without a word, and nobody has watched since."""
-        now = self.clock.unix()
-        began = min(since_unix, now)
+    def miss(self, since_unix: float, until_unix: float) -> None:
+        """Take note that whoever led before us did not end in order, and nobody watched until we began."""
+        began = min(since_unix, until_unix)
         evidence = (
-            f"the watchdog that led before ended without a word (killed, out of memory, its host gone?): "
-            f"nobody watched for {now - began:.1f} s"
+            "the watchdog that led before did not end in order (killed, out of memory, its host gone?): "
+            f"nobody watched for {until_unix - began:.1f} s"
         )
         self._write(
             Incident(
@@ -85,8 +84,8 @@ class Ledger:
                 kind=Kind.WATCHDOG_AWAY,
                 evidence=evidence,
                 began_unix=began,
-                detected_unix=now,
-                recovered_unix=now,
+                detected_unix=until_unix,
+                recovered_unix=until_unix,
                 outcome=Outcome.RECOVERED,
             )
         )

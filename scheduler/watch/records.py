@@ -86,7 +86,7 @@ class Kind(StrEnum):
     GRES_LEAKED = "gres-leaked"
     STORAGE_FROZEN = "storage-frozen"
     AGENTS_SILENT = "agents-silent"  # all at once: the wire to them, not they
-    WATCHDOG_AWAY = "watchdog-away"  # the one that led was ended without a word, and nobody watched for a time
+    WATCHDOG_AWAY = "watchdog-away"  # the one that led did not end in order: nobody watched for a time
 
 
 KNOWN_LATER = frozenset({Kind.NODE_CUT_OFF, Kind.NODE_REBOOTED})

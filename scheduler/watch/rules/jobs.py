@@ -82,7 +82,7 @@ def _bereft(
     used = {*job.rank_nodes, job.batch_host}
     beyond = tuple(name for name in back if name in used and beyond_help(job, name, sight, policy))
     kind, why = None, ""
-    if job.phase is Phase.STRANDED and (dead or _said_since_doubt(job, sight)):
+    if job.phase is Phase.STRANDED and (dead or _is_word_of_now(job, sight, policy)):
         kind, why = Kind.JOB_STRANDED, "its launcher has no rung left inside the allocation"
     elif beyond and job.phase is not Phase.RECOVERING:
         kind, why = (
@@ -110,9 +110,10 @@ def _bereft(
     )
 
 
-def _said_since_doubt(job: JobSight, sight: Sight) -> bool:
-    """Whether the launcher spoke after we came to trust ourselves again: what it missed may be back by now."""
-    return sight.sure_s is None or job.beat_age_s < sight.sure_s
+def _is_word_of_now(job: JobSight, sight: Sight, policy: Policy) -> bool:
+    """Whether the launcher spoke since we were away, or in doubt (what it missed may be back), or will not."""
+    since_doubt = sight.sure_s is None or job.unheard_s < sight.sure_s
+    return (job.heard and since_doubt) or job.beat_age_s >= policy.launcher_lost_s
 
 
 def _unsettled(job: JobSight, sight: Sight, around: Around) -> bool:

@@ -106,6 +106,43 @@ def test_it_takes_beats_tells_its_metrics_and_ends_at_sigterm(folder: Path, watc
     assert "stopped" in watchdogs[0].out.read()
     with Journal(folder / "watch.sqlite", read_only=True) as journal:
         assert [job.job for job in journal.jobs()] == [17]
+    assert absences(folder) == 0
+
+
+def absences(folder: Path) -> int:
+    with Journal(folder / "watch.sqlite", read_only=True) as journal:
+        return len(journal.incidents(kind="watchdog-away"))
+
+
+def await_round(folder: Path) -> None:
+    """Wait until a watchdog has come round: from then on it would be missed."""
+    end = time.monotonic() + 20
+    while not (folder / "watch.sqlite.lock").read_bytes():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_one_that_was_killed_is_told_of_by_the_next_and_one_that_was_ended_is_not(
+    folder: Path, watchdogs: list[Watchdog]
+) -> None:
+    for signum in (signal.SIGHUP, signal.SIGKILL, signal.SIGTERM):
+        watchdogs.append(Watchdog(folder))
+        watchdogs[-1].line("watching: ")
+        await_round(folder)
+        watchdogs[-1].process.send_signal(signum)
+        assert watchdogs[-1].process.wait(20) == (-signum if signum is signal.SIGKILL else 0)
+        if signum is signal.SIGKILL:
+            watchdogs.append(Watchdog(folder, "--once"))
+            assert watchdogs[-1].process.wait(30) == 0
+            assert absences(folder) == 0, "who looks once leaves that to the next watchdog"
+    assert absences(folder) == 1
+
+
+def test_one_whose_port_is_taken_never_watched(folder: Path, watchdogs: list[Watchdog]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        watchdogs.append(Watchdog(folder, "--bind", f"127.0.0.1:{taken.getsockname()[1]}"))
+        assert watchdogs[0].process.wait(20) != 0
+    assert (folder / "watch.sqlite.lock").read_bytes() == b""
 
 
 def free_port() -> int:
@@ -132,11 +169,13 @@ def test_of_two_with_one_journal_one_leads_and_the_other_follows_it(
 ) -> None:
     watchdogs.append(Watchdog(folder))
     watchdogs[0].line("watching: ")
+    await_round(folder)
     watchdogs.append(Watchdog(folder, "--json"))
     assert "another watchdog" in watchdogs[1].line("waiting: ")
     watchdogs[0].process.kill()
     assert '"said": "watching: ' in watchdogs[1].line("watching: ")
     assert watchdogs[1].end() == 0
+    assert absences(folder) == 1
 
 
 def test_systemd_is_told_that_a_leader_and_one_that_waits_are_ready(

@@ -266,38 +266,86 @@ def test_gpus_that_leaked_are_counted_and_told_with_their_cure(bench: Bench) -> 
     assert [one.outcome for one in bench.journal.incidents(kind="gres-leaked")] == [Outcome.RECOVERED]
 
 
-def watch_once(bench: Bench, journal: Path) -> None:
-    with leading(journal) as bench.daemon.lead:
-        bench.daemon.run(lambda _: True)
+def lead(bench: Bench, journal: Path, rounds: int = 1, *, killed: bool = False) -> None:
+    """Come up as after a kill, and lead for so many rounds."""
+    left = iter(range(1, rounds))
+
+    def pause(_: float) -> bool:
+        bench.clock.sleep(1.0)
+        if next(left, None) is not None:
+            return False
+        if killed:
+            raise KeyboardInterrupt
+        return True
+
+    bench.start()
+    with suppress(KeyboardInterrupt), leading(journal) as bench.daemon.lead:
+        bench.daemon.run(pause)
+
+
+def absences(bench: Bench) -> list[Incident]:
+    return sorted(bench.journal.incidents(kind="watchdog-away"), key=lambda one: one.number)
 
 
 def test_a_watchdog_that_was_ended_is_an_incident_of_the_next_one_and_of_none_after(
     bench: Bench, tmp_path: Path
 ) -> None:
-    began = bench.clock.unix()
-    with suppress(KeyboardInterrupt), leading(tmp_path / "j.sqlite") as bench.daemon.lead:
-        bench.daemon.tick()
-        raise KeyboardInterrupt
-    bench.clock.sleep(9.5)
-    for _ in range(2):
-        bench.start()
-        watch_once(bench, tmp_path / "j.sqlite")
-    (incident,) = bench.journal.incidents()
-    assert (incident.kind, incident.outcome) == ("watchdog-away", Outcome.RECOVERED)
-    assert incident.began_unix == pytest.approx(began)
-    assert incident.recovered_unix == incident.detected_unix == pytest.approx(began + 9.5)
+    lead(bench, tmp_path / "j.sqlite", 3, killed=True)
+    last = bench.clock.unix() - 1.0
+    bench.clock.sleep(8.5)
+    lead(bench, tmp_path / "j.sqlite", 2)
+    lead(bench, tmp_path / "j.sqlite")
+    (incident,) = absences(bench)
+    assert incident.outcome is Outcome.RECOVERED
+    assert incident.began_unix == pytest.approx(last, abs=0.01)
+    assert incident.recovered_unix == incident.detected_unix == pytest.approx(last + 9.5, abs=0.01)
     assert "nobody watched for 9.5 s" in incident.evidence
     assert sum("watchdog-away: " in line for line in bench.said) == 1
     assert bench.cluster.asked == []
 
 
+def test_each_of_those_that_are_killed_one_after_another_is_told(bench: Bench, tmp_path: Path) -> None:
+    for _ in range(4):
+        lead(bench, tmp_path / "j.sqlite", killed=True)
+        bench.clock.sleep(1.0)
+    assert [round(one.recovered_unix - one.began_unix) for one in absences(bench)] == [2, 2, 2]
+
+
 def test_the_clock_may_have_been_set_back_meanwhile(bench: Bench, tmp_path: Path) -> None:
-    with suppress(KeyboardInterrupt), leading(tmp_path / "j.sqlite") as lead:
-        lead.watch(bench.clock.unix() + 3600)
-        raise KeyboardInterrupt
-    watch_once(bench, tmp_path / "j.sqlite")
-    (incident,) = bench.journal.incidents()
-    assert incident.began_unix == bench.clock.unix()
+    with leading(tmp_path / "j.sqlite") as before:
+        before.watch(bench.clock.unix() + 3600)
+    lead(bench, tmp_path / "j.sqlite")
+    (incident,) = absences(bench)
+    assert incident.began_unix == incident.detected_unix
+
+
+def test_an_absence_that_cannot_be_written_down_ends_no_watchdog_and_is_told_when_it_can(
+    bench: Bench, tmp_path: Path
+) -> None:
+    lead(bench, tmp_path / "j.sqlite", killed=True)
+    last = bench.clock.unix() - 1.0
+    bench.clock.sleep(4.0)
+    bench.journal._db.execute("PRAGMA query_only = ON")
+    lead(bench, tmp_path / "j.sqlite", 5)
+    lead(bench, tmp_path / "j.sqlite", 5, killed=True)
+    assert any("touching nothing" in line for line in bench.said)
+    bench.journal._db.execute("PRAGMA query_only = OFF")
+    lead(bench, tmp_path / "j.sqlite")
+    (incident,) = absences(bench)
+    assert incident.began_unix == pytest.approx(last, abs=0.01)
+
+
+def test_rounds_in_which_nothing_may_be_touched_are_watched(bench: Bench, tmp_path: Path) -> None:
+    lead(bench, tmp_path / "j.sqlite")
+    bench.journal._db.execute("PRAGMA query_only = ON")
+    with leading(tmp_path / "j.sqlite") as bench.daemon.lead:
+        for _ in range(50):
+            calm_round = bench.daemon.tick()
+            bench.clock.sleep(calm_round)
+    bench.journal._db.execute("PRAGMA query_only = OFF")
+    lead(bench, tmp_path / "j.sqlite")
+    (incident,) = absences(bench)
+    assert incident.recovered_unix - incident.began_unix < 3.0
 
 
 def test_a_launcher_that_was_stranded_while_we_doubted_ourselves_is_heard_once_more_first(bench: Bench) -> None:
@@ -312,6 +360,36 @@ def test_a_launcher_that_was_stranded_while_we_doubted_ourselves_is_heard_once_m
     assert any("self-in-doubt: over" in line for line in bench.said)
     calm(bench, 3)
     assert (bench.cluster.asked, bench.cluster.restarts) == ([], 0)
+
+
+def test_nor_is_what_it_had_said_before_the_watchdog_was_killed_or_stopped(bench: Bench) -> None:
+    for away in ("killed", "stopped"):
+        bench.cluster.frozen = True
+        calm(bench, 4)
+        bench.turn(2, silent="n1")
+        bench.cluster.frozen = False
+        if away == "killed":
+            bench.start()
+            bench.daemon.run(lambda _: True)
+        else:
+            bench.daemon.tick()
+            bench.clock.sleep(6.0)
+        for _ in range(4):
+            bench.daemon.tick()
+            bench.clock.sleep(0.2)
+        calm(bench, 3)
+        assert (bench.cluster.asked, bench.cluster.restarts) == ([], 0), away
+
+
+def test_a_stranded_launcher_that_is_not_heard_any_more_is_helped_in_the_end(bench: Bench) -> None:
+    calm(bench, 2)
+    bench.beat(Phase.STRANDED)
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    for _ in range(50):
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    assert "scontrol requeue 17" in bench.cluster.asked
 
 
 def test_one_that_says_it_again_is_believed(bench: Bench) -> None:
