@@ -48,7 +48,9 @@ def test_a_job_without_a_digest_or_with_a_sample_twice_was_fed_wrongly(tmp_path:
 def test_the_page_tells_of_every_fault_and_of_what_does_not_hold() -> None:
     missed = replace(STRUCK, target="", missed="the storm was over by then")
     hiccup = replace(STRUCK, strike=replace(STRUCK.strike, fault="disk-full"), job=0)
-    left = Aftermath(struck=[STRUCK, hiccup, missed], ended=["COMPLETED", "COMPLETED"], problems=[], remarks=["a remark"])
+    left = Aftermath(
+        struck=[STRUCK, hiccup, missed], ended=["COMPLETED", "COMPLETED"], problems=[], remarks=["a remark"]
+    )
     text = page(60, 7, left, [TOLD])
     assert "--minutes 60 --seed 7 --write-docs" in text
     assert "1 faults and 1 hiccups came, 1 were left out.\n2 jobs: 2 COMPLETED." in text
