@@ -33,7 +33,8 @@ class Kindred:
             are not believed for half a minute.
         lone: the watchdog alone tells of it, by what it sees or does not: no two of them at once.
         kinds: of the one incident it is to have.
-        brief: a hiccup, that may be over before it is believed: at most one incident, and nothing is done.
+        brief: a hiccup, that may be over before it is believed, or cannot be told by who is there: at most one
+            incident.
         saved: it comes only once Slurm has saved that the jobs run, which takes it 5 s. A controller that dies
             before starts them a second time, drains their node for it (Duplicate jobid) and holds them (measured,
             22.05.8): that is between Slurm and its operator.

@@ -157,7 +157,7 @@ class _Stop:
         self.alarm = threading.Event()
         self.told = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets SIGHUP
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
                 signal.signal(number, self._tell)
 
     def _tell(self, *_: object) -> None:
@@ -203,7 +203,8 @@ def _watch(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, 
         say(f"watching: beats at {host}:{port}, journal {settings.journal}, {mode}")
         notify_systemd(f"READY=1\nSTATUS={mode}")
         if once:
-            daemon.lead = None  # who looks once is no watchdog that could be missed
+            # Who looks once is no watchdog that could be missed, and waits for no journal.
+            daemon.lead, daemon.patient = None, False
         daemon.run(_until(daemon, stop, once=once))
         notify_systemd("STOPPING=1")
     say("stopped")

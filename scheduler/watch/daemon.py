@@ -46,7 +46,8 @@ class Daemon:
 
     Args:
         actor: the hands; None to observe only: then verdicts are told and recorded, and nothing is done.
-        lead: our place among those with this journal; None where there can be no other.
+        lead: our place among those with this journal; None where nobody would miss us.
+        patient: a journal that cannot be written is waited for; else it is an error.
         say: told one line for each decision.
     """
 
@@ -58,6 +59,7 @@ class Daemon:
     metrics: WatchMetrics
     say: Callable[[str], None]
     lead: Lead | None = None
+    patient: bool = True
     interval_s: float = 1.0
     _ledger: Ledger = field(init=False)
     _comebacks: Comebacks = field(init=False)
@@ -105,21 +107,25 @@ class Daemon:
 
         Raises:
             JournalCorruptError: the journal is damaged.
+            JournalError: it cannot be written, and we are not `patient`.
         """
         try:
             self._return()
+            self._sign()
             pause_s = self._round()
         except JournalCorruptError:
             raise
         except JournalError as problem:
+            if not self.patient:
+                raise
             self._sign()
             self._ticked = now = self.clock.monotonic()
+            self.observer.book.forgive(now)  # beats are refused meanwhile: their silence says nothing
             if now - self._troubled >= TROUBLE_S:
                 self._troubled = now
                 self.say(f"touching nothing: {problem}")
             return max(self.interval_s, 1.0)
         self._troubled = float("-inf")
-        self._sign()
         return pause_s
 
     def _return(self) -> None:
@@ -134,7 +140,6 @@ class Daemon:
         if self._absence is not None:
             self._ledger.miss(*self._absence)
             self._absence = None
-            self._sign()
 
     def _sign(self) -> None:
         """Leave word that we watch; until an absence is on record the one before us has the last word."""

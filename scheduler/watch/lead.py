@@ -2,7 +2,8 @@
 
     <journal>.lock    locked by the leader; while it watches it holds the time of its newest round
 
-A leader that ends in order empties the file. One that is killed, or whose host loses power, leaves its time.
+A leader that ends in order empties the file. One that is killed leaves its time; one whose host loses power leaves
+it, too, or that of some round in the half minute before.
 """
 
 from __future__ import annotations
@@ -42,14 +43,20 @@ class Lead:
 
     last_unix: float | None = None
     _file: int
+    _lasts: bool = False
 
     def watch(self, unix: float) -> None:
-        """Take note of a round, so that whoever leads next knows since when nobody did. One system call.
+        """Take note of a round, so that whoever leads next knows since when nobody did.
+
+        One system call; the first one waits for the disk.
 
         Raises:
             OSError: the file cannot be written.
         """
         os.pwrite(self._file, b"%017.3f\n" % unix, 0)
+        if not self._lasts:
+            os.fsync(self._file)
+            self._lasts = True
 
     def end(self) -> None:
         """Say that this watchdog ends in order.

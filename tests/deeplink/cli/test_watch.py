@@ -138,6 +138,17 @@ def test_one_that_was_killed_is_told_of_by_the_next_and_one_that_was_ended_is_no
     assert absences(folder) == 1
 
 
+def test_one_in_the_background_of_a_script_ends_at_sigint(folder: Path, watchdogs: list[Watchdog]) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell without jobs has it for what it starts so
+    try:
+        watchdogs.append(Watchdog(folder))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    watchdogs[0].line("watching: ")
+    watchdogs[0].process.send_signal(signal.SIGINT)
+    assert watchdogs[0].process.wait(20) == 0
+
+
 def test_one_whose_port_is_taken_never_watched(folder: Path, watchdogs: list[Watchdog]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         watchdogs.append(Watchdog(folder, "--bind", f"127.0.0.1:{taken.getsockname()[1]}"))

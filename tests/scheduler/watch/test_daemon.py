@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.watch.evidence import Answer, Policy
-from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.journal import Journal, JournalError
 from deeplink.scheduler.watch.lead import leading
 from deeplink.scheduler.watch.records import Beat, Finding, Incident, NodeRecord, Outcome, Phase, Severity
 from deeplink.types import Attempt, NodeName
@@ -311,6 +311,22 @@ def test_each_of_those_that_are_killed_one_after_another_is_told(bench: Bench, t
     assert [round(one.recovered_unix - one.began_unix) for one in absences(bench)] == [2, 2, 2]
 
 
+def test_one_that_is_killed_in_its_very_first_round_is_told(bench: Bench, tmp_path: Path) -> None:
+    lead(bench, tmp_path / "j.sqlite", 2)
+    for _ in range(2):
+        bench.start()
+        bench.daemon.observer.ask = killed  # type: ignore[method-assign]
+        with suppress(KeyboardInterrupt), leading(tmp_path / "j.sqlite") as bench.daemon.lead:
+            bench.daemon.run(lambda _: True)
+        bench.clock.sleep(3.0)
+    lead(bench, tmp_path / "j.sqlite")
+    assert [round(one.recovered_unix - one.began_unix) for one in absences(bench)] == [3, 3]
+
+
+def killed() -> None:
+    raise KeyboardInterrupt
+
+
 def test_the_clock_may_have_been_set_back_meanwhile(bench: Bench, tmp_path: Path) -> None:
     with leading(tmp_path / "j.sqlite") as before:
         before.watch(bench.clock.unix() + 3600)
@@ -379,6 +395,28 @@ def test_nor_is_what_it_had_said_before_the_watchdog_was_killed_or_stopped(bench
             bench.clock.sleep(0.2)
         calm(bench, 3)
         assert (bench.cluster.asked, bench.cluster.restarts) == ([], 0), away
+
+
+def test_what_could_not_be_heard_while_the_journal_took_nothing_is_no_silence(bench: Bench) -> None:
+    calm(bench, 2)
+    bench.beat(Phase.STRANDED)
+    bench.journal._db.execute("PRAGMA query_only = ON")  # so that beats are refused
+    for _ in range(60):
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    bench.journal._db.execute("PRAGMA query_only = OFF")
+    for _ in range(3):
+        bench.daemon.tick()
+        bench.clock.sleep(0.3)
+    calm(bench, 3)
+    assert (bench.cluster.asked, bench.cluster.restarts) == ([], 0)
+
+
+def test_one_that_is_not_patient_says_that_the_journal_takes_nothing(bench: Bench) -> None:
+    bench.journal.close()
+    bench.daemon.patient = False
+    with pytest.raises(JournalError):
+        bench.daemon.run(lambda _: True)
 
 
 def test_a_stranded_launcher_that_is_not_heard_any_more_is_helped_in_the_end(bench: Bench) -> None:

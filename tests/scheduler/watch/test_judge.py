@@ -166,6 +166,18 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(replace(STRANDED, beat_age_s=0.2),), nodes=cluster(), sure_s=0.5),
         [("job-stranded", "", "restart")],
     ),
+    "the same, and silent for as long as we hear again": (
+        Sight(jobs=(replace(STRANDED, beat_age_s=25.0),), nodes=cluster(), sure_s=2.0),
+        [],
+    ),
+    "and for long since": (
+        Sight(jobs=(replace(STRANDED, beat_age_s=45.0),), nodes=cluster(), sure_s=22.0),
+        [("job-stranded", "", "restart")],
+    ),
+    "a launcher that was silent while we doubted our own ears is not lost": (
+        Sight(jobs=(job(beat_age_s=25.0),), nodes=cluster(), sure_s=2.0),
+        [],
+    ),
     "whose node is dead need not say it again": (
         Sight(jobs=(replace(STRANDED, beat_age_s=0.9),), nodes=cluster(gone("n1")), sure_s=0.5),
         [("node-dead", "n1", "drain-down"), ("job-stranded", "n1", "restart")],
