@@ -100,6 +100,7 @@ def read_pins(root: Path, now: float) -> list[Pinned]:
         if pin.expires_unix > now and not _is_dead(pin.process):
             found.append(pin)
         else:
+            log.info("pin %s is forgotten: its holder has ended, or said nothing for long", path)
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
     return found
@@ -123,13 +124,18 @@ def _read(path: Path) -> Pinned:
     )
 
 
-def _started(pid: int | str) -> int:
-    """Return when a process was started, in the kernel's ticks since boot; 0 where there is none of this id."""
+def _started(pid: int | str) -> int | None:
+    """Return when a process was started, in the kernel's ticks since boot.
+
+    0 where there is none of this id, None where that cannot be told.
+    """
     try:
         # The program's name, in parentheses, may hold anything (proc(5), /proc/pid/stat).
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
         return 0
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _namespace() -> str:
@@ -142,7 +148,7 @@ def _namespace() -> str:
 def _is_dead(process: tuple[int, int, str]) -> bool:
     """Tell whether a holder is known to have ended: only of those whose ids mean something here."""
     pid, started, namespace = process
-    return bool(started and namespace) and namespace == _namespace() and _started(pid) != started
+    return bool(started and namespace) and namespace == _namespace() and _started(pid) not in {started, None}
 
 
 def _remove(path: Path, process: int) -> None:
@@ -225,7 +231,7 @@ class Pin:
             "ttl_s": self._ttl_s,
             "needed": self._needed,
             "shards": list(self._shards),
-            "process": [os.getpid(), _started("self"), _namespace()],
+            "process": [os.getpid(), _started("self") or 0, _namespace()],
         }
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)

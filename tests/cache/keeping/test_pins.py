@@ -150,6 +150,26 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert read_pins(tmp_path, clock.unix()) == []
 
 
+@pytest.mark.parametrize("said", [OSError(24, "Too many open files"), b"", b"12 (caf\xc3) S 1"])
+def test_a_holder_that_cannot_be_looked_for_is_not_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: OSError | bytes
+) -> None:
+    clock = ManualClock()
+    own = pinned(tmp_path, clock, "own", 1e6)
+    read = Path.read_bytes
+
+    def look(path: Path) -> bytes:
+        if path.parts[:2] != ("/", "proc"):
+            return read(path)
+        if isinstance(said, OSError):
+            raise said
+        return said
+
+    monkeypatch.setattr(Path, "read_bytes", look)
+    assert [pin.holder for pin in read_pins(tmp_path, clock.unix())] == ["own"]
+    own.release()
+
+
 def test_a_worker_holds_by_its_trainers_pin_and_by_its_own_only_while_there_is_none(tmp_path: Path) -> None:
     clock = ManualClock()
 
