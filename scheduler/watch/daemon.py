@@ -36,6 +36,8 @@ BUSY_S = 0.1
 """Looks at an action under way."""
 TROUBLE_S = 60.0
 """How often it is said that the journal cannot be written."""
+THIN_S = 60.0
+"""How often the journal forgets some of what is old: thousands of jobs a day."""
 STALL_S = 5.0
 """Away for longer (stopped, swapped out), we distrust every silence that we did not hear ourselves."""
 
@@ -68,6 +70,7 @@ class Daemon:
     _troubled: float = field(default=float("-inf"))
     _busy: bool = False
     _tense: bool = False
+    _thinned: float = field(default=float("-inf"))
     _returns: bool = False
     _absence: tuple[float, float] | None = None
 
@@ -159,6 +162,9 @@ class Daemon:
         if not self._busy or began - self._looked >= self.interval_s:
             self._look(began)
             self._work()
+        if not self.busy and began - self._thinned >= THIN_S:
+            self._thinned = began
+            self.journal.thin()
         self._ticked = self.clock.monotonic()
         self.metrics.loop_time.set(self.clock.unix())
         self.metrics.loop_seconds.observe(self._ticked - began)

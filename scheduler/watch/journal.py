@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S = 10.0
 KEPT_POINTS = 4_096
 """Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
+KEPT_CURVES = 1_000
+"""Jobs whose progress is kept, of which an attempt takes up to about half a megabyte."""
+KEPT_JOBS = 10_000
+THINNED_AT_ONCE = 5
+"""Beats wait meanwhile: a transaction of some ten milliseconds."""
 
 
 def default_journal(state: Path) -> Path:
@@ -219,6 +224,21 @@ class Journal:
                 "INSERT INTO pulse (who, unix) VALUES (?, ?) ON CONFLICT (who) DO UPDATE SET unix = excluded.unix",
                 (who, now_unix),
             )
+
+    def thin(self, *, curves: int = KEPT_CURVES, jobs: int = KEPT_JOBS) -> int:
+        """Forget progress and jobs of long ago, a few at a time; return of how many jobs. Incidents stay.
+
+        Args:
+            curves: jobs, those heard of last, whose progress stays.
+            jobs: jobs that stay; besides, those with an open incident or action.
+        """
+        with self._transaction() as db:
+            found = db.execute(statements.OLD_CURVES, {"kept": curves, "limit": THINNED_AT_ONCE}).fetchall()
+            db.executemany(statements.FORGET_CURVE, [(row["job"],) for row in found])
+            gone = db.execute(statements.OLD_JOBS, {"kept": jobs, "limit": THINNED_AT_ONCE}).fetchall()
+            for statement in (statements.FORGET_CURVE, *statements.FORGET_JOB):
+                db.executemany(statement, [(row["job"],) for row in gone])
+        return len({row["job"] for row in (*found, *gone)})
 
     # Reading.
 

@@ -438,3 +438,14 @@ def test_one_that_says_it_again_is_believed(bench: Bench) -> None:
     bench.cluster.frozen = False
     bench.turn(4)
     assert "scontrol requeue 17" in bench.cluster.asked
+
+
+def test_once_a_minute_what_is_old_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    thinned = []
+    monkeypatch.setattr(bench.journal, "thin", lambda: thinned.append(bench.clock.monotonic()))
+    calm(bench, 320)
+    assert 3 <= len(thinned) <= 5
+    lose(bench, "n1")
+    before = len(thinned)
+    bench.turn(2, silent="n1")
+    assert len(thinned) == before, "not while there is something to do"

@@ -283,6 +283,46 @@ def test_the_loss_curve_is_thinned_and_keeps_its_ends(journal: Journal, monkeypa
     assert steps == sorted(steps)
 
 
+def thinned(journal: Journal, *, curves: int, jobs: int) -> int:
+    """Thin until nothing is left to do; return in how many calls."""
+    calls = 0
+    while journal.thin(curves=curves, jobs=jobs):
+        calls += 1
+        assert calls < 20
+    return calls
+
+
+def test_of_jobs_of_long_ago_first_the_progress_goes_and_then_they_do(journal: Journal) -> None:
+    for job in range(1, 31):
+        for relaunch in (0, 1):
+            journal.record_beat(beat(Attempt(job, 0, relaunch), 1, 2), 100.0 + (job == 3) * 1000 + job)
+    # Job 3 was heard of last; jobs 5 and 7 are in need, of 9 something is left to be done.
+    old = dead(attempt=Attempt(5, 0, 0))
+    journal.record_incident(old)
+    journal.record_incident(dataclasses.replace(old, id="7.0.0-node-dead-n1", attempt=Attempt(7, 0, 0)))
+    journal.begin_action(
+        ActionRecord(key="k", incident="i", remedy="restart", attempt=Attempt(9, 0, 0), node=None)
+    )
+    before = journal.incidents()
+    assert thinned(journal, curves=10, jobs=1_000) == 4, "a few at a time: the loop waits for it"
+    with_curve = {job for job in range(1, 31) if journal.points(job)}
+    assert with_curve == {3, *range(22, 31)}
+    assert len(journal.jobs()) == 30
+    thinned(journal, curves=10, jobs=20)
+    assert {record.job for record in journal.jobs()} == {3, 5, 7, 9, *range(12, 31)}
+    assert all(len(record.attempts) == 2 for record in journal.jobs())
+    assert journal.incidents() == before
+    assert [action.key for action in journal.actions()] == ["k"]
+    journal.record_beat(beat(Attempt(1, 0, 1), 3), 2000.0)
+    assert journal.job(1) is not None, "one that speaks after all is there again"
+
+
+def test_a_journal_of_few_jobs_forgets_nothing(journal: Journal) -> None:
+    journal.record_beat(beat(FIRST, 1), 60.0)
+    assert journal.thin() == 0
+    assert len(journal.points(17)) == len(journal.jobs()) == 1
+
+
 def test_a_loss_that_is_no_number_is_kept(journal: Journal) -> None:
     point = ProgressPoint(attempt=FIRST, step=1, unix=1.0, metrics={"loss": float("nan")})
     journal.record_beat(Beat(attempt=FIRST, phase=Phase.RUNNING, progress=(point,)), 60.0)
