@@ -243,7 +243,7 @@ class Storm:
             self.struck.append(dataclasses.replace(one, over_unix=time.time()))
 
     def _obstacle(self, kindred: Kindred) -> str:
-        """Return why a fault of this kind is not to come yet; empty when it may."""
+        """Look after what is under way; return why a fault of this kind is not to come yet, empty when it may."""
         self.tend()
         self.follow(more=True)
         if kindred.lone and any(
