@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.watch.deafness import Deafness
 from deeplink.scheduler.watch.records import Beat, Severity
 
 if TYPE_CHECKING:
@@ -79,6 +80,17 @@ class BeatBook:
         self._lock = threading.Lock()
         self._heard: dict[int, Heard] = {}
         self._attended: dict[NodeName, Attended] = {}
+        self._deaf = Deafness()
+
+    def deafen(self, now: float) -> None:
+        """Take note that launchers cannot be heard at this moment, whether they speak or not."""
+        with self._lock:
+            self._deaf.note(now)
+
+    def deaf_s(self, since: float, now: float) -> float:
+        """Return for how many seconds between two moments launchers could not be heard."""
+        with self._lock:
+            return self._deaf.within(since, now)
 
     def hear(self, beat: Beat, now: float) -> bool:
         """Take note of a beat; False if a newer attempt of its job has beaten before, so that it says nothing."""

@@ -36,8 +36,8 @@ BUSY_S = 0.1
 """Looks at an action under way."""
 TROUBLE_S = 60.0
 """How often it is said that the journal cannot be written."""
-THIN_S = 60.0
-"""How often the journal forgets some of what is old: thousands of jobs a day."""
+THIN_S, MOST_THIN_S = 60.0, 600.0
+"""How often the journal forgets some of what is old: thousands of jobs a day. Less often while there is work."""
 STALL_S = 5.0
 """Away for longer (stopped, swapped out), we distrust every silence that we did not hear ourselves."""
 
@@ -123,7 +123,6 @@ class Daemon:
                 raise
             self._sign()
             self._ticked = now = self.clock.monotonic()
-            self.observer.book.forgive(now)  # beats are refused meanwhile: their silence says nothing
             if now - self._troubled >= TROUBLE_S:
                 self._troubled = now
                 self.say(f"touching nothing: {problem}")
@@ -162,9 +161,9 @@ class Daemon:
         if not self._busy or began - self._looked >= self.interval_s:
             self._look(began)
             self._work()
-        if not self.busy and began - self._thinned >= THIN_S:
+        if began - self._thinned >= (MOST_THIN_S if self._busy else THIN_S):
             self._thinned = began
-            self.journal.thin()
+            self.journal.thin(self.clock.unix())
         self._ticked = self.clock.monotonic()
         self.metrics.loop_time.set(self.clock.unix())
         self.metrics.loop_seconds.observe(self._ticked - began)
@@ -188,6 +187,8 @@ class Daemon:
         verdicts = judge(sight, self.policy)
         doubt = next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)
         self.observer.doubted = doubt is not None
+        if doubt and sight.controller:
+            self.observer.book.deafen(now)  # it is our network that we doubt, and beats come by that
         if self._ledger.hear_doubt(doubt):
             self.metrics.verdicts.labels(Kind.SELF_IN_DOUBT).inc()
         if not doubt:

@@ -201,6 +201,7 @@ class JobSight:
         spares: what rests, by the same.
         batch_host: where its launcher runs.
         beat_age_s: since its newest beat, or since we came back if that was later.
+        deaf_s: for how much of that time no launcher could be heard, whether it spoke or not.
         missed_s: for how long it had not been heard when we came back; 0 where it has been heard since.
         agents_silent: for how long its launcher has missed which node's agent: surely, as it may have looked some
             time before it told; of who is missed the beat's age is added.
@@ -235,6 +236,12 @@ class JobSight:
     boots: Mapping[NodeName, str] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
     fruitless: int = 0
+    deaf_s: float = 0.0
+
+    @property
+    def silent_s(self) -> float:
+        """For how long it has been silent while it could be heard."""
+        return self.beat_age_s - self.deaf_s
 
     @property
     def unheard_s(self) -> float:
@@ -281,7 +288,7 @@ def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
 
 
 def _tense(job: JobSight, policy: Policy) -> bool:
-    if not job.running or job.phase.ended or job.beat_age_s > FORGOTTEN_S:
+    if not job.running or job.phase.ended or job.silent_s > FORGOTTEN_S:
         return False
     limit = job.step_timeout_s
     return (

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S = 10.0
 KEPT_POINTS = 4_096
 """Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
-KEPT_CURVES = 1_000
-"""Jobs whose progress is kept, of which an attempt takes up to about half a megabyte."""
-KEPT_JOBS = 10_000
+KEPT_CURVES, CURVES_S = 1_000, 7 * 86_400.0
+"""Jobs whose progress is kept, up to half a megabyte for each attempt; and for how long at least."""
+KEPT_JOBS, JOBS_S = 10_000, 30 * 86_400.0
 THINNED_AT_ONCE = 5
 """Beats wait meanwhile: a transaction of some ten milliseconds."""
 
@@ -225,20 +225,25 @@ class Journal:
                 (who, now_unix),
             )
 
-    def thin(self, *, curves: int = KEPT_CURVES, jobs: int = KEPT_JOBS) -> int:
+    def thin(self, now_unix: float, *, curves: int = KEPT_CURVES, jobs: int = KEPT_JOBS) -> int:
         """Forget progress and jobs of long ago, a few at a time; return of how many jobs. Incidents stay.
 
+        What was heard of in the last week, or month, stays in any case, and what something is open about.
+
         Args:
+            now_unix: the time.
             curves: jobs, those heard of last, whose progress stays.
-            jobs: jobs that stay; besides, those with an open incident or action.
+            jobs: jobs that stay; besides, those that were kept off nodes.
         """
+        old = {"kept": curves, "before": now_unix - CURVES_S, "limit": THINNED_AT_ONCE}
+        older = {"kept": jobs, "before": now_unix - JOBS_S, "limit": THINNED_AT_ONCE}
         with self._transaction() as db:
-            found = db.execute(statements.OLD_CURVES, {"kept": curves, "limit": THINNED_AT_ONCE}).fetchall()
-            db.executemany(statements.FORGET_CURVE, [(row["job"],) for row in found])
-            gone = db.execute(statements.OLD_JOBS, {"kept": jobs, "limit": THINNED_AT_ONCE}).fetchall()
-            for statement in (statements.FORGET_CURVE, *statements.FORGET_JOB):
-                db.executemany(statement, [(row["job"],) for row in gone])
-        return len({row["job"] for row in (*found, *gone)})
+            found = [(row["job"],) for row in db.execute(statements.OLD_CURVES, old).fetchall()]
+            gone = [(row["job"],) for row in db.execute(statements.OLD_JOBS, older).fetchall()]
+            db.executemany(statements.FORGET_CURVE, [*found, *gone])
+            for statement in statements.FORGET_JOB:
+                db.executemany(statement, gone)
+        return len({*found, *gone})
 
     # Reading.
 

@@ -236,6 +236,7 @@ class Observer:
             spares=beat.spares,
             batch_host=row.batch_host,
             beat_age_s=age,
+            deaf_s=min(age, self.book.deaf_s(heard.heard_at, now)),
             agents_silent={
                 node.name: node.silent_s + (age if node.silent_s >= self.policy.tense_agent_s else 0.0)
                 for node in beat.node_beats

@@ -62,7 +62,8 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
             self._metrics.beats.labels("refused").inc()
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
         except JournalError as problem:
-            # Not answered, so the launcher sends its reports and incidents again.
+            # Not answered, so the launcher sends its reports and incidents again; meanwhile it counts as silent.
+            self._book.deafen(self._clock.monotonic())
             self._metrics.beats.labels("failed").inc()
             context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
         # What it says of nodes has aged while it was written down.

@@ -159,14 +159,17 @@ ORDER BY max(beat_unix) OVER (PARTITION BY attempts.job) DESC, attempts.job DESC
 _BEYOND = """
 SELECT job FROM (SELECT job, max(beat_unix) AS newest FROM attempts GROUP BY job ORDER BY newest DESC, job DESC
   LIMIT -1 OFFSET :kept) AS old
-"""
-OLD_CURVES = f"{_BEYOND} WHERE EXISTS (SELECT 1 FROM progress WHERE progress.job = old.job) LIMIT :limit"  # noqa: S608
-OLD_JOBS = f"""
-{_BEYOND} WHERE job NOT IN (SELECT job FROM incidents WHERE outcome = 'open' AND job IS NOT NULL)
+WHERE newest < :before
+  AND job NOT IN (SELECT job FROM incidents WHERE outcome = 'open' AND job IS NOT NULL)
   AND job NOT IN (SELECT job FROM hits WHERE outcome = 'open' AND job IS NOT NULL)
   AND job NOT IN (SELECT job FROM actions WHERE done_unix = 0 AND job IS NOT NULL)
-LIMIT :limit
-"""  # noqa: S608 - constants of ours
+"""
+OLD_CURVES = f"""
+{_BEYOND} AND EXISTS (SELECT 1 FROM progress WHERE progress.job = old.job) ORDER BY newest LIMIT :limit
+"""  # noqa: S608 - a constant of ours
+OLD_JOBS = f"""
+{_BEYOND} AND job NOT IN (SELECT job FROM jobs WHERE excluded NOT IN ('[]', '{{}}')) ORDER BY newest LIMIT :limit
+"""  # noqa: S608 - a constant of ours
 FORGET_CURVE = "DELETE FROM progress WHERE job = ?"
 FORGET_JOB = ("DELETE FROM attempts WHERE job = ?", "DELETE FROM jobs WHERE job = ?")
 POINTS = """

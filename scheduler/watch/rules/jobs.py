@@ -9,7 +9,7 @@ from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
 from deeplink.scheduler.watch.records import Kind, Phase
 from deeplink.scheduler.watch.rules.agents import be_patient
 from deeplink.scheduler.watch.rules.reboots import began_anew, beyond_help, rebooted
-from deeplink.scheduler.watch.rules.seen import answers, is_lost, live, missed, unheard_by_us_s, waits_for
+from deeplink.scheduler.watch.rules.seen import answers, is_lost, live, missed, waits_for
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _bereft(
 def _is_word_of_now(job: JobSight, sight: Sight, policy: Policy) -> bool:
     """Whether the launcher spoke since we were away, or in doubt (what it missed may be back), or will not."""
     since_doubt = sight.sure_s is None or job.unheard_s < sight.sure_s
-    return (job.heard and since_doubt) or unheard_by_us_s(job, sight) >= policy.launcher_lost_s
+    return (job.heard and since_doubt and not job.deaf_s) or job.silent_s >= policy.launcher_lost_s
 
 
 def _unsettled(job: JobSight, sight: Sight, around: Around) -> bool:

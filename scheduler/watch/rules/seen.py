@@ -47,12 +47,7 @@ def is_lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[N
     if host and (host.name in given_up or host.name not in job.nodes or host.down):
         return job.beat_age_s >= policy.silence_s
     # One that we never heard may have ended while we were away, and its script may have gone on to something else.
-    return job.heard and unheard_by_us_s(job, sight) >= policy.launcher_lost_s
-
-
-def unheard_by_us_s(job: JobSight, sight: Sight) -> float:
-    """Return for how long a launcher has been silent while we could hear: not while we doubted our own ears."""
-    return job.beat_age_s if sight.sure_s is None else min(job.beat_age_s, sight.sure_s)
+    return job.heard and job.silent_s >= policy.launcher_lost_s
 
 
 def needs_rescue(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> bool:

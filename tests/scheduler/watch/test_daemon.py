@@ -397,19 +397,69 @@ def test_nor_is_what_it_had_said_before_the_watchdog_was_killed_or_stopped(bench
         assert (bench.cluster.asked, bench.cluster.restarts) == ([], 0), away
 
 
-def test_what_could_not_be_heard_while_the_journal_took_nothing_is_no_silence(bench: Bench) -> None:
-    calm(bench, 2)
-    bench.beat(Phase.STRANDED)
-    bench.journal._db.execute("PRAGMA query_only = ON")  # so that beats are refused
-    for _ in range(60):
+def refused(bench: Bench, rounds: int, phase: Phase) -> None:
+    """Go round while the launcher beats and the journal takes nothing, so that it is not heard."""
+    bench.journal._db.execute("PRAGMA query_only = ON")
+    for _ in range(rounds):
+        with pytest.raises(JournalError):
+            bench.beat(phase)
+        bench.book.deafen(bench.clock.monotonic())  # as whoever refuses a beat does
         bench.daemon.tick()
         bench.clock.sleep(0.6)
     bench.journal._db.execute("PRAGMA query_only = OFF")
+
+
+@pytest.mark.parametrize("before", [Phase.STRANDED, Phase.RUNNING])
+def test_what_could_not_be_heard_while_the_journal_took_nothing_is_no_silence(bench: Bench, before: Phase) -> None:
+    calm(bench, 2)
+    bench.beat(before)
+    refused(bench, 60, Phase.RUNNING)
     for _ in range(3):
         bench.daemon.tick()
         bench.clock.sleep(0.3)
     calm(bench, 3)
     assert (bench.cluster.asked, bench.cluster.restarts) == ([], 0)
+
+
+@pytest.mark.parametrize("before", [Phase.STRANDED, Phase.RUNNING])
+def test_nor_what_could_not_be_heard_while_our_network_was_away(bench: Bench, before: Phase) -> None:
+    calm(bench, 2)
+    bench.beat(before)
+    names = list(bench.cluster.node_states)
+    for name in names:
+        lose(bench, name)
+    for _ in range(60):
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    assert any("self-in-doubt: touching nothing" in line for line in bench.said)
+    for name in names:
+        bench.cluster.answers[name] = Answer.ANSWERS
+    for _ in range(3):
+        bench.daemon.tick()
+        bench.clock.sleep(0.3)
+    assert any("self-in-doubt: over" in line for line in bench.said)
+    calm(bench, 3)
+    assert (bench.cluster.asked, bench.cluster.restarts) == ([], 0)
+
+
+def test_a_launcher_that_is_lost_is_helped_though_the_journal_took_nothing_for_a_moment(bench: Bench) -> None:
+    calm(bench, 2)
+    for number in range(60):
+        if number == 20:
+            bench.journal._db.execute("PRAGMA query_only = ON")
+        bench.daemon.tick()
+        bench.journal._db.execute("PRAGMA query_only = OFF")
+        bench.clock.sleep(0.6)
+    assert "scontrol requeue 17" in bench.cluster.asked
+
+
+def test_a_launcher_that_is_lost_is_helped_though_the_controller_is_away_again_and_again(bench: Bench) -> None:
+    calm(bench, 2)
+    for number in range(100):
+        bench.cluster.frozen = number % 20 < 6
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    assert "scontrol requeue 17" in bench.cluster.asked
 
 
 def test_one_that_is_not_patient_says_that_the_journal_takes_nothing(bench: Bench) -> None:
@@ -441,11 +491,8 @@ def test_one_that_says_it_again_is_believed(bench: Bench) -> None:
 
 
 def test_once_a_minute_what_is_old_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    thinned = []
-    monkeypatch.setattr(bench.journal, "thin", lambda: thinned.append(bench.clock.monotonic()))
+    thinned: list[float] = []
+    monkeypatch.setattr(bench.journal, "thin", thinned.append)
     calm(bench, 320)
     assert 3 <= len(thinned) <= 5
-    lose(bench, "n1")
-    before = len(thinned)
-    bench.turn(2, silent="n1")
-    assert len(thinned) == before, "not while there is something to do"
+    assert thinned[-1] == pytest.approx(bench.clock.unix(), abs=70.0)

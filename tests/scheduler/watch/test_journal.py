@@ -283,10 +283,13 @@ def test_the_loss_curve_is_thinned_and_keeps_its_ends(journal: Journal, monkeypa
     assert steps == sorted(steps)
 
 
+YEAR_S = 365 * 86_400.0
+
+
 def thinned(journal: Journal, *, curves: int, jobs: int) -> int:
     """Thin until nothing is left to do; return in how many calls."""
     calls = 0
-    while journal.thin(curves=curves, jobs=jobs):
+    while journal.thin(YEAR_S, curves=curves, jobs=jobs):
         calls += 1
         assert calls < 20
     return calls
@@ -296,20 +299,21 @@ def test_of_jobs_of_long_ago_first_the_progress_goes_and_then_they_do(journal: J
     for job in range(1, 31):
         for relaunch in (0, 1):
             journal.record_beat(beat(Attempt(job, 0, relaunch), 1, 2), 100.0 + (job == 3) * 1000 + job)
-    # Job 3 was heard of last; jobs 5 and 7 are in need, of 9 something is left to be done.
+    # Job 3 was heard of last; jobs 5 and 7 are in need, of 9 something is left to be done, 11 is kept off a node.
     old = dead(attempt=Attempt(5, 0, 0))
     journal.record_incident(old)
     journal.record_incident(dataclasses.replace(old, id="7.0.0-node-dead-n1", attempt=Attempt(7, 0, 0)))
     journal.begin_action(
         ActionRecord(key="k", incident="i", remedy="restart", attempt=Attempt(9, 0, 0), node=None)
     )
+    journal.set_excluded(11, {NodeName("n1"): 1.0})
     before = journal.incidents()
     assert thinned(journal, curves=10, jobs=1_000) == 4, "a few at a time: the loop waits for it"
     with_curve = {job for job in range(1, 31) if journal.points(job)}
-    assert with_curve == {3, *range(22, 31)}
+    assert with_curve == {3, 5, 7, 9, *range(22, 31)}
     assert len(journal.jobs()) == 30
     thinned(journal, curves=10, jobs=20)
-    assert {record.job for record in journal.jobs()} == {3, 5, 7, 9, *range(12, 31)}
+    assert {record.job for record in journal.jobs()} == {3, 5, 7, 9, 11, *range(12, 31)}
     assert all(len(record.attempts) == 2 for record in journal.jobs())
     assert journal.incidents() == before
     assert [action.key for action in journal.actions()] == ["k"]
@@ -319,8 +323,11 @@ def test_of_jobs_of_long_ago_first_the_progress_goes_and_then_they_do(journal: J
 
 def test_a_journal_of_few_jobs_forgets_nothing(journal: Journal) -> None:
     journal.record_beat(beat(FIRST, 1), 60.0)
-    assert journal.thin() == 0
+    assert journal.thin(YEAR_S) == 0
+    assert journal.thin(60.0 + 86_400.0, curves=0, jobs=0) == 0, "nor what is a day old"
     assert len(journal.points(17)) == len(journal.jobs()) == 1
+    assert journal.thin(60.0 + 8 * 86_400.0, curves=0, jobs=0) == 1
+    assert (len(journal.points(17)), len(journal.jobs())) == (0, 1)
 
 
 def test_a_loss_that_is_no_number_is_kept(journal: Journal) -> None:

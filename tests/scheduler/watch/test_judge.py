@@ -166,17 +166,21 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(replace(STRANDED, beat_age_s=0.2),), nodes=cluster(), sure_s=0.5),
         [("job-stranded", "", "restart")],
     ),
-    "the same, and silent for as long as we hear again": (
-        Sight(jobs=(replace(STRANDED, beat_age_s=25.0),), nodes=cluster(), sure_s=2.0),
+    "the same, said while nobody could be heard for a time": (
+        Sight(jobs=(replace(STRANDED, beat_age_s=19.0, deaf_s=18.0),), nodes=cluster()),
         [],
     ),
-    "and for long since": (
-        Sight(jobs=(replace(STRANDED, beat_age_s=45.0),), nodes=cluster(), sure_s=22.0),
+    "the same, and silent for long while we could hear": (
+        Sight(jobs=(replace(STRANDED, beat_age_s=45.0, deaf_s=24.0),), nodes=cluster(), sure_s=2.0),
         [("job-stranded", "", "restart")],
     ),
-    "a launcher that was silent while we doubted our own ears is not lost": (
-        Sight(jobs=(job(beat_age_s=25.0),), nodes=cluster(), sure_s=2.0),
+    "a launcher that was silent while nobody could be heard is not lost": (
+        Sight(jobs=(job(beat_age_s=25.0, deaf_s=6.0),), nodes=cluster()),
         [],
+    ),
+    "it is, where it was silent for long besides": (
+        Sight(jobs=(job(beat_age_s=45.0, deaf_s=6.0),), nodes=cluster(), sure_s=1.0),
+        [("launcher-lost", "", "restart")],
     ),
     "whose node is dead need not say it again": (
         Sight(jobs=(replace(STRANDED, beat_age_s=0.9),), nodes=cluster(gone("n1")), sure_s=0.5),
@@ -846,6 +850,7 @@ def jobs_seen(draw: st.DrawFn) -> JobSight:
         boots=draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["a", "b"]))),
         told=draw(st.frozensets(st.sampled_from(["storage-frozen", "rank-failed"]))),
         fruitless=draw(st.integers(0, 4)),
+        deaf_s=draw(st.sampled_from([0.0, 1.0])),
     )
 
 

@@ -215,11 +215,17 @@ def test_of_a_node_that_slurm_does_not_know_nothing_is_kept(running: Running) ->
 
 
 def test_a_journal_that_fails_leaves_the_beat_unanswered(running: Running) -> None:
+    began = running.clock.monotonic()
     running.journal.close()
     with pytest.raises(grpc.RpcError) as failed:
         running.stub.Beat(beat_to_wire(beat()), timeout=5)
     assert code_of(failed) is grpc.StatusCode.UNAVAILABLE
     assert running.book.all() == ()
+    running.clock.sleep(2.0)
+    with pytest.raises(grpc.RpcError):
+        running.stub.Beat(beat_to_wire(beat()), timeout=5)
+    now = running.clock.monotonic()
+    assert running.book.deaf_s(began, now) == 2.0, "whoever is not heard now may well speak"
 
 
 def test_an_address_in_use_is_said_with_its_remedy(running: Running) -> None:
