@@ -241,10 +241,11 @@ def test_a_member_that_says_nothing_is_overtaken_before_its_deadline(
         config = dataclasses.replace(spread, members=format_members(members))
         with Reader.open("digits", config=config) as reader:
             assert read_all(reader) == files
-            assert fleet_stats(reader).failures == 0
             stats = reader.stats()
     assert stats.second_requests >= 3
-    assert stats.overtaken >= 3  # from then on it is left alone
+    # From then on it is left alone. Nothing waits for the deadline: its connection fails at most, where this machine
+    # is so busy that five seconds pass meanwhile.
+    assert stats.overtaken >= 3
 
 
 def test_a_busy_member_is_asked_again_and_the_source_serves_in_the_end(
