@@ -243,8 +243,8 @@ def test_a_member_that_says_nothing_is_overtaken_before_its_deadline(
             assert read_all(reader) == files
             stats = reader.stats()
     assert stats.second_requests >= 3
-    # From then on it is left alone. Nothing waits for the deadline: its connection fails at most, where this machine
-    # is so busy that five seconds pass meanwhile.
+    # From then on it is left alone. Nothing waits for the deadline: its connection fails at most, on a machine so
+    # busy that five seconds pass meanwhile.
     assert stats.overtaken >= 3
 
 
