@@ -83,12 +83,18 @@ class BeatBook:
         self._deaf = Deafness()
 
     def deafen(self, now: float) -> None:
-        """Take note that launchers cannot be heard at this moment, whether they speak or not."""
+        """Take note that it may be we who hear nobody at this moment."""
         with self._lock:
             self._deaf.note(now)
 
+    def trust(self, now: float) -> None:
+        """Take note that we hear again, from this moment on."""
+        with self._lock:
+            self._deaf.note(now)
+            self._deaf.end()
+
     def deaf_s(self, since: float, now: float) -> float:
-        """Return for how many seconds between two moments launchers could not be heard."""
+        """Return for how many seconds between two moments no launcher was heard, and that may have been us."""
         with self._lock:
             return self._deaf.within(since, now)
 
@@ -96,6 +102,7 @@ class BeatBook:
         """Take note of a beat; False if a newer attempt of its job has beaten before, so that it says nothing."""
         job = beat.attempt.job
         with self._lock:
+            self._deaf.end()
             before = self._heard.get(job)
             if before and before.beat.attempt > beat.attempt:
                 return False

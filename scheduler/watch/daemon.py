@@ -186,12 +186,15 @@ class Daemon:
         self._tense = bool(tense(sight.jobs, self.policy))
         verdicts = judge(sight, self.policy)
         doubt = next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)
-        self.observer.doubted = doubt is not None
-        if doubt and sight.controller:
-            self.observer.book.deafen(now)  # it is our network that we doubt, and beats come by that
+        doubted, self.observer.doubted = self.observer.doubted, doubt is not None
+        if doubt:
+            self.observer.book.deafen(now)
+        elif doubted:
+            self.observer.book.trust(now)
+            self.observer.look_anew()
         if self._ledger.hear_doubt(doubt):
             self.metrics.verdicts.labels(Kind.SELF_IN_DOUBT).inc()
-        if not doubt:
+        if not doubt and not doubted:
             for verdict in verdicts:
                 self._handle(self._ledger.named(verdict), sight)
             self._ledger.settle(sight, verdicts)

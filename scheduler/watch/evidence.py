@@ -201,7 +201,7 @@ class JobSight:
         spares: what rests, by the same.
         batch_host: where its launcher runs.
         beat_age_s: since its newest beat, or since we came back if that was later.
-        deaf_s: for how much of that time no launcher could be heard, whether it spoke or not.
+        deaf_s: for how much of that time we doubted ourselves and no launcher was heard.
         missed_s: for how long it had not been heard when we came back; 0 where it has been heard since.
         agents_silent: for how long its launcher has missed which node's agent: surely, as it may have looked some
             time before it told; of who is missed the beat's age is added.
@@ -240,7 +240,7 @@ class JobSight:
 
     @property
     def silent_s(self) -> float:
-        """For how long it has been silent while it could be heard."""
+        """For how long it has been silent, and that was not us."""
         return self.beat_age_s - self.deaf_s
 
     @property
@@ -288,7 +288,12 @@ def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
 
 
 def _tense(job: JobSight, policy: Policy) -> bool:
-    if not job.running or job.phase.ended or job.silent_s > FORGOTTEN_S:
+    if (
+        not job.running
+        or job.phase.ended
+        or job.beat_age_s > FORGOTTEN_S + job.deaf_s
+        or job.beat_age_s > 2 * FORGOTTEN_S
+    ):
         return False
     limit = job.step_timeout_s
     return (

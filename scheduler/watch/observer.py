@@ -210,6 +210,10 @@ class Observer:
         silent = [heard.beat.attempt.job for heard in self.book.all() if now - heard.heard_at > FORGOTTEN_S]
         return () if self.cluster.problem else tuple(job for job in silent if JobId(job) not in self.cluster.jobs)
 
+    def look_anew(self) -> None:
+        """Break every row of probes: made in doubt, they say nothing."""
+        self._probing.forget()
+
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""
         self._probing.forget()

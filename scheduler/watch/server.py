@@ -57,15 +57,17 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         came, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
             beat = self._believed(beat_from_wire(request, now_unix))
-            self._journal.record_beat(beat, now_unix)
+            try:
+                self._journal.record_beat(beat, now_unix)
+            except JournalError as problem:
+                # Not answered, so the launcher sends its reports and incidents again. Yet it was heard: that
+                # nothing can be written is no silence of its.
+                self._book.hear(beat, self._clock.monotonic())
+                self._metrics.beats.labels("failed").inc()
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
         except RecordError as problem:
             self._metrics.beats.labels("refused").inc()
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
-        except JournalError as problem:
-            # Not answered, so the launcher sends its reports and incidents again; meanwhile it counts as silent.
-            self._book.deafen(self._clock.monotonic())
-            self._metrics.beats.labels("failed").inc()
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
         # What it says of nodes has aged while it was written down.
         now = self._clock.monotonic()
         current = self._book.hear(replace(beat, waited_s=beat.waited_s + now - came), now)
@@ -94,14 +96,16 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
             if not self._knows(node.name):
                 return watch_pb2.AttendReply(known=False)
             news = self._book.is_news(node, now)
-            if news:
-                self._journal.record_node(node)
-            for incident in _while_away(node.name, missed, now_unix):
-                self._journal.record_incident(incident)
+            try:
+                if news:
+                    self._journal.record_node(node)
+                for incident in _while_away(node.name, missed, now_unix):
+                    self._journal.record_incident(incident)
+            except JournalError as problem:
+                self._book.attend(node, now, kept=False)
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
         except RecordError as problem:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
-        except JournalError as problem:
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
         self._book.attend(node, now, kept=news)
         return watch_pb2.AttendReply(known=True, unix=self._clock.unix())
 

@@ -59,8 +59,8 @@ def _witnesses(node: NodeSight, sight: Sight, policy: Policy) -> tuple[str, ...]
             return ()
         if silent is not None and heard and silent >= policy.silence_s:
             said.append(f"the launcher of job {job.attempt.job} misses its agent for {silent:.1f} s")
-        if job.batch_host == node.name and job.beat_age_s >= policy.silence_s:
-            said.append(f"it is the batch host of job {job.attempt.job}, not heard for {job.beat_age_s:.1f} s")
+        if job.batch_host == node.name and job.silent_s >= policy.silence_s:
+            said.append(f"it is the batch host of job {job.attempt.job}, not heard for {job.silent_s:.1f} s")
     if jobs and not node.responding and _silent(node) and node.away_s >= policy.silence_s:
         said.append("slurmctld misses it too")
     return tuple(said)

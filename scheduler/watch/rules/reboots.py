@@ -74,7 +74,7 @@ def _another_kernel(job: JobSight, node: NodeSight, policy: Policy) -> bool:
 def _missed_s(job: JobSight, name: NodeName, policy: Policy) -> float | None:
     """Return for how long the launcher misses its agent there, or we miss it, if it ran there; None: not."""
     if name == job.batch_host:
-        return job.beat_age_s if job.beat_age_s >= policy.silence_s else None
+        return job.beat_age_s if job.silent_s >= policy.silence_s else None
     silent_s = job.agents_silent.get(name, 0.0)
     return silent_s if job.beat_age_s < policy.tense_beat_s and silent_s >= policy.witness_s else None
 

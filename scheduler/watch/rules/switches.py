@@ -45,7 +45,7 @@ def _silent(node: NodeSight) -> bool:
 def _misses(job: JobSight, leaf: set[NodeName], policy: Policy) -> bool:
     """Whether a job is the second witness: its launcher misses an agent there, or ran there and is silent."""
     if job.beat_age_s >= policy.tense_beat_s:
-        return job.batch_host in leaf and job.beat_age_s >= policy.silence_s
+        return job.batch_host in leaf and job.silent_s >= policy.silence_s
     return any(job.agents_silent.get(name, 0.0) >= policy.silence_s for name in leaf)
 
 

@@ -202,8 +202,10 @@ class Bench:
                 NodeRecord(name=name, silent_s=silent_s if name == silent else 0.0, job=17) for name in nodes
             ),
         )
-        self.journal.record_beat(beat, self.clock.unix())
-        self.book.hear(beat, self.clock.monotonic())
+        try:
+            self.journal.record_beat(beat, self.clock.unix())
+        finally:
+            self.book.hear(beat, self.clock.monotonic())
 
     def turn(self, rounds: int, *, silent: str = "") -> None:
         for _ in range(rounds):

@@ -949,7 +949,10 @@ def test_what_a_check_could_not_tell_is_no_reason_to_touch_anything(
 ) -> None:
     unknown = (found(check, Severity.UNKNOWN),)
     nodes = {name: replace(node, findings=node.findings + unknown) for name, node in sight.nodes.items()}
-    assert touched(judge(replace(sight, nodes=nodes), policy)) <= touched(judge(sight, policy))
+    before = touched(judge(sight, policy))
+    # What would be drained may get a comment: a mount that stands still everywhere is not the node's.
+    milder = {(node, attempt, Remedy.COMMENT) for node, attempt, remedy in before if remedy is Remedy.DRAIN}
+    assert touched(judge(replace(sight, nodes=nodes), policy)) <= before | milder
 
 
 @settings(deadline=None, max_examples=40)
