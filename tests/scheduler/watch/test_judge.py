@@ -126,6 +126,14 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(job(beat_age_s=4.0),), nodes=cluster(gone("n0"))),
         [("node-dead", "n0", "drain-down"), ("launcher-lost", "n0", "restart")],
     ),
+    "the batch host does not answer, and its launcher's silence may be ours": (
+        Sight(jobs=(job(beat_age_s=4.0, deaf_s=3.0),), nodes=cluster(gone("n0"))),
+        [],
+    ),
+    "so of its whole leaf": (
+        Sight(jobs=(job(beat_age_s=4.0, deaf_s=3.0),), nodes=cluster(*LEAF0)),
+        [("switch-suspect", "leaf0", "nothing")],
+    ),
     "the launcher is silent, every node answers: not at once": (
         Sight(jobs=(job(beat_age_s=10.0),), nodes=cluster()),
         [],
