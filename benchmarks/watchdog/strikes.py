@@ -28,9 +28,9 @@ class Kindred:
     Attributes:
         weight: how often it is drawn, beside the others.
         hold_s: the shortest and the longest time it is in effect.
-        taking: it takes a node, a rank or a slurmd away: one such at a time, and only while all is well.
-        well: it takes nothing away, and yet comes only while all is well: agents that are silent while ranks start
-            are not believed for half a minute.
+        taking: it takes something away that jobs need: one such at a time, and only while all is well. Of two at
+            once it could not be told which incident is whose.
+        early: it is told by the launcher of more than two nodes, some time after it came: that is not to end soon.
         lone: the watchdog alone tells of it, by what it sees or does not: no two of them at once.
         kinds: of the one incident it is to have.
         brief: a hiccup, that may be over before it is believed, or cannot be told by who is there: at most one
@@ -44,7 +44,7 @@ class Kindred:
     hold_s: tuple[float, float]
     kinds: frozenset[Kind]
     taking: bool = True
-    well: bool = False
+    early: bool = False
     lone: bool = False
     brief: bool = False
     saved: bool = False
@@ -70,14 +70,9 @@ KINDRED = {
     "watchdog-killed": Kindred(
         weight=2, hold_s=(1, 10), kinds=frozenset({Kind.WATCHDOG_AWAY}), taking=False, lone=True
     ),
-    "storage-frozen": Kindred(weight=1, hold_s=(15, 30), kinds=frozenset({Kind.STORAGE_FROZEN}), taking=False),
+    "storage-frozen": Kindred(weight=1, hold_s=(15, 30), kinds=frozenset({Kind.STORAGE_FROZEN}), early=True),
     "agents-silent": Kindred(
-        weight=1,
-        hold_s=(12, 28),
-        kinds=_DOUBT | {Kind.AGENTS_SILENT},
-        taking=False,
-        well=True,
-        lone=True,
+        weight=1, hold_s=(12, 28), kinds=_DOUBT | {Kind.AGENTS_SILENT}, early=True, lone=True
     ),
     "disk-full": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
     "disk-readonly": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
