@@ -59,6 +59,8 @@ LONE_APART_S = 12.0
 """From the end of a fault that the watchdog alone tells of to the next such: it looks again by then."""
 APART_S = 15.0
 """From one fault that takes something away to the next: so long it may take until anybody sees it."""
+AFTER_S = 8.0
+"""From its end to the next: an agent that was silent is heard by then."""
 WELL_S = 150.0
 """So long a strike waits until all is well; then it is left out, and that is told."""
 FINISH_S = 600.0
@@ -281,7 +283,7 @@ class Storm:
         lasting = [one.strike.fault for one in taken if one in self._open]
         if lasting:
             return f"{', '.join(lasting)} in effect"
-        if taken and time.time() < max(one.began_unix for one in taken) + APART_S:
+        if taken and time.time() < max(max(one.began_unix + APART_S, one.over_unix + AFTER_S) for one in taken):
             return f"{taken[-1].strike.fault} came just now"
         out = [node for node in self.stand.nodes() if node.drained or node.down or not node.responding]
         sick = [str(node.name) for node in out if f"-{Kind.NODE_SICK}-" in node.reason]
