@@ -28,7 +28,7 @@ from deeplink.scheduler.watch.journal import Journal
 from deeplink.tokens import new_token, write_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.scheduler.watch.records import ActionRecord
@@ -282,6 +282,11 @@ class Stand:
                     count += sum(1 for point in points if point.attempt == attempt)
         return count
 
+    def resume(self, nodes: Iterable[str]) -> None:
+        """Return nodes to service, as an administrator would."""
+        argv = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"]
+        self.cluster.run(CTL, argv, root=True)
+
     def all_gpus(self, bound_s: float = 40.0) -> float:
         """Return how long a job of every node's GPUs waits; inf where it does not begin.
 
@@ -290,8 +295,7 @@ class Stand:
         with suppress(DeepLinkError):
             self.slurm.cancel(self.job)
         self.lab.heal()
-        nodes = ",".join(self.cluster.nodes)
-        self.cluster.run(CTL, ["scontrol", "update", f"nodename={nodes}", "state=resume"], root=True)
+        self.resume(self.cluster.nodes)
         until(lambda: set(self.cluster.states().values()) == {"idle"}, bound_s)
         count, gpus = len(self.cluster.nodes), self.cluster.shape.gpus
         began = time.monotonic()

@@ -314,8 +314,7 @@ class Storm:
 
     def _resume(self, nodes: Sequence[str]) -> None:
         self.remarks.append(f"resumed by hand: {', '.join(sorted(nodes))}")
-        argv = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"]
-        self.stand.cluster.run(CTL, argv, root=True)
+        self.stand.resume(nodes)
 
     # -- the end
 

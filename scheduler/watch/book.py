@@ -138,11 +138,19 @@ class BeatBook:
             before = self._attended.get(node.name)
         return before is None or now - before.kept_at >= KEEP_S or _essence(before.node) != _essence(node)
 
-    def attend(self, node: NodeRecord, now: float, *, kept: bool) -> None:
-        """Take note of what a standing agent said of its node; `kept`: it was written down."""
+    def attend(self, node: NodeRecord, now: float, *, kept: bool, failed: bool = False) -> None:
+        """Take note of what a standing agent said of its node.
+
+        Args:
+            node: what it said.
+            now: monotonic.
+            kept: it was written down.
+            failed: it could not be: said again, it is news.
+        """
         with self._lock:
             before = self._attended.pop(node.name, None)
             kept_at = now if kept or before is None else before.kept_at
+            kept_at = float("-inf") if failed else kept_at
             self._attended[node.name] = Attended(node=node, heard_at=now, kept_at=kept_at)
             if len(self._attended) > MOST_NODES:
                 del self._attended[next(iter(self._attended))]

@@ -288,12 +288,8 @@ def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
 
 
 def _tense(job: JobSight, policy: Policy) -> bool:
-    if (
-        not job.running
-        or job.phase.ended
-        or job.beat_age_s > FORGOTTEN_S + job.deaf_s
-        or job.beat_age_s > 2 * FORGOTTEN_S
-    ):
+    forgotten = job.silent_s > FORGOTTEN_S or job.beat_age_s > 2 * FORGOTTEN_S  # however deaf we may have been
+    if not job.running or job.phase.ended or forgotten:
         return False
     limit = job.step_timeout_s
     return (

@@ -57,20 +57,17 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         came, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
             beat = self._believed(beat_from_wire(request, now_unix))
-            try:
-                self._journal.record_beat(beat, now_unix)
-            except JournalError as problem:
-                # Not answered, so the launcher sends its reports and incidents again. Yet it was heard: that
-                # nothing can be written is no silence of its.
-                self._book.hear(beat, self._clock.monotonic())
-                self._metrics.beats.labels("failed").inc()
-                context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
+            failed = _failure(lambda: self._journal.record_beat(beat, now_unix))
         except RecordError as problem:
             self._metrics.beats.labels("refused").inc()
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
         # What it says of nodes has aged while it was written down.
         now = self._clock.monotonic()
         current = self._book.hear(replace(beat, waited_s=beat.waited_s + now - came), now)
+        if failed:
+            # Not answered, so the launcher sends its reports and incidents again.
+            self._metrics.beats.labels("failed").inc()
+            context.abort(grpc.StatusCode.UNAVAILABLE, failed)
         self._metrics.beats.labels("kept" if current else "late").inc()
         return watch_pb2.BeatReply(known=True)
 
@@ -96,18 +93,32 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
             if not self._knows(node.name):
                 return watch_pb2.AttendReply(known=False)
             news = self._book.is_news(node, now)
-            try:
-                if news:
-                    self._journal.record_node(node)
-                for incident in _while_away(node.name, missed, now_unix):
-                    self._journal.record_incident(incident)
-            except JournalError as problem:
-                self._book.attend(node, now, kept=False)
-                context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
+            incidents = _while_away(node.name, missed, now_unix)
+            failed = _failure(lambda: self._keep(node if news else None, incidents))
         except RecordError as problem:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
-        self._book.attend(node, now, kept=news)
+        self._book.attend(node, now, kept=news, failed=bool(failed))
+        if failed:
+            context.abort(grpc.StatusCode.UNAVAILABLE, failed)
         return watch_pb2.AttendReply(known=True, unix=self._clock.unix())
+
+    def _keep(self, node: records.NodeRecord | None, incidents: Iterable[Incident]) -> None:
+        if node is not None:
+            self._journal.record_node(node)
+        for incident in incidents:
+            self._journal.record_incident(incident)
+
+
+def _failure(write: Callable[[], None]) -> str:
+    """Write; return why the journal does not take it, empty where it does.
+
+    Whoever spoke was heard all the same: that nothing can be written is no silence of his.
+    """
+    try:
+        write()
+    except JournalError as problem:
+        return str(problem)
+    return ""
 
 
 def _while_away(node: NodeName, missed: Iterable[Finding], now_unix: float) -> list[Incident]:

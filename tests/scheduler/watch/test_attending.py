@@ -105,6 +105,20 @@ def test_a_slurmd_that_was_started_anew_while_the_watchdog_was_away_is_told_once
     assert (incident.kind, incident.node, incident.outcome) == ("slurmd-lost", "n1", Outcome.RECOVERED)
 
 
+def test_who_speaks_while_the_journal_takes_nothing_is_heard_and_what_he_says_again_is_written_down(
+    standing: Standing,
+) -> None:
+    standing.journal._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(grpc.RpcError) as failed:
+        standing.attend(health=[wire("comment")])
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    (heard,) = standing.book.attended()
+    assert (len(heard.node.health), heard.heard_at) == (1, standing.clock.monotonic())
+    standing.journal._db.execute("PRAGMA query_only = OFF")
+    assert standing.attend(health=[wire("comment")])
+    assert [len(node.health) for node in standing.journal.nodes()] == [1]
+
+
 def test_what_cannot_be_kept_is_refused(standing: Standing) -> None:
     with pytest.raises(grpc.RpcError):
         standing.attend(missed=[common_pb2.Finding(severity="drain")])
