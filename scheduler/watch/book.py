@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.deafness import Deafness
-from deeplink.scheduler.watch.records import Beat, Severity
+from deeplink.scheduler.watch.records import Beat, Phase, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -82,29 +82,35 @@ class BeatBook:
         self._attended: dict[NodeName, Attended] = {}
         self._deaf = Deafness()
 
-    def deafen(self, now: float) -> None:
-        """Take note that it may be we who hear nobody at this moment."""
+    def deafen(self, began: float, now: float) -> None:
+        """Take note that from `began` to now, monotonic, it may have been we who heard nobody."""
         with self._lock:
-            self._deaf.note(now)
+            self._deaf.note(began, now)
 
     def trust(self, now: float) -> None:
         """Take note that we hear again, from this moment on."""
         with self._lock:
-            self._deaf.note(now)
-            self._deaf.end()
+            self._deaf.end(now)
 
     def deaf_s(self, since: float, now: float) -> float:
-        """Return for how many seconds between two moments no launcher was heard, and that may have been us."""
+        """Return for how many seconds between two moments it may have been we who heard nobody."""
         with self._lock:
             return self._deaf.within(since, now)
 
-    def hear(self, beat: Beat, now: float) -> bool:
-        """Take note of a beat; False if a newer attempt of its job has beaten before, so that it says nothing."""
+    def hear(self, beat: Beat, now: float, *, kept: bool = True) -> bool:
+        """Take note of a beat; False if it says nothing: a newer attempt of its job, or a newer beat, was heard.
+
+        Args:
+            beat: what the launcher says.
+            now: when it came, monotonic.
+            kept: it was written down; else its launcher is not stranded yet: whom it blames is not on record.
+        """
         job = beat.attempt.job
+        if not kept:
+            beat = replace(beat, phase=_unkept(beat.phase), incidents=())
         with self._lock:
-            self._deaf.end()
             before = self._heard.get(job)
-            if before and before.beat.attempt > beat.attempt:
+            if before and (before.beat.attempt, before.heard_at) > (beat.attempt, now):
                 return False
             same = before if before and before.beat.attempt == beat.attempt else None
             step, progressed_at = (same.step, same.progressed_at) if same else (None, 0.0)
@@ -215,6 +221,10 @@ class BeatBook:
         """Return the newest word of every standing agent."""
         with self._lock:
             return tuple(self._attended.values())
+
+
+def _unkept(phase: Phase) -> Phase:
+    return Phase.RECOVERING if phase is Phase.STRANDED else phase
 
 
 def _essence(node: NodeRecord) -> tuple[object, ...]:

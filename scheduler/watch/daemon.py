@@ -14,10 +14,11 @@ from deeplink.scheduler.watch.journal import JournalCorruptError, JournalError
 from deeplink.scheduler.watch.judge import judge
 from deeplink.scheduler.watch.ledger import Ledger
 from deeplink.scheduler.watch.records import Kind, Outcome
+from deeplink.scheduler.watch.rules.doubts import network_doubts
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
@@ -183,18 +184,18 @@ class Daemon:
         if now - self.observer.cluster.at >= self.interval_s * (1 if self._tense or self._busy else 2):
             self.observer.ask()
         sight = self.observer.look()
-        self._tense = bool(tense(sight.jobs, self.policy))
         verdicts = judge(sight, self.policy)
-        doubt = next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)
-        doubted, self.observer.doubted = self.observer.doubted, doubt is not None
+        if self.observer.doubted and not _doubt(verdicts):
+            self.observer.trust()
+            sight = self.observer.look()
+            verdicts = judge(sight, self.policy)
+        self._tense = bool(tense(sight.jobs, self.policy))
+        doubt = _doubt(verdicts)
         if doubt:
-            self.observer.book.deafen(now)
-        elif doubted:
-            self.observer.book.trust(now)
-            self.observer.look_anew()
+            self.observer.doubt(now, network=bool(network_doubts(sight, self.policy)))
         if self._ledger.hear_doubt(doubt):
             self.metrics.verdicts.labels(Kind.SELF_IN_DOUBT).inc()
-        if not doubt and not doubted:
+        if not doubt:
             for verdict in verdicts:
                 self._handle(self._ledger.named(verdict), sight)
             self._ledger.settle(sight, verdicts)
@@ -247,3 +248,7 @@ class Daemon:
         for answer, count in self.observer.probes.items():
             self.metrics.probes.labels(answer.value).inc(count)
         self.observer.probes.clear()
+
+
+def _doubt(verdicts: Iterable[Verdict]) -> Verdict | None:
+    return next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)

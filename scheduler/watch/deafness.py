@@ -1,4 +1,4 @@
-"""When nobody could be heard: we doubted ourselves, and no launcher spoke. Such silence is not theirs. Pure."""
+"""When it may have been we who heard nobody: silence of that time says nothing of who was silent. Pure."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ MOST_SPANS = 64
 
 
 class Deafness:
-    """The newest spans in which nobody could be heard. Times are monotonic seconds."""
+    """The newest spans in which we doubted ourselves. Times are monotonic seconds.
+
+    Who is heard meanwhile does not end one: that a few are heard says nothing of the others.
+    """
 
     def __init__(self) -> None:
         self._spans: deque[tuple[float, float]] = deque(maxlen=MOST_SPANS)
         self._lasts = False
 
-    def note(self, now: float) -> None:
-        """It may be that nobody can be heard, from the moment before this one on, unless that was ended."""
-        began = now
-        if self._spans and (self._lasts or self._spans[-1][0] == self._spans[-1][1]):
-            before, _ = self._spans.pop()
-            began = before if self._lasts else now
+    def note(self, began: float, now: float) -> None:
+        """It may be that nobody could be heard from `began` to now, or for longer, if a span has not ended."""
+        if self._lasts:
+            began, _ = self._spans.pop()
         self._spans.append((began, now))
         self._lasts = True
 
-    def end(self) -> None:
-        """Somebody is heard, or there is no doubt any more."""
+    def end(self, now: float) -> None:
+        """It lasted until now."""
+        if self._lasts:
+            self.note(now, now)
         self._lasts = False
 
     def within(self, since: float, now: float) -> float:
-        """Return for how many seconds between two moments nobody could be heard.
+        """Return for how many seconds between two moments it may be that nobody could be heard.
 
         >>> deaf = Deafness()
-        >>> for second in (10.0, 15.0, 20.0):
-        ...     deaf.note(second)
-        >>> deaf.end()
-        >>> for second in (21.0, 22.0, 40.0):
-        ...     deaf.note(second)
+        >>> deaf.note(10.0, 12.0)
+        >>> deaf.note(14.0, 15.0)
+        >>> deaf.end(20.0)
+        >>> deaf.note(21.0, 22.0)
         >>> deaf.within(11.5, 43.0), deaf.within(0.0, 5.0)
-        (27.5, 0.0)
+        (9.5, 0.0)
         """
         return sum(max(0.0, min(ended, now) - max(began, since)) for began, ended in self._spans)

@@ -52,6 +52,8 @@ class Policy:
         launcher_lost_s: a launcher silent for so long, though all its nodes answer, is lost.
         hang_grace_s: past the job's own step timeout we wait this long for its launcher to act.
         most_dead: so many dead nodes within `brake_window_s` are believed; a tenth of the cluster if that is more.
+        most_lost: so many launchers are believed to be lost at once though their hosts are there; a tenth of the
+            jobs if that is more.
         most_sick: so many nodes are drained for what their checks find; a tenth of the cluster if that is more.
         brake_window_s: how far back the brake looks.
         act_on_switch: whether the nodes of a silent leaf are given up (named after the leaf), or left alone.
@@ -78,6 +80,7 @@ class Policy:
     launcher_lost_s: float = 20.0
     hang_grace_s: float = 3.0
     most_dead: int = 2
+    most_lost: int = 2
     most_sick: int = 2
     brake_window_s: float = 60.0
     act_on_switch: bool = True
@@ -201,7 +204,7 @@ class JobSight:
         spares: what rests, by the same.
         batch_host: where its launcher runs.
         beat_age_s: since its newest beat, or since we came back if that was later.
-        deaf_s: for how much of that time we doubted ourselves and no launcher was heard.
+        deaf_s: for how much of that time it may have been we who heard nobody.
         missed_s: for how long it had not been heard when we came back; 0 where it has been heard since.
         agents_silent: for how long its launcher has missed which node's agent: surely, as it may have looked some
             time before it told; of who is missed the beat's age is added.
@@ -253,6 +256,11 @@ class JobSight:
         """Whether Slurm runs the very incarnation that beat to us."""
         return self.state is JobState.RUNNING and self.restarts == self.attempt.restart
 
+    @property
+    def live(self) -> bool:
+        """Whether it is running, and its launcher has not said that it is done."""
+        return self.running and not self.phase.ended
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
@@ -283,13 +291,26 @@ FORGOTTEN_S = 180.0
 
 
 def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
-    """Return the jobs that give reason to probe; in calm nothing is probed, for slurmd logs each probe."""
-    return tuple(job for job in jobs if _tense(job, policy))
+    """Return the jobs that give reason to probe; in calm nothing is probed, for slurmd logs each probe.
+
+    Nor when no launcher at all has been heard for minutes: no probe tells more of that.
+    """
+    live = tuple(job for job in jobs if job.live)
+    mute = mute_launchers(live, policy)
+    if mute and min(job.beat_age_s for job in mute) > FORGOTTEN_S:
+        return ()
+    return tuple(job for job in live if _tense(job, policy))
+
+
+def mute_launchers(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
+    """Return the jobs whose launchers are not heard now, if that is all of them, and more than one."""
+    heard = tuple(job for job in jobs if job.live and job.heard)
+    mute = all(job.beat_age_s >= policy.tense_beat_s for job in heard)
+    return heard if mute and len(heard) > 1 else ()
 
 
 def _tense(job: JobSight, policy: Policy) -> bool:
-    forgotten = job.silent_s > FORGOTTEN_S or job.beat_age_s > 2 * FORGOTTEN_S  # however deaf we may have been
-    if not job.running or job.phase.ended or forgotten:
+    if job.silent_s > FORGOTTEN_S:
         return False
     limit = job.step_timeout_s
     return (

@@ -71,7 +71,7 @@ class Observer:
     Attributes:
         cluster: what Slurm said last.
         recall: what the journal says; to be told of changes.
-        doubted: it may be us who hear nothing; told by whoever judges what is seen.
+        doubted: it may be us who hear nothing, as whoever judges what is seen has told.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Observer:
         self.slurm, self.book, self.journal, self.clock, self.policy = slurm, book, journal, clock, policy
         self.cluster = Cluster(at=float("-inf"))
         self.recall = Recall(journal=journal, clock=clock)
-        self.doubted = False
+        self.doubted = self._network_doubted = False
         self._probing = Probing(prober=prober, clock=clock)
         self._boots, self._leaks, self._wellness = Boots(), Leaks(), Wellness()
         self._frozen_at: float | None = None
@@ -210,9 +210,17 @@ class Observer:
         silent = [heard.beat.attempt.job for heard in self.book.all() if now - heard.heard_at > FORGOTTEN_S]
         return () if self.cluster.problem else tuple(job for job in silent if JobId(job) not in self.cluster.jobs)
 
-    def look_anew(self) -> None:
-        """Break every row of probes: made in doubt, they say nothing."""
-        self._probing.forget()
+    def doubt(self, began: float, *, network: bool) -> None:
+        """Take note that we doubt ourselves, from `began` (monotonic) on or longer; `network`: our own network."""
+        self.doubted, self._network_doubted = True, self._network_doubted or network
+        self.book.deafen(began, self.clock.monotonic())
+
+    def trust(self) -> None:
+        """Take note that we trust ourselves again. Probes made over a network in doubt say nothing."""
+        if self._network_doubted:
+            self._probing.forget()
+        self.doubted = self._network_doubted = False
+        self.book.trust(self.clock.monotonic())
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""

@@ -34,6 +34,8 @@ SERVICE = watch_pb2.DESCRIPTOR.services_by_name["Watch"].full_name
 class WatchServicer(watch_pb2_grpc.WatchServicer):
     """Takes beats: into the journal first, then into the book that the loop reads. Thread-safe.
 
+    Who speaks while the journal takes nothing was heard, yet nothing is done for what is not on record.
+
     Args:
         knows: whether Slurm knows a node of this name; True as well while Slurm has not been heard. Called from
             any thread.
@@ -61,9 +63,7 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         except RecordError as problem:
             self._metrics.beats.labels("refused").inc()
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
-        # What it says of nodes has aged while it was written down.
-        now = self._clock.monotonic()
-        current = self._book.hear(replace(beat, waited_s=beat.waited_s + now - came), now)
+        current = self._book.hear(beat, came, kept=not failed)
         if failed:
             # Not answered, so the launcher sends its reports and incidents again.
             self._metrics.beats.labels("failed").inc()

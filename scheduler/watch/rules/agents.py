@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.evidence import Answer
 from deeplink.scheduler.watch.records import Kind
-from deeplink.scheduler.watch.rules.seen import live
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _stands(node: NodeSight) -> bool:
 
 def agents_are_silent(job: JobSight, sight: Sight, policy: Policy) -> bool:
     """Whether the job's launcher lives and misses most of its agents at once, though their nodes answer."""
-    if not live(job) or job.beat_age_s >= policy.tense_beat_s:
+    if not job.live or job.beat_age_s >= policy.tense_beat_s:
         return False
     silent = _silent(job, policy)
     answering = [name for name in silent if name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS]

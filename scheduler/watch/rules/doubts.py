@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import Answer
-from deeplink.scheduler.watch.rules.seen import answers, live
+from deeplink.scheduler.watch.evidence import Answer, mute_launchers
+from deeplink.scheduler.watch.rules.seen import is_away
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 def doubts(sight: Sight, policy: Policy) -> tuple[str, ...]:
     """Return why we should not believe our own eyes now; empty when we may."""
-    if not sight.controller:
-        return (f"slurmctld does not answer: {sight.controller_problem}",)
+    away = () if sight.controller else (f"slurmctld does not answer: {sight.controller_problem}",)
+    return (*away, *network_doubts(sight, policy))
+
+
+def network_doubts(sight: Sight, policy: Policy) -> tuple[str, ...]:
+    """Return why it may be our own network that is at fault; empty where nothing speaks for that."""
     tried = [
         node
         for node in sight.nodes.values()
@@ -23,13 +27,9 @@ def doubts(sight: Sight, policy: Policy) -> tuple[str, ...]:
     away = [node for node in tried if node.slurmd.away]
     if len(away) * 2 > len(tried):
         return (f"{len(away)} of {len(tried)} nodes do not answer us: more likely our own network is at fault",)
-    heard = [job for job in sight.jobs if live(job) and job.heard]
-    mute = [job for job in heard if job.beat_age_s >= policy.tense_beat_s]
-    reachable = [job for job in mute if answers(job.batch_host, sight)]
-    if len(heard) > 1 and len(mute) == len(heard) and reachable:
-        return (
-            f"none of {len(heard)} launchers is heard, though their hosts answer: our own ears may be at fault",
-        )
+    mute = mute_launchers(sight.jobs, policy)
+    if any(not is_away(job.batch_host, sight) for job in mute):
+        return (f"none of {len(mute)} launchers is heard, yet not all their hosts are away: perhaps we are deaf",)
     return ()
 
 

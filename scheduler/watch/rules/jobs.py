@@ -9,7 +9,7 @@ from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
 from deeplink.scheduler.watch.records import Kind, Phase
 from deeplink.scheduler.watch.rules.agents import be_patient
 from deeplink.scheduler.watch.rules.reboots import began_anew, beyond_help, rebooted
-from deeplink.scheduler.watch.rules.seen import answers, is_lost, live, missed, waits_for
+from deeplink.scheduler.watch.rules.seen import answers, is_lost, missed, waits_for
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
@@ -26,10 +26,25 @@ class Around:
     Attributes:
         given_up: nodes called dead just now, and the leaf in whose name; empty: their own.
         storage_frozen: shared storage stands still.
+        launchers_held: why so many lost launchers are not believed; empty when they are.
     """
 
     given_up: Mapping[NodeName, str]
     storage_frozen: bool = False
+    launchers_held: tuple[str, ...] = ()
+
+
+def launcher_brake(sight: Sight, policy: Policy) -> tuple[str, ...]:
+    """Return why so many launchers, lost at once on hosts that answer, are not believed; empty when they are.
+
+    Those that are half as silent as one that is lost count: they are not all lost in the same second.
+    """
+    live = [job for job in sight.jobs if job.live and job.heard]
+    lost = [job for job in live if job.silent_s >= policy.launcher_lost_s / 2 and answers(job.batch_host, sight)]
+    count, most = len(lost), max(policy.most_lost, len(live) // 10)
+    if count <= most:
+        return ()
+    return (f"brake: {count} launchers silent at once on hosts that answer are more than the {most} believed",)
 
 
 def about_job(job: JobSight, sight: Sight, policy: Policy, around: Around) -> list[Verdict]:
@@ -37,7 +52,7 @@ def about_job(job: JobSight, sight: Sight, policy: Policy, around: Around) -> li
     waiting = _in_queue(job, sight, policy)
     if waiting:
         return [waiting]
-    if not live(job) or _unsettled(job, sight, around):
+    if not job.live or _unsettled(job, sight, around):
         return []
     dead = tuple(name for name in job.nodes if name in around.given_up) or _downed(job, sight)
     if not dead and (around.storage_frozen or be_patient(job, sight, policy)):
@@ -98,11 +113,13 @@ def _bereft(
     reasons = (f"{', '.join(back)} rebooted under it",) if back else ()
     # A launcher that is stranded has said whom it misses: that is one incident.
     blame = (*dead, *back, *(job.suspects if kind is Kind.JOB_STRANDED else ()))
+    held = around.launchers_held if kind is Kind.LAUNCHER_LOST and not dead and not back else ()
     blame = tuple(sorted(blame, key=lambda name: name not in job.rank_nodes))  # a spare strands nobody
     return _restart(
         job,
         Kind.NODE_REBOOTED if back and not dead else kind,
         (*reasons, why),
+        held=held,
         exclude=tuple(sorted({*dead, *back, *whole_leaf, *_suspects(job, policy)})),
         blame=next(iter(blame), None),
         leaf=leaf,
@@ -181,6 +198,7 @@ def _restart(
     reasons: tuple[str, ...],
     *,
     exclude: tuple[NodeName, ...],
+    held: tuple[str, ...] = (),
     blame: NodeName | None = None,
     leaf: str = "",
     since_s: float = 0.0,
@@ -189,8 +207,8 @@ def _restart(
         reasons = (*reasons, "the job may not be requeued (--no-requeue)")
     return Verdict(
         kind=kind,
-        remedy=Remedy.RESTART if job.requeueable else Remedy.NOTHING,
-        reasons=reasons,
+        remedy=Remedy.RESTART if job.requeueable and not held else Remedy.NOTHING,
+        reasons=(*reasons, *held),
         attempt=job.attempt,
         node=blame,
         leaf=leaf,

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from deeplink.types import NodeName
 
 
-def live(job: JobSight) -> bool:
-    """Whether Slurm runs the incarnation that beat to us, and its launcher has not said that it is done."""
-    return job.running and not job.phase.ended
-
-
 def answers(name: NodeName | None, sight: Sight) -> bool:
     """Whether the node's slurmd answered us just now."""
     return name is not None and name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS
+
+
+def is_away(name: NodeName | None, sight: Sight) -> bool:
+    """Whether the node is known to be gone: its slurmd did not answer us just now, or Slurm has given it up."""
+    return name is not None and name in sight.nodes and (sight.nodes[name].slurmd.away or sight.nodes[name].down)
 
 
 def long_away(node: NodeSight, policy: Policy) -> bool:
@@ -32,7 +32,7 @@ def long_away(node: NodeSight, policy: Policy) -> bool:
 
 def jobs_on(name: NodeName, sight: Sight) -> list[JobSight]:
     """Return the live jobs that have the node."""
-    return [job for job in sight.jobs if live(job) and name in job.nodes]
+    return [job for job in sight.jobs if job.live and name in job.nodes]
 
 
 def missed(job: JobSight, policy: Policy) -> set[NodeName]:

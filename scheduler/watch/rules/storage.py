@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.evidence import MOUNT
 from deeplink.scheduler.watch.records import Kind
-from deeplink.scheduler.watch.rules.seen import live
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.wording import listed
 
@@ -28,7 +27,7 @@ def frozen_storage(
     stuck = sorted(name for name, node in nodes.items() if _stuck(node))
     telling = [node for node in nodes.values() if _tells(node, policy)]
     everywhere = 1 < len(stuck) == len(telling)
-    waiting = [job for job in jobs if live(job) and Kind.STORAGE_FROZEN in job.told]
+    waiting = [job for job in jobs if job.live and Kind.STORAGE_FROZEN in job.told]
     if len(stuck) < policy.most_frozen and not everywhere and not waiting:
         return None
     reasons = []

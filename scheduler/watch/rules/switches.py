@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.watch.evidence import Answer
 from deeplink.scheduler.watch.records import Kind
 from deeplink.scheduler.watch.rules.deaths import node_remedy
-from deeplink.scheduler.watch.rules.seen import live, long_away
+from deeplink.scheduler.watch.rules.seen import long_away
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def about_leaf(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves
     again only when Slurm has given them up (docs/decisions/0021). One leaf at a time.
     """
     names = [node.name for node in leaf]
-    hit = [job for job in sight.jobs if live(job) and set(names) & set(job.nodes)]
+    hit = [job for job in sight.jobs if job.live and set(names) & set(job.nodes)]
     watched = [node for node in leaf if not node.down]
     if not hit or not watched or not all(long_away(node, policy) for node in watched):
         return []

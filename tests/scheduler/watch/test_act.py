@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -23,9 +25,11 @@ from deeplink.scheduler.watch.daemon import Daemon
 from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.ladder import SETTLE_S
+from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.observer import Observer
 from deeplink.scheduler.watch.probe import Address
 from deeplink.scheduler.watch.records import Beat, Kind, NodeRecord, Outcome, Phase
+from deeplink.scheduler.watch.server import WatchServicer
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
@@ -33,6 +37,17 @@ from tests.scheduler.slurm.answers import answer, job_answer
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours runs any more."""
+
+
+class UnansweredError(Exception):
+    """The watchdog did not take a beat."""
+
+
+class Call:
+    """What gRPC hands to a servicer, as far as ours uses it."""
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        raise UnansweredError(code, details)
 
 
 @dataclass
@@ -156,6 +171,7 @@ class Bench:
     act: bool = True
     daemon: Daemon = field(init=False)
     book: BeatBook = field(init=False)
+    servicer: WatchServicer = field(init=False)
 
     def __post_init__(self) -> None:
         self.start()
@@ -189,6 +205,7 @@ class Bench:
             metrics=metrics,
             say=self.said.append,
         )
+        self.servicer = WatchServicer(self.journal, self.book, self.clock, metrics, knows=observer.knows)
 
     def beat(self, phase: Phase = Phase.STRANDED, silent: str = "", silent_s: float = 4.0) -> None:
         nodes = (NodeName("n0"), NodeName("n1"))
@@ -202,10 +219,15 @@ class Bench:
                 NodeRecord(name=name, silent_s=silent_s if name == silent else 0.0, job=17) for name in nodes
             ),
         )
-        try:
-            self.journal.record_beat(beat, self.clock.unix())
-        finally:
-            self.book.hear(beat, self.clock.monotonic())
+        self.tell(beat)
+
+    def tell(self, beat: Beat) -> None:
+        """Say it to the watchdog's own ear.
+
+        Raises:
+            UnansweredError: it is to be said again.
+        """
+        self.servicer.Beat(beat_to_wire(beat), Call())  # type: ignore[arg-type]
 
     def turn(self, rounds: int, *, silent: str = "") -> None:
         for _ in range(rounds):

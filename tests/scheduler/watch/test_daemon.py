@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal, JournalError
 from deeplink.scheduler.watch.lead import leading
 from deeplink.scheduler.watch.records import Beat, Finding, Incident, NodeRecord, Outcome, Phase, Severity
 from deeplink.types import Attempt, NodeName
-from tests.scheduler.watch.test_act import Bench, Cluster, lose
+from tests.scheduler.slurm.answers import job_answer
+from tests.scheduler.watch.test_act import Bench, Cluster, UnansweredError, lose
 
 N1, N3 = NodeName("n1"), NodeName("n3")
 
@@ -401,7 +403,7 @@ def refused(bench: Bench, rounds: int, phase: Phase) -> None:
     """Go round while the launcher beats and the journal takes nothing."""
     bench.journal._db.execute("PRAGMA query_only = ON")
     for _ in range(rounds):
-        with pytest.raises(JournalError):
+        with pytest.raises(UnansweredError):
             bench.beat(phase)
         bench.daemon.tick()
         bench.clock.sleep(0.6)
@@ -459,12 +461,151 @@ def test_a_launcher_that_is_lost_is_helped_though_the_journal_took_nothing_for_a
     assert "scontrol requeue 17" in bench.cluster.asked
 
 
+class Pair(Cluster):
+    """A second job, 18, runs on n2 and n3 of eight nodes."""
+
+    @override
+    def _squeue(self, argv: Sequence[str]) -> str:
+        told = super()._squeue(argv)
+        asked = " ".join(argv)
+        return (
+            told
+            if "%k" in asked or "%P" in asked
+            else f"{told}\n{job_answer(argv, 18, nodes='n[2-3]', host='n2')}"
+        )
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Bench]:
+    with Journal(tmp_path / "j.sqlite") as journal:
+        yield Bench(Pair(node_states=dict.fromkeys([f"n{index}" for index in range(8)], "IDLE")), journal)
+
+
+def beat_of_18(bench: Bench) -> None:
+    nodes = (NodeName("n2"), N3)
+    agents = tuple(NodeRecord(name=name, silent_s=0.0, job=18) for name in nodes)
+    bench.tell(Beat(attempt=Attempt(18, 0, 0), phase=Phase.RUNNING, user="ada", nodes=nodes, node_beats=agents))
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["the network", "the controller with it"])
+@pytest.mark.parametrize("rounds", [45, 80, 400, 1300])
+def test_one_launcher_on_our_side_of_a_cut_network_says_nothing_of_the_others(
+    pair: Bench, rounds: int, frozen: bool
+) -> None:
+    for _ in range(3):
+        pair.beat(Phase.RUNNING)
+        beat_of_18(pair)
+        pair.daemon.tick()
+        pair.clock.sleep(0.5)
+    for name in set(pair.cluster.node_states) - {"n2", "n3"}:
+        lose(pair, name)
+    pair.cluster.frozen = frozen
+    for number in range(rounds):
+        if number % 2:
+            beat_of_18(pair)
+        pair.daemon.tick()
+        pair.clock.sleep(0.5)
+    pair.cluster.answers.clear()
+    pair.cluster.frozen = False
+    for number in range(6):
+        beat_of_18(pair)
+        if number >= 3:
+            pair.beat(Phase.RUNNING)
+        pair.daemon.tick()
+        pair.clock.sleep(0.5)
+    assert sum("self-in-doubt: touching nothing" in line for line in pair.said) == 1
+    assert sum("self-in-doubt: over" in line for line in pair.said) == 1
+    assert (pair.cluster.asked, pair.cluster.restarts) == ([], 0)
+
+
+@pytest.mark.parametrize("rounds", [60, 900])
+def test_two_lost_launchers_may_be_we_who_are_deaf_until_a_third_is_heard(pair: Bench, rounds: int) -> None:
+    pair.beat(Phase.RUNNING)
+    beat_of_18(pair)
+    for _ in range(rounds):
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    assert pair.cluster.asked == []
+    assert not any("over" in line for line in pair.said)
+    probes = pair.daemon.metrics.registry.get_sample_value("deeplink_watch_probes_total", {"answer": "answers"})
+    assert probes is not None
+    assert probes < 4000, "slurmd writes a line for each of them"
+    for _ in range(60):
+        beat_of_18(pair)
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    assert "scontrol requeue 17" in pair.cluster.asked
+
+
+@pytest.mark.parametrize("rounds", [300, 700])
+def test_one_that_is_lost_while_our_network_is_away_is_helped_when_that_is_back(bench: Bench, rounds: int) -> None:
+    calm(bench, 2)
+    for name in bench.cluster.node_states:
+        lose(bench, name)
+    for _ in range(rounds):
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    assert not any("self-in-doubt: over" in line for line in bench.said)
+    bench.cluster.answers.clear()
+    for _ in range(60):
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    assert "scontrol requeue 17" in bench.cluster.asked
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_a_controller_that_comes_and_goes_does_not_hide_a_dead_node(bench: Bench, rounds: int) -> None:
+    attend(bench, 1, name=N1)
+    lose(bench, "n1")
+    for number in range(60):
+        bench.cluster.frozen = number // rounds % 2 == 1
+        bench.beat(Phase.RUNNING, silent="n1", silent_s=3.0 + 0.5 * number)
+        bench.daemon.tick()
+        bench.clock.sleep(0.5)
+    assert bench.cluster.asked[0].startswith("scontrol update nodename=n1 state=drain")
+
+
+def test_what_a_launcher_wishes_counts_only_once_it_is_on_record(bench: Bench) -> None:
+    calm(bench, 3)
+    blames = Incident(
+        id="17.0.0-node-silent-n1",
+        kind="node-silent",
+        node=N1,
+        attempt=Attempt(17, 0, 0),
+        began_unix=bench.clock.unix(),
+        detected_unix=bench.clock.unix(),
+    )
+    agents = tuple(NodeRecord(name=name, silent_s=0.0, job=17) for name in (NodeName("n0"), N1))
+    stranded = Beat(
+        attempt=Attempt(17, 0, 0),
+        phase=Phase.STRANDED,
+        user="ada",
+        nodes=(NodeName("n0"), N1),
+        node_beats=agents,
+        incidents=(blames,),
+    )
+    bench.journal._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(UnansweredError):
+        bench.tell(stranded)
+    bench.journal._db.execute("PRAGMA query_only = OFF")
+    for _ in range(2):
+        bench.daemon.tick()
+        bench.clock.sleep(0.4)
+    assert bench.cluster.asked == []
+    bench.tell(stranded)  # as it was not answered
+    for _ in range(12):
+        bench.daemon.tick()
+        bench.clock.sleep(0.3)
+    assert any("ExcNodeList=n1" in line for line in bench.cluster.asked)
+    assert [one.id for one in bench.journal.incidents()] == [blames.id]
+
+
 @pytest.mark.parametrize("away", [6, 16])
 def test_a_launcher_that_is_lost_is_helped_though_the_controller_is_away_again_and_again(
     bench: Bench, away: int
 ) -> None:
     calm(bench, 2)
-    for number in range(200):
+    for number in range(400 if away > 10 else 200):
         bench.cluster.frozen = number % 20 < away
         bench.daemon.tick()
         bench.clock.sleep(0.6)

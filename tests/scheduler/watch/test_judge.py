@@ -565,6 +565,46 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(job(beat_age_s=30.0), job(attempt=Attempt(18, 0, 0), beat_age_s=30.0)), nodes=cluster()),
         [("self-in-doubt", "", "nothing")],
     ),
+    "every launcher is silent, and nothing is known of their hosts": (
+        Sight(
+            jobs=(job(beat_age_s=30.0, batch_host=None), job(attempt=Attempt(18, 0, 0), beat_age_s=30.0)),
+            nodes={name: replace(up(name), slurmd=Answer.UNKNOWN) for name in NAMES},
+        ),
+        [("self-in-doubt", "", "nothing")],
+    ),
+    "every launcher is silent, as their hosts are": (
+        Sight(
+            jobs=tuple(
+                job(attempt=Attempt(17 + at, 0, 0), beat_age_s=30.0, batch_host=NAMES[at]) for at in (0, 1)
+            ),
+            nodes=cluster(gone("n0"), replace(up("n1"), slurmd=Answer.UNKNOWN, down=True)),
+        ),
+        [
+            ("node-dead", "n0", "drain-down"),
+            ("launcher-lost", "n0", "restart"),
+            ("launcher-lost", "n0", "restart"),
+        ],
+    ),
+    "more launchers silent than can be believed: the brake": (
+        Sight(
+            jobs=(
+                job(attempt=Attempt(16, 0, 0), nodes=NAMES[5:7], rank_nodes=NAMES[5:7], batch_host=NAMES[5]),
+                *(job(attempt=Attempt(at, 0, 0), beat_age_s=20.0 - 4.0 * (at - 17)) for at in (17, 18, 19)),
+            ),
+            nodes=cluster(),
+        ),
+        [("launcher-lost", "", "nothing")],
+    ),
+    "so many launchers silent as are believed": (
+        Sight(
+            jobs=(
+                job(attempt=Attempt(16, 0, 0), nodes=NAMES[5:7], rank_nodes=NAMES[5:7], batch_host=NAMES[5]),
+                *(job(attempt=Attempt(at, 0, 0), beat_age_s=20.0 - 6.0 * (at - 17)) for at in (17, 18, 19)),
+            ),
+            nodes=cluster(),
+        ),
+        [("launcher-lost", "", "restart")],
+    ),
     "a stranger's job runs on the dead node: not downed": (
         Sight(jobs=(STRANDED,), nodes=cluster(replace(gone("n1"), strangers=1))),
         [("node-dead", "n1", "drain"), ("job-stranded", "n1", "restart")],
@@ -776,6 +816,12 @@ def test_one_node_one_incident_whichever_verdict_names_it() -> None:
 def test_in_calm_nobody_is_probed_and_under_suspicion_neighbours_and_others_too() -> None:
     assert tense((job(),), POLICY) == ()
     assert targets((), cluster(), POLICY) == ()
+    mute = [job(beat_age_s=age, attempt=Attempt(number, 0, 0)) for number, age in ((17, 170.0), (18, 400.0))]
+    assert tense(mute, POLICY) == (mute[0],), "one silent for so long is not probed for its own sake"
+    assert tense([replace(one, beat_age_s=one.beat_age_s + 20.0) for one in mute], POLICY) == ()
+    ours = [replace(one, beat_age_s=900.0, deaf_s=890.0) for one in mute]
+    assert tense(ours[:1], POLICY) == tuple(ours[:1]), "it was our network"
+    assert tense(ours, POLICY) == (), "or our ears: no probe tells more of that"
     suspicious = tense((job(agents_silent=missing(NAMES[4], 0.8), nodes=(NAMES[4],)),), POLICY)
     assert len(suspicious) == 1
     probed = targets(suspicious, cluster(), POLICY)
