@@ -82,10 +82,10 @@ class BeatBook:
         self._attended: dict[NodeName, Attended] = {}
         self._deaf = Deafness()
 
-    def deafen(self, began: float, now: float) -> None:
-        """Take note that from `began` to now, monotonic, it may have been we who heard nobody."""
+    def deafen(self, now: float) -> None:
+        """Take note that at this moment it may be we who hear nobody."""
         with self._lock:
-            self._deaf.note(began, now)
+            self._deaf.note(now)
 
     def trust(self, now: float) -> None:
         """Take note that we hear again, from this moment on."""
@@ -107,7 +107,7 @@ class BeatBook:
         """
         job = beat.attempt.job
         if not kept:
-            beat = replace(beat, phase=_unkept(beat.phase), incidents=())
+            beat = replace(beat, phase=_unkept(beat.phase))
         with self._lock:
             before = self._heard.get(job)
             if before and (before.beat.attempt, before.heard_at) > (beat.attempt, now):

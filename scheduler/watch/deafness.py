@@ -17,27 +17,27 @@ class Deafness:
         self._spans: deque[tuple[float, float]] = deque(maxlen=MOST_SPANS)
         self._lasts = False
 
-    def note(self, began: float, now: float) -> None:
-        """It may be that nobody could be heard from `began` to now, or for longer, if a span has not ended."""
-        if self._lasts:
-            began, _ = self._spans.pop()
+    def note(self, now: float) -> None:
+        """It may be that nobody can be heard at this moment, nor since the one before, unless that was the end."""
+        began = self._spans.pop()[0] if self._lasts else now
         self._spans.append((began, now))
         self._lasts = True
 
     def end(self, now: float) -> None:
         """It lasted until now."""
         if self._lasts:
-            self.note(now, now)
+            self.note(now)
         self._lasts = False
 
     def within(self, since: float, now: float) -> float:
         """Return for how many seconds between two moments it may be that nobody could be heard.
 
         >>> deaf = Deafness()
-        >>> deaf.note(10.0, 12.0)
-        >>> deaf.note(14.0, 15.0)
+        >>> for second in (10.0, 15.0):
+        ...     deaf.note(second)
         >>> deaf.end(20.0)
-        >>> deaf.note(21.0, 22.0)
+        >>> for second in (30.0, 31.0):
+        ...     deaf.note(second)
         >>> deaf.within(11.5, 43.0), deaf.within(0.0, 5.0)
         (9.5, 0.0)
         """

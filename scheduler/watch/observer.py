@@ -210,10 +210,10 @@ class Observer:
         silent = [heard.beat.attempt.job for heard in self.book.all() if now - heard.heard_at > FORGOTTEN_S]
         return () if self.cluster.problem else tuple(job for job in silent if JobId(job) not in self.cluster.jobs)
 
-    def doubt(self, began: float, *, network: bool) -> None:
-        """Take note that we doubt ourselves, from `began` (monotonic) on or longer; `network`: our own network."""
+    def doubt(self, now: float, *, network: bool) -> None:
+        """Take note that we doubt ourselves at this moment, monotonic; `network`: our own network, too."""
         self.doubted, self._network_doubted = True, self._network_doubted or network
-        self.book.deafen(began, self.clock.monotonic())
+        self.book.deafen(now)
 
     def trust(self) -> None:
         """Take note that we trust ourselves again. Probes made over a network in doubt say nothing."""

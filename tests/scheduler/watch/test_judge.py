@@ -83,6 +83,15 @@ def sick(name: str, severity: Severity, check: str = "disk") -> NodeSight:
     return replace(up(name), findings=(found(check, severity),), heard_s=0.5)
 
 
+def test_why_we_doubt_ourselves_is_told_whole() -> None:
+    nodes = cluster(*(gone(name) for name in NAMES[:5]))
+    (verdict,) = judge(Sight(nodes=nodes, controller=False, controller_problem="timed out"), POLICY)
+    assert verdict.reasons == (
+        "slurmctld does not answer: timed out",
+        "5 of 8 nodes do not answer us: more likely our own network is at fault",
+    )
+
+
 def test_it_is_said_how_many_agents_are_missed() -> None:
     mute = job(agents_silent={**dict.fromkeys(job().nodes, 4.0), job().nodes[0]: 0.1})
     (verdict,) = judge(Sight(jobs=(mute,), nodes=cluster()), POLICY)
@@ -134,6 +143,10 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(
             jobs=(job(beat_age_s=4.0, deaf_s=3.0),), nodes=cluster(*(replace(one, away_s=2.0) for one in LEAF0))
         ),
+        [],
+    ),
+    "nor is its boot one of the time in which it was missed": (
+        Sight(jobs=(job(beat_age_s=4.0, deaf_s=3.0),), nodes=cluster(replace(up("n0"), booted_s=2.0))),
         [],
     ),
     "the launcher is silent, every node answers: not at once": (
