@@ -110,7 +110,9 @@ class BeatBook:
             beat = replace(beat, phase=_unkept(beat.phase))
         with self._lock:
             before = self._heard.get(job)
-            if before and (before.beat.attempt, before.heard_at) > (beat.attempt, now):
+            if before and before.beat.attempt > beat.attempt:
+                return False
+            if before and before.beat.attempt == beat.attempt and before.ourselves and before.heard_at > now:
                 return False
             same = before if before and before.beat.attempt == beat.attempt else None
             step, progressed_at = (same.step, same.progressed_at) if same else (None, 0.0)

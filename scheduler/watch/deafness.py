@@ -19,8 +19,9 @@ class Deafness:
 
     def note(self, now: float) -> None:
         """It may be that nobody can be heard at this moment, nor since the one before, unless that was the end."""
-        began = self._spans.pop()[0] if self._lasts else now
-        self._spans.append((began, now))
+        ended = self._spans[-1][1] if self._spans else now
+        began = self._spans.pop()[0] if self._lasts else max(ended, now)
+        self._spans.append((began, max(ended, now)))
         self._lasts = True
 
     def end(self, now: float) -> None:

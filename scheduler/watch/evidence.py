@@ -303,10 +303,14 @@ def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
 
 
 def mute_launchers(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
-    """Return the jobs whose launchers are not heard now, if that is all of them, and more than one."""
+    """Return the jobs whose launchers are not heard now, if that is all of them, and more than one.
+
+    One that was lost while another was still heard is no sign of anything else.
+    """
     heard = tuple(job for job in jobs if job.live and job.heard)
-    mute = all(job.beat_age_s >= policy.tense_beat_s for job in heard)
-    return heard if mute and len(heard) > 1 else ()
+    newest_s = min((job.beat_age_s for job in heard), default=0.0)
+    mute = tuple(job for job in heard if job.beat_age_s < newest_s + policy.launcher_lost_s)
+    return mute if newest_s >= policy.tense_beat_s and len(mute) > 1 else ()
 
 
 def _tense(job: JobSight, policy: Policy) -> bool:

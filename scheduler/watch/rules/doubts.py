@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.evidence import Answer, mute_launchers
-from deeplink.scheduler.watch.rules.seen import is_away
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
+    from deeplink.types import NodeName
 
 
 def doubts(sight: Sight, policy: Policy) -> tuple[str, ...]:
@@ -28,9 +28,15 @@ def network_doubts(sight: Sight, policy: Policy) -> tuple[str, ...]:
     if len(away) * 2 > len(tried):
         return (f"{len(away)} of {len(tried)} nodes do not answer us: more likely our own network is at fault",)
     mute = mute_launchers(sight.jobs, policy)
-    if any(not is_away(job.batch_host, sight) for job in mute):
+    if any(_may_live(job.batch_host, sight) for job in mute):
         return (f"none of {len(mute)} launchers is heard, yet not all their hosts are away: perhaps we are deaf",)
     return ()
+
+
+def _may_live(host: NodeName | None, sight: Sight) -> bool:
+    """Whether a launcher's host is not known to be gone; a login node, under salloc, is none of Slurm's."""
+    node = sight.nodes.get(host) if host else None
+    return node is not None and not (node.slurmd.away or node.down)
 
 
 def _given_up(node: NodeSight, sight: Sight) -> bool:

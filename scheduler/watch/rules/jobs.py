@@ -37,9 +37,10 @@ class Around:
 def launcher_brake(sight: Sight, policy: Policy) -> tuple[str, ...]:
     """Return why so many launchers, lost at once on hosts that answer, are not believed; empty when they are.
 
-    Those that are half as silent as one that is lost count: they are not all lost in the same second.
+    Those that are half as silent as one that is lost count: they are not all lost in the same second. Those that
+    Slurm may not start again do not: they stay as they are.
     """
-    live = [job for job in sight.jobs if job.live and job.heard]
+    live = [job for job in sight.jobs if job.live and job.heard and job.requeueable]
     lost = [job for job in live if job.silent_s >= policy.launcher_lost_s / 2 and answers(job.batch_host, sight)]
     count, most = len(lost), max(policy.most_lost, len(live) // 10)
     if count <= most:

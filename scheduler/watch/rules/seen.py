@@ -19,11 +19,6 @@ def answers(name: NodeName | None, sight: Sight) -> bool:
     return name is not None and name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS
 
 
-def is_away(name: NodeName | None, sight: Sight) -> bool:
-    """Whether the node is known to be gone: its slurmd did not answer us just now, or Slurm has given it up."""
-    return name is not None and name in sight.nodes and (sight.nodes[name].slurmd.away or sight.nodes[name].down)
-
-
 def long_away(node: NodeSight, policy: Policy) -> bool:
     """Whether our probes of the node failed often and long enough."""
     long = node.away_probes >= policy.away_probes and node.away_s >= policy.away_s

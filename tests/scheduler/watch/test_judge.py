@@ -578,12 +578,38 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
         Sight(jobs=(job(beat_age_s=30.0), job(attempt=Attempt(18, 0, 0), beat_age_s=30.0)), nodes=cluster()),
         [("self-in-doubt", "", "nothing")],
     ),
-    "every launcher is silent, and nothing is known of their hosts": (
+    "every launcher is silent, and their hosts are not probed": (
         Sight(
-            jobs=(job(beat_age_s=30.0, batch_host=None), job(attempt=Attempt(18, 0, 0), beat_age_s=30.0)),
+            jobs=(job(beat_age_s=30.0), job(attempt=Attempt(18, 0, 0), beat_age_s=30.0)),
             nodes={name: replace(up(name), slurmd=Answer.UNKNOWN) for name in NAMES},
         ),
         [("self-in-doubt", "", "nothing")],
+    ),
+    "one was lost for long, on a login node, when the host of the last one dies": (
+        Sight(
+            jobs=(
+                job(beat_age_s=4.0),
+                job(
+                    attempt=Attempt(18, 0, 0),
+                    beat_age_s=14.0,
+                    batch_host=None,
+                    nodes=NAMES[5:7],
+                    rank_nodes=NAMES[5:7],
+                ),
+            ),
+            nodes=cluster(gone("n0")),
+        ),
+        [("node-dead", "n0", "drain-down"), ("launcher-lost", "n0", "restart")],
+    ),
+    "one was lost, though its host answers, while the last one was still heard": (
+        Sight(
+            jobs=(
+                job(beat_age_s=4.0),
+                job(attempt=Attempt(18, 0, 0), beat_age_s=30.0, batch_host=NAMES[5], nodes=NAMES[5:7]),
+            ),
+            nodes=cluster(gone("n0")),
+        ),
+        [("node-dead", "n0", "drain-down"), ("launcher-lost", "n0", "restart"), ("launcher-lost", "", "restart")],
     ),
     "every launcher is silent, as their hosts are": (
         Sight(
@@ -607,6 +633,17 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
             nodes=cluster(),
         ),
         [("launcher-lost", "", "nothing")],
+    ),
+    "those that may not be started again do not count": (
+        Sight(
+            jobs=(
+                job(attempt=Attempt(16, 0, 0), nodes=NAMES[5:7], rank_nodes=NAMES[5:7], batch_host=NAMES[5]),
+                job(beat_age_s=20.0),
+                *(job(attempt=Attempt(at, 0, 0), beat_age_s=15.0, requeueable=False) for at in (18, 19, 20)),
+            ),
+            nodes=cluster(),
+        ),
+        [("launcher-lost", "", "restart")],
     ),
     "so many launchers silent as are believed": (
         Sight(

@@ -248,6 +248,14 @@ def test_a_beat_that_was_held_up_is_not_the_newest() -> None:
     assert (heard.beat.phase, heard.heard_at, heard.step) == (Phase.RUNNING, 12.0, 6)
 
 
+def test_a_beat_that_came_as_we_returned_is_heard() -> None:
+    book = BeatBook()
+    book.hear(beat(step=5), 10.0)
+    book.forgive(20.0)
+    assert book.hear(beat(phase=Phase.SUCCEEDED, step=6), 19.5)
+    assert [heard.beat.phase for heard in book.all()] == [Phase.SUCCEEDED]
+
+
 def test_progress_is_a_new_step_not_a_new_beat() -> None:
     book = BeatBook()
     book.hear(beat(step=5), 10.0)
