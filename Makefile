@@ -130,7 +130,7 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	@$(PIP) install --no-compile -c constraints.txt --group dev
 	@# Their own lists of needs have OpenCV, matplotlib and another torch, which what we use of them does without.
 	@$(PIP) install --no-compile --no-deps -c constraints.txt mmengine torchdata \
-	    accelerate lightning lightning-utilities torchmetrics
+	    accelerate lightning lightning-utilities torchmetrics transformers tokenizers safetensors regex
 	@# A source package that builds nothing when told so, but asks torch what it could build. In a folder of its own:
 	@# where pytest-randomly finds it, every run of pytest imports it, and torch.
 	@DS_BUILD_OPS=0 $(PIP) install --no-compile --no-deps --no-build-isolation --upgrade -c constraints.txt \

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import lightning
 import torch
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 import deeplink
+from deeplink.checkpoints.lightning import latest_path, lightning_callback
 
 
 class Classifier(lightning.LightningModule):
@@ -40,12 +40,14 @@ class Classifier(lightning.LightningModule):
 
 torch.set_num_threads(1)
 lightning.seed_everything(0, verbose=False)
+checkpoints = deeplink.Checkpoints(sys.argv[1])
 trainer = lightning.Trainer(
     num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
     devices=int(os.environ["LOCAL_WORLD_SIZE"]),
     accelerator="gpu" if torch.cuda.is_available() else "cpu",
     strategy="ddp",
     max_steps=STEPS,
+    callbacks=[lightning_callback(checkpoints, every=10)],
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
@@ -54,18 +56,11 @@ trainer = lightning.Trainer(
 introduce("lightning", trainer.global_rank, trainer.world_size)
 say(f"cluster environment: {type(trainer.strategy.cluster_environment).__name__}")
 pictures, classes = map(torch.from_numpy, digits())
-model = Classifier()
-checkpoints = deeplink.Checkpoints(sys.argv[1])
-found = checkpoints.latest()
 trainer.fit(
-    model,
+    Classifier(),
     DataLoader(TensorDataset(pictures, classes), BATCH // trainer.world_size, shuffle=True),
-    ckpt_path=found and found.path / "trainer.ckpt",
+    ckpt_path=latest_path(checkpoints),
     weights_only=True,
 )
-draft = Path(sys.argv[1]).with_suffix(".ckpt")
-trainer.save_checkpoint(draft)  # Lightning's own format, which all ranks take part in writing
 if trainer.global_rank == 0:
-    with checkpoints.save(step=trainer.global_step) as folder:
-        draft.rename(folder / "trainer.ckpt")
     say(f"after step {trainer.global_step}")

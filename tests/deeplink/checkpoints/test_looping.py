@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from deeplink.checkpoints import Checkpoints
+from deeplink.checkpoints import Checkpoints, looping
 from deeplink.types import Attempt
 
 
@@ -74,6 +74,17 @@ def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(tmp_path: 
     again, steps, seen = train(tmp_path / "cut", Attempt(1, 0, 3))
     assert (steps, seen) == (20, list(range(15, 20)))
     assert again == whole  # weights, moments, dropout's random numbers, samples
+
+
+def test_a_job_that_is_about_to_lose_its_nodes_saves_besides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looping, "should_save", lambda *, step: step == 5)
+    with pytest.raises(KilledError):
+        train(tmp_path, Attempt(1, 0, 0), killed_at=5)
+    found = Checkpoints(tmp_path, attempt=Attempt(1, 0, 1)).latest()
+    assert found is not None
+    assert found.step == 5
 
 
 def test_resuming_first_tells_where_training_stands(tmp_path: Path) -> None:
