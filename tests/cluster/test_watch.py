@@ -136,6 +136,11 @@ def in_second_run(job: Job) -> bool:
     return row.state is JobState.RUNNING and row.restarts == 1
 
 
+def step_numbers(job: Job) -> set[int]:
+    said = job.cluster.run(CTL, ["squeue", "--steps", f"--jobs={job.id}", "--noheader", "--format=%i"]).stdout
+    return {int(number) for _, _, number in (line.partition(".") for line in said.split()) if number.isdigit()}
+
+
 def await_recovered(watch: Watch, job: Job) -> Incident:
     def theirs() -> list[Incident]:
         return [one for one in watch.incidents() if one.kind != Kind.WATCHDOG_AWAY]
@@ -195,6 +200,7 @@ def test_without_rights_a_dead_node_is_taken_out_of_its_job_and_no_gpu_leaks(wat
         job = watch.submit("-N4 --exclusive --gres=gpu:2 --no-kill --requeue", RUN)
         job.await_event("first-step")
         victim = next(name for name in reversed(job.row().nodes) if name != job.row().batch_host)
+        before = step_numbers(job)
         began = time.monotonic()
         watch.cluster.crash(victim)
         until(lambda: in_second_run(job), 60, watch.said)
@@ -205,7 +211,10 @@ def test_without_rights_a_dead_node_is_taken_out_of_its_job_and_no_gpu_leaks(wat
         incident = await_recovered(watch, job)
         assert (incident.node, incident.action) == (victim, "requeue-exclude")
         assert not node(watch.cluster, victim).drained
-        time.sleep(5.0)  # what is left of the first run's steps must not end those of the second
+        # Slurm keeps signals for steps of the first run until that node is back, perhaps for minutes.
+        assert len(before) == 2, "the agents' and the ranks'"
+        assert min(step_numbers(job)) > max(before), "they mean none of the second run's"
+        time.sleep(5.0)  # what is left of the first run's steps must not end those of the second either
         assert in_second_run(job), watch.said()
     assert watch.cluster.run(CTL, ["scancel", str(job.id)]).code == 0
     until(lambda: node(watch.cluster, victim).down, 60)
