@@ -84,6 +84,24 @@ def test_a_slurmd_that_is_killed_is_told_and_costs_nothing(watch: Watch) -> None
         assert watch.actions() == (), watch.said()
 
 
+def test_a_slurmd_that_stays_dead_costs_nothing_until_it_is_back_and_then_a_restart(watch: Watch) -> None:
+    with watch.running("--act"):
+        job = watch.submit("-N3 --exclusive --no-kill --requeue", RUN)
+        job.await_event("first-step")
+        victim = next(name for name in job.row().nodes if name != job.row().batch_host)
+        laboratory = Laboratory(watch.cluster)
+        laboratory.inject("slurmd-killed", victim)
+        until(lambda: node(watch.cluster, victim).down, 40, watch.said)
+        time.sleep(3.0)  # Slurm has given the node up, and nobody ends the ranks there
+        assert (job.row().state, job.row().restarts) == (JobState.RUNNING, 0)
+        assert len(job.events("attempt-started")) == 1
+        assert watch.actions() == (), watch.said()
+        laboratory.undo("slurmd-killed", victim)  # it ends what is not its job's any more
+        until(lambda: in_second_run(job), 60, watch.said)
+        assert job.await_event("first-step", 60, count=2)["step"] > 1, "from a checkpoint"
+        assert of_kind(watch, "slurmd-lost")
+
+
 @pytest.mark.parametrize("which", ["last", "batch host"])
 def test_a_reboot_that_slurm_does_not_notice_hangs_no_job(watch: Watch, which: str) -> None:
     with watch.running("--act"):
