@@ -113,6 +113,7 @@ class BeatBook:
             if before and before.beat.attempt > beat.attempt:
                 return False
             if before and before.beat.attempt == beat.attempt and before.ourselves and before.heard_at > now:
+                self._heard[job] = replace(before, tellings=before.tellings + bool(beat.incidents))
                 return False
             same = before if before and before.beat.attempt == beat.attempt else None
             step, progressed_at = (same.step, same.progressed_at) if same else (None, 0.0)

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.comebacks import REMEMBERED_S, Comebacks
-from deeplink.scheduler.watch.evidence import tense
 from deeplink.scheduler.watch.journal import JournalCorruptError, JournalError
 from deeplink.scheduler.watch.judge import judge
 from deeplink.scheduler.watch.ledger import Ledger
 from deeplink.scheduler.watch.records import Kind, Outcome
-from deeplink.scheduler.watch.rules.doubts import network_doubts
+from deeplink.scheduler.watch.rules.doubts import cut_off, unheard
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class Daemon:
     _ticked: float | None = None
     _troubled: float = field(default=float("-inf"))
     _busy: bool = False
-    _tense: bool = False
     _thinned: float = field(default=float("-inf"))
     _returns: bool = False
     _absence: tuple[float, float] | None = None
@@ -101,7 +99,7 @@ class Daemon:
     @property
     def busy(self) -> bool:
         """Whether an action is under way, or something is suspicious."""
-        return self._busy or self._tense
+        return self._busy or self.observer.tense
 
     def tick(self) -> float:
         """Go round once; return how long to wait before the next.
@@ -170,7 +168,7 @@ class Daemon:
         self.metrics.loop_seconds.observe(self._ticked - began)
         if self._busy:
             return BUSY_S
-        return max(0.02, (TENSE_S if self._tense else self.interval_s) - (self._ticked - began))
+        return max(0.02, (TENSE_S if self.observer.tense else self.interval_s) - (self._ticked - began))
 
     def _work(self) -> None:
         # While Slurm does not answer nothing is known of which nodes there are, and no command would work.
@@ -181,7 +179,7 @@ class Daemon:
 
     def _look(self, now: float) -> None:
         self._looked = now
-        if now - self.observer.cluster.at >= self.interval_s * (1 if self._tense or self._busy else 2):
+        if now - self.observer.cluster.at >= self.interval_s * (1 if self.observer.tense or self._busy else 2):
             self.observer.ask()
         sight = self.observer.look()
         verdicts = judge(sight, self.policy)
@@ -189,10 +187,13 @@ class Daemon:
             self.observer.trust()
             sight = self.observer.look()
             verdicts = judge(sight, self.policy)
-        self._tense = bool(tense(sight.jobs, self.policy))
         doubt = _doubt(verdicts)
         if doubt:
-            self.observer.doubt(now, network=bool(network_doubts(sight, self.policy)))
+            self.observer.doubt(now, network=bool(cut_off(sight)))
+        elif unheard(sight, self.policy):
+            self.observer.book.deafen(now)
+        else:
+            self.observer.book.trust(now)
         if self._ledger.hear_doubt(doubt):
             self.metrics.verdicts.labels(Kind.SELF_IN_DOUBT).inc()
         if not doubt:

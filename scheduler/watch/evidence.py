@@ -291,15 +291,8 @@ FORGOTTEN_S = 180.0
 
 
 def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
-    """Return the jobs that give reason to probe; in calm nothing is probed, for slurmd logs each probe.
-
-    Nor when no launcher at all has been heard for minutes: no probe tells more of that.
-    """
-    live = tuple(job for job in jobs if job.live)
-    mute = mute_launchers(live, policy)
-    if mute and min(job.beat_age_s for job in mute) > FORGOTTEN_S:
-        return ()
-    return tuple(job for job in live if _tense(job, policy))
+    """Return the jobs that give reason to probe; in calm nothing is probed, for slurmd logs each probe."""
+    return tuple(job for job in jobs if job.live and _tense(job, policy))
 
 
 def mute_launchers(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
@@ -311,6 +304,11 @@ def mute_launchers(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, 
     newest_s = min((job.beat_age_s for job in heard), default=0.0)
     mute = tuple(job for job in heard if job.beat_age_s < newest_s + policy.launcher_lost_s)
     return mute if newest_s >= policy.tense_beat_s and len(mute) > 1 else ()
+
+
+def long_mute(mute: Iterable[JobSight]) -> bool:
+    """Whether no launcher has been heard for so long that no probe of their hosts tells more of that."""
+    return min((job.beat_age_s for job in mute), default=0.0) > FORGOTTEN_S
 
 
 def _tense(job: JobSight, policy: Policy) -> bool:

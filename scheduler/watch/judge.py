@@ -14,7 +14,7 @@ from deeplink.scheduler.watch.rules.agents import silent_agents
 from deeplink.scheduler.watch.rules.deaths import blamed, brake, dead_nodes
 from deeplink.scheduler.watch.rules.doubts import doubts
 from deeplink.scheduler.watch.rules.endings import endings
-from deeplink.scheduler.watch.rules.jobs import Around, about_job, launcher_brake
+from deeplink.scheduler.watch.rules.jobs import Around, about_job
 from deeplink.scheduler.watch.rules.leaks import leaked_gpus
 from deeplink.scheduler.watch.rules.returns import returning
 from deeplink.scheduler.watch.rules.sickness import sick_nodes
@@ -48,7 +48,6 @@ def judge(sight: Sight, policy: Policy) -> tuple[Verdict, ...]:
             **dict.fromkeys(dead, ""),
         },
         storage_frozen=frozen,
-        launchers_held=launcher_brake(sight, policy),
     )
     return (
         *switches,

@@ -18,6 +18,8 @@ from deeplink.scheduler.watch.evidence import (
     Policy,
     Sight,
     controls,
+    long_mute,
+    mute_launchers,
     targets,
     tense,
 )
@@ -72,6 +74,7 @@ class Observer:
         cluster: what Slurm said last.
         recall: what the journal says; to be told of changes.
         doubted: it may be us who hear nothing, as whoever judges what is seen has told.
+        tense: there was reason to probe when we last looked.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Observer:
         self.slurm, self.book, self.journal, self.clock, self.policy = slurm, book, journal, clock, policy
         self.cluster = Cluster(at=float("-inf"))
         self.recall = Recall(journal=journal, clock=clock)
-        self.doubted = self._network_doubted = False
+        self.doubted = self._cut_off = self.tense = False
         self._probing = Probing(prober=prober, clock=clock)
         self._boots, self._leaks, self._wellness = Boots(), Leaks(), Wellness()
         self._frozen_at: float | None = None
@@ -131,7 +134,9 @@ class Observer:
         jobs = tuple(self._job(one, row, now) for one, row in heard)
         said = words(self.book.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy)
         before = self._nodes(jobs, said, now)
-        suspicious = tense(jobs, self.policy)
+        weary = long_mute(mute_launchers(jobs, self.policy)) and not self._cut_off
+        suspicious = () if weary else tense(jobs, self.policy)
+        self.tense = bool(suspicious)
         self.probe_now(targets(suspicious, before, self.policy))
         nodes = self._probing.seen(before, now)
         if frozen_storage(nodes, jobs, self.policy):
@@ -211,15 +216,15 @@ class Observer:
         return () if self.cluster.problem else tuple(job for job in silent if JobId(job) not in self.cluster.jobs)
 
     def doubt(self, now: float, *, network: bool) -> None:
-        """Take note that we doubt ourselves at this moment, monotonic; `network`: our own network, too."""
-        self.doubted, self._network_doubted = True, self._network_doubted or network
+        """Take note that we doubt ourselves at this moment, monotonic; `network`: our own network."""
+        self.doubted, self._cut_off = True, self._cut_off or network
         self.book.deafen(now)
 
     def trust(self) -> None:
         """Take note that we trust ourselves again. Probes made over a network in doubt say nothing."""
-        if self._network_doubted:
+        if self._cut_off:
             self._probing.forget()
-        self.doubted = self._network_doubted = False
+        self.doubted = self._cut_off = False
         self.book.trust(self.clock.monotonic())
 
     def forgive(self) -> None:

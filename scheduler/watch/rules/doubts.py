@@ -4,33 +4,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import Answer, mute_launchers
+from deeplink.scheduler.watch.evidence import Answer, long_mute, mute_launchers
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
     from deeplink.types import NodeName
 
 
 def doubts(sight: Sight, policy: Policy) -> tuple[str, ...]:
     """Return why we should not believe our own eyes now; empty when we may."""
     away = () if sight.controller else (f"slurmctld does not answer: {sight.controller_problem}",)
-    return (*away, *network_doubts(sight, policy))
+    return (*away, *cut_off(sight), *_deaf(sight, policy))
 
 
-def network_doubts(sight: Sight, policy: Policy) -> tuple[str, ...]:
-    """Return why it may be our own network that is at fault; empty where nothing speaks for that."""
+def cut_off(sight: Sight) -> tuple[str, ...]:
+    """Return why our own network may be at fault; empty where nothing speaks for that."""
     tried = [
         node
         for node in sight.nodes.values()
         if node.slurmd is not Answer.UNKNOWN and not node.down and not _given_up(node, sight)
     ]
     away = [node for node in tried if node.slurmd.away]
-    if len(away) * 2 > len(tried):
-        return (f"{len(away)} of {len(tried)} nodes do not answer us: more likely our own network is at fault",)
+    if len(away) * 2 <= len(tried):
+        return ()
+    return (f"{len(away)} of {len(tried)} nodes do not answer us: more likely our own network is at fault",)
+
+
+def unheard(sight: Sight, policy: Policy) -> tuple[JobSight, ...]:
+    """Return the jobs of which no launcher is heard, though not all their hosts are away: it may be our ears."""
     mute = mute_launchers(sight.jobs, policy)
-    if any(_may_live(job.batch_host, sight) for job in mute):
-        return (f"none of {len(mute)} launchers is heard, yet not all their hosts are away: perhaps we are deaf",)
-    return ()
+    return mute if any(_may_live(job.batch_host, sight) for job in mute) else ()
+
+
+def _deaf(sight: Sight, policy: Policy) -> tuple[str, ...]:
+    """Return why we may hear nobody; not for ever: after minutes it is only their silence that is not believed."""
+    mute = unheard(sight, policy)
+    if not mute or long_mute(mute):
+        return ()
+    return (f"none of {len(mute)} launchers is heard, yet not all their hosts are away: perhaps we are deaf",)
 
 
 def _may_live(host: NodeName | None, sight: Sight) -> bool:

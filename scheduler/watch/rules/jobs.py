@@ -26,26 +26,10 @@ class Around:
     Attributes:
         given_up: nodes called dead just now, and the leaf in whose name; empty: their own.
         storage_frozen: shared storage stands still.
-        launchers_held: why so many lost launchers are not believed; empty when they are.
     """
 
     given_up: Mapping[NodeName, str]
     storage_frozen: bool = False
-    launchers_held: tuple[str, ...] = ()
-
-
-def launcher_brake(sight: Sight, policy: Policy) -> tuple[str, ...]:
-    """Return why so many launchers, lost at once on hosts that answer, are not believed; empty when they are.
-
-    Those that are half as silent as one that is lost count: they are not all lost in the same second. Those that
-    Slurm may not start again do not: they stay as they are.
-    """
-    live = [job for job in sight.jobs if job.live and job.heard and job.requeueable]
-    lost = [job for job in live if job.silent_s >= policy.launcher_lost_s / 2 and answers(job.batch_host, sight)]
-    count, most = len(lost), max(policy.most_lost, len(live) // 10)
-    if count <= most:
-        return ()
-    return (f"brake: {count} launchers silent at once on hosts that answer are more than the {most} believed",)
 
 
 def about_job(job: JobSight, sight: Sight, policy: Policy, around: Around) -> list[Verdict]:
@@ -114,7 +98,7 @@ def _bereft(
     reasons = (f"{', '.join(back)} rebooted under it",) if back else ()
     # A launcher that is stranded has said whom it misses: that is one incident.
     blame = (*dead, *back, *(job.suspects if kind is Kind.JOB_STRANDED else ()))
-    held = around.launchers_held if kind is Kind.LAUNCHER_LOST and not dead and not back else ()
+    held = _launcher_brake(job, sight, policy) if kind is Kind.LAUNCHER_LOST and not (dead or back) else ()
     blame = tuple(sorted(blame, key=lambda name: name not in job.rank_nodes))  # a spare strands nobody
     return _restart(
         job,
@@ -126,6 +110,21 @@ def _bereft(
         leaf=leaf,
         since_s=job.beat_age_s if kind is Kind.LAUNCHER_LOST else 0.0,
     )
+
+
+def _launcher_brake(job: JobSight, sight: Sight, policy: Policy) -> tuple[str, ...]:
+    """Return why so many launchers, lost at once on hosts that answer, are not believed; empty when they are.
+
+    At once: they fell silent within half of the time that makes one lost. Jobs that Slurm may not start again do
+    not count: they stay as they are.
+    """
+    apart_s = policy.launcher_lost_s / 2
+    live = [one for one in sight.jobs if one.live and one.heard and one.requeueable]
+    lost = [one for one in live if abs(one.silent_s - job.silent_s) <= apart_s and answers(one.batch_host, sight)]
+    count, most = len(lost), max(policy.most_lost, len(live) // 10)
+    if count <= most:
+        return ()
+    return (f"brake: {count} launchers silent at once on hosts that answer are more than the {most} believed",)
 
 
 def _is_word_of_now(job: JobSight, sight: Sight, policy: Policy) -> bool:

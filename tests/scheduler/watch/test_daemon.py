@@ -523,7 +523,7 @@ def test_two_lost_launchers_may_be_we_who_are_deaf_until_a_third_is_heard(pair: 
         pair.daemon.tick()
         pair.clock.sleep(0.6)
     assert pair.cluster.asked == []
-    assert not any("over" in line for line in pair.said)
+    assert any("over" in line for line in pair.said) is (rounds > 300), "it blocks nothing else for ever"
     probes = pair.daemon.metrics.registry.get_sample_value("deeplink_watch_probes_total", {"answer": "answers"})
     assert probes is not None
     assert probes < 4000, "slurmd writes a line for each of them"
@@ -532,6 +532,56 @@ def test_two_lost_launchers_may_be_we_who_are_deaf_until_a_third_is_heard(pair: 
         pair.daemon.tick()
         pair.clock.sleep(0.6)
     assert "scontrol requeue 17" in pair.cluster.asked
+
+
+@pytest.mark.parametrize("rounds", [45, 300, 700])
+def test_a_network_that_is_away_for_long_is_in_doubt_for_as_long_and_harms_nobody(
+    pair: Bench, rounds: int
+) -> None:
+    pair.beat(Phase.RUNNING)
+    beat_of_18(pair)
+    for name in pair.cluster.node_states:
+        lose(pair, name)
+    for _ in range(rounds):
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    assert not any("over" in line for line in pair.said)
+    pair.cluster.answers.clear()
+    for number in range(12):
+        beat_of_18(pair)
+        if number >= 4:
+            pair.beat(Phase.RUNNING)
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    assert any("over" in line for line in pair.said)
+    assert pair.cluster.asked == []
+
+
+def test_ears_that_are_deaf_for_long_harm_nobody(pair: Bench) -> None:
+    pair.beat(Phase.RUNNING)
+    beat_of_18(pair)
+    for _ in range(900):
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    for number in range(30):
+        beat_of_18(pair)
+        if number >= 20:
+            pair.beat(Phase.RUNNING)
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    assert pair.cluster.asked == []
+
+
+def test_two_batch_hosts_that_die_together_are_no_deafness(pair: Bench) -> None:
+    pair.beat(Phase.RUNNING)
+    beat_of_18(pair)
+    lose(pair, "n0")
+    lose(pair, "n2")
+    for _ in range(12):
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    assert {line.split()[2] for line in pair.cluster.asked if "state=down" in line} >= {"nodename=n0"}
+    assert any(line.startswith("scontrol requeue 17") for line in pair.cluster.asked)
 
 
 @pytest.mark.parametrize("rounds", [300, 700])
