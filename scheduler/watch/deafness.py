@@ -37,9 +37,9 @@ class Deafness:
         >>> for second in (10.0, 15.0):
         ...     deaf.note(second)
         >>> deaf.end(20.0)
-        >>> for second in (30.0, 31.0):
+        >>> for second in (19.0, 31.0):
         ...     deaf.note(second)
         >>> deaf.within(11.5, 43.0), deaf.within(0.0, 5.0)
-        (9.5, 0.0)
+        (19.5, 0.0)
         """
         return sum(max(0.0, min(ended, now) - max(began, since)) for began, ended in self._spans)

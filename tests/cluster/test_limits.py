@@ -37,7 +37,7 @@ def test_before_the_time_limit_the_ranks_save_and_the_job_goes_on_from_there(
     until(lambda: job.row().state is JobState.PENDING and job.row().restarts == 1, 70, job.told)
     told = int((job.folder / "saved").read_text())
     assert 0 < told < 300, job.told()
-    cluster.run(CTL, ["scontrol", "update", f"jobid={job.id}", "StartTime=now"])
+    cluster.run(CTL, ["scontrol", "update", f"jobid={job.id}", "StartTime=now", "TimeLimit=5"], root=True)
     assert job.await_end(90).state is JobState.COMPLETED, job.told()
     begins = [path.read_text().split()[:2] for path in job.folder.glob(f"{job.id}.1.0.from*")]
     assert begins == [[str(told)] * 2] * 2, "saved for its sake alone, and all ranks go on from there"

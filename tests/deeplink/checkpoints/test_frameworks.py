@@ -56,12 +56,13 @@ class Module(lightning.LightningModule):
     def __init__(self, killed_at: int | None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer, self.killed_at = nn.Linear(3, 1), killed_at
+        self.layer, self.killed_at, self.calls = nn.Linear(3, 1), killed_at, 0
 
     @override
     def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
-        if self.global_step == self.killed_at:
+        if self.calls == self.killed_at:
             raise KilledError
+        self.calls += 1
         return nn.functional.mse_loss(self.layer(batch["x"])[:, 0], batch["labels"])
 
     @override
@@ -69,7 +70,7 @@ class Module(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
-def fit(folder: Path, relaunch: int, killed_at: int | None = None) -> list[float]:
+def fit(folder: Path, relaunch: int, killed_at: int | None = None) -> tuple[list[float], int]:
     with Checkpoints(folder, attempt=Attempt(1, 0, relaunch)) as checkpoints:
         trainer = lightning.Trainer(
             accelerator="cpu",
@@ -84,7 +85,7 @@ def fit(folder: Path, relaunch: int, killed_at: int | None = None) -> list[float
         module = Module(killed_at)
         path = ours.latest_path(checkpoints)
         trainer.fit(module, StatefulDataLoader(Rows(), batch_size=2), ckpt_path=path, weights_only=True)
-    return weights(module)
+    return weights(module), module.calls
 
 
 class Model(nn.Module):
@@ -102,7 +103,7 @@ class Model(nn.Module):
         return {"loss": nn.functional.mse_loss(said, labels), "logits": said}
 
 
-def train(folder: Path, relaunch: int, killed_at: int | None = None) -> list[float]:
+def train(folder: Path, relaunch: int, killed_at: int | None = None) -> tuple[list[float], int]:
     with Checkpoints(folder, attempt=Attempt(1, 0, relaunch)) as checkpoints:
         model = Model(killed_at)
         trainer = transformers.Trainer(
@@ -121,18 +122,19 @@ def train(folder: Path, relaunch: int, killed_at: int | None = None) -> list[flo
             callbacks=[huggingface.trainer_callback(checkpoints)],
         )
         trainer.train(resume_from_checkpoint=huggingface.latest_path(checkpoints))
-    return weights(model)
+    return weights(model), model.calls
 
 
 @pytest.mark.parametrize("run", [fit, train], ids=["lightning", "transformers"])
 def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(tmp_path: Path, run: Any) -> None:
-    whole = run(tmp_path / "whole", 0)
+    whole, steps = run(tmp_path / "whole", 0)
+    assert steps == STEPS
     with pytest.raises(KilledError):
         run(tmp_path / "cut", 0, killed_at=8)
     found = Checkpoints(tmp_path / "cut", attempt=Attempt(1, 0, 1)).latest()
     assert found is not None
     assert found.step == 6
-    assert run(tmp_path / "cut", 1) == whole
+    assert run(tmp_path / "cut", 1) == (whole, STEPS - 6)
 
 
 @pytest.mark.parametrize(("run", "asked"), [(fit, ours), (train, huggingface)], ids=["lightning", "transformers"])

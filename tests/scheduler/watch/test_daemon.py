@@ -572,6 +572,21 @@ def test_ears_that_are_deaf_for_long_harm_nobody(pair: Bench) -> None:
     assert pair.cluster.asked == []
 
 
+def test_what_was_deafness_once_takes_nothing_from_a_silence_of_later(pair: Bench) -> None:
+    for number in range(411):
+        if number == 0 or number > 400:
+            pair.beat(Phase.RUNNING)
+            beat_of_18(pair)
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    for number in range(45):  # 17 is lost; for a moment 18 is not heard either
+        if not 30 <= number < 36:
+            beat_of_18(pair)
+        pair.daemon.tick()
+        pair.clock.sleep(0.6)
+    assert "scontrol requeue 17" in pair.cluster.asked
+
+
 def test_two_batch_hosts_that_die_together_are_no_deafness(pair: Bench) -> None:
     pair.beat(Phase.RUNNING)
     beat_of_18(pair)
