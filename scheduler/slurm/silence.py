@@ -40,10 +40,10 @@ def is_silence(said: str) -> bool:
 def is_unanswered(problem: DeepLinkError) -> bool:
     """Whether a command got no answer, by the error it was raised with: it may be sent again.
 
-    It may have been heard all the same.
+    It may have been heard all the same: as it takes a job back, Slurm ends the very scontrol by which that asked.
     """
     if isinstance(problem, CommandError):
-        return is_silence(problem.stderr)
+        return problem.code < 0 or is_silence(problem.stderr)
     return isinstance(problem, CommandTimeoutError)
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
+from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.slurm import SlurmBackend
 from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import CommandError
 from deeplink.types import NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
 
@@ -68,3 +71,31 @@ def test_whose_the_job_is_and_whether_it_runs(state: str, restarts: int, *, ours
 def test_never_while_a_node_is_only_unreachable_nor_by_an_older_run(cluster: Cluster) -> None:
     assert not backend(cluster).requeue_if_down([LOST])
     assert cluster.requeued == []
+
+
+@dataclass
+class Ending(Cluster):
+    """Takes the job back, and ends the very command that asked for it before it can say so; `later` once more."""
+
+    later: int = 0
+
+    @override
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        if self.requeued and self.later:
+            self.later -= 1
+            raise CommandError(argv, -15, "")
+        said = super().__call__(argv, timeout_s=timeout_s)
+        if argv[1] == "requeue":
+            self.restarts, self.state = self.restarts + 1, "COMPLETING"
+            raise CommandError(argv, -15, "")
+        return said
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_an_order_that_ends_its_own_command_was_heard(later: int) -> None:
+    cluster = Ending(later=later, node_state="IDLE")
+    nodes = (NodeName("n0"), LOST)
+    slurm = Slurm(cluster)
+    ours = SlurmBackend(17, 0, "ada", "resnet", nodes, {}, Path("/state/17"), slurm=slurm, clock=ManualClock())
+    assert ours.requeue([])
+    assert cluster.requeued == ["17"], "once"
