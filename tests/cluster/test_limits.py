@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.sandbox.cluster import Options, Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import JobState
 from tests.cluster.jobs import Job, folder_of, submit
 from tests.waiting import until
@@ -37,7 +37,7 @@ def test_before_the_time_limit_the_ranks_save_and_the_job_goes_on_from_there(
     until(lambda: job.row().state is JobState.PENDING and job.row().restarts == 1, 70, job.told)
     told = int((job.folder / "saved").read_text())
     assert 0 < told < 300, job.told()
-    cluster.run(CTL, ["scontrol", "update", f"jobid={job.id}", "StartTime=now", "TimeLimit=5"], root=True)
+    job.start_again("TimeLimit=5")
     assert job.await_end(90).state is JobState.COMPLETED, job.told()
     begins = [path.read_text().split()[:2] for path in job.folder.glob(f"{job.id}.1.0.from*")]
     assert begins == [[str(told)] * 2] * 2, "saved for its sake alone, and all ranks go on from there"
@@ -60,7 +60,7 @@ def test_a_preempted_job_goes_back_into_the_queue_and_on_from_its_newest_checkpo
     assert other.await_end().state is JobState.COMPLETED, other.told()
     until(lambda: job.row().state is JobState.PENDING and job.row().restarts == 1, 40, job.told)
     newest = int(saved.read_text())
-    cluster.run(CTL, ["scontrol", "update", f"jobid={job.id}", "StartTime=now"])
+    job.start_again()
     assert job.await_end(90).state is JobState.COMPLETED, job.told()
     begins = [path.read_text().split()[:2] for path in job.folder.glob(f"{job.id}.1.0.from*")]
     assert begins == [[str(newest)] * 2] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,6 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.order import ring_crossings
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.ladder import NEXT_SECOND_S
 from deeplink.scheduler.watch.records import Incident, Outcome
 from deeplink.types import NodeName, parse_members
 from tests.cluster.jobs import Job, folder_of, submit
@@ -158,10 +156,7 @@ def test_ranks_that_fail_again_at_one_step_have_the_job_held_not_looping(sandbox
     (folder / "fail").unlink()
     sandbox.run(CTL, ["scontrol", "release", str(job.id)])
     # Whoever mends something takes longer than Slurm holds any requeued job.
-    # Slurm sets that hold once more when it is done with the run before: until then it is asked again. Not in the
-    # second of that run's end, in which slurmd starts nothing of the job (NEXT_SECOND_S).
-    time.sleep(NEXT_SECOND_S)
-    until(lambda: _begins_now(sandbox, job), 40, job.told)
+    job.start_again()
     assert job.await_event("first-step", count=3)["step"] > 10, "it went on where it was saved"
     assert job.await_end().state is JobState.COMPLETED, job.told()
 
@@ -223,8 +218,3 @@ def test_a_dry_run_says_where_ranks_would_run(sandbox: Sandbox) -> None:
     assert "--distribution=arbitrary" in output
     assert "python train.py 'a b'" in output
     assert not job.events()
-
-
-def _begins_now(sandbox: Sandbox, job: Job) -> bool:
-    sandbox.run(CTL, ["scontrol", "update", f"jobid={job.id}", "StartTime=now"])
-    return job.row().state is not JobState.PENDING
