@@ -52,8 +52,8 @@ class Job:
 
     def start_again(self, *changes: str) -> None:
         """Have a requeued job begin now, and not when Slurm's hold ends; `changes` are made to it as root."""
-        # Not in the second of its last run's end, in which slurmd starts nothing of the job. And Slurm sets the hold
-        # once more when it is done with that run: until then it is asked again.
+        # Not in the second of its last run's end, in which slurmd starts nothing of the job. And Slurm sets the
+        # hold once more when it is done with that run: until then it is asked again.
         time.sleep(NEXT_SECOND_S)
         until(lambda: self._begins_now(changes), 40, self.told)
 
