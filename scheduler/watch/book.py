@@ -112,10 +112,10 @@ class BeatBook:
             before = self._heard.get(job)
             if before and before.beat.attempt > beat.attempt:
                 return False
-            if before and before.beat.attempt == beat.attempt and before.ourselves and before.heard_at > now:
-                self._heard[job] = replace(before, tellings=before.tellings + bool(beat.incidents))
-                return False
             same = before if before and before.beat.attempt == beat.attempt else None
+            if same and same.ourselves and same.heard_at > now:
+                self._heard[job] = replace(same, tellings=same.tellings + bool(beat.incidents))
+                return False
             step, progressed_at = (same.step, same.progressed_at) if same else (None, 0.0)
             boots = dict(same.boots) if same else {}
             for node in beat.node_beats:

@@ -58,6 +58,7 @@ def missing(name: NodeName, silent_s: float = 4.0) -> Mapping[NodeName, float]:
     return {**job().agents_silent, name: silent_s}
 
 
+WELL_ELSEWHERE = job(attempt=Attempt(16, 0, 0), nodes=NAMES[5:7], rank_nodes=NAMES[5:7], batch_host=NAMES[5])
 STRANDED = job(phase=Phase.STRANDED, agents_silent=missing(NAMES[1]))
 REQUEUED_UNSEEN = job(
     state=JobState.PENDING,
@@ -645,7 +646,7 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     "more launchers silent than can be believed: the brake": (
         Sight(
             jobs=(
-                job(attempt=Attempt(16, 0, 0), nodes=NAMES[5:7], rank_nodes=NAMES[5:7], batch_host=NAMES[5]),
+                WELL_ELSEWHERE,
                 *(job(attempt=Attempt(at, 0, 0), beat_age_s=20.0 - 4.0 * (at - 17)) for at in (17, 18, 19)),
             ),
             nodes=cluster(),
@@ -655,7 +656,7 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     "one silent alone, though others were lost together long before": (
         Sight(
             jobs=(
-                job(attempt=Attempt(16, 0, 0), nodes=NAMES[5:7], rank_nodes=NAMES[5:7], batch_host=NAMES[5]),
+                WELL_ELSEWHERE,
                 job(beat_age_s=20.0),
                 *(job(attempt=Attempt(at, 0, 0), beat_age_s=600.0) for at in (18, 19, 20)),
             ),
@@ -666,7 +667,7 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     "those that may not be started again do not count": (
         Sight(
             jobs=(
-                job(attempt=Attempt(16, 0, 0), nodes=NAMES[5:7], rank_nodes=NAMES[5:7], batch_host=NAMES[5]),
+                WELL_ELSEWHERE,
                 job(beat_age_s=20.0),
                 *(job(attempt=Attempt(at, 0, 0), beat_age_s=15.0, requeueable=False) for at in (18, 19, 20)),
             ),
@@ -677,7 +678,7 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     "so many launchers silent as are believed": (
         Sight(
             jobs=(
-                job(attempt=Attempt(16, 0, 0), nodes=NAMES[5:7], rank_nodes=NAMES[5:7], batch_host=NAMES[5]),
+                WELL_ELSEWHERE,
                 *(job(attempt=Attempt(at, 0, 0), beat_age_s=20.0 - 6.0 * (at - 17)) for at in (17, 18, 19)),
             ),
             nodes=cluster(),
