@@ -4,9 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-bench
+# Where there is no wheel of torch: EXTRAS=demo-light, whose training does without.
+EXTRAS ?= demo
 PROTOS := $(sort $(wildcard proto/deeplink/v1/*.proto))
 PROTO_OUT ?= .
-SLURM := slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins iproute2 util-linux
+# From Debian 13 on pivot_root is in util-linux-extra, and e2fsprogs is not there by itself.
+SLURM := slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins iproute2 util-linux util-linux-extra e2fsprogs
 TEST_TOOLS := chromium chromium-driver prometheus systemd charliecloud-runtime
 # setuptools warns of its own editable installs; nobody here can do anything about it.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
@@ -16,7 +19,7 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test test-faults check lint types layers grammar unit whole bench-cache bench-scheduler bench-watchdog format proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test test-cluster fresh test-faults check lint types layers grammar unit whole bench-cache bench-scheduler bench-watchdog format proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -66,6 +69,15 @@ unit: grammar
 whole: grammar
 	$(call say,tests,"all of them")
 	@$(BIN)/python tests/nothing_left.py $(BIN)/python tests/in_two.py --whole $(ARGS)
+
+test-cluster:  ## the tests on a real Slurm alone; EXTRAS=demo-light where there is no torch
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.ready-cluster slurm
+	@.ci/debian containers ch-run charliecloud-runtime
+	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m pytest -m cluster --whole tests/cluster $(ARGS)
+
+# Half an hour, and kept out of .ci/run: for before a release.
+fresh:  ## both commands in a minimal Debian of its own, when root; SUITE=bookworm, or trixie or forky for newer Slurms
+	@.ci/fresh $(or $(SUITE),bookworm) $(ARGS)
 
 test-faults: venv-dev slurm  ## every fault under full load, 500 runs of the cache's model and 20 with real processes: 20 minutes
 	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m pytest -q tests/faults tests/cluster/test_faults.py \
@@ -119,9 +131,9 @@ $(BIN)/python:
 # Without its constraint `torch` may be any version. Bytecode of 11,000 files, most of them never imported, costs a
 # minute: only what the training script imports is compiled, here and not by each rank anew (which runs as another user).
 $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
-	$(call say,venv,"installing deeplink[demo] into $(VENV) as in constraints.txt")
+	$(call say,venv,"installing deeplink[$(EXTRAS)] into $(VENV) as in constraints.txt")
 	@$(PIP) install -c constraints.txt 'pip>=25.1'
-	@$(PIP) install --no-compile -c constraints.txt -e '.[demo]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@$(BIN)/python .ci/warm.py
 	@touch $@
 
@@ -137,11 +149,18 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	    --target $(VENV)/deepspeed deepspeed
 	@touch $@
 
+$(VENV)/.ready-cluster: $(VENV)/.ready
+	$(call say,venv,"installing what the tests on a real Slurm need")
+	@$(PIP) install --no-compile -c constraints.txt --group cluster
+	@touch $@
+
 slurm:  ## Slurm's packages, when root on Debian or Ubuntu (needed by demo and test)
-	@.ci/debian slurm 'slurmctld slurmd sbatch munged ip unshare' $(SLURM)
+	@.ci/debian slurm 'slurmctld slurmd sbatch munged ip unshare pivot_root mkfs.ext4' $(SLURM)
 
 test-tools: | slurm
 	@.ci/debian tools 'chromium chromedriver promtool systemd-analyze ch-run' $(TEST_TOOLS)
+	@# A minimal Debian has no /etc/hosts: there nobody knows `localhost`, which chromedriver listens on.
+	@getent hosts localhost >/dev/null || .ci/debian names '' libnss-myhostname
 
 clean:  ## remove what was built (not .venv)
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -9,7 +9,9 @@ import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from deeplink.runtokens import token_of
 from deeplink.tokens import new_token, write_token
+from deeplink.types import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,10 +29,10 @@ def agents(folder: Path, nodes: Sequence[str]) -> Iterator[dict[str, str]]:
     Raises:
         RuntimeError: one did not come up; what it said is on standard error.
     """
-    token = new_token()
-    write_token(folder / "token", token)
+    secret = new_token()
+    write_token(folder / "token", token_of(secret, Attempt(1, 0, 0)))
     with ExitStack() as held:
-        members = [f"{node}={held.enter_context(_agent(node, folder / node, token))}" for node in nodes]
+        members = [f"{node}={held.enter_context(_agent(node, folder / node, secret))}" for node in nodes]
         yield {
             "DEEPLINK_ATTEMPT": "1.0.0",
             "DEEPLINK_NODE": nodes[0],
@@ -41,14 +43,14 @@ def agents(folder: Path, nodes: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def _agent(node: str, store: Path, token: str) -> Iterator[str]:
+def _agent(node: str, store: Path, secret: str) -> Iterator[str]:
     argv = [sys.executable, "-m", "deeplink", "node", "--job", "--name", node]
     argv += ["--bind", "127.0.0.1:0", "--store", str(store)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
         try:
             if agent.stdin is None or agent.stdout is None:
                 raise AssertionError("pipes were asked for")
-            agent.stdin.write(f"{token}\n")
+            agent.stdin.write(f"{secret}\n")
             agent.stdin.flush()
             heard, _, _ = select.select([agent.stdout], [], [], START_S)
             ready = agent.stdout.readline() if heard else ""  # empty, too, where it ended

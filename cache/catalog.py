@@ -290,7 +290,8 @@ class Catalog:
         Raises:
             DatasetMissingError: there is no such version.
             NewestVersionError: the name points at it, and there are others.
-            CatalogError: it cannot be removed.
+            DatasetMissingError, NewestUnknownError: there are others, and what the name points at is lost.
+            CatalogError: it cannot be removed, or it cannot be read what the name points at.
         """
         self.check_removable(name, version)
         path = self.path(name, version)
@@ -310,11 +311,12 @@ class Catalog:
             raise CatalogError(self.root, problem.strerror or str(problem)) from problem
 
     def check_removable(self, name: str, version: Version) -> None:
-        """Return if `remove` would remove a version. Raises as it does."""
+        """Return if `remove` would remove a version. Raises as it does, and as `latest` where there are others."""
         there = self.versions(name)
         if version not in there:
             raise DatasetMissingError(name, version, self.root, there)
-        if self._points_at(name, version) and len(there) > 1:
+        # Where the pointer is unreadable, damaged or lost, any of them may be the newest.
+        if len(there) > 1 and self.latest(name) == version:
             raise NewestVersionError(name, version)
 
     def _points_at(self, name: str, version: Version) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Self, cast
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import grpc
 
 from deeplink.cache.described import from_replies
 from deeplink.cache.errors import MemberError, MemberRefusedError, MemberSilentError
+from deeplink.resolving import UnresolvedError
 from deeplink.types import ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
-from deeplink.wire import open_channel
+from deeplink.wary import agent_channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,13 +48,25 @@ def raise_member_error(member: Member, problem: grpc.RpcError) -> NoReturn:
     raise MemberError(member.name, f"{code.name}: {details}") from problem
 
 
+def member_channel(member: Member, token: str) -> grpc.Channel:
+    """Return a channel to a member; see `agent_channel`.
+
+    Raises:
+        MemberSilentError: its address is not known.
+    """
+    try:
+        return agent_channel(member.address, token)
+    except UnresolvedError as problem:
+        raise MemberSilentError(member.name, str(problem)) from problem
+
+
 class MemberClient:
     """One member, over a channel of its own. Close it when done. Not to be carried across fork."""
 
     def __init__(self, member: Member, token: str) -> None:
-        self.member = member
-        self._channel = open_channel(member.address, token)
-        self._stub = cache_pb2_grpc.CacheStub(self._channel)
+        self.member, self._token = member, token
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +78,14 @@ class MemberClient:
 
     def close(self) -> None:
         """End all calls and the connection."""
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
+
+    def _stub(self) -> Any:
+        with self._lock:
+            if self._channel is None:
+                self._channel = member_channel(self.member, self._token)
+            return cache_pb2_grpc.CacheStub(self._channel)
 
     def held(self) -> dict[ShardId, int]:
         """Return the shards the member holds and their sizes in bytes.
@@ -73,7 +94,7 @@ class MemberClient:
             MemberError: it does not say.
         """
         try:
-            reply = self._stub.Stat(cache_pb2.StatRequest(), timeout=_ASK_S)
+            reply = self._stub().Stat(cache_pb2.StatRequest(), timeout=_ASK_S)
         except grpc.RpcError as problem:
             raise_member_error(self.member, problem)
         return {ShardId(shard.id): shard.bytes for shard in reply.shards}
@@ -87,7 +108,7 @@ class MemberClient:
         """
         total = path.stat().st_size
         try:
-            reply = self._stub.Put(_requests(shard, path, total), timeout=_move_s(total))
+            reply = self._stub().Put(_requests(shard, path, total), timeout=_move_s(total))
         except grpc.RpcError as problem:
             raise_member_error(self.member, problem)
         return bool(reply.stored)
@@ -99,7 +120,7 @@ class MemberClient:
             MemberError: the member does not send it, or not to the end.
         """
         try:
-            for reply in self._stub.Get(cache_pb2.GetRequest(id=shard), timeout=_move_s(total)):
+            for reply in self._stub().Get(cache_pb2.GetRequest(id=shard), timeout=_move_s(total)):
                 yield reply.chunk
         except grpc.RpcError as problem:
             raise_member_error(self.member, problem)
@@ -112,7 +133,7 @@ class MemberClient:
             ShardCorruptError: what it says does not fit together.
         """
         try:
-            replies = list(self._stub.Describe(cache_pb2.DescribeRequest(id=shard), timeout=_DESCRIBE_S))
+            replies = list(self._stub().Describe(cache_pb2.DescribeRequest(id=shard), timeout=_DESCRIBE_S))
         except grpc.RpcError as problem:
             raise_member_error(self.member, problem)
         return from_replies(shard, replies)

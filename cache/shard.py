@@ -98,7 +98,7 @@ def write_shard(path: Path, payloads: list[int], values: Iterable[bytes | bytear
             metasync=False,
             readahead=False,
             max_dbs=0,
-            mode=0o644,
+            mode=0o600,
         ) as environment:
             digests += _put_all(environment, values)
     except (lmdb.Error, OSError) as problem:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError, StoreError, StoreFullError
 from deeplink.cache.keeping.marks import SUFFIX, Marks, file_identity, look_at
+from deeplink.private import PrivateFolderError, private_folder
 from deeplink.publish import DRAFT_PREFIX, fsync_path, published_file
 from deeplink.types import ShardId
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_UNREAD = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ESTALE, errno.ETIMEDOUT}
 _DRAFT_KEPT_S = 3600.0
 _MOST_QUARANTINED = 4
 """Damaged files kept for a look; they must not fill the SSD."""
@@ -70,7 +72,8 @@ class Store:
         """Use `root`, which is made when it is not there, for this user alone, unless told otherwise.
 
         Raises:
-            StoreError: the folder cannot be made.
+            PrivateFolderError: the folder is not this user's alone.
+            StoreError: it cannot be made.
         """
         self.root = root
         self.reserve: Callable[[int], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -81,8 +84,9 @@ class Store:
         if not make:
             return
         try:
-            # The files may be copies of some that others must not read.
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(root)  # the files may be copies of some that others must not read
+        except PrivateFolderError:
+            raise
         except OSError as problem:
             raise StoreError(root, problem.strerror or str(problem)) from problem
 
@@ -177,18 +181,22 @@ class Store:
 
         Raises:
             FileNotFoundError: it is not here.
-            OSError: it cannot be opened, which says nothing about what it holds.
+            OSError: it cannot be opened or read, which says nothing about what it holds: it stays, unverified
+                where reading it failed.
         """
         descriptor = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)
         try:
             before = file_identity(os.fstat(descriptor))
             try:
                 layout.verify(descriptor, shard)
-            except (ShardCorruptError, OSError) as problem:
-                if not is_damage(problem):
-                    raise
+            except ShardCorruptError as problem:
                 self.quarantine(shard, str(problem), inode=before["ino"])
                 return False
+            except OSError as problem:
+                if is_doubtful(problem):
+                    with contextlib.suppress(OSError):
+                        self.doubt(shard)
+                raise
         finally:
             os.close(descriptor)
         self.marks.set_verified(shard, before)
@@ -215,7 +223,7 @@ class Store:
             return False
         with self.room_for(total):
             try:
-                with published_file(self.path(shard), mode=0o644) as draft:
+                with published_file(self.path(shard), mode=0o600) as draft:
                     _write_chunks(draft, shard, chunks, total)
                     identity = _verified_identity(draft, shard)
             except OSError as problem:
@@ -293,7 +301,7 @@ class Store:
         try:
             if inode is not None and self.path(shard).stat().st_ino != inode:
                 return False
-            folder.mkdir(exist_ok=True)
+            private_folder(folder)
             self.path(shard).rename(folder / f"{shard}-{time.time_ns()}{SUFFIX}")
             self.marks.unset_verified(shard)
             self.marks.lose(shard)
@@ -301,6 +309,9 @@ class Store:
                 :-_MOST_QUARANTINED
             ]:
                 older.unlink(missing_ok=True)
+        except PrivateFolderError as refused:
+            log.warning("shard %s is damaged and cannot be put aside: %s. %s", shard, refused, refused.remedy)
+            return False
         except OSError:  # another process was first, or the disk takes no writes: readers skip it by themselves
             return False
         log.error("shard %s is damaged and was put into %s: %s", shard, folder, why)
@@ -314,11 +325,13 @@ class Store:
         return len(stale)
 
 
-def is_damage(problem: Exception) -> bool:
-    """Tell whether what reading a shard met is the shard's fault, and not a lack of descriptors or rights."""
-    return isinstance(problem, ShardCorruptError) or (
-        isinstance(problem, OSError) and problem.errno in {errno.EIO, errno.EUCLEAN, errno.EBADMSG}
-    )
+def is_doubtful(problem: Exception) -> bool:
+    """Tell whether what reading a shard met says that it must not be taken for verified any more.
+
+    That its bytes are wrong does. So does that they could not be read, which is no proof of damage and may be over
+    in a moment: but to touch such a page of a mapped file would kill the process.
+    """
+    return isinstance(problem, ShardCorruptError) or (isinstance(problem, OSError) and problem.errno in _UNREAD)
 
 
 def _age(path: Path, now: float) -> float:

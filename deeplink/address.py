@@ -14,6 +14,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deeplink.clock import SystemClock
+from deeplink.resolving import UnresolvedError, addresses
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -64,9 +67,10 @@ def _source_towards(destination: str) -> str | None:
 
 def _address_of_name(name: str) -> str | None:
     try:
-        return socket.gethostbyname(name)
-    except OSError:
+        found = addresses(name, 0, SystemClock())
+    except UnresolvedError:
         return None
+    return next((str(where[0]) for family, _, _, _, where in found if family == socket.AF_INET), None)
 
 
 def _candidates(env: Mapping[str, str]) -> Iterator[str | None]:

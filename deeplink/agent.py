@@ -1,6 +1,6 @@
 """The node agent: one server per node for its shards, its ranks' progress and its heartbeat.
 
-The same program runs in two ways. A job starts one per node, with the job's token, and it ends with the job
+The same program runs in two ways. A job starts one per node, with the run's secret, and it ends with the job
 (`deeplink node --job`); or it stands as a service of the node. Either way every call needs the token.
 """
 
@@ -23,12 +23,20 @@ from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
 from deeplink.lately import Lately
 from deeplink.links import Link, Route, links, routes
-from deeplink.listening import ListenError
+from deeplink.listening import Listeners
 from deeplink.nodehealth import NodeHealth
+from deeplink.runtokens import accepted
 from deeplink.scheduler.node import servicer as node_service
 from deeplink.scheduler.node.stacks import Stacks
-from deeplink.v1 import node_pb2
-from deeplink.wire import WORKERS, BoundServer, allow_descriptors, bound_server
+from deeplink.tokencheck import Farewell
+from deeplink.v1 import common_pb2, keep_pb2, node_pb2
+from deeplink.wire import (
+    WORKERS,
+    BoundServer,
+    allow_descriptors,
+    attempt_to_wire,
+    bound_server,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
 
     from deeplink.config import Config
     from deeplink.plainrpc.serving import PlainServer
+    from deeplink.runtokens import RunTokens
     from deeplink.types import NodeName
 
 log = logging.getLogger(__name__)
@@ -59,7 +68,7 @@ class AgentSettings:
     Attributes:
         node: this node's member name.
         bind: `host:port` to listen on; port 0 picks a free one.
-        token: what every call must carry.
+        token: what every call must carry; of an agent of a run, the run's.
         store: folder of the shards on this node's SSD; made when it is not there.
         metrics_bind: `host:port` to serve Prometheus metrics on; empty for none.
         topology_address: SLURM_TOPOLOGY_ADDR of this node; empty outside of Slurm.
@@ -68,17 +77,21 @@ class AgentSettings:
         keeps_copies: serve the node's checkpoints and keep copies for others: for an agent of a job, whose user's
             files these are.
         of_job: it belongs to a job: of the health checks it runs the cheap ones, and starts nothing anew.
+        listeners: sockets that listen at `bind` already, which a process above keeps open; None: its own.
+        pid: of the process to be killed to end it; 0: this one.
     """
 
     node: NodeName
     bind: str
-    token: str
+    token: str | RunTokens
     store: Path
     metrics_bind: str = ""
     topology_address: str = ""
     config: Config | None = None
     keeps_copies: bool = False
     of_job: bool = False
+    listeners: Listeners | None = None
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +103,7 @@ class Announcement:
         interface: the network interface that carries the address (for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
         weight: how large a share of the shards this node is to hold, from the budget of its store.
         data_port: where samples are served besides, on the same host.
-        token_file: the node-local 0600 file that holds the token.
+        token_file: the node-local 0600 file that holds the token; an agent of a run's, the run's secret.
         links: where it listens on all interfaces, these, for a launcher to choose from.
         routes: where the node's routes lead; only with links.
     """
@@ -151,14 +164,19 @@ class Agent:
     def start(self, token_file: Path) -> Announcement:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
         host, _ = split_bind(self.settings.bind)
+        listeners = self.settings.listeners or Listeners.at(self.settings.bind)
         self._server = bound_server(
-            self.settings.bind, self.settings.token, self._register, workers=MOST_READS + MOST_CALLS + WORKERS
+            listeners.own,
+            accepted(self.settings.token),
+            self._register,
+            workers=MOST_READS + MOST_CALLS + WORKERS,
+            farewell=farewell_of(self.settings.token),
         )
         try:
-            self._data = self._keeper.data_server(self.settings.bind)
+            self._data = self._keeper.data_server(listeners.data)
             if self.settings.metrics_bind:
                 self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
-        except (ListenError, metrics.MetricsBindError):
+        except metrics.MetricsBindError:
             self.stop()
             raise
         self._feed_metrics()
@@ -175,7 +193,7 @@ class Agent:
             token_file=str(token_file),
             store=str(self.settings.store),
             interface=interface,
-            pid=os.getpid(),
+            pid=self.settings.pid or os.getpid(),
             weight=self._keeper.weight(),
             data_port=self._data.port,
             links=links() if is_everywhere else (),
@@ -231,6 +249,23 @@ class Agent:
         metrics.STORE_VERIFIED_SHARDS.set_function(lambda: self.store_status().verified_shards)
         metrics.STORE_VERIFIED_BYTES.set_function(lambda: self.store_status().verified_bytes)
         metrics.STORE_BUDGET_BYTES.set_function(lambda: self.store_status().budget_bytes)
+
+
+def farewell_of(token: str | RunTokens) -> Farewell:
+    """Return what a rank of an ended attempt still hears: that it has ended, and which is the newest."""
+    if isinstance(token, str):
+        return Farewell()
+
+    def newest() -> common_pb2.Attempt | None:
+        return attempt_to_wire(token.newest) if token.newest else None
+
+    return Farewell(
+        token.has_ended,
+        {
+            node_service.REPORT: lambda: node_pb2.ReportReply(fenced=True, newest=newest()).SerializeToString(),
+            keeping_copies.HOLD: lambda: keep_pb2.HoldReply(newest=newest()).SerializeToString(),
+        },
+    )
 
 
 def _reached_at(host: str, port: int) -> tuple[str, str]:

@@ -39,15 +39,15 @@ MOST_NOW = 64
 
 
 class Deliver:
-    """Tells a watchdog; connects anew, with the token as it is then in its file, after each failure.
+    """Reports a node to a watchdog, as `Line` does.
 
     Raises:
         grpc.RpcError: the watchdog was not reached, or refused.
-        TokenFileError: the token cannot be read.
+        DeepLinkError: it cannot be proved who reports.
     """
 
-    def __init__(self, address: str, token_file: Path) -> None:
-        self._line = Line(address, token_file)
+    def __init__(self, address: str, token_file: Path | None, node: str) -> None:
+        self._line = Line(address, token_file, node)
 
     def __call__(self, request: watch_pb2.AttendRequest) -> watch_pb2.AttendReply:
         """Return its answer."""

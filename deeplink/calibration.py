@@ -5,13 +5,16 @@ Every rank calls it. Groups are timed one after another while the other ranks wa
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed as dist
 
+from deeplink.collectives import broadcast_text, gathered_texts
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.model.read_sweep import Place, ReadSweep, Told
 from deeplink.scheduler.model.sweep import NoPairError, Seat, Sweep, Timing, to_time
@@ -92,8 +95,8 @@ def timed_between(
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
     try:
-        seats: list[Seat] = [seat] * dist.get_world_size()
-        dist.all_gather_object(seats, seat)
+        told = (json.loads(text) for text in gathered_texts(json.dumps(astuple(seat))))
+        seats = [Seat(rank, node, tuple(path)) for rank, node, path in told]
         timer = _Timer(device, repeats, clock)
         try:
             pairs = to_time(seats)
@@ -141,9 +144,8 @@ def _sweep(reach: Reach, ranks: tuple[int, ...], sizes: Sequence[int], timer: _T
     seconds: list[float] = []
     if dist.get_rank() in ranks:
         seconds = [timer.seconds(size, group) for size in sizes]
-    told = [seconds]
-    dist.broadcast_object_list(told, src=ranks[0])  # and the others wait for it
-    return Sweep(reach, len(ranks), tuple(Timing(size, taken) for size, taken in zip(sizes, told[0], strict=True)))
+    told = json.loads(broadcast_text(json.dumps(seconds), src=ranks[0]))  # and the others wait for it
+    return Sweep(reach, len(ranks), tuple(Timing(size, taken) for size, taken in zip(sizes, told, strict=True)))
 
 
 def _read_sweeps(seats: Sequence[Seat], mine: Seat, reads: ReadTimer) -> list[ReadSweep]:
@@ -153,8 +155,8 @@ def _read_sweeps(seats: Sequence[Seat], mine: Seat, reads: ReadTimer) -> list[Re
         del readers[Place.PEER], readers[Place.TOGETHER]
     sweeps = []
     for place, who in readers.items():
-        told: list[Told | None] = [None] * len(seats)
         dist.barrier()  # all begin at once, and nobody before the others have ended
-        dist.all_gather_object(told, reads.read(place) if mine.node in who else None)
-        sweeps.append(ReadSweep(place, tuple(one for one in told if one is not None)))
+        read = [astuple(reads.read(place))] if mine.node in who else []
+        told = [Told(*one) for text in gathered_texts(json.dumps(read)) for one in json.loads(text)]
+        sweeps.append(ReadSweep(place, tuple(told)))
     return sweeps

@@ -60,7 +60,7 @@ class Config:
         check_every_read: compare checksums whenever a sample is read here, not only the first time in a process.
         token_file: 0600 file with the token that calls carry.
         watch: `host:port` of the site's watchdog; empty where there is none.
-        watch_token_file: file with the watchdog's token.
+        watch_token_file: without MUNGE: file with a token that the operator made for this user.
         notify_file: whom `deeplink watch` tells of incidents, a TOML file; nobody where None.
         resubmit: whether jobs of `deeplink sbatch` may be submitted anew, under another id, where nothing else
             helps them; what the job itself says counts more.

@@ -8,8 +8,8 @@ import os
 import re
 import select
 import shutil
+import signal
 import socket
-import stat
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.private import private_folder, runtime_base
 from deeplink.tokens import make_token, new_token, read_token
 from deeplink.types import NodeName
 
@@ -30,12 +31,12 @@ LONGEST_TOKEN = 1024
 
 
 class TokenInputError(DeepLinkError):
-    """A job's agent was not given its token."""
+    """A job's agent was not given the secret of its run."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(
-            f"no token on standard input: {problem}",
-            remedy="`deeplink run` starts job-scoped agents; for one by hand: echo TOKEN | deeplink node --job",
+            f"no secret on standard input: {problem}",
+            remedy="`deeplink run` starts the agents of a job; one that stands is started without --job.",
         )
         self.problem = problem
 
@@ -104,20 +105,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _runtime_base(env: Mapping[str, str]) -> Path:
-    # Slurm hands the submit host's XDG_RUNTIME_DIR on to nodes where that folder need not exist.
-    named = env.get("XDG_RUNTIME_DIR", "")
-    if named:
-        try:
-            found = Path(named).stat()
-        except OSError:
-            pass
-        else:
-            if found.st_uid == os.getuid() and not found.st_mode & 0o077 and os.access(named, os.W_OK):
-                return Path(named)
-    return Path("/tmp")  # noqa: S108 - node-local by convention, unlike TMPDIR; the folder below it is made 0700
-
-
 @contextmanager
 def runtime_folder(
     node: str, env: Mapping[str, str] | None = None, *, again: Path | None = None
@@ -137,7 +124,7 @@ def runtime_folder(
         folder = again
     else:
         prefix = f"deeplink-{os.getuid()}-{env.get('SLURM_JOB_ID', 'nojob')}-{node}-"
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_base(env)))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=runtime_base(env)))
     try:
         yield folder
     finally:
@@ -146,11 +133,10 @@ def runtime_folder(
 
 def _is_ours_alone(folder: Path) -> bool:
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        private_folder(folder, parents=False)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return True
 
 
 def standing_token(given: Path | None, default: Path) -> tuple[str, Path]:
@@ -168,7 +154,7 @@ def standing_token(given: Path | None, default: Path) -> tuple[str, Path]:
     try:
         if not path.exists():
             if given is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                private_folder(path.parent, group_reads=True)
             make_token(path, new_token())
     except OSError as problem:
         raise TokenFolderError(path, problem.strerror or str(problem)) from problem
@@ -213,6 +199,15 @@ def member_name(given: str, env: Mapping[str, str] | None = None) -> NodeName:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise MemberNameError(name)
     return NodeName(name)
+
+
+def ending_signals(*more: signal.Signals) -> tuple[signal.Signals, ...]:
+    """Return what ends a daemon: of SIGINT and `more` what its caller does not ignore, and SIGTERM at last.
+
+    nohup ignores SIGHUP, a shell ignores SIGINT for its background jobs: POSIX has a program go on ignoring it.
+    """
+    offered = (signal.SIGINT, *more)
+    return (*(one for one in offered if signal.getsignal(one) is not signal.SIG_IGN), signal.SIGTERM)
 
 
 def notify_systemd(state: str) -> None:

@@ -23,6 +23,7 @@ from deeplink.checkpoints.wordboard import BoardFullError, Boards
 from deeplink.config import Config
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainConnection
+from deeplink.runtokens import shown
 from deeplink.types import FencedError
 from deeplink.v1 import keep_pb2, keep_pb2_grpc
 from deeplink.wire import attempt_from_wire, attempt_to_wire
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.fetching import There
     from deeplink.checkpoints.manifest import FileEntry
     from deeplink.clock import Clock
+    from deeplink.runtokens import RunTokens
     from deeplink.types import Attempt, NodeName
 
 log = logging.getLogger(__name__)
 
+HOLD: Final = "/deeplink.v1.Keep/Hold"
 FOLDER: Final = "checkpoints"
 """Below an agent's store."""
 _PIECE = 1 << 20
@@ -76,7 +79,7 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
         self,
         node: NodeName,
         copies: Copies,
-        token: str,
+        token: str | RunTokens,
         learn: Callable[[Attempt], Attempt],
         *,
         clock: Clock,
@@ -136,9 +139,8 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
     ) -> Iterator[keep_pb2.FetchReply]:
         """Send a file."""
         try:
-            path = self._copies.file(request.run, request.name, request.origin, request.path)
             left = request.length
-            with path.open("rb", buffering=0) as file:
+            with self._copies.open(request.run, request.name, request.origin, request.path) as file:
                 file.seek(request.offset)
                 while left and (chunk := file.read(min(left, _PIECE))):
                     left -= len(chunk)
@@ -200,7 +202,9 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
             self._clock.sleep(max(0.0, self._bucket.take(self._clock.monotonic(), size)))
 
         def fetch(files: Iterable[FileEntry], into: Path) -> None:
-            fetch_files(there, files, into, run=request.run, token=self._token, clock=self._clock, came=came)
+            fetch_files(
+                there, files, into, run=request.run, token=shown(self._token), clock=self._clock, came=came
+            )
 
         self._copies.keep(request.run, there, claim, fetch, check)
 
@@ -214,7 +218,7 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
             raise FencedError(attempt, holder.attempt, f"run {request.run}")
 
     def _there(self, request: keep_pb2.TakeRequest) -> There:
-        with PlainConnection(request.source, self._token, self._clock) as connection:
+        with PlainConnection(request.source, shown(self._token), self._clock) as connection:
             found = held_by(connection, request.run, self._clock.monotonic, name=request.name)
         there = next((one for one in found.whole if one.origin == OWN), None)
         if there is None or found.node != request.node:
@@ -247,7 +251,7 @@ class Settings(Protocol):
         ...
 
     @property
-    def token(self) -> str:
+    def token(self) -> str | RunTokens:
         """What calls carry."""
         ...
 
@@ -272,8 +276,8 @@ def served(settings: Settings, server: grpc.Server, learn: Callable[[Attempt], A
         clock: where time comes from.
     """
     config = settings.config or Config()
-    copies = Copies(settings.store / FOLDER, config.copies_bytes)
-    threading.Thread(target=copies.forget, args=(clock.unix(),), name="deeplink-forget", daemon=True).start()
+    copies = Copies(settings.store / FOLDER, config.copies_bytes, clock)
+    threading.Thread(target=copies.forget, name="deeplink-forget", daemon=True).start()
     servicer = KeepServicer(
         settings.node, copies, settings.token, learn, clock=clock, bytes_per_s=config.fill_bytes_per_s
     )

@@ -5,16 +5,32 @@ Counters end in `_total`, units are base units (seconds, bytes). Daemons serve t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import logging
+import socket
+import threading
+from socketserver import TCPServer
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Info, start_http_server
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Info, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+from typing_extensions import override
 
+from deeplink.admission import Admission, Bounds
+from deeplink.clock import SystemClock
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from prometheus_client import CollectorRegistry
+
+log = logging.getLogger(__name__)
+
+PROOF_S = 10.0
+"""How long whoever asks for metrics has for the request, and we for the answer."""
+_CONNECTIONS = 64
 
 # The node agent.
 NODE_INFO = Info("deeplink_node", "This node agent: its member name and version.")
@@ -142,6 +158,57 @@ class MetricsBindError(DeepLinkError):
         self.bind, self.problem = bind, problem
 
 
+class _Quiet(WSGIRequestHandler):
+    """Answers a request without a line in the log."""
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _MetricsServer(ThreadingWSGIServer):
+    """Answers one request on each connection, on a few at once, each within `PROOF_S`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._admission = Admission[socket.socket](
+            Bounds(connections=_CONNECTIONS, proof_s=PROOF_S), SystemClock()
+        )
+        super().__init__(*args, **options)
+
+    @override
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # that of HTTP servers asks a name server for our name
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    @override
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        leaves = self._admission.admit(request, client_address[0])
+        if leaves is not None:
+            _cut(leaves)
+        return leaves is not request
+
+    @override
+    def shutdown_request(self, request: Any) -> None:
+        self._admission.leave(request)
+        super().shutdown_request(request)
+
+    @override
+    def service_actions(self) -> None:
+        for request in self._admission.overdue():
+            _cut(request)
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a request for metrics from %s ended early", client_address)
+
+
+def _cut(connection: socket.socket) -> None:
+    """End a connection, whichever thread reads from it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def serve_metrics(bind: str, registry: CollectorRegistry = REGISTRY) -> Callable[[], None]:
     """Serve the metrics of a registry over HTTP at `bind` (`host:port`) from a thread; return what stops it.
 
@@ -151,10 +218,17 @@ def serve_metrics(bind: str, registry: CollectorRegistry = REGISTRY) -> Callable
     host, _, port = bind.rpartition(":")
     if not host or not port.isdigit():
         raise MetricsBindError(bind, "not HOST:PORT")
+    host = host.strip("[]")
+
+    class Here(_MetricsServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
     try:
-        server, thread = start_http_server(int(port), host.strip("[]"), registry)
+        server = make_server(host, int(port), make_wsgi_app(registry), Here, handler_class=_Quiet)
     except (OSError, OverflowError) as problem:
         raise MetricsBindError(bind, str(problem)) from problem
+    thread = threading.Thread(target=server.serve_forever, name="deeplink-metrics", daemon=True)
+    thread.start()
 
     def stop() -> None:
         server.shutdown()

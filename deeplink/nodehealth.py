@@ -56,7 +56,7 @@ class NodeHealth:
         if self._watch is not None:
             self._watch.start()
         config = self._config
-        if self._of_job or config is None or not config.watch or config.watch_token_file is None:
+        if self._of_job or config is None or not config.watch:
             return
         who = Attendee(
             node=self._node,
@@ -66,7 +66,7 @@ class NodeHealth:
             health=self._watch,
             compared=self._compared,
         )
-        deliver = Deliver(config.watch, config.watch_token_file)
+        deliver = Deliver(config.watch, config.watch_token_file, self._node)
         self._attending = Attending(who, deliver, self._clock, close=deliver.close)
         if self._watch is not None:
             self._watch.changed = self._attending.news

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.membership import configured_members, members_token, node_name
 from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
+from deeplink.private import private_folder
+from deeplink.runtokens import token_of
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.ground import fabric_below
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.site import with_domains
 from deeplink.scheduler.launch.slurm import SlurmBackend
+from deeplink.scheduler.launch.unheard import Unheard
+from deeplink.scheduler.slurm.within import is_in_step
 from deeplink.tokens import new_token
+from deeplink.types import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,14 +29,6 @@ if TYPE_CHECKING:
     from deeplink.config import Config
     from deeplink.scheduler.launch.site import Site
     from deeplink.types import Member
-
-
-class StagingFolderError(DeepLinkError):
-    """The folder for shards on their way belongs to somebody else."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} belongs to another user", remedy="Set TMPDIR to a folder of your own.")
-        self.folder = folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +56,7 @@ def in_allocation(env: Mapping[str, str] | None = None) -> bool:
     """
     env = os.environ if env is None else env
     nodes = env.get("SLURM_JOB_NUM_NODES", "1")
-    return (
-        env.get("SLURM_JOB_ID", "").isdigit() and nodes.isdigit() and int(nodes) > 1 and "SLURM_STEP_ID" not in env
-    )
+    return env.get("SLURM_JOB_ID", "").isdigit() and nodes.isdigit() and int(nodes) > 1 and not is_in_step(env)
 
 
 def member_count(
@@ -104,7 +98,7 @@ def target(
     Raises:
         AgentsFailedError: the agent of a node did not come up.
         NoAllocationError: what Slurm says of the allocation is incomplete.
-        StagingFolderError: the folder for shards on their way is another user's.
+        PrivateFolderError: the folder for shards on their way is not this user's alone.
         TokenFileError: the token of standing agents cannot be read.
     """
     if here:
@@ -124,12 +118,14 @@ def _gathered(
         backend = LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
     else:
         backend = SlurmBackend.from_environment(os.environ, config.state)
-    backend.folder.mkdir(parents=True, exist_ok=True)
-    token = new_token()
-    fleet = Fleet(backend.start_agents(token), token, clock)
+    private_folder(backend.folder)
+    secret = new_token()
+    token = token_of(secret, Attempt(backend.job, backend.restart, 0))
+    fleet = Fleet(backend.start_agents(secret), lambda _: token, clock)
     try:
         logs = str(backend.folder / "agents.log")
-        fleet.gather(backend.nodes, len(backend.nodes), logs=logs, told_to_end=lambda: False)
+        unheard = Unheard(backend.unheard, clock, 0.0)
+        fleet.gather(backend.nodes, len(backend.nodes), logs=logs, told_to_end=lambda: False, unheard=unheard)
         told = {node: one.topology_address for node, one in fleet.facts.items()}
         fabric = fabric_below(told, None if local else site_of(config), backend.fabric)
         members = tuple(facts.member for facts in with_domains(fleet.facts, fabric).values())
@@ -141,8 +137,4 @@ def _gathered(
 
 def _staging_folder() -> Path:
     # A login node has no SSD of the cluster's; what waits there is gone once it is placed.
-    folder = Path(tempfile.gettempdir()) / f"deeplink-staging-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise StagingFolderError(folder)
-    return folder
+    return private_folder(Path(tempfile.gettempdir()) / f"deeplink-staging-{os.getuid()}")

@@ -82,6 +82,8 @@ def read_token(path: Path) -> str:
         with path.open(encoding="ascii") as file:
             found = os.fstat(file.fileno())
             mode = stat.S_IMODE(found.st_mode)
+            if found.st_uid not in {0, os.geteuid()}:
+                raise TokenFileError(path, f"it belongs to user {found.st_uid}, who knows what it says")
             if mode & (_OTHERS_OF_ROOTS if found.st_uid == 0 else _OTHERS):
                 must = "0600, or root's and 0640 for a group"
                 raise TokenFileError(path, f"mode {mode:04o} lets others in; it must be {must}")

@@ -7,20 +7,29 @@ refused with UNAUTHENTICATED (`deeplink.tokens`).
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import resource
+import socket
+import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from typing_extensions import override
 
+from deeplink.acceptor import Acceptor
+from deeplink.admission import Bounds
+from deeplink.clock import SystemClock
 from deeplink.errors import DeepLinkError
-from deeplink.listening import ListenError, try_to_bind
-from deeplink.plainrpc import TOKEN_HEADER
+from deeplink.listening import ListenError, listening_socket
+from deeplink.plainrpc import TOKEN_HEADER, only
+from deeplink.private import NODE_LOCAL, runtime_base
+from deeplink.resolving import UnresolvedError, addresses, split_address
+from deeplink.tokencheck import Farewell, RequireToken
 from deeplink.types import Attempt
 from deeplink.v1 import common_pb2
 
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 64 << 20  # bytes; one batch of samples, with room; gRPC's own default is 4 MiB
 WORKERS = 16  # threads of one server: the bound on calls served at once
+IDLE_S = 900.0  # a connection without a call is kept so long, as at an agent's data port
 MOST_CONNECTIONS = 4096  # held at once, as at an agent's data port; a quarter of the descriptors if that is less
 _DESCRIPTORS = 65_536
 """Open shards and connections are bounded by shares of what is allowed, and reach their own bounds at so many."""
@@ -77,32 +87,6 @@ class _GrpcUse:
 os.register_at_fork(after_in_child=_GrpcUse.forked)
 
 
-class _RequireToken(grpc.ServerInterceptor):
-    """Refuses every call that does not carry the token."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-
-        def refuse(_request: object, context: grpc.ServicerContext) -> NoReturn:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token")
-
-        self._refuse_unary: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(refuse)
-        self._refuse_stream: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(refuse)
-
-    @override
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        given = dict(handler_call_details.invocation_metadata or ()).get(TOKEN_HEADER, b"")
-        if hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._token):
-            return continuation(handler_call_details)
-        handler = continuation(handler_call_details)
-        streams = handler is not None and (handler.request_streaming or handler.response_streaming)
-        return self._refuse_stream if streams else self._refuse_unary
-
-
 class _CallDetails(NamedTuple):
     method: str
     timeout: float | None
@@ -121,11 +105,12 @@ class _CarryToken(
 ):
     """Puts the token into the metadata of every call."""
 
-    def __init__(self, token: str) -> None:
-        self._item = (TOKEN_HEADER, token)
+    def __init__(self, token: str | Callable[[], str]) -> None:
+        self._token = token
 
     def _carry(self, continuation: Any, details: Any, request: Any) -> Any:
-        metadata = [*(details.metadata or ()), self._item]
+        token = self._token if isinstance(self._token, str) else self._token()
+        metadata = [*(details.metadata or ()), (TOKEN_HEADER, token)]
         carried = _CallDetails(
             details.method,
             details.timeout,
@@ -153,47 +138,83 @@ class _CarryToken(
         return self._carry(continuation, client_call_details, request_iterator)
 
 
+class FrontedServer:
+    """A grpcio server that is reached through an acceptor of ours alone."""
+
+    def __init__(self, server: grpc.Server, acceptor: Acceptor) -> None:
+        self._server, self._acceptor = server, acceptor
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._server.start()
+        self._acceptor.start()
+
+    def stop(self, grace: float | None) -> threading.Event:
+        """Take no more calls; those under way have `grace` seconds. Return an event that is set at the end."""
+        done, ended = self._server.stop(grace), threading.Event()
+
+        def end() -> None:
+            done.wait()
+            self._acceptor.close()
+            ended.set()
+
+        threading.Thread(target=end, name="deeplink-server-end", daemon=True).start()
+        return ended
+
+    def open_connections(self) -> int:
+        """Return how many connections are held."""
+        return self._acceptor.open_connections()
+
+
 class BoundServer(NamedTuple):
     """A server that listens but does not serve yet: call `server.start()`, and `server.stop(grace)` at the end."""
 
-    server: grpc.Server
+    server: FrontedServer
     port: int
     health: health.HealthServicer
 
 
 def bound_server(
-    bind: str,
-    token: str,
+    bind: str | socket.socket,
+    token: str | Callable[[str], bool],
     register: Callable[[grpc.Server], Sequence[str]],
     *,
     workers: int = WORKERS,
     connections: int = MOST_CONNECTIONS,
+    open_services: Sequence[str] = (),
+    refusal: str = "the call carries no valid token",
+    farewell: Farewell | None = None,
 ) -> BoundServer:
     """Return a server bound to `bind` (`host:port`, port 0 for a free one) whose every call needs `token`.
 
     Args:
-        bind: the address to listen on.
-        token: what each call must carry.
+        bind: the address to listen on, or a socket that listens and does not block.
+        token: what each call must carry, or what tells whether a token is a valid one.
         register: adds the servicers and returns the full names of their services, which health and reflection
             then know.
         workers: calls served at once; more than four times as many waiting are refused (RESOURCE_EXHAUSTED).
-        connections: held at once; beyond, one is closed when it is made. To a client of `open_channel` that is a
-            server which is not there yet: it connects again within a second.
+        connections: held at once, of which strangers have half (see `Bounds`); one too many is closed. To a
+            client of `open_channel` that is a server which is not there yet: it connects again within a second.
+        open_services: full names of services whose calls need no token.
+        refusal: what a call without a valid token is told.
+        farewell: what tokens get that are not valid any more; None: the same.
 
     Raises:
         ForkedError: see there.
         ListenError: the address cannot be bound; PortBusyError where it is in use.
     """
     _GrpcUse.begin()
-    try_to_bind(bind)
+    is_valid = only(token) if isinstance(token, str) else token
+    open_to_all = tuple(f"/{name}/" for name in open_services)
+    farewell = farewell or Farewell()
+    listener = listening_socket(bind) if isinstance(bind, str) else bind
     server = grpc.server(
         ThreadPoolExecutor(workers, thread_name_prefix="deeplink-rpc"),
-        interceptors=[_RequireToken(token)],
+        interceptors=[RequireToken(is_valid, open_to_all, refusal, farewell)],
         options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE),
             ("grpc.max_send_message_length", MAX_MESSAGE),
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_allowed_incoming_connections", connections_allowed(connections)),
+            ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ],
@@ -205,10 +226,32 @@ def bound_server(
     for name in ["", *services]:
         answers.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
+    bounds = Bounds(connections=connections_allowed(connections, each=3))
+    without = (*open_to_all, *farewell.replies)
+    acceptor = Acceptor(listener, _private_port(server), is_valid, bounds, SystemClock(), open_to_all=without)
+    return BoundServer(FrontedServer(server, acceptor), listener.getsockname()[1], answers)
+
+
+def _private_port(server: grpc.Server) -> int:
+    """Let a server listen on a Unix socket that has no name any more; return a descriptor to connect to it by."""
+    base = runtime_base(os.environ)
     try:
-        return BoundServer(server, server.add_insecure_port(bind), answers)
-    except RuntimeError as problem:
-        raise ListenError(bind, str(problem)) from problem
+        return _private_port_in(base, server)
+    except ListenError:  # the path may be too long for a socket (unix(7)), or the disk have none
+        if base == NODE_LOCAL:
+            raise
+        return _private_port_in(NODE_LOCAL, server)
+
+
+def _private_port_in(base: Path, server: grpc.Server) -> int:
+    path = base
+    try:
+        with tempfile.TemporaryDirectory(prefix="deeplink-", dir=base, ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "rpc"
+            server.add_insecure_port(f"unix:{path}")
+            return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (RuntimeError, OSError) as problem:
+        raise ListenError(str(path), str(problem)) from problem
 
 
 def allow_descriptors() -> None:
@@ -220,25 +263,55 @@ def allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def connections_allowed(connections: int) -> int:
-    """Return how many connections a server may hold: so many, or a quarter of its descriptors if less."""
+def connections_allowed(connections: int, *, each: int = 1) -> int:
+    """Return how many connections a server may hold: so many, or what a quarter of its descriptors is enough for.
+
+    Args:
+        connections: how many it would hold.
+        each: descriptors that one takes.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return connections if soft == resource.RLIM_INFINITY else min(connections, soft // 4)
+    return connections if soft == resource.RLIM_INFINITY else min(connections, soft // (4 * each))
 
 
-def open_channel(address: str, token: str) -> grpc.Channel:
-    """Return a channel to `address` whose every call carries `token`. Make it after fork, close it when done.
+def dialled(address: str) -> str:
+    """Return the target by which gRPC reaches `host:port`: the addresses that the system has for the host.
+
+    Raises:
+        UnresolvedError: there is none, or no answer came within a second.
+    """
+    try:
+        found = addresses(*split_address(address), SystemClock())
+    except ValueError as problem:
+        raise UnresolvedError(address, str(problem)) from problem
+    hosts = [(family == socket.AF_INET6, str(where[0]), where[1]) for family, _, _, _, where in found]
+    if not any(is_v6 for is_v6, _, _ in hosts):
+        return "ipv4:" + ",".join(f"{host}:{port}" for _, host, port in hosts)
+    # A target is of one family; an IPv4 address can be written as one of IPv6 (RFC 4291 2.5.5.2).
+    written = [(host.replace("%", "%25") if is_v6 else f"::ffff:{host}", port) for is_v6, host, port in hosts]
+    return "ipv6:" + ",".join(f"[{host}]:{port}" for host, port in written)
+
+
+def open_channel(address: str, token: str | Callable[[], str]) -> grpc.Channel:
+    """Return a channel to `address` whose every call carries `token`, or what that returns then.
+
+    Make it after fork, close it when done.
+
+    The host is resolved here, within a second; the channel keeps to the addresses it had then.
 
     A silent peer is noticed by keepalive pings (2 s apart, 2 s to answer) also while a call waits; each call has
     its own deadline besides. Reconnects wait 0.1 to 1 s, so that a peer that came back is used again soon.
 
     Raises:
         ForkedError: this process was forked from one that had used gRPC; a call from here would hang.
+        UnresolvedError: the host's address is not known.
     """
     _GrpcUse.begin()
     channel = grpc.insecure_channel(
-        address,
+        dialled(address),
         options=[
+            # What a call names as its server, and what a certificate must be for: the name, not where it lies.
+            ("grpc.default_authority", address),
             ("grpc.max_receive_message_length", MAX_MESSAGE),
             ("grpc.max_send_message_length", MAX_MESSAGE),
             ("grpc.use_local_subchannel_pool", 1),

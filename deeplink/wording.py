@@ -44,9 +44,26 @@ def sized(count: float) -> str:
 def printable(text: str) -> str:
     r"""Return a text that can be shown on a terminal and in one line, whatever somebody named a file.
 
-    >>> printable("a b/ü.png"), printable("a\n\x1b[31m")
-    ('a b/ü.png', 'a\\n\\x1b[31m')
+    >>> printable("a b/ü.png"), printable("a\n\x1b[31m"), printable("caf\udce9")
+    ('a b/ü.png', 'a\\n\\x1b[31m', 'caf\\xe9')
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+_NOT_ASCII = range(0x80, 0x100)
+
+
+def _shown(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    byte = ord(letter) - 0xDC00  # a byte that was no UTF-8, as `os.fsdecode` keeps it
+    return f"\\x{byte:02x}" if byte in _NOT_ASCII else letter.encode("unicode_escape", "surrogatepass").decode()
+
+
+def printable_lines(text: str) -> str:
+    r"""Return a text of several lines that can be shown on a terminal.
+
+    >>> printable_lines("a\n\tb\x1b[2J\n")
+    'a\n    b\\x1b[2J\n'
+    """
+    return "\n".join(map(printable, text.expandtabs(4).split("\n")))

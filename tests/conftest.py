@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,14 @@ def keepers(tmp_path: Path) -> Iterator[Keepers]:
     running.stop_all()
 
 
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of this host on which nobody listens, nor can before the test is over."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("deeplink")
     group.addoption(
@@ -44,7 +54,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--allowed-skips", type=Path, default=ALLOWED_SKIPS, help="file of patterns and reasons")
 
 
+def _goes_on(_number: int, _frame: object) -> None:
+    """Do nothing: this process goes on, and what it starts has the system's default again (execve(2))."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # nohup and a shell's background jobs ignore these, and what the tests start would, too.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _goes_on)
     config.stash[_NOT_ALLOWED] = []
     for name in [name for name in os.environ if name.startswith("DEEPLINK_") and name != "DEEPLINK_TEST_RUN"]:
         del os.environ[name]
@@ -76,7 +94,7 @@ def pytest_timeout_set_timer() -> Generator[None, object, object]:
     return done
 
 
-def allowed_skips(text: str, *, root: bool) -> list[str]:
+def allowed_skips(text: str, *, root: bool, torch: bool = True) -> list[str]:
     """Return the patterns of an allow-list that hold; a pattern without a reason is an error."""
     patterns = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -87,7 +105,8 @@ def allowed_skips(text: str, *, root: bool) -> list[str]:
             raise pytest.UsageError(
                 f"allowed-skips, line {number}: a pattern, two spaces, and the reason: {line!r}"
             )
-        if not (root and reason.strip().startswith("unless root: ")):
+        needless = [f"unless {name}: " for name, there in (("root", root), ("torch", torch)) if there]
+        if not reason.strip().startswith(tuple(needless)):
             patterns.append(pattern)
     return patterns
 
@@ -103,7 +122,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if not config.getoption("--whole") or terminal is None:
         return
     patterns = allowed_skips(
-        config.getoption("--allowed-skips").read_text(encoding="utf-8"), root=os.geteuid() == 0
+        config.getoption("--allowed-skips").read_text(encoding="utf-8"),
+        root=os.geteuid() == 0,
+        torch=find_spec("torch") is not None,
     )
     config.stash[_NOT_ALLOWED] = [
         f"{report.nodeid}: {_reason(report)}"

@@ -1,5 +1,7 @@
 """Run pytest twice at once: the tests that drive a cluster, which mostly wait, and all the others.
 
+The others end first; then those that try a cluster in many cases (`table`) run beside the rest of the cluster's.
+
 python tests/in_two.py [ARGUMENT OF PYTEST...]
 
 The others' output is shown as it comes, the cluster's when both have ended. Fails when either does.
@@ -19,9 +21,9 @@ NO_TESTS = 5
 def main(argv: list[str]) -> int:
     """Return 0, or what pytest exited with where a half failed."""
     with tempfile.TemporaryFile("w+") as kept:
-        cluster = _half("cluster", argv, kept)
-        others = _half("not cluster", argv, None)
-        codes = [others.wait(), cluster.wait()]
+        cluster = _half("cluster and not table", argv, kept)
+        codes = [_half("not cluster", argv, None).wait(), _half("cluster and table", argv, None).wait()]
+        codes.append(cluster.wait())
         kept.seek(0)
         sys.stdout.write(kept.read())
     bad = [code for code in codes if code not in {0, NO_TESTS}]

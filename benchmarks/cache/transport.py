@@ -234,11 +234,14 @@ class Servers:
         self.addresses[kind] = f"{self._where.host}:{port}"
 
     def cpu_s(self, kind: str) -> float:
-        """Return the CPU time of a server so far, user and kernel."""
-        fields = (
-            Path(f"/proc/{self._processes[kind].pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        )
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        """Return the CPU time of a server so far, user and kernel, of its process and those below it."""
+        own = self._processes[kind].pid
+        below = Path(f"/proc/{own}/task/{own}/children").read_text(encoding="ascii").split()
+        ticks = 0
+        for pid in (own, *below):
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / _TICKS
 
     def end(self) -> None:
         """End all of them."""

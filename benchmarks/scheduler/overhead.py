@@ -6,7 +6,7 @@ whether figures are reached or not.
 
 Each round submits the same job by sbatch and by every way of ours, in turns that change, from the login host; what
 is told is the time of the command there, and for each of ours the difference to sbatch's in the same round. Jobs
-are cancelled at once and claims of the last seconds forgotten, so that every submission finds the cluster idle.
+are cancelled at once, so that each submission finds the cluster idle; a watchdog looks after nodes wished by name.
 A Python that does nothing is timed beside them: on a busy machine it tells what the others suffer from.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from benchmarks.program import hand_over, options
@@ -26,6 +27,7 @@ from deeplink.scheduler.sandbox.shape import CTL, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from subprocess import Popen
 
     from benchmarks.rows import Row
 
@@ -44,20 +46,18 @@ WAYS = {
     ],
 }
 _PROFILE = '{"format": 1, "batch": 8, "sample_s": 0.002, "gradient_bytes": 1e9}'
+WATCHED = {"DEEPLINK_WATCH": "127.0.0.1:7412"}
 CONTROL = "a Python that does nothing"
 
 # Runs on the login host: entering its namespaces is no part of what is measured.
 _DRIVER = """
 import json, subprocess, sys, time
-from pathlib import Path
 ways, rounds = json.loads(sys.argv[1]), int(sys.argv[2])
-claims = Path.home() / ".local/state/deeplink/wishes/wishes.json"
 control = sys.argv[3]
 found = {name: [] for name in (*ways, control)}
 for turn in range(rounds + 1):
     names = list(ways)
     for name in names[turn % len(names):] + names[:turn % len(names)]:
-        claims.unlink(missing_ok=True)
         began = time.perf_counter()
         done = subprocess.run(ways[name], capture_output=True, text=True, check=True, timeout=60)
         took = 1e3 * (time.perf_counter() - began)
@@ -87,6 +87,15 @@ def hold_data(cluster: Sandbox) -> None:
         raise SystemExit(done.stderr)
 
 
+def begin_watch(cluster: Sandbox) -> Popen[bytes]:
+    """Start a watchdog that looks after nodes wished by name."""
+    own = cluster.home.parent / "watch"
+    own.mkdir(mode=0o700)
+    argv = [sys.executable, "-m", "deeplink", "watch", "--act", "--bind", WATCHED["DEEPLINK_WATCH"]]
+    argv += ["--journal", str(own / "watch.sqlite"), "--token-file", str(own / "token")]
+    return cluster.spawn(CTL, argv, root=True)
+
+
 def write_model(cluster: Sandbox) -> None:
     """Write the machines' constants and a job's profile into the user's home."""
     for name, text in (("constants.json", constants_text(Constants())), ("profile.json", _PROFILE)):
@@ -99,19 +108,25 @@ def measured(rounds: int) -> dict[str, list[float]]:
     """Return the milliseconds of every submission, by way."""
     name = f"overhead-{os.getpid()}"
     cluster = Sandbox.up(name, Shape(interleave=True))
+    watch = begin_watch(cluster)
     try:
         hold_data(cluster)
         write_model(cluster)
-        wished = cluster.run(CTL, ["deeplink", "sbatch", "--dry-run", *WAYS["nodes wished by name"][2:]]).stdout
-        if "--nodelist=" not in wished:
-            raise SystemExit(f"no nodes were wished by name:\n{wished}")
+        asked = ["deeplink", "sbatch", "--dry-run", *WAYS["nodes wished by name"][2:]]
+        end = time.monotonic() + 60.0
+        while "--nodelist=" not in (wished := cluster.run(CTL, asked, env=WATCHED).stdout):
+            if time.monotonic() > end:
+                raise SystemExit(f"no nodes were wished by name:\n{wished}")
+            cluster.run(CTL, ["rm", "-f", ".local/state/deeplink/wishes/agreed.json"])
         argv = [sys.executable, "-c", _DRIVER, json.dumps(WAYS), str(rounds), CONTROL]
-        done = cluster.run(CTL, argv, timeout_s=30 + 4 * rounds)
+        done = cluster.run(CTL, argv, timeout_s=30 + 4 * rounds, env=WATCHED)
         if done.code:
             raise SystemExit(done.stderr)
         found: dict[str, list[float]] = json.loads(done.stdout)
         return found
     finally:
+        watch.terminate()
+        watch.wait(30)
         cluster.down()
 
 

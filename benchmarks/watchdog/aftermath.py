@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from benchmarks.rows import machine
@@ -12,7 +13,7 @@ from benchmarks.watchdog.strikes import KINDRED, matched
 from deeplink.data.digest import DeliveryDigest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from benchmarks.watchdog.facts import Line, Told
@@ -69,6 +70,36 @@ def fenced_saves(stand: Stand) -> list[str]:
     return [name for old, fence in fences(stand.lines()) for name in late_saves(stand, old, fence)]
 
 
+def drained_used(
+    lines: Sequence[Line], struck: Iterable[Struck], allocated: Mapping[int, Collection[str]]
+) -> list[str]:
+    """Return the relaunches that put a rank on a node drained by then, while one that had done nothing was left.
+
+    Args:
+        lines: the ranks' logs.
+        struck: faults that came.
+        allocated: the job's nodes in each of its runs, by Slurm's count of restarts.
+    """
+    drains = [one for one in struck if one.strike.fault == "node-drained"]
+    began: dict[Attempt, float] = {}
+    nodes: dict[Attempt, set[str]] = {}
+    for line in lines:
+        began[line.attempt] = min(line.unix, began.get(line.attempt, line.unix))
+        nodes.setdefault(line.attempt, set()).add(line.node)
+    found = []
+    for old, new in pairwise(sorted(began)):
+        tried = [those for attempt, those in nodes.items() if attempt.restart == new.restart and attempt <= new]
+        used = set().union(*tried)
+        out = {one.target for one in drains if one.hit_unix < began[new] < one.over_unix}
+        fresh = {*allocated.get(new.restart, ())} - used - out
+        if old.restart == new.restart and fresh:
+            taken = sorted(out & (nodes[new] - nodes[old]))
+            found += [
+                f"attempt {new} has ranks on {node}, which is drained, not on {min(fresh)}" for node in taken
+            ]
+    return found
+
+
 def page(minutes: float, seed: int, left: Aftermath, incidents: Sequence[Told]) -> str:
     """Return a storm of so many minutes and that seed as a page, beside the incidents that are on record."""
     found, _ = matched(left.struck, incidents)
@@ -82,7 +113,7 @@ def page(minutes: float, seed: int, left: Aftermath, incidents: Sequence[Told]) 
         "# A storm of faults",
         "",
         "Written by the command itself. Random faults of [the laboratory](faults.md) from a seed, three jobs",
-        "running on a sandbox of eight nodes; what is held at the end is in `benchmarks/watchdog/storm.py`.",
+        "running on a sandbox of twelve nodes; what is held at the end is in `benchmarks/watchdog/storm.py`.",
         "",
         f"    python -m benchmarks.watchdog.storm --minutes {minutes:g} --seed {seed} --write-docs",
         "",

@@ -1,15 +1,16 @@
 """Stand-ins for the launchers and agents of a large cluster: what they say to a watchdog, over real gRPC.
 
-`python -m benchmarks.watchdog.crowd ADDRESS TOKEN_FILE CAST` reads a cast (JSON: jobs with their nodes, nodes that
-have a standing agent) and beats for each of them, until standard input ends. Lines on standard input change the
-parts: `mute NODE` and the node's launcher misses its agent from now on, `heal NODE` and it hears it again. A
-last line of JSON tells how many calls were made and how long they took.
+`python -m benchmarks.watchdog.crowd ADDRESS SECRET_FILE CAST` reads the watchdog's secret and a cast (JSON: jobs
+with their nodes, nodes that have a standing agent) and beats for each of them, until standard input ends. Lines on
+standard input change the parts: `mute NODE` and the node's launcher misses its agent from now on, `heal NODE` and
+it hears it again. A last line of JSON tells how many calls were made and how long they took.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from deeplink.plainrpc import TOKEN_HEADER
+from deeplink.scheduler.watch.identity import Caller, TokenMint
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.records import Beat, NodeRecord, Phase, ProgressPoint
 from deeplink.tokens import read_token
@@ -148,5 +150,8 @@ async def _run(crowd: Crowd, roles: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    everybody = Crowd(sys.argv[1], read_token(Path(sys.argv[2])))
+    everybody = Crowd(
+        sys.argv[1],
+        TokenMint(read_token(Path(sys.argv[2]))).token(Caller(uid=os.getuid()), time.time() + 86_400.0),
+    )
     asyncio.run(_run(everybody, json.loads(Path(sys.argv[3]).read_text(encoding="utf-8"))))

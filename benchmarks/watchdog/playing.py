@@ -159,6 +159,8 @@ def _watched(stand: Stand, scenario: Scenario, attempt: Attempt, began: float) -
         undone()
     if scenario.resume:
         until(lambda: any(one.remedy == Remedy.RESUME and one.done_unix for one in stand.actions()), BACK_S)
+    if scenario.kinds:
+        until(lambda: any(told.kind in scenario.kinds for told in stand.incidents()), scenario.bound_s)
     wait(scenario.settle_s)
     return over
 

@@ -24,8 +24,8 @@ from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.lab.laboratory import Laboratory
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import JobVanishedError, Slurm
+from deeplink.scheduler.slurm.job_address import JobAddress
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.tokens import new_token, write_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -110,8 +110,6 @@ class Stand:
         options = Options(slurmd_timeout=SLURMD_TIMEOUT_S, freezable=freezable)
         try:
             cluster = Sandbox.up(name, shape, options)
-            write_token(cluster.home / "watch.token", new_token())
-            shutil.chown(cluster.home / "watch.token", cluster.user.uid, cluster.user.gid)
             yield cls(cluster, Laboratory(cluster), _folder(cluster, "run"))
         finally:
             Sandbox.clear(name)
@@ -140,12 +138,8 @@ class Stand:
             return
         user = self.cluster.user
         self.watch_folder.mkdir()
-        token = self.watch_folder / "token"
-        shutil.copy(self.cluster.home / "watch.token", token)
-        token.chmod(0o600)
         if rights is Rights.USER:
-            for path in (self.watch_folder, token):
-                shutil.chown(path, user.uid, user.gid)
+            shutil.chown(self.watch_folder, user.uid, user.gid)
         own = self.cluster.layout.own / "watch"  # as the machine sees it
         argv = [sys.executable, "-m", "deeplink", "-v", "watch", "--act", "--bind", self._address]
         argv += ["--journal", str(own / "journal.sqlite"), "--token-file", str(own / "token"), *more]
@@ -165,12 +159,9 @@ class Stand:
         logs = []
         for node in self.cluster.nodes:
             disks = self.cluster.layout.machine(node)
-            shutil.copy(self.cluster.home / "watch.token", disks / "token")
-            (disks / "token").chmod(0o600)
             restart = scripts.daemon(node, str(self.cluster.layout.slurm_conf), rebooted=False)
             env = {
                 "DEEPLINK_WATCH": self._address,
-                "DEEPLINK_WATCH_TOKEN_FILE": str(own / "token"),
                 "DEEPLINK_STATE": str(own / "state"),
                 "DEEPLINK_SLURMD_RESTART": shlex.join(restart),
             }
@@ -208,7 +199,6 @@ class Stand:
         lines = ["#!/bin/bash"]
         if watched:
             lines += [f"export DEEPLINK_WATCH={self._address}"]
-            lines += [f"export DEEPLINK_WATCH_TOKEN_FILE={self.cluster.home}/watch.token"]
         script = self.folder / "job.sh"
         script.write_text("\n".join([*lines, command, ""]), encoding="utf-8")
         argv = ["sbatch", *shlex.split(options), "--parsable", "--open-mode=append"]
@@ -293,7 +283,7 @@ class Stand:
         The cluster is whole again for it: whoever was drained is resumed, as an administrator would.
         """
         with suppress(DeepLinkError):
-            self.slurm.cancel(self.job)
+            self.slurm.cancel(JobAddress.of_label(str(self.job)))
         self.lab.heal()
         self.resume(self.cluster.nodes)
         until(lambda: set(self.cluster.states().values()) == {"idle"}, bound_s)

@@ -2,20 +2,21 @@
 
     python -m benchmarks.watchdog.storm [--minutes 60] [--seed 7] [--write-docs]
 
-Eight nodes, three jobs of an ordinary user that read a packed dataset in short epochs, save and resume; one has a
-spare. A job that ends is checked and followed by another. Faults come as the seed says (`strikes.py`), and hiccups
-between them; a fault that takes something away that jobs need waits until all is well again: never more at once
-than can be survived. At the end all is healed, and the jobs may finish. Then: every job finished, or is held for
-the right reason; every epoch was fed each sample exactly once (the delivery digest); no checkpoint of a fenced
-attempt appeared after the fence; every fault has exactly one incident, a hiccup at most one, and every incident a
-fault. Exit code 1 when something of that does not hold.
+Twelve nodes, three jobs of an ordinary user that read a packed dataset in short epochs, save and resume. One has
+two spares, one is a task of an array whose other task sleeps beside it, and all have names that no terminal should
+see (`slots.py`). A job that ends is checked and followed by another. Faults come as the seed says (`strikes.py`),
+and hiccups between them; a fault that takes something away that jobs need waits until all is well (`gate.py`):
+never more at once than can be survived. At the end all is healed, and the jobs may finish. Then: every job
+finished, or is held for the right reason; every epoch was fed each sample exactly once (the delivery digest); no
+checkpoint of a fenced attempt appeared after the fence; no rank was put on a drained node while a spare was left;
+the task beside was not touched; no log has a raw escape; every fault has exactly one incident, a hiccup at most
+one, and every incident a fault. Exit code 1 when something of that does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import random
 import shutil
 import sys
@@ -27,16 +28,17 @@ from typing import TYPE_CHECKING
 from benchmarks.frame import TOP
 from benchmarks.program import unwind_when_told
 from benchmarks.rows import BENCH
-from benchmarks.watchdog.aftermath import Aftermath, fed_wrongly, fenced_saves, page
-from benchmarks.watchdog.facts import newest_step
-from benchmarks.watchdog.scenarios import EIGHT, Rights
-from benchmarks.watchdog.stand import Stand, StandError, sweep, until
+from benchmarks.watchdog import gate
+from benchmarks.watchdog.aftermath import Aftermath, page
+from benchmarks.watchdog.aim import OF_ALL, aim
+from benchmarks.watchdog.dataset import packed
+from benchmarks.watchdog.scenarios import Rights
+from benchmarks.watchdog.slots import SLOTS, Run, Slot
+from benchmarks.watchdog.stand import Stand, sweep, until
 from benchmarks.watchdog.strikes import KINDRED, Kindred, Strike, Struck, complaints, strikes
-from deeplink.data.digest import DeliveryDigest
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_text
-from deeplink.scheduler.sandbox.lab.laboratory import How
-from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import HELD, JobState
 from deeplink.scheduler.watch.records import Kind
 
@@ -45,51 +47,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.watchdog.facts import Told
+    from deeplink.data.digest import DeliveryDigest
 
 PAGE, KEPT = TOP / "docs" / "storm.md", BENCH / "storm"
-DATASET, FILES, FILE_BYTES = "storm", 600, 700
-EPOCHS = 24
-WARM = 40
-"""Steps a job has made before a fault hits it: a launcher knows by then how long its steps take."""
-EARLY = 400
-"""Steps of a job, of some 900, before which it has surely half a minute left."""
-REST_S = 60.0
-"""So long a node is left alone after it was lost: lost again in the same minute it may be the same incident."""
-LONE_APART_S = 12.0
-"""From the end of a fault that the watchdog alone tells of to the next such: it looks again by then."""
-APART_S = 15.0
-"""From one fault that takes something away to the next: so long it may take until anybody sees it."""
-AFTER_S = 8.0
-"""From its end to the next: an agent that was silent is heard by then."""
+TWELVE = Shape(leaves=2, nodes_per_leaf=6)
 WELL_S = 150.0
 """So long a strike waits until all is well; then it is left out, and that is told."""
 FINISH_S = 600.0
 SAVED_S = 10.0
 """So long every job has to run before slurmctld may be killed: it saves what it knows every 5 s."""
-PACK_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What runs, one job after another."""
-
-    name: str
-    nodes: int
-    spares: int
-
-
-SLOTS = (Slot("a", 3, 1), Slot("b", 2, 0), Slot("c", 2, 0))
-
-
-@dataclass(slots=True)
-class Run:
-    """One job of a slot, and how it ended."""
-
-    slot: Slot
-    stand: Stand
-    began: float
-    ended: str = ""
-    problems: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -123,17 +89,15 @@ class Storm:
     def follow(self, *, more: bool) -> None:
         """Check jobs that have ended, and start the next ones in their places."""
         for run in self.running():
-            row = run.stand.row()
+            row = run.row()
             if row is None:
                 continue
             if row.state.final:
-                run.ended = row.state.value
-                self._check(run)
+                self._end(run, row.state.value)
             elif row.state is JobState.PENDING and row.reason.startswith(HELD):
-                run.ended = f"held ({row.reason})"
-                self._check(run)
+                self._end(run, f"held ({row.reason})")
                 with suppress(DeepLinkError):
-                    run.stand.slurm.cancel(run.stand.job)
+                    run.stand.slurm.cancel(row.address)
         taken = {run.slot.name for run in self.running()}
         for slot in SLOTS if more else ():
             if slot.name not in taken and self._answers():
@@ -145,32 +109,21 @@ class Storm:
 
     def _submit(self, slot: Slot) -> None:
         self._tried += 1  # one that Slurm refused has its folder, too
-        stand = self.stand.another(f"job{self._tried}")
-        options = f"-N{slot.nodes} --exclusive --no-kill --requeue --job-name=storm-{slot.name}"
-        train = stand.train("--dataset", DATASET, "--epochs", str(EPOCHS), "--batch", "8")
-        command = f"exec deeplink run --nproc-per-node 1 --spares {slot.spares} -- {train}"
         try:
-            stand.submit(options, command, watched=True)
+            run = Run.started(slot, self.stand.another(f"job{self._tried}"))
         except DeepLinkError as problem:
             self.remarks.append(f"a job could not be submitted: {problem}")
             return
-        self.runs.append(Run(slot, stand, time.time()))
-        self.say(f"job {stand.job} of slot {slot.name} submitted")
+        self.runs.append(run)
+        self.say(f"{run.told} submitted")
 
-    def _check(self, run: Run) -> None:
-        job = f"job {run.stand.job} (slot {run.slot.name})"
-        hit = (*self.struck, *self._open)
-        told_to = any(one.strike.fault == "rank-exit" and one.job == run.stand.job for one in hit)
-        if run.ended == "COMPLETED":
-            run.problems += [f"{job}: {what}" for what in fed_wrongly(run.stand.folder, self.expected)]
-        elif not (told_to and "held" in run.ended):
-            run.problems.append(f"{job} ended as {run.ended}, neither finished nor held for a reason of its own")
-        run.problems += [f"{job}: a fenced attempt saved {name}" for name in fenced_saves(run.stand)]
-        self.problems += run.problems
+    def _end(self, run: Run, how: str) -> None:
+        run.end(how, self.expected, (*self.struck, *self._open))
+        self.problems += [f"{run.told}: {problem}" for problem in run.problems]
         attempts = len({line.attempt for line in run.stand.lines()})
         took = time.time() - run.began
         self.say(
-            f"{job}: {run.ended} after {took:.0f} s, {attempts} attempts; {'; '.join(run.problems) or 'well'}"
+            f"{run.told}: {run.ended} after {took:.0f} s, {attempts} attempts; {'; '.join(run.problems) or 'well'}"
         )
 
     # -- faults
@@ -195,10 +148,10 @@ class Storm:
             self._miss(strike, "the same is in effect still")
             return
         chance = random.Random(strike.pick)  # noqa: S311 - no secret
-        run, target, how = self._aim(strike, chance)
+        run, target, how = aim(strike, chance, self.running(), (*self.struck, *self._open))
         began = time.time()
         try:
-            self.stand.lab.inject(strike.fault, target, how)
+            target = self.stand.lab.inject(strike.fault, target, how).target
         except DeepLinkError as problem:
             self._miss(strike, str(problem))
             return
@@ -218,35 +171,12 @@ class Storm:
         )
         self.say(f"{strike.fault} left out: {why}")
 
-    def _aim(self, strike: Strike, chance: random.Random) -> tuple[Run | None, str, How]:
-        """Return whom it hits, where, and how."""
-        running = [run for run in self.running() if newest_step(run.stand.lines()) >= WARM]
-        run = chance.choice(running) if running else None
-        if run and strike.fault == "slurmd-killed":  # seen by the job's own agents, which are to be there still
-            run = min(running, key=lambda one: newest_step(one.stand.lines()))
-        if strike.fault in {"controller-down", "controller-frozen", "watchdog-killed"}:
-            return run, CTL, How()
-        if strike.fault in {"storage-frozen", "agents-silent"} or run is None:
-            return run, "", How()
-        lines = run.stand.lines()
-        newest = max(line.attempt for line in lines)
-        nodes = {line.rank: line.node for line in lines if line.attempt == newest}
-        rested = {
-            one.target
-            for one in (*self.struck, *self._open)
-            if time.time() < max(one.over_unix, one.hit_unix) + REST_S
-        }
-        rank = chance.choice(sorted(rank for rank, node in nodes.items() if node not in rested) or sorted(nodes))
-        if strike.fault == "rank-exit":
-            return run, str(run.stand.folder), How(rank=rank)
-        return run, nodes[rank], How(rank=rank if "rank" in strike.fault else None, share=0.6)
-
     def tend(self, *, now: bool = False) -> None:
         """Undo the faults whose time is over, or all of them."""
         for one in list(self._open):
             if not now and time.time() < one.over_unix:
                 continue
-            target = "" if one.strike.fault in {"storage-frozen", "agents-silent"} else one.target
+            target = "" if one.strike.fault in OF_ALL else one.target
             try:
                 self.stand.lab.undo(one.strike.fault, target)
             except DeepLinkError as problem:
@@ -258,15 +188,8 @@ class Storm:
         """Look after what is under way; return why a fault of this kind is not to come yet, empty when it may."""
         self.tend()
         self.follow(more=True)
-        if kindred.lone and any(
-            KINDRED[one.strike.fault].lone and not one.missed and time.time() < one.over_unix + LONE_APART_S
-            for one in (*self.struck, *self._open)
-        ):
-            return "another that the watchdog alone tells of is in effect, or was just now"
-        told = [run for run in self.running() if run.slot.nodes > 2]  # noqa: PLR2004 - the others miss one agent at most
-        if kindred.early and not any(newest_step(run.stand.lines()) < EARLY for run in told):
-            return "the job that is to tell of it may end soon"
-        return self._ill() if kindred.taking else ""
+        early = gate.too_early(kindred, self.struck, self._open, self.running())
+        return early or (self._ill() if kindred.taking else "")
 
     def _is_saved(self) -> bool:
         """Whether every job runs, and has for so long that Slurm has saved it."""
@@ -279,30 +202,12 @@ class Storm:
         return runs and time.monotonic() - self._unsaved_at >= SAVED_S
 
     def _ill(self) -> str:
-        taken = [one for one in (*self.struck, *self._open) if KINDRED[one.strike.fault].taking and not one.missed]
-        lasting = [one.strike.fault for one in taken if one in self._open]
-        if lasting:
-            return f"{', '.join(lasting)} in effect"
-        if taken and time.time() < max(max(one.began_unix + APART_S, one.over_unix + AFTER_S) for one in taken):
-            return f"{taken[-1].strike.fault} came just now"
-        out = [node for node in self.stand.nodes() if node.drained or node.down or not node.responding]
+        out = gate.out_of_service(self.stand.nodes(), self._open)
+        why = gate.ill(self.struck, self._open, self.running(), out)
         sick = [str(node.name) for node in out if f"-{Kind.NODE_SICK}-" in node.reason]
         if sick and not any(KINDRED[one.strike.fault].brief for one in self._open):
             self._resume(sick)  # without a standing agent nobody else says that they are well
-        if out:
-            return f"nodes out of service: {', '.join(f'{node.name} ({node.reason})' for node in out)}"
-        now = time.time()
-        still = [
-            run.stand.job
-            for run in self.running()
-            if not any(line.what == "step" and line.unix > now - 5.0 for line in run.stand.lines()[-40:])
-        ]
-        if still:
-            return f"jobs without a step for 5 s: {', '.join(map(str, still))}"
-        cold = [run.stand.job for run in self.running() if newest_step(run.stand.lines()) < WARM]
-        if cold:
-            return f"jobs that have only begun: {', '.join(map(str, cold))}"
-        return "" if len(self.running()) == len(SLOTS) else "a job is missing"
+        return why
 
     def _mend(self) -> None:
         """Do what an administrator would when the watchdog did not."""
@@ -343,6 +248,8 @@ class Storm:
             row = run.stand.row()
             said = f"{row.state.value} ({row.reason})" if row else "gone"
             self.problems.append(f"job {run.stand.job} has not finished: {said}")
+        if "\x1b" in self.stand.said():
+            self.problems.append("the watchdog's log has an escape of a job's name")
         self.struck.sort(key=lambda one: one.began_unix)
         last_unix = {
             run.stand.job: max((line.unix for line in run.stand.lines()), default=run.began)
@@ -357,39 +264,6 @@ class Storm:
         return Aftermath(struck=self.struck, ended=ended, problems=self.problems, remarks=self.remarks)
 
 
-def prepare(stand: Stand, say: Callable[[str], None]) -> DeliveryDigest:
-    """Pack the dataset onto the nodes' disks, and return what each job is to be fed.
-
-    Raises:
-        StandError: it cannot be packed.
-    """
-    cluster = stand.cluster
-    store = f'store = "{cluster.ssd_in_jobs}/deeplink"\n'
-    make = f"""
-mkdir -p .config/deeplink source && cat > .config/deeplink/config.toml
-for i in $(seq {FILES}); do head -c {FILE_BYTES} /dev/urandom > source/$i.bin; done
-"""
-    cluster.run(CTL, ["bash", "-c", make], stdin=store, timeout_s=60)
-    argv = ["salloc", "--quiet", "-N8", "--exclusive", "deeplink", "pack", str(cluster.home / "source"), DATASET]
-    done = cluster.run(CTL, [*argv, "--shard-size", "65536"], timeout_s=PACK_S)
-    if done.code:
-        raise StandError(f"packing: {done.stderr[-2000:]}")
-    tell = f"""
-import json, numpy, deeplink.data.digest as d
-from deeplink.cache.reader import Reader
-index = Reader.open({DATASET!r}).index
-class All: rows = numpy.arange(len(index), dtype=numpy.int64); checksums = index.checksums
-print(json.dumps(d.DeliveryDigest.expected(All, {EPOCHS}).state_dict()))
-"""
-    told = cluster.run(CTL, [sys.executable, "-c", tell], timeout_s=60)
-    if told.code:
-        raise StandError(f"the digest to expect: {told.stderr[-2000:]}")
-    expected = DeliveryDigest()
-    expected.load_state_dict(json.loads(told.stdout))
-    say(f"{FILES} samples packed onto 8 nodes")
-    return expected
-
-
 def weather(
     minutes: float, seed: int, say: Callable[[str], None], only: Collection[str] = KINDRED
 ) -> tuple[Storm, tuple[Told, ...]]:
@@ -397,8 +271,8 @@ def weather(
 
     Where something does not hold, what watchdog and jobs said is kept in `KEPT`: the cluster is gone by then.
     """
-    with Stand.up(EIGHT, freezable=True) as stand:
-        expected = prepare(stand, say)
+    with Stand.up(TWELVE, freezable=True) as stand:
+        expected = packed(stand, say)
         stand.watch(Rights.OPERATOR, "--resume")
         began = time.monotonic()
         storm = Storm(stand, say, expected, ends=began + minutes * 60)

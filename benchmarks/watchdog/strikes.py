@@ -32,7 +32,7 @@ class Kindred:
             once it could not be told which incident is whose.
         early: it is told by the launcher of more than two nodes, some time after it came: that is not to end soon.
         lone: the watchdog alone tells of it, by what it sees or does not: no two of them at once.
-        kinds: of the one incident it is to have.
+        kinds: of the one incident it is to have; none where it is to have none.
         brief: a hiccup, that may be over before it is believed, or cannot be told by who is there: at most one
             incident.
         saved: it comes only once Slurm has saved that the jobs run, which takes it 5 s. A controller that dies
@@ -74,6 +74,12 @@ KINDRED = {
     "agents-silent": Kindred(
         weight=1, hold_s=(12, 28), kinds=_DOUBT | {Kind.AGENTS_SILENT}, early=True, lone=True
     ),
+    "checkpoints-unreadable": Kindred(weight=2, hold_s=(15, 30), kinds=_OF_RANKS),
+    # Nobody needs to be told of these: an administrator did it, readers go on from other copies, a job that starts
+    # says whose the folder is.
+    "node-drained": Kindred(weight=3, hold_s=(30, 90), kinds=frozenset(), taking=False, brief=True),
+    "data-cut": Kindred(weight=2, hold_s=(15, 40), kinds=frozenset({Kind.STRAGGLER}), taking=False, brief=True),
+    "folder-squatted": Kindred(weight=2, hold_s=(10, 30), kinds=_SICK, taking=False, brief=True),
     "disk-full": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
     "disk-readonly": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
     "slow-rank": Kindred(weight=1, hold_s=(10, 30), kinds=frozenset({Kind.STRAGGLER}), taking=False, brief=True),

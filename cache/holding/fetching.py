@@ -26,6 +26,7 @@ from deeplink.cache.sources.bucket import CappedSource
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainConnection
 from deeplink.publish import DRAFT_PREFIX
+from deeplink.runtokens import shown
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from deeplink.cache.sources.bucket import SourceCap
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
+    from deeplink.runtokens import RunTokens
     from deeplink.types import Member, NodeName, ShardId
 
 _METHOD = "/deeplink.v1.Cache/Get"
@@ -122,7 +124,7 @@ class Fetcher:
     def __init__(
         self,
         store: Store,
-        token: str,
+        token: str | RunTokens,
         clock: Clock,
         *,
         node: NodeName | None = None,
@@ -221,7 +223,7 @@ class Fetcher:
     def _chunks(self, member: Member, wanted: Wanted) -> Iterator[bytes]:
         deadline = self._clock.monotonic() + _START_S + wanted.bytes / _SLOWEST_BYTES_PER_S
         request = cache_pb2.GetRequest(id=wanted.id).SerializeToString()
-        with member_errors(member), PlainConnection(member.address, self._token, self._clock) as connection:
+        with member_errors(member), PlainConnection(member.address, shown(self._token), self._clock) as connection:
             connection.send(_METHOD, request, deadline)
             for message in connection.replies():
                 yield cache_pb2.GetReply.FromString(bytes(message)).chunk

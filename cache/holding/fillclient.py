@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from deeplink.cache.client import raise_member_error
+from deeplink.cache.client import member_channel, raise_member_error
 from deeplink.types import format_members
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
-from deeplink.wire import open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +43,7 @@ def fill(
     request = cache_pb2.FillRequest(
         name=name, version=index.version, shards=numbers, members=format_members(tuple(members))
     )
-    with open_channel(member.address, token) as channel:
+    with member_channel(member, token) as channel:
         try:
             yield from cache_pb2_grpc.CacheStub(channel).Fill(
                 request, timeout=_START_S + size / _SLOWEST_BYTES_PER_S
@@ -69,7 +68,7 @@ def evict(
         MemberError: the member does not do it.
     """
     found: list[cache_pb2.EvictedShard] = []
-    with open_channel(member.address, token) as channel:
+    with member_channel(member, token) as channel:
         stub = cache_pb2_grpc.CacheStub(channel)
         for start in range(0, len(shards), _MOST_AT_ONCE):
             request = cache_pb2.EvictRequest(

@@ -59,7 +59,7 @@ def evict(
         ShardIdError: a name is not a shard's.
     """
     names = [layout.checked_shard_id(shard) for shard in shards]
-    needed = demand(read_pins(store.root, clock.unix())).needed
+    wanted = demand(read_pins(store.root, clock.unix()))
     if not force:
         recovery.ask_members(anew=True)
     reply = cache_pb2.EvictReply()
@@ -70,7 +70,7 @@ def evict(
         said = reply.shards.add(id=shard, outcome=cache_pb2.EVICT_OUTCOME_GONE)
         try:
             said.bytes = store.path(shard).stat().st_size
-            if not force and shard in needed:
+            if not force and wanted.needs(shard):
                 said.outcome, said.problem = cache_pb2.EVICT_OUTCOME_NEEDED, "a running job needs it"
             elif not (force or recovery.at_member(shard) or recovery.is_kept(shard)):
                 said.outcome = cache_pb2.EVICT_OUTCOME_ONLY

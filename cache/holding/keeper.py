@@ -25,15 +25,19 @@ from deeplink.cache.serving.dataport import data_server
 from deeplink.cache.sources.bucket import SourceCap, TokenBucket
 from deeplink.cache.sources.home import open_home
 from deeplink.config import Config
+from deeplink.runtokens import accepted
 from deeplink.types import parse_members
 from deeplink.v1 import cache_pb2, node_pb2
 
 if TYPE_CHECKING:
+    import socket
+
     import grpc
 
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
     from deeplink.plainrpc.serving import PlainServer
+    from deeplink.runtokens import RunTokens
     from deeplink.types import Member, NodeName
 
 log = logging.getLogger(__name__)
@@ -60,7 +64,7 @@ class Keeper:
     Args:
         node: this member's name.
         store: its store.
-        token: what calls carry, to this member and to the others.
+        token: what calls carry, to this member and to the others; of an agent of a run, the run's.
         config: the settings; None: no catalog, no members, nothing is noted, and the defaults.
         clock: where time comes from.
         pace: how often the upkeep looks; from the settings when not given.
@@ -70,7 +74,7 @@ class Keeper:
         self,
         node: NodeName,
         store: Store,
-        token: str,
+        token: str | RunTokens,
         config: Config | None,
         *,
         clock: Clock,
@@ -85,7 +89,7 @@ class Keeper:
         if config is not None and config.members:
             self.know(configured_members(config))
 
-    def _put_together(self, token: str, config: Config | None, pace: Pace | None) -> _Parts:
+    def _put_together(self, token: str | RunTokens, config: Config | None, pace: Pace | None) -> _Parts:
         settings = config or Config()
         catalog = Catalog(config.catalog) if config else None
         known = KnownShards(catalog, self._clock)
@@ -131,13 +135,9 @@ class Keeper:
         self._parts.filling.register(server)
         return services
 
-    def data_server(self, bind: str) -> PlainServer:
-        """Return a server of samples bound next to the agent's own port, `bind`.
-
-        Raises:
-            ListenError: it cannot listen there.
-        """
-        return data_server(self._parts.serving, bind, self._token, self._clock)
+    def data_server(self, listener: socket.socket) -> PlainServer:
+        """Return a server of samples on a socket that listens."""
+        return data_server(self._parts.serving, listener, accepted(self._token), self._clock)
 
     def start(self) -> None:
         """Begin the upkeep."""

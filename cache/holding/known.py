@@ -44,7 +44,7 @@ class KnownShards:
         self._catalog, self._clock = catalog, clock
         self._lock = threading.Lock()
         self._places: dict[ShardId, list[_Place]] = {}
-        self._newest: frozenset[ShardId] = frozenset()
+        self._newest: dict[str, frozenset[ShardId]] = {}
         self._read: set[tuple[str, Version]] = set()
         self._looked = float("-inf")
         self._open: OrderedDict[tuple[str, Version], Index] = OrderedDict()
@@ -69,7 +69,7 @@ class KnownShards:
         """Return the shards of the newest version of every dataset."""
         with self._lock:
             self._look()
-            return self._newest
+            return frozenset().union(*self._newest.values())
 
     def _index(self, name: str, version: Version) -> Index:
         index = self._open.get((name, version))
@@ -86,23 +86,22 @@ class KnownShards:
         if self._catalog is None or now - self._looked < _LOOK_AGAIN_S:
             return
         self._looked = now
-        newest: set[ShardId] = set()
-        for name in self._names():
+        try:
+            names = self._catalog.names()
+        except OSError as problem:
+            log.warning("the catalog cannot be read: %s", problem)
+            return
+        newest: dict[str, frozenset[ShardId]] = {}
+        for name in names:
             try:
                 for version in self._catalog.versions(name):
                     self._learn(name, version)
                 latest = self._catalog.latest(name)
-                newest.update(entry.id for entry in self._index(name, latest).shards)
+                newest[name] = frozenset(entry.id for entry in self._index(name, latest).shards)
             except (DeepLinkError, OSError) as problem:
                 log.warning("dataset %s is not looked into: %s", name, problem)
-        self._newest = frozenset(newest)
-
-    def _names(self) -> list[str]:
-        try:
-            return self._catalog.names() if self._catalog else []
-        except OSError as problem:
-            log.warning("the catalog cannot be read: %s", problem)
-            return []
+                newest[name] = self._newest.get(name, frozenset())  # what cannot be read now is as it was
+        self._newest = newest
 
     def _learn(self, name: str, version: Version) -> None:
         if (name, version) in self._read:

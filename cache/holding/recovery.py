@@ -21,6 +21,7 @@ from deeplink.cache.sources.bucket import CappedSource
 from deeplink.cache.sources.home import open_home
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainConnection
+from deeplink.runtokens import shown
 from deeplink.types import Member, NodeName, ShardId
 from deeplink.v1 import cache_pb2
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from deeplink.cache.holding.known import KnownShards
     from deeplink.cache.sources.bucket import SourceCap
     from deeplink.clock import Clock
+    from deeplink.runtokens import RunTokens
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,9 @@ class Recovery:
         members: the other members.
     """
 
-    def __init__(self, node: NodeName, token: str, known: KnownShards, cap: SourceCap, clock: Clock) -> None:
+    def __init__(
+        self, node: NodeName, token: str | RunTokens, known: KnownShards, cap: SourceCap, clock: Clock
+    ) -> None:
         self._node, self._token, self._known, self._cap, self._clock = node, token, known, cap, clock
         self._lock = threading.Lock()
         self._asked = float("-inf")
@@ -93,7 +97,7 @@ class Recovery:
 
     def _ask(self, member: Member) -> None:
         try:
-            reply = stat_member(member, self._token, self._clock)
+            reply = stat_member(member, shown(self._token), self._clock)
         except MemberError as problem:
             log.info("%s; its copies are not counted on", problem)
             return

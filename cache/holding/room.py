@@ -146,7 +146,7 @@ class Room:
         with self._freed:
             lack = self._lack(needed)
             wanted = self._wanted()
-            may = [shard for shard in proved if shard.id not in wanted.needed and self._store.has(shard.id)]
+            may = [shard for shard in proved if not wanted.needs(shard.id) and self._store.has(shard.id)]
             gone = eviction.to_evict(may, lack.most)
             sizes = {shard.id: shard.bytes for shard in may}
             if needed and sum(sizes[shard] for shard in gone) < lack.least:
@@ -156,7 +156,7 @@ class Room:
 
     def _wanted(self) -> Demand:
         found = demand(read_pins(self._store.root, self._clock.unix()))
-        return Demand(found.needed.union(self._staying), found.next_use)
+        return replace(found, needed=found.needed.union(self._staying))
 
     def held(self, status: StoreStatus) -> list[HeldShard]:
         """Return what is known of each shard here; `replaceable` by what members have said."""
@@ -167,7 +167,7 @@ class Room:
                 id=shard,
                 bytes=size,
                 used_unix=self._store.used_unix(shard),
-                needed=shard in wanted.needed,
+                needed=wanted.needs(shard),
                 next_use=wanted.next_use.get(shard),
                 replaceable=self._recovery.at_member(shard),
             )
@@ -210,7 +210,7 @@ class Room:
             gone = [
                 shard
                 for shard in eviction.unused(proved, before_unix)
-                if shard not in wanted.needed
+                if not wanted.needs(shard)
                 and shard not in wanted.next_use
                 and self._store.used_unix(shard) < before_unix
             ]

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.private import private_folder
 from deeplink.publish import write_text
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class StoreNotes:
             boot=boot_id(),
             device=self._store.root.stat().st_dev,
         )
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         write_text(self._path, json.dumps(asdict(said)), mode=0o600)
 
     def wiped(self) -> str:

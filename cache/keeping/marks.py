@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from deeplink.cache import layout
+from deeplink.private import private_folder
 from deeplink.publish import write_text
 from deeplink.types import ShardId
 
@@ -115,7 +116,7 @@ class Marks:
     def dismiss(self, shard: ShardId) -> None:
         """Note that a shard was dropped, and is not to come again before somebody asks for it."""
         with contextlib.suppress(OSError):
-            (self._root / _DROPPED).mkdir(exist_ok=True)
+            private_folder(self._root / _DROPPED, parents=False)
             (self._root / _DROPPED / shard).touch(mode=0o600)
 
     def dismissed(self) -> set[ShardId]:
@@ -137,7 +138,7 @@ class Marks:
     def lose(self, shard: ShardId) -> None:
         """Note that a shard was lost here and is to be brought again, if the disk takes that."""
         with contextlib.suppress(OSError):
-            (self._root / _WANTED).mkdir(exist_ok=True)
+            private_folder(self._root / _WANTED, parents=False)
             (self._root / _WANTED / shard).touch(mode=0o600)
 
     def lost(self) -> list[ShardId]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import ShardIdError
 from deeplink.cache.layout import checked_shard_id
+from deeplink.private import private_folder
 from deeplink.publish import write_text
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TTL_S = 1800.0
-"""How long a job may read nothing (an evaluation, a checkpoint) before what it pinned may leave."""
+"""How long a job may read nothing before its pinned shards may leave (an evaluation, a checkpoint); the most."""
 _RENEW = 1 / 20
 _HOLDER = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _FOLDER = ".pins"
@@ -54,6 +55,7 @@ class Pinned:
         needed: how many of them, from the first, the running epoch still needs.
         expires_unix: until when it holds unless renewed.
         process: the holder: its process id, when it was started, and the namespace in which that is its id.
+        is_readable: whether its shards are known; else it may need any.
     """
 
     holder: str
@@ -62,31 +64,46 @@ class Pinned:
     needed: int
     expires_unix: float
     process: tuple[int, int, str]
+    is_readable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What all holders together need: shards that must stay, and how far off each one's next use is, in shards."""
+    """What all holders together need: shards that must stay, and how far off each one's next use is, in shards.
+
+    Attributes:
+        needed: the shards that must stay.
+        next_use: how far off.
+        is_known: whether these are all; else any shard may be needed.
+    """
 
     needed: frozenset[ShardId]
     next_use: Mapping[ShardId, int]
+    is_known: bool = True
+
+    def needs(self, shard: ShardId) -> bool:
+        """Tell whether a shard must stay."""
+        return not self.is_known or shard in self.needed
 
 
 def demand(pins: Iterable[Pinned]) -> Demand:
     """Return what these pins come to: a shard is needed if anybody needs it, and its next use is the nearest."""
     needed: set[ShardId] = set()
     next_use: dict[ShardId, int] = {}
+    is_known = True
     for pin in pins:
+        is_known = is_known and pin.is_readable
         needed.update(pin.shards[: pin.needed])
         for distance, shard in enumerate(pin.shards):
             next_use[shard] = min(distance, next_use.get(shard, distance))
-    return Demand(frozenset(needed), next_use)
+    return Demand(frozenset(needed), next_use, is_known)
 
 
 def read_pins(root: Path, now: float) -> list[Pinned]:
     """Return the pins in the store at `root` that hold at `now` (seconds since 1970), by holder.
 
-    What cannot be read is logged and taken for no pin; what has expired is removed.
+    What is no pin is logged and passed over; what has expired is removed. One that cannot be read holds for as
+    long as any may.
     """
     found = []
     for path in sorted((root / _FOLDER).glob("*.json")):
@@ -94,7 +111,10 @@ def read_pins(root: Path, now: float) -> list[Pinned]:
             pin = _read(path)
         except FileNotFoundError:  # released since
             continue
-        except (OSError, ValueError, KeyError, TypeError, ShardIdError) as problem:
+        except OSError as problem:
+            log.warning("pin %s cannot be read, so no shard leaves for now: %s", path, problem)
+            pin = _unread(path, now)
+        except (ValueError, KeyError, TypeError, ShardIdError) as problem:
             log.warning("pin %s cannot be used: %s", path, problem)
             continue
         if pin.expires_unix > now and not _is_dead(pin.process):
@@ -104,6 +124,22 @@ def read_pins(root: Path, now: float) -> list[Pinned]:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
     return found
+
+
+def _unread(path: Path, now: float) -> Pinned:
+    try:
+        renewed = path.stat().st_mtime
+    except OSError:
+        renewed = now
+    return Pinned(
+        holder=path.stem,
+        version="",
+        shards=(),
+        needed=0,
+        expires_unix=renewed + TTL_S,
+        process=(0, 0, ""),
+        is_readable=False,
+    )
 
 
 def _read(path: Path) -> Pinned:
@@ -234,7 +270,7 @@ class Pin:
             "process": [os.getpid(), _started("self") or 0, _namespace()],
         }
         try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            private_folder(self._path.parent, parents=False)
             # Not waited for: it need not outlive the machine that the holder runs on, and training waits for it.
             write_text(self._path, json.dumps(said), mode=0o600, durable=False)
             unix = self._clock.unix()

@@ -14,7 +14,6 @@ from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.packing.building import ShardBuilder
 from deeplink.cache.packing.handover import AbandonedError
 from deeplink.cache.packing.staging import Piece
-from deeplink.cache.store import is_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,9 +140,7 @@ class Line:
         while yard.placer.fetch(piece.id, piece.bytes, draft) or self._from_home(piece, draft):
             try:
                 _verify(draft, piece.id)
-            except (ShardCorruptError, OSError) as problem:
-                if not is_damage(problem):
-                    raise
+            except ShardCorruptError as problem:
                 log.warning("%s", problem)
                 # The draft may be the very file of this node's store. That must be no holder any more, or what is
                 # made in its place would be thrown away; and another holder's copy may be whole.

@@ -35,6 +35,7 @@ from deeplink.cache.sources.home import open_home
 from deeplink.cache.sources.reading import FileReader
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.runtokens import shown
 from deeplink.types import parse_members
 from deeplink.v1 import cache_pb2
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from deeplink.cache.packing.staging import Piece, Staging
     from deeplink.cache.sources.origin import Source
     from deeplink.cache.store import Store
+    from deeplink.runtokens import RunTokens
     from deeplink.types import NodeName
 
 log = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ class PackingServicer:
         clock: where time comes from.
     """
 
-    def __init__(self, store: Store, node: NodeName, token: str, clock: Clock | None = None) -> None:
+    def __init__(self, store: Store, node: NodeName, token: str | RunTokens, clock: Clock | None = None) -> None:
         self._store, self._node, self._token = store, node, token
         self._clock = clock or SystemClock()
         self._packing = threading.Lock()
@@ -102,7 +104,7 @@ class PackingServicer:
         if not self._packing.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this member is packing for somebody else")
         try:
-            shift = _Shift(self._store, self._node, self._token, self._clock)
+            shift = _Shift(self._store, self._node, shown(self._token), self._clock)
             thread = threading.Thread(
                 target=self._work, args=(shift, first.task, requests), name="deeplink-packing", daemon=True
             )

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
-from deeplink.cache.client import raise_member_error
+from deeplink.cache.client import member_channel, raise_member_error
 from deeplink.cache.errors import MemberError, MemberSilentError, ShardIdError
 from deeplink.cache.layout import checked_shard_id
 from deeplink.cache.packing.staging import Piece
 from deeplink.types import NodeName, format_members
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
-from deeplink.wire import MAX_MESSAGE, open_channel
+from deeplink.wire import MAX_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -239,7 +239,7 @@ class Spread:
 
     def _serve(self, worker: _Worker, share: Callable[[int], Share]) -> None:
         try:
-            with open_channel(worker.member.address, self._token) as channel:
+            with member_channel(worker.member, self._token) as channel:
                 call = cache_pb2_grpc.CacheStub(channel).Pack(self._requests(worker, share))
                 worker.call = call
                 try:

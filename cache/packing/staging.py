@@ -18,6 +18,7 @@ import numpy as np
 from deeplink.cache.errors import PackRunningError, StoreError
 from deeplink.cache.layout import checked_shard_id
 from deeplink.errors import DeepLinkError
+from deeplink.private import private_folder
 from deeplink.publish import published_file
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def staging(root: Path, plan: str, now: float) -> Iterator[Staging]:
     folder = root / f"{_PREFIX}{plan}"
     try:
         _remove_old(root, folder, now)
-        folder.mkdir(exist_ok=True)
+        private_folder(folder, parents=False)
     except OSError as problem:
         raise StoreError(root, problem.strerror or str(problem)) from problem
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -14,14 +14,12 @@ import numpy as np
 import xxhash
 
 from deeplink.cache import block
-from deeplink.cache.client import raise_member_error
+from deeplink.cache.client import member_channel, raise_member_error
 from deeplink.cache.described import describe
 from deeplink.cache.errors import MemberError, ShardCorruptError, ShardIdError
 from deeplink.cache.layout import checked_shard_id
-from deeplink.cache.store import is_damage
 from deeplink.types import NodeName, ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
-from deeplink.wire import open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,12 +82,13 @@ def verified(store: Store, name: str) -> Iterator[cache_pb2.VerifyReply]:
         sums = read_back(store, shard)
     except (ShardIdError, FileNotFoundError):
         yield cache_pb2.VerifyReply(id=name, status=cache_pb2.VERIFY_STATUS_NO_SHARD)
-    except (ShardCorruptError, OSError) as problem:
+    except OSError as problem:
         status = cache_pb2.VERIFY_STATUS_UNREADABLE
-        if is_damage(problem):
-            status = cache_pb2.VERIFY_STATUS_DAMAGED
-            # Only the file that was read: a good copy may have taken its place meanwhile.
-            store.quarantine(ShardId(name), str(problem), inode=inode)
+        yield cache_pb2.VerifyReply(id=name, status=status, problem=str(problem))
+    except ShardCorruptError as problem:
+        # Only the file that was read: a good copy may have taken its place meanwhile.
+        store.quarantine(ShardId(name), str(problem), inode=inode)
+        status = cache_pb2.VERIFY_STATUS_DAMAGED
         yield cache_pb2.VerifyReply(id=name, status=status, problem=str(problem))
     else:
         yield cache_pb2.VerifyReply(id=name, status=cache_pb2.VERIFY_STATUS_OK, checksums=digest_of(sums))
@@ -201,7 +200,7 @@ def _asked(
     if member is None:
         yield cache_pb2.VerifyReply(problem="it is no member any more")
         return
-    with open_channel(member.address, token) as channel:
+    with member_channel(member, token) as channel:
         call = cache_pb2_grpc.CacheStub(channel).Verify(
             cache_pb2.VerifyRequest(ids=shards), timeout=_START_S + size / _SLOWEST_BYTES_PER_S
         )

@@ -13,7 +13,7 @@ from deeplink.cache import block
 from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.keeping.pins import Pin
 from deeplink.cache.reads.mapped import ShardFile
-from deeplink.cache.store import is_damage
+from deeplink.cache.store import is_doubtful
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -142,7 +142,7 @@ class OpenShards:
             if is_vouched:
                 return
             self._damaged.add(number)
-        if is_damage(problem):
+        if is_doubtful(problem):
             with contextlib.suppress(OSError):
                 self._store.doubt(shard)
 

@@ -5,6 +5,7 @@ What is sent of a mapped file is never touched here: system calls are told where
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import threading
@@ -21,7 +22,7 @@ from deeplink.cache.reads.copying import by_shard
 from deeplink.cache.reads.mapped import ColdGauge, ShardFile
 from deeplink.cache.reads.opened import most_open
 from deeplink.cache.remote import frames
-from deeplink.cache.store import is_damage
+from deeplink.cache.store import is_doubtful
 from deeplink.plainrpc import CallRefusedError, Status
 from deeplink.plainrpc.scattered import Scattered
 from deeplink.v1 import cache_pb2
@@ -198,8 +199,11 @@ class ServedShards:
     def set_aside(self, shard: ShardId, problem: Exception) -> None:
         """Stop serving a shard's open file; if the shard itself is damaged, it is quarantined."""
         served = self.close(shard)
-        if not is_damage(problem):
+        if not isinstance(problem, ShardCorruptError):
             log.warning("shard %s cannot be served now: %s", shard, problem)
+            if is_doubtful(problem):
+                with contextlib.suppress(OSError):
+                    self._store.doubt(shard)
             return
         metrics.CACHE_DAMAGED_SHARDS.inc()
         self._store.quarantine(shard, str(problem), inode=served.file.inode if served else None)

@@ -10,15 +10,22 @@ from deeplink.checkpoints.folder import Checkpoints
 from deeplink.checkpoints.found import (
     Checkpoint,
     CheckpointExistsError,
+    FolderGoneError,
+    NoModelError,
     NoStateError,
     NotFiniteError,
+    NothingWholeError,
     ReadOnlyError,
+    ShardedStateError,
     Skipped,
     StorageSilentError,
+    StorageUnreadableError,
+    UnmatchedStatesError,
     UnreadableStateError,
 )
 from deeplink.checkpoints.interval import Advice
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, MetaError
+from deeplink.checkpoints.messages import MessageError
 from deeplink.checkpoints.parts import PartsMissingError, SaveAbandonedError
 from deeplink.types import FencedError
 
@@ -32,16 +39,23 @@ __all__ = [
     "Claim",
     "ClaimDamagedError",
     "FencedError",
+    "FolderGoneError",
+    "MessageError",
     "MetaError",
     "NoAdviceError",
     "NoAgreementError",
+    "NoModelError",
     "NoStateError",
     "NotFetchedError",
     "NotFiniteError",
+    "NothingWholeError",
     "PartsMissingError",
     "ReadOnlyError",
     "SaveAbandonedError",
+    "ShardedStateError",
     "Skipped",
     "StorageSilentError",
+    "StorageUnreadableError",
+    "UnmatchedStatesError",
     "UnreadableStateError",
 ]

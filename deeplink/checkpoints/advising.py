@@ -46,7 +46,7 @@ def advice_for(
     for entry in entries(folder):
         try:
             manifest = manifests.read_manifest(folder / entry.name)
-        except CheckpointDamagedError:
+        except (CheckpointDamagedError, OSError):  # others say what a save costs
             continue
         if manifest.stall_s > 0:
             costs.append((manifest.stall_s, manifest.save_s))

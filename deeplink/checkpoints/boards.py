@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from typing_extensions import override
 
 from deeplink.checkpoints.fetching import SERVICE
-from deeplink.checkpoints.parts import Exchange, SaveAbandonedError
+from deeplink.checkpoints.parts import Exchange, RankFailedError, SaveAbandonedError
 from deeplink.checkpoints.wordboard import FAILED, MOST_PIECE
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainBusyError, PlainSilentError
@@ -47,7 +47,7 @@ class Board(Exchange):
     @override
     def __enter__(self) -> Self:
         """Make this node's draft, unless another of its ranks was quicker."""
-        self.draft.mkdir(parents=True, exist_ok=True)
+        self.draft.mkdir(exist_ok=True)
         return self
 
     @override
@@ -95,7 +95,7 @@ class Board(Exchange):
         reply = self._heard(keep_pb2.HearRequest(board=self.name, kind=kind))
         missing = sorted(set(ranks).difference(reply.spoke))
         if missing and reply.failed:
-            raise SaveAbandonedError(self.draft, f"rank {reply.failed[0]} failed: {reply.failure}")
+            raise RankFailedError(self.draft, f"rank {reply.failed[0]} failed: {reply.failure}")
         return missing
 
     def _called(self, method: str, message: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,9 @@ from deeplink.checkpoints.fetching import NotFetchedError, choose, place
 from deeplink.checkpoints.finding import newest_whole
 from deeplink.checkpoints.found import EACH, STATE, Skipped
 from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, Manifest
+from deeplink.checkpoints.saving import replaced
 from deeplink.plainrpc import PlainCallError
+from deeplink.private import private_folder
 from deeplink.publish import DRAFT_PREFIX, published_folder
 
 if TYPE_CHECKING:
@@ -83,8 +86,9 @@ class Bringer:
             folders.append(self._hold.folder)
         except OSError as problem:
             log.warning("%s: %s", SHARED, problem)
-        own = [entry for folder in folders for entry in entries(folder) if entry.is_own(claim)]
-        if own and not any((self._local / entry.name / manifests.PART).exists() for entry in own):
+        there = self._hold.retried(lambda: [entry for folder in folders for entry in entries(folder)])
+        own = [entry for entry in there if entry.is_own(claim)]
+        if own and not any(manifests.is_there(self._local / entry.name / manifests.PART) for entry in own):
             found = self._hold.patiently(
                 lambda: newest_whole(folders, claim, skipped, agreed=None, read=self._hold.stir)
             )
@@ -103,23 +107,35 @@ class Bringer:
         here, problem = self._here(name)
         if here is not None:
             return Chosen(here, manifests.read_manifest(here), HERE)
+        path, is_refused = self._hold.folder / name, False
         if is_shared:
             try:
-                path = self._hold.folder / name
-                manifest = self._hold.shared.ask(lambda: manifests.check(path, contents=False))
-                return self._of_both(Chosen(path, manifest, SHARED))
-            except (OSError, CheckpointDamagedError) as failed:
+                return self._of_shared(path)
+            except CheckpointDamagedError as damaged:
+                log.warning("%s: %s", SHARED, damaged)
+            except OSError as failed:
                 log.warning("%s: %s", SHARED, failed)
+                problem, is_refused = str(failed), True
         if not self._is_first_here:
-            return self._awaited(name)
-        return self._fetched(name, problem)
+            return self._awaited(name, path if is_refused else None)
+        try:
+            return self._fetched(name, problem)
+        except NotFetchedError:
+            if not is_refused:
+                raise
+        manifest = self._hold.patiently(lambda: manifests.check(path, contents=False))
+        return self._of_both(Chosen(path, manifest, SHARED))
+
+    def _of_shared(self, path: Path) -> Chosen:
+        manifest = self._hold.shared.ask(lambda: manifests.check(path, contents=False))
+        return self._of_both(Chosen(path, manifest, SHARED))
 
     def _of_both(self, chosen: Chosen) -> Chosen:
         """Read what is of the shared folder from this node's disk where that has some of it."""
         name = chosen.path.name
         try:
             manifest = manifests.check_part(self._local / name, contents=True)
-        except CheckpointDamagedError:
+        except (CheckpointDamagedError, OSError):
             return chosen
         if manifest != chosen.manifest:
             return chosen
@@ -128,41 +144,50 @@ class Bringer:
 
     def _here(self, name: str) -> tuple[Path | None, str]:
         path = self._local / name
-        if not path.exists():
-            return None, "it is not on this node's disk"
         try:
+            if not manifests.is_there(path):
+                return None, "it is not on this node's disk"
             manifests.check(path, contents=True)
         except CheckpointDamagedError as damaged:
-            if not (path / manifests.PART).exists():
+            if not manifests.is_there(path / manifests.PART):
                 log.warning("this node's %s", damaged)
             return None, damaged.reason
+        except OSError as problem:
+            log.warning("this node's %s: %s", name, problem)
+            return None, str(problem)
         return path, ""
 
-    def _awaited(self, name: str) -> Chosen:
+    def _awaited(self, name: str, shared: Path | None) -> Chosen:
+        """Return what the first rank brings here, or `shared`, which gave an error, once it does not any more."""
         until = self._clock.monotonic() + COMES_S
-        path = self._local / name
+        path, why = self._local / name, ""
         while self._clock.monotonic() < until:
             try:
                 manifest = manifests.check_part(path, contents=False)
-                parts = Parts(path, manifest, self._agents) if (path / manifests.PART).exists() else None
-                return Chosen(path, manifest, HERE, parts)
-            except CheckpointDamagedError:
-                self._clock.sleep(_PAUSE_S)
-        raise NotFetchedError(name, f"this node's first rank did not bring it within {COMES_S:g} s")
+                is_part = manifests.is_there(path / manifests.PART)
+                return Chosen(path, manifest, HERE, Parts(path, manifest, self._agents) if is_part else None)
+            except (CheckpointDamagedError, OSError) as problem:
+                why = str(problem)
+            if shared is not None:
+                with suppress(CheckpointDamagedError, OSError):
+                    return self._of_shared(shared)
+            self._clock.sleep(_PAUSE_S)
+        raise NotFetchedError(name, f"this node's first rank did not bring it within {COMES_S:g} s: {why}")
 
-    def _fetched(self, name: str, why: str) -> Chosen:
+    def _fetched(self, name: str, first: str) -> Chosen:
+        why = first
         for attempt in range(_TRIES):
             if attempt:
                 self._clock.sleep(_PAUSE_S)
             holdings = self._agents.held(name=name)
             places = [there for holding in holdings for there in holding.whole]
             if not places:
-                why = "it is on no node that answers"
+                why = f"{first}, and it is on no node that answers"
                 continue
             manifest = places[0].manifest
             plan = choose(name, manifest.files, _near_first(places, self._agents.node))
             if plan is None:
-                why = "parts of it are on no node that answers"
+                why = f"{first}, and parts of it are on no node that answers"
                 continue
             try:
                 return self._put(name, manifest, places[0].text, plan)
@@ -186,10 +211,8 @@ class Bringer:
                 parts.find(path)
             (final / manifests.PART).unlink(missing_ok=True)
             return Chosen(final, manifest, f"{HERE} and other nodes")
-        self._local.mkdir(parents=True, exist_ok=True)
-        if final.exists():  # damaged
-            final.rename(final.with_name(f"{DRAFT_PREFIX}{name}-{os.urandom(6).hex()}"))
-        with published_folder(final) as draft:
+        private_folder(self._local)
+        with published_folder(final, check=lambda: replaced(final, lambda: None)) as draft:
             if is_parted:
                 manifests.write_part(draft, [])
             else:
@@ -251,9 +274,9 @@ class Parts:
             return self._folder / path
         try:
             manifests.check_files(self._folder, [entry], contents=True)
-        except CheckpointDamagedError as missing:
+        except (CheckpointDamagedError, OSError) as problem:
             if not self._copied(entry):
-                self._fetch(entry, missing.reason)
+                self._fetch(entry, str(problem))
         self._checked.add(path)
         return self._folder / path
 

@@ -182,12 +182,13 @@ class Claims:
         """Return a claim.
 
         Raises:
-            ClaimDamagedError: it cannot be read.
+            ClaimDamagedError: it is no claim, or is not there.
+            OSError: the file system refuses.
         """
         path = self.path(number) / _FILE
         try:
             claim = claim_of(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as problem:
+        except (FileNotFoundError, ValueError) as problem:
             raise ClaimDamagedError(path, str(problem)) from problem
         if claim.number != number:
             raise ClaimDamagedError(path, "it is of another number")
@@ -214,7 +215,7 @@ class Claims:
             probe.touch()
             now = probe.stat().st_mtime
             return now - (self.path(number) / _ALIVE).stat().st_mtime < ALIVE_S
-        except (FileNotFoundError, PermissionError):
+        except FileNotFoundError:
             return False
         finally:
             with suppress(OSError):
@@ -224,7 +225,7 @@ class Claims:
         """Return the newest claim, whoever made it; NO_CLAIM where there is none.
 
         Raises:
-            ClaimDamagedError: it cannot be read.
+            ClaimDamagedError, OSError: as `read`.
         """
         numbers = self.numbers()
         return self.read(numbers[-1]) if numbers else NO_CLAIM

@@ -8,20 +8,23 @@ RUN/from-n3/step-...        what is kept for n3: whole, or the part that n3 had 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import NO_CLAIM, Claim, ClaimDamagedError, Claims, claim_text, in_order, is_newer
-from deeplink.checkpoints.entries import Entry, Retention, entries, looks_whole
+from deeplink.checkpoints.entries import DAMAGED_PREFIX, Entry, Retention, entries, looks_whole
 from deeplink.checkpoints.fetching import FROM, OWN
 from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, FileEntry
-from deeplink.checkpoints.saving import tidy, withdraw
+from deeplink.checkpoints.saving import replaced, tidy, withdraw
+from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.private import open_beneath, private_folder
 from deeplink.publish import published_folder, write_unsynced
 from deeplink.types import FencedError
 from deeplink.v1 import keep_pb2
@@ -57,7 +60,8 @@ class NoRoomError(DeepLinkError):
     def __init__(self, needed: int, budget: int, others: int) -> None:
         super().__init__(
             f"{needed} bytes do not fit: {others} of {budget} are in use",
-            remedy="Give the agents a larger copies_bytes, or nodes with larger disks.",
+            remedy="Give the agents a larger copies_bytes, or nodes with larger disks. Copies of jobs that have "
+            "ended go after 14 days; below the agents' store, in `checkpoints`, you may remove them before.",
         )
         self.needed, self.budget, self.others = needed, budget, others
 
@@ -70,10 +74,11 @@ class Copies:
     Args:
         root: the folder, on the node's own disk; made when something is kept.
         budget: most bytes that copies for others may take; 0: a tenth of the file system.
+        clock: where time comes from.
     """
 
-    def __init__(self, root: Path, budget: int = 0) -> None:
-        self.root, self._budget = root, budget
+    def __init__(self, root: Path, budget: int = 0, clock: Clock | None = None) -> None:
+        self.root, self._budget, self._clock = root, budget, clock or SystemClock()
         self._lock = threading.Lock()
         self._own: dict[str, Path] = {}
         self._claims: dict[str, Claim] = {}
@@ -89,9 +94,7 @@ class Copies:
         Raises:
             OSError: this cannot be.
         """
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.root.stat().st_mode & 0o077:
-            self.root.chmod(0o700)
+        private_folder(self.root)
 
     # -- whose the run is
 
@@ -109,14 +112,18 @@ class Copies:
             log.warning("where checkpoints lie is kept in memory alone: %s", problem)
 
     def own_folder(self, run: str) -> Path | None:
-        """Return where this node's own checkpoints lie; None where nobody said."""
+        """Return where this node's own checkpoints lie; None where nobody said.
+
+        Raises:
+            OSError: the disk does not say.
+        """
         where = self._run(run)
         with self._lock:
             if run in self._own:
                 return self._own[run]
         try:
             return Path((where / _OWN_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None
 
     def claim(self, run: str) -> Claim:
@@ -132,8 +139,8 @@ class Copies:
         for number in numbers:
             try:
                 known.append(claims.read(number))
-            except ClaimDamagedError as damaged:  # lost with a power failure: others know it, too
-                log.warning("%s", damaged)
+            except (ClaimDamagedError, OSError) as problem:  # lost with a power failure: others know it, too
+                log.warning("%s", problem)
         return in_order(known)[-1] if known else NO_CLAIM
 
     def learn(self, run: str, claim: Claim) -> Claim:
@@ -162,7 +169,8 @@ class Copies:
         if own is not None:
             yield OWN, own
         with suppress(FileNotFoundError):
-            yield from sorted((path.name, path) for path in self._run(run).glob(f"{FROM}*"))
+            names = os.listdir(self._run(run))  # noqa: PTH208 - names are wanted
+            yield from sorted((name, self._run(run) / name) for name in names if name.startswith(FROM))
 
     def held(self, run: str, *, name: str = "", contents: bool = False) -> list[keep_pb2.HeldCheckpoint]:
         """Return what is here of a run, newest first in each place.
@@ -172,19 +180,23 @@ class Copies:
             name: of one checkpoint; empty: all.
             contents: read every byte.
         """
-        return [
-            _looked_at(folder / entry.name, origin, contents=contents)
-            for origin, folder in self._folders(run)
-            for entry in entries(folder)
-            if not name or entry.name == name
-        ]
+        found = []
+        for origin, folder in self._folders(run):
+            try:
+                there = [entry for entry in entries(folder) if not name or entry.name == name]
+            except OSError as problem:
+                found.append(_unread(name, origin, problem))
+                continue
+            found += [_looked_at(folder / entry.name, origin, contents=contents) for entry in there]
+        return found
 
-    def file(self, run: str, name: str, origin: str, path: str) -> Path:
-        """Return where a file of a checkpoint lies.
+    def open(self, run: str, name: str, origin: str, path: str) -> BinaryIO:
+        """Open a file of a checkpoint to read it.
 
         Raises:
             NoSuchRunError: it is none of a checkpoint here.
             CheckpointDamagedError: what the checkpoint has cannot be read.
+            OSError: the file cannot be opened, or is no file of the checkpoint's own but a link.
         """
         folder = dict(self._folders(run)).get(origin)
         if folder is None or Entry.parse(name) is None:
@@ -192,7 +204,7 @@ class Copies:
         manifest = manifests.read_manifest(folder / name)
         if path not in {entry.path for entry in manifest.files}:
             raise NoSuchRunError(path)
-        return folder / name / path
+        return open_beneath(folder, f"{name}/{path}")
 
     # -- what is kept for others
 
@@ -222,15 +234,14 @@ class Copies:
             raise NoSuchRunError(f"{there.node}/{there.name}")
         folder = self._run(run) / f"{FROM}{there.node}"
         final = folder / there.name
-        if final.exists():
-            if _is_alike(final, there):
-                return
-            shutil.rmtree(final)
+        if manifests.is_there(final) and _is_alike(final, there):
+            return
         self.made()
         folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)  # its run is at work: `forget` is not for it
         files = there.files
-        self._make_room(run, folder, sum(entry.bytes for entry in files))
-        with published_folder(final, check=check) as draft:
+        self._make_room(folder, sum(entry.bytes for entry in files))
+        with published_folder(final, check=lambda: replaced(final, check)) as draft:
             fetch(files, draft)
             if there.absent:
                 manifests.write_part(draft, [entry.path for entry in files])
@@ -243,7 +254,7 @@ class Copies:
             if is_newer(newer, claim) and there.name not in newer.recognised:
                 withdraw(final)
             raise
-        tidy(folder, claim, Retention(keep=KEEP), check)
+        tidy(folder, claim, Retention(keep=KEEP), check, proved=there.name)
 
     def budget(self) -> int:
         """Return how many bytes copies for others may take.
@@ -253,43 +264,50 @@ class Copies:
         """
         return self._budget or shutil.disk_usage(self.root).total // 10
 
-    def forget(self, now_unix: float) -> None:
+    def forget(self) -> None:
         """Remove what is known and kept of runs that were still for `FORGET_S`: their jobs have ended."""
         for folder in self.root.glob("*"):
             if not _RUN.fullmatch(folder.name):
                 continue
-            looked_at = [folder, folder / "claims", folder / _OWN_FILE, *folder.glob(f"{FROM}*")]
-            if now_unix - max(map(_touched, looked_at)) > FORGET_S:
+            try:
+                looked_at = [folder, folder / "claims", folder / _OWN_FILE, *folder.glob(f"{FROM}*")]
+                touched = max(map(_touched, looked_at))
+            except OSError as problem:
+                log.warning("how old copies of checkpoints in %s are is not known: %s", folder, problem)
+                continue
+            if self._clock.unix() - touched > FORGET_S:
                 log.info("copies of checkpoints in %s are removed: nothing was heard of the run for long", folder)
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _make_room(self, run: str, folder: Path, needed: int) -> None:
-        """Remove what may go until `needed` bytes fit: copies of runs that nobody works on, the oldest run first.
+    def _make_room(self, folder: Path, needed: int) -> None:
+        """Remove copies until `needed` bytes fit beside them: of runs that are forgotten, then what is superseded.
 
-        Of this run nothing goes: `tidy` sees to it once there is something newer.
+        Of every node's copies, this run's or another's, the newest whole one stays, and so does what may be newer:
+        the other run may be at work, too, or wait in the queue. What is damaged is of no use to anybody.
         """
         budget = self.budget()
-        sizes = {path: _size(path) for path in self.root.glob(f"*/{FROM}*")}
-        newest = {path: _touched(path) for path in sizes if path.parent.name != run}
-        for path in sorted(newest, key=lambda one: newest[one]):
-            if sum(sizes.values()) + needed <= budget:
-                break
-            log.warning("copies of checkpoints in %s give way to those of the run at work", path)
+        if self._taken() + needed > budget:
+            self.forget()
+        others = sorted(set(self.root.glob(f"*/{FROM}*")) - {folder}, key=_touched)  # unreadable: nothing goes
+        spare = [path for kept in (*others, folder) for path in _spare(kept)]
+        while spare and self._taken() + needed > budget:
+            path = spare.pop(0)
+            log.info("%s gives way to a newer copy of a checkpoint", path)
             shutil.rmtree(path, ignore_errors=True)
-            del sizes[path]
-        # The oldest copies of the same node give way to what comes, they would go right after; but the newest
-        # whole one stays until then.
-        kept = [folder / entry.name for entry in entries(folder)]
-        whole = next((path for path in kept if looks_whole(path)), None)
-        spare = [path for path in kept if path != whole]
-        while spare and sum(sizes.values()) + needed > budget:
-            path = spare.pop()
-            sizes[folder] -= _size(path)
-            shutil.rmtree(path, ignore_errors=True)
-        taken = sum(sizes.values())
+        taken = self._taken()
         free = shutil.disk_usage(self.root).free
         if taken + needed > budget or needed > free:
             raise NoRoomError(needed, min(budget, taken + free), taken)
+
+    def _taken(self) -> int:
+        return sum(map(_size, self.root.glob(f"*/{FROM}*")))
+
+
+def _spare(folder: Path) -> list[Path]:
+    """Return what is damaged of a node's copies, and those older than the newest whole one, the oldest first."""
+    kept = [folder / entry.name for entry in entries(folder)]
+    newest_whole = next((at for at, path in enumerate(kept) if looks_whole(path)), len(kept))
+    return [*folder.glob(f"{DAMAGED_PREFIX}*"), *reversed(kept[newest_whole + 1 :])]
 
 
 def _looked_at(path: Path, origin: str, *, contents: bool) -> keep_pb2.HeldCheckpoint:
@@ -298,9 +316,14 @@ def _looked_at(path: Path, origin: str, *, contents: bool) -> keep_pb2.HeldCheck
         manifest = manifests.read_manifest(path)
         here = manifests.files_here(path, manifest)
         found.manifest = (path / NAME).read_text(encoding="utf-8")
-    except (CheckpointDamagedError, OSError, ValueError) as problem:
-        found.problem = problem.reason if isinstance(problem, CheckpointDamagedError) else str(problem)
+    except CheckpointDamagedError as damaged:
+        found.problem = damaged.reason
         return found
+    except ValueError as problem:
+        found.problem = str(problem)
+        return found
+    except OSError as problem:
+        return _unread(path.name, origin, problem)
     named = {entry.path for entry in here}
     found.absent.extend(entry.path for entry in manifest.files if entry.path not in named)
     for entry in here:
@@ -308,7 +331,13 @@ def _looked_at(path: Path, origin: str, *, contents: bool) -> keep_pb2.HeldCheck
             manifests.check_files(path, [entry], contents=contents)
         except CheckpointDamagedError:
             found.damaged.append(entry.path)
+        except OSError as problem:
+            return _unread(path.name, origin, problem)
     return found
+
+
+def _unread(name: str, origin: str, problem: OSError) -> keep_pb2.HeldCheckpoint:
+    return keep_pb2.HeldCheckpoint(name=name, origin=origin, problem=str(problem), is_unreadable=True)
 
 
 def _is_alike(path: Path, there: There) -> bool:
@@ -320,16 +349,17 @@ def _is_alike(path: Path, there: There) -> bool:
 
 def _size(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.lstat().st_size
+    for parent, _, names in os.walk(folder):  # what cannot be read is left out
+        for name in names:
+            with suppress(OSError):
+                total += Path(parent, name).lstat().st_size
     return total
 
 
 def _touched(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
-    except OSError:
+    except FileNotFoundError:
         return 0.0
 
 

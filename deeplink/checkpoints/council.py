@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, fresh_names, in_order
-from deeplink.checkpoints.entries import FENCED, Entry, entries
+from deeplink.checkpoints.entries import Entry, entries, gone, highest, why_not
 from deeplink.checkpoints.fetching import choose, place
 from deeplink.checkpoints.manifest import CheckpointDamagedError
+from deeplink.checkpoints.view import View
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainCallError
 from deeplink.wording import listed
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.checkpoints.agents import JobAgents, Standing
-    from deeplink.checkpoints.fetching import Holding, There
+    from deeplink.checkpoints.fetching import Holding
     from deeplink.checkpoints.hold import Hold
     from deeplink.clock import Clock
 
@@ -74,6 +75,7 @@ class Council:
         group = env.get("GROUP_RANK", "0") if self.is_first_here else "-"
         self._decides = (env.get("RANK") or group) == "0"
         self._nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
+        self._shared: list[Entry] = []  # as last seen
 
     def agree(self) -> Claim:
         """Return the claim of this attempt, made now if this rank decides.
@@ -128,39 +130,84 @@ class Council:
         self._gather()
         holdings = self._agents.held()
         until = self._clock.monotonic() + PERSIST_S
-        void, after = 0, NO_CLAIM
-        for _ in range(_MOST_TRIES):
+        void, after, tries = 0, NO_CLAIM, 0
+        while tries < _MOST_TRIES:
             view = self._look(holdings)
             found = self._hold.own_claim(view.claims)
             if found is not None and found.number != void:
                 return found
             if found is None:
                 after = view.claims[-1] if view.claims else NO_CLAIM
-            if not view.is_readable and not self._is_known_here(after):
-                if self._clock.monotonic() > until:
-                    raise NoAgreementError(
-                        f"{SHARED} cannot be used ({view.problem}), and may have newer ones than these nodes"
-                    )
+            made, source = self._proposed_of(view, after)
+            if self._is_in_doubt(view, made, after, until):
                 self._clock.sleep(_LONGEST_PAUSE_S)
+                holdings = self._agents.held() if view.is_readable else holdings
                 continue
-            made, source = self._proposed(view, after)
+            self._hold.refuse_if_nothing_is_whole(made.recognised, made.skipped)
             self._say(made, source, view)
             if not view.is_readable:
                 self._hold.is_apart = True
                 return made
-            try:
-                if not self._hold.shared.ask(lambda made=made: self._hold.claims.publish(made)):  # type: ignore[misc]
-                    continue
-                if source != SHARED or made.recognised[0] in self._hold.shared.ask(
-                    lambda: fresh_names(self._hold.folder)
-                ):
-                    return made
-                # Whoever held the folder saved once more, and removed it: claimed again, what it saved counts.
+            tries += 1
+            published = self._published(made, source)
+            if published:
+                return made
+            if published is False:
                 void = made.number
-            except OSError as problem:
-                log.warning("%s: %s", SHARED, problem)
-                continue
         raise NoAgreementError("the shared folder changed again and again")
+
+    def _published(self, made: Claim, source: str) -> bool | None:
+        """Claim the shared folder; None where that has to be tried again, False where the claim is void.
+
+        Whoever held the folder may have saved once more, and removed what is claimed: claimed again, that counts.
+        """
+        try:
+            if not self._hold.shared.ask(lambda: self._hold.claims.publish(made)):
+                return None
+            return source != SHARED or made.recognised[0] in self._hold.shared.ask(
+                lambda: fresh_names(self._hold.folder)
+            )
+        except OSError as problem:
+            log.warning("%s: %s", SHARED, problem)
+            return None
+
+    def _is_in_doubt(self, view: View, made: Claim, after: Claim, until: float) -> bool:
+        """Tell whether something newer may lie where it cannot be read, and that is looked at again.
+
+        Raises:
+            NoAgreementError: it was looked at for long enough, and what is left may be old, or nothing.
+        """
+        doubt, goes_on = self._doubt(view, made, after)
+        if doubt and self._clock.monotonic() <= until:
+            return True
+        if doubt and not goes_on:
+            raise NoAgreementError(doubt)
+        if doubt:
+            log.warning("going on without what may be newer: %s", doubt)
+        return False
+
+    def _proposed_of(self, view: View, after: Claim) -> tuple[Claim, str]:
+        """Return the claim to make; what of the shared folder cannot be read makes all of it unreadable."""
+        try:
+            return self._proposed(view, after)
+        except OSError as problem:
+            view.lose_shared(str(problem))
+            return self._proposed(view, after)
+
+    def _doubt(self, view: View, made: Claim, after: Claim) -> tuple[str, bool]:
+        """Return why something newer may lie where it cannot be read, and whether the ranks go on without it.
+
+        They do without a node's disk, as without a node that is lost; but never begin at zero for it.
+        """
+        newest = Entry.parse(made.recognised[0]) if made.recognised else None
+        is_known = newest is not None and self._is_known_here(after) and not view.is_lost_above(newest, after)
+        if not view.is_readable and not is_known:
+            return f"{SHARED} cannot be used ({view.problem}), and may have newer ones than these nodes", False
+        if unread := view.unread_above(newest, after):
+            return "; ".join(unread), bool(made.recognised)
+        if not made.recognised and view.nodes < len(self._agents.members):
+            return "nodes that do not say what they have may have some", True
+        return "", True
 
     def _is_known_here(self, claim: Claim) -> bool:
         """Tell whether these nodes had every checkpoint first: an attempt before ran in this allocation.
@@ -200,25 +247,28 @@ class Council:
             standing = self._agents.standing(holding.hold)
             if standing.claim is not None:
                 known[standing.claim.number] = standing.claim
-        there: list[Entry] = []
         problem = ""
         try:
             self._hold.shared.ask(lambda: self._hold.folder.mkdir(parents=True, exist_ok=True))
             claims = self._hold.shared.ask(self._hold.claims.all)
-            there = self._hold.shared.ask(lambda: entries(self._hold.folder))
+            self._shared = self._hold.shared.ask(lambda: entries(self._hold.folder))
             known |= {claim.number: claim for claim in claims}
         except OSError as failed:
             problem = str(failed)
-        return View(in_order(known.values()), there, holdings, problem)
+        return View(in_order(known.values()), self._shared, holdings, problem)
 
     def _proposed(self, view: View, newest: Claim) -> tuple[Claim, str]:
-        """Return the claim to make, of what `newest` left, and where its first checkpoint lies."""
+        """Return the claim to make, of what `newest` left, and where its first checkpoint lies.
+
+        Raises:
+            OSError: what may be the newest in the shared folder cannot be read.
+        """
         recognised: list[str] = []
         skipped: list[tuple[str, str]] = []
         source = ""
         for entry in view.entries():
             if not entry.counts(newest):
-                skipped.append((entry.name, FENCED.format(entry.claim)))
+                skipped.append((entry.name, why_not(entry, newest)))
                 continue
             reasons: list[str] = []
             found = self._whole_at(entry, view, reasons, contents=not recognised)
@@ -226,8 +276,10 @@ class Council:
             if found:
                 source = source or found
                 recognised.append(entry.name)
+        if not recognised:
+            skipped.extend(gone(newest, view.entries()))
         claim = Claim(
-            number=max((claim.number for claim in view.claims), default=0)
+            number=max((highest(view.entries()), *(claim.number for claim in view.claims)))
             + (1 if view.is_readable else APART_GAP),
             attempt=self._agents.attempt,
             holder=self._hold.holder,
@@ -238,16 +290,22 @@ class Council:
         return claim, source
 
     def _whole_at(self, entry: Entry, view: View, reasons: list[str], *, contents: bool) -> str:
-        """Return where a checkpoint is whole; empty, and why, where it is not."""
+        """Return where a checkpoint is whole; empty, and why, where it is not.
+
+        Raises:
+            OSError: the shared folder does not let it be read to the last byte, and no node has it.
+        """
         places = view.places(entry.name)
-        torn = view.torn(entry.name)
+        torn = [*view.torn(entry.name), *(unread for unread in view.unread if unread[0] == entry.name)]
         if contents and places:
             members = {member.name: member for member in self._agents.members}
             nodes = sorted({there.node for there in places})
             asked = [members[node] for node in members if node in nodes]
             checked = self._agents.held(name=entry.name, contents=True, among=asked)
             places = [there for holding in checked for there in holding.whole]
-            torn = [reason for holding in checked for reason in holding.torn]
+            unread = [reason for holding in checked for reason in holding.unread]
+            torn = [*unread, *(reason for holding in checked for reason in holding.torn)]
+            view.unread += unread
         reasons.extend(f"{where}: {why}" for _, where, why in torn)
         if places and (plan := choose(entry.name, places[0].manifest.files, places)) is not None:
             return ", ".join(place(there.node, there.origin) for there, _ in plan) or "every node"
@@ -255,6 +313,8 @@ class Council:
             if places and not reasons:
                 reasons.append("parts of it are on no node that answers")
             return ""
+        if not view.is_readable:
+            return "" if contents else SHARED
         try:
             path = self._hold.folder / entry.name
             self._hold.shared.ask(lambda: manifests.check(path, contents=contents), LOOK_S)
@@ -262,8 +322,9 @@ class Council:
             reasons.append(damaged.reason)
             return ""
         except OSError as problem:
-            reasons.append(str(problem))
-            return ""
+            if contents:
+                raise
+            log.warning("%s counts, though it cannot be looked at now: %s", entry.name, problem)
         return SHARED
 
     def _say(self, claim: Claim, source: str, view: View) -> None:
@@ -281,38 +342,3 @@ class Council:
             log.info("going on from %s on %s", name, source)
         else:
             log.warning("going on from %s on %s: newer than all in %s (newest: %s)", name, source, SHARED, newest)
-
-
-class View:
-    """What is known of a run when it is claimed.
-
-    Attributes:
-        claims: all known, the newest last.
-        shared: what lies in the shared folder, whole or not, newest first.
-        problem: why the shared folder could not be looked at; empty where it could.
-    """
-
-    def __init__(
-        self, claims: Sequence[Claim], shared: Sequence[Entry], holdings: Sequence[Holding], problem: str
-    ) -> None:
-        self.claims, self.shared, self.problem = claims, shared, problem
-        self._holdings = holdings
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether the shared folder answered."""
-        return not self.problem
-
-    def entries(self) -> list[Entry]:
-        """Return every checkpoint that anybody has something of, newest first."""
-        names = {there.name for holding in self._holdings for there in holding.whole}
-        names |= {name for holding in self._holdings for name, _, _ in holding.torn}
-        return sorted({*self.shared, *filter(None, map(Entry.parse, names))}, reverse=True)
-
-    def places(self, name: str) -> list[There]:
-        """Return where something of a checkpoint lies on nodes."""
-        return [there for holding in self._holdings for there in holding.whole if there.name == name]
-
-    def torn(self, name: str) -> list[tuple[str, str, str]]:
-        """Return the places where it is not what was saved, with reasons."""
-        return [torn for holding in self._holdings for torn in holding.torn if torn[0] == name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -12,13 +13,29 @@ from deeplink.checkpoints.manifest import CheckpointDamagedError
 from deeplink.publish import DRAFT_PREFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from deeplink.checkpoints.claims import Claim
 
+log = logging.getLogger(__name__)
+
+DAMAGED_PREFIX: Final = ".damaged-"
+"""What is known to be damaged is kept under such a name; nothing removes it."""
 _NAME = re.compile(r"step-(\d{10,})\.a(\d+)(?:-(\d+))?")
-FENCED: Final = "published by a fenced attempt (claim {})"
+_FENCED: Final = "published by a fenced attempt"
+_GONE: Final = "claim {} counts it, and it is not there any more"
 _DRAFT = re.compile(re.escape(DRAFT_PREFIX) + r"step-\d{10,}\.a(\d+)(?:-\d+)?-[0-9a-f]+")
+
+
+def fenced(entry: Entry) -> str:
+    """Return why a checkpoint does not count that appeared after the next attempt had claimed."""
+    return f"{_FENCED} (claim {entry.claim})"
+
+
+def is_fenced(reason: str) -> bool:
+    """Tell whether `fenced` gave this reason; any other says that a checkpoint is damaged or absent."""
+    return reason.startswith(_FENCED)
 
 
 def entry_name(step: int, claim: Claim, serial: int) -> str:
@@ -63,6 +80,11 @@ def entries(folder: Path) -> list[Entry]:
     return sorted(filter(None, map(Entry.parse, names)), reverse=True)
 
 
+def highest(there: Iterable[Entry]) -> int:
+    """Return the highest claim that checkpoints are of; the next stands above it though `claims` was removed."""
+    return max((entry.claim for entry in there), default=0)
+
+
 def abandoned_drafts(folder: Path, claim: Claim) -> list[Path]:
     """Return the unfinished saves of those who held the folder before `claim`."""
     found = ((path, _DRAFT.fullmatch(path.name)) for path in folder.iterdir())
@@ -70,7 +92,7 @@ def abandoned_drafts(folder: Path, claim: Claim) -> list[Path]:
 
 
 class Check(Protocol):
-    """Raises CheckpointDamagedError unless a checkpoint is whole."""
+    """Raises CheckpointDamagedError where a checkpoint is not whole, OSError where that cannot be told."""
 
     def __call__(self, path: Path, /, *, contents: bool) -> object:
         """With `contents` checksums count too, else only that every file is there in its size."""
@@ -88,21 +110,43 @@ class Survey:
 def survey(folder: Path, newest: Claim, check: Check) -> Survey:
     """Return what whoever claims the folder after `newest` goes on from.
 
-    Candidates are read newest first until one is whole; those before it are looked at only.
+    Candidates are read newest first until one is whole; those before it are looked at only, and count unless that
+    shows damage.
+
+    Raises:
+        OSError: what may be the newest whole one cannot be read.
     """
     recognised: list[str] = []
     skipped: list[tuple[str, str]] = []
-    for entry in entries(folder):
+    there = entries(folder)
+    if there and not newest.number:
+        log.warning("%s has no claims: it is a copy, or `claims` was removed. All checkpoints there count", folder)
+    for entry in there:
         if not entry.counts(newest):
-            skipped.append((entry.name, FENCED.format(entry.claim)))
+            skipped.append((entry.name, why_not(entry, newest)))
             continue
         try:
             check(folder / entry.name, contents=not recognised)
         except CheckpointDamagedError as damaged:
             skipped.append((entry.name, damaged.reason))
-        else:
-            recognised.append(entry.name)
-    return Survey(tuple(recognised), tuple(skipped))
+            continue
+        except OSError as problem:
+            if not recognised:
+                raise
+            log.warning("%s counts, though it cannot be looked at now: %s", entry.name, problem)
+        recognised.append(entry.name)
+    return Survey(tuple(recognised), (*skipped, *(() if recognised else gone(newest, there))))
+
+
+def why_not(entry: Entry, newest: Claim) -> str:
+    """Return why a checkpoint does not count under `newest`: what its holder found, else that it came later."""
+    return dict(newest.skipped).get(entry.name) or fenced(entry)
+
+
+def gone(newest: Claim, there: Collection[Entry]) -> list[tuple[str, str]]:
+    """Return what counts under `newest` and is not there any more, with the reason."""
+    names = {entry.name for entry in there}
+    return [(name, _GONE.format(newest.number)) for name in newest.recognised if name not in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,35 +170,57 @@ class Retention:
         return bool(self.every) and step % self.every == 0
 
 
-def superfluous(folder: Path, claim: Claim, retention: Retention) -> list[str]:
-    """Return the names that the holder of `claim` may remove, once a save has succeeded.
+@dataclass(frozen=True, slots=True)
+class Surplus:
+    """Names of checkpoints that are superseded, and of those that are damaged, newest first."""
 
-    These are what fenced attempts published, what is older than the newest `keep` whole ones, earlier saves of one
-    step. Damaged ones among the newest stay, for a look; older ones have only use where they are whole. Those that
-    could not be looked at are not known to be damaged.
+    superseded: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+
+def surplus(
+    folder: Path, claim: Claim, retention: Retention, proved: str, damaged: Collection[str] = ()
+) -> Surplus:
+    """Return what the holder of `claim` needs no more.
+
+    Superseded is what is older than `proved` and than the newest `keep` that look whole, and earlier saves of one
+    step. What does not count is older than all that does. What cannot be looked at stays, and stands for nothing.
+
+    Args:
+        folder: where.
+        claim: what counts.
+        retention: what stays.
+        proved: a checkpoint that was written or read to its last byte just now.
+        damaged: names of those that were read, and are damaged.
     """
-    doomed: list[str] = []
+    superseded: list[str] = []
+    torn: list[str] = []
     whole: set[tuple[int, int]] = set()
+    newest = Entry.parse(proved)
     for entry in entries(folder):
-        if not entry.counts(claim):
-            doomed.extend([entry.name] if entry.claim < claim.number else [])
-        elif (entry.claim, entry.step) in whole:
-            doomed.append(entry.name)
-        elif len(whole) < retention.keep or retention.always(entry.step):
-            is_whole = looks_whole(folder / entry.name)
-            if is_whole:
-                whole.add((entry.claim, entry.step))
-            elif is_whole is False and len(whole) >= retention.keep:
-                doomed.append(entry.name)
-        else:
-            doomed.append(entry.name)
-    return doomed
+        if claim.number and entry.claim > claim.number:
+            continue
+        is_whole = entry.name not in damaged and looks_whole(folder / entry.name)
+        if is_whole is None:
+            continue
+        if not is_whole:
+            torn.append(entry.name)
+            continue
+        is_again = (entry.claim, entry.step) in whole
+        is_due = len(whole) >= retention.keep and not (entry.counts(claim) and retention.always(entry.step))
+        if is_again or is_due:
+            superseded.extend([entry.name] if newest is not None and entry < newest else [])
+        elif entry.counts(claim):
+            whole.add((entry.claim, entry.step))
+    return Surplus(tuple(superseded), tuple(torn))
 
 
 def looks_whole(path: Path) -> bool | None:
     """Tell whether every file is there in its size; None where the storage does not let itself be looked at."""
     try:
         manifests.check_part(path, contents=False)
-    except CheckpointDamagedError as damaged:
-        return None if isinstance(damaged.__cause__, OSError) else False
+    except CheckpointDamagedError:
+        return False
+    except OSError:
+        return None
     return True

@@ -84,12 +84,14 @@ class Holding:
         hold: who holds the run, as its agent knows.
         whole: checkpoints, or parts of them, as they were saved, as far as was looked.
         torn: name, place and reason of those that are not.
+        unread: the same of those that the node's disk does not let be read; an empty name stands for all there.
     """
 
     node: str
     hold: keep_pb2.HoldReply
     whole: tuple[There, ...]
     torn: tuple[tuple[str, str, str], ...]
+    unread: tuple[tuple[str, str, str], ...] = ()
 
 
 def held_by(
@@ -110,12 +112,14 @@ def held_by(
     request = keep_pb2.HeldRequest(run=run, name=name, contents=contents)
     deadline = now() + (CHECK_S if contents else ANSWER_S)
     reply = keep_pb2.HeldReply.FromString(connection.call(f"{SERVICE}Held", request.SerializeToString(), deadline))
-    whole, torn = [], []
+    whole: list[There] = []
+    torn: list[tuple[str, str, str]] = []
+    unread: list[tuple[str, str, str]] = []
     for one in reply.checkpoints:
         where = place(reply.node, one.origin)
         try:
             if one.problem:
-                torn.append((one.name, where, one.problem))
+                (unread if one.is_unreadable else torn).append((one.name, where, one.problem))
                 continue
             manifest = manifests.manifest_of(one.manifest, Path(where, one.name))
         except CheckpointDamagedError as damaged:
@@ -124,7 +128,7 @@ def held_by(
         torn.extend((one.name, where, f"{path} is not what was saved") for path in one.damaged)
         absent = frozenset([*one.absent, *one.damaged])
         whole.append(There(reply.node, connection.address, one.name, one.origin, manifest, one.manifest, absent))
-    return Holding(reply.node, reply.hold, tuple(whole), tuple(torn))
+    return Holding(reply.node, reply.hold, tuple(whole), tuple(torn), tuple(unread))
 
 
 def place(node: str, origin: str) -> str:

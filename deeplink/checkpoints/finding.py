@@ -38,17 +38,40 @@ def newest_whole(
 
     Raises:
         CheckpointDamagedError: what the ranks agreed on was damaged since.
+        OSError: what may be the newest cannot be read, and lies whole nowhere else.
     """
     own = sorted({entry for folder in folders for entry in entries(folder) if entry.is_own(claim)}, reverse=True)
     if not own and claim.recognised and agreed is not None:
         return _agreed(folders, claim.recognised[0], read)
+    passed: list[Skipped] = []
     for name in [*(entry.name for entry in own), *claim.recognised]:
-        places = [folder / name for folder in folders if (folder / name).exists()]
-        for path in places or [folders[-1] / name]:
-            try:
+        found = _whole_of(name, folders, passed, read)
+        if found is not None:
+            break
+    else:
+        found = None
+    skipped.extend(passed)
+    return found
+
+
+def _whole_of(
+    name: str, folders: Sequence[Path], passed: list[Skipped], read: Callable[[int], None]
+) -> tuple[Path, Manifest] | None:
+    unread: OSError | None = None
+    is_anywhere = False
+    for path in (folder / name for folder in folders):
+        try:
+            if manifests.is_there(path):
+                is_anywhere = True
                 return path, manifests.check(path, contents=True, read=read)
-            except CheckpointDamagedError as problem:
-                skipped.append(Skipped(path, problem.reason))
+        except CheckpointDamagedError as problem:
+            passed.append(Skipped(path, problem.reason))
+        except OSError as problem:
+            unread = problem
+    if unread is not None:
+        raise unread
+    if not is_anywhere:
+        passed.append(Skipped(folders[-1] / name, "it is not there any more"))
     return None
 
 
@@ -57,11 +80,11 @@ def _agreed(folders: Sequence[Path], name: str, read: Callable[[int], None]) -> 
     path = folders[-1] / name
     manifest = manifests.check(path, contents=False)
     for folder in folders[:-1]:
-        if not (folder / name).exists():
-            continue
         try:
+            if not manifests.is_there(folder / name):
+                continue
             if manifests.check(folder / name, contents=True, read=read) == manifest:
                 return folder / name, manifest
-        except CheckpointDamagedError as problem:
-            log.warning("this node's %s", problem)
+        except (CheckpointDamagedError, OSError) as problem:
+            log.warning("this node's %s: %s", name, problem)
     return path, manifest

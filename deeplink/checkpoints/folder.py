@@ -24,7 +24,7 @@ from deeplink.checkpoints.hold import Hold
 from deeplink.checkpoints.lease import LENGTH_S
 from deeplink.checkpoints.looking import Finder
 from deeplink.checkpoints.looping import Loop
-from deeplink.checkpoints.nodefirst import keep_here_first
+from deeplink.checkpoints.nodefirst import keep_here_first, refuse_strangers
 from deeplink.checkpoints.saving import Save, Saver, tidy
 from deeplink.checkpoints.states import Finite, StateSaver, Waiting
 from deeplink.checkpoints.witnesses import last_resort_of, witnesses_of
@@ -63,14 +63,15 @@ class Checkpoints:
         attempt: who saves; DEEPLINK_ATTEMPT of the environment when None.
         keep: whole checkpoints kept; older ones are removed after a save.
         keep_every: checkpoints of steps that are a multiple of it are kept besides; none where it is 0.
-        local: a folder on this node's own disk: saves go there, and from there to `folder` in the background. Then
-            one rank of each node must call `latest` before the first save.
+        local: a folder on this node's own disk, this user's alone: saves go there, and from there to `folder` in
+            the background. Then one rank of each node must call `latest` before the first save.
         finite: "note" names tensors that hold NaN or infinity in manifest and log, "refuse" saves no such
             state, "off" does not look. Of states that `save_state` is given.
         waiting: what a `save_state` does while the one before is under way: "wait" for it, or "skip" this one.
         lease_s: a rank of a job (DEEPLINK_ATTEMPT) that hears neither of the shared folder nor of another node for
             so long ends itself, and at once when a newer attempt has begun; None: it goes on.
         readonly: claim nothing, refuse to save.
+        from_scratch: begin at zero where there are checkpoints and none is whole; they are kept as `.damaged-*`.
         clock: where time comes from.
 
     Raises:
@@ -78,7 +79,7 @@ class Checkpoints:
         ValueError: keep is under 1, or another setting is none of those named.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a default, and is said by name
         self,
         folder: Path | str,
         *,
@@ -90,6 +91,7 @@ class Checkpoints:
         waiting: Waiting = "wait",
         lease_s: float | None = LENGTH_S,
         readonly: bool = False,
+        from_scratch: bool = False,
         clock: Clock | None = None,
     ) -> None:
         named = os.environ.get("DEEPLINK_ATTEMPT", "")
@@ -100,7 +102,7 @@ class Checkpoints:
         self.guard: Guard | None = None
         self._lease_s = lease_s if named and attempt is None and not readonly else None
         self._clock = clock or SystemClock()
-        self._hold = Hold(self.folder, self.attempt, self._clock)
+        self._hold = Hold(self.folder, self.attempt, self._clock, from_scratch=from_scratch)
         self._saver = Saver(self._hold, self.local or self.folder, self._clock)
         self._states = StateSaver(self._saver, self._clock, finite, waiting, self._published)
         self._mirror: Mirror | None = None
@@ -131,19 +133,22 @@ class Checkpoints:
     # -- looking
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint, sizes and checksums verified; None when there is none.
+        """Return the newest whole checkpoint, sizes and checksums verified; None when there is none at all.
 
         What does not count is logged, and told in `.skipped` of the checkpoint and this object. Waits for a save.
 
         Raises:
-            FencedError: a newer attempt has claimed the folder.
+            NothingWholeError: there are some, none is whole, and `from_scratch` is not set.
+            StorageUnreadableError, StorageSilentError: errors for a minute, or no answer for two.
+            PrivateFolderError: `local` is not this user's alone.
+            FencedError, FolderGoneError: a newer attempt has claimed the folder, or it is not there any more.
             CheckpointDamagedError: the checkpoint that this attempt's ranks agreed on was damaged since.
             NoAgreementError, NotFetchedError: with `local`, the nodes did not agree on one, or it is lost since.
-            StorageSilentError: the folder did not answer for two minutes.
-            ClaimDamagedError: a claim cannot be read.
+            ClaimDamagedError: a claim is torn.
             DeepLinkError: a save or copy in the background failed so since the last call.
         """
         self._states.wait()
+        refuse_strangers(self.local, readonly=self.readonly)
         return self._finder.newest()
 
     @property
@@ -278,6 +283,7 @@ class Checkpoints:
             raise ReadOnlyError(self.folder)
         if step < 0:
             raise ValueError(f"step {step}")
+        refuse_strangers(self.local, readonly=self.readonly)
         if self._mirror:
             self._mirror.begin()
         return Save(step=step, meta=manifests.checked_meta(meta), began=self._clock.monotonic())
@@ -298,7 +304,15 @@ class Checkpoints:
         if self._mirror and save.path and save.path.parent == self.local:
             self._mirror.offer(save.path.name, to_shared=save.to_shared)
         else:
-            tidy(self.folder, self._hold.claimed(), self.retention, self._hold.refuse_if_fenced)
+            hold, name = self._hold, save.path.name if save.path else ""
+            tidy(
+                self.folder,
+                hold.claimed(),
+                self.retention,
+                hold.refuse_if_fenced,
+                proved=name,
+                suspected=hold.suspected,
+            )
 
     # -- the training loop
 
@@ -325,7 +339,8 @@ class Checkpoints:
         Args:
             batches: what the loop goes over.
             every: steps between two saves.
-            spread: as `save_state` has it; None: rank 0's state and every rank's random numbers.
+            spread: as `save_state` has it; None: "sharded" where a part is (FSDP), else rank 0's state and every
+                rank's random numbers.
             parts: model, optimizer, sampler ...; those of `resume` when there are none.
 
         Raises:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deeplink.checkpoints.manifest import is_there
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from deeplink.checkpoints.bringing import Parts
@@ -48,6 +49,46 @@ class StorageSilentError(DeepLinkError):
         self.folder, self.waited_s = folder, waited_s
 
 
+class StorageUnreadableError(DeepLinkError):
+    """The storage of checkpoints gave errors for so long that what to go on from is not known."""
+
+    def __init__(self, folder: Path, problem: OSError, tried_s: float) -> None:
+        super().__init__(
+            f"checkpoints in {folder} cannot be read: {problem} (tried for {tried_s:g} s)",
+            remedy="Nothing was removed, and no checkpoint is known to be damaged. Is the storage in order on this"
+            " node, and may you read it (an expired ticket)? Start again when it is. To go on without a checkpoint"
+            " that stays unreadable, move it out of the folder.",
+        )
+        self.folder, self.problem, self.tried_s = folder, problem, tried_s
+
+
+class FolderGoneError(DeepLinkError, OSError):
+    """A folder that this process has claimed, or its claims, is not there any more."""
+
+    def __init__(self, gone: Path, folder: Path) -> None:
+        super().__init__(
+            f"{gone} is not there any more",
+            remedy=f"Is its storage mounted on this node? If {folder} was moved away, bring it back. If only"
+            " its claims were removed, start the job again: it claims the folder again. Never remove `claims`:"
+            " without them an older attempt cannot be told from a newer one.",
+        )
+        self.gone, self.folder = gone, folder
+
+
+class NothingWholeError(DeepLinkError):
+    """There are checkpoints, and none of them is whole."""
+
+    def __init__(self, folder: Path, found: Iterable[tuple[str, str]]) -> None:
+        self.folder, self.found = folder, tuple(found)
+        named = "; ".join(f"{name}: {reason}" for name, reason in self.found[:5])
+        more = f"; and {len(self.found) - 5} more" if len(self.found) > 5 else ""  # noqa: PLR2004
+        super().__init__(
+            f"nothing in {folder} is whole: {named}{more}",
+            remedy="Nothing was removed. Bring one back (a backup, another node's disk), or begin at zero:"
+            " Checkpoints(..., from_scratch=True) keeps what is there as .damaged-*.",
+        )
+
+
 class NotFiniteError(DeepLinkError):
     """A state holds NaN or infinity, and was not saved."""
 
@@ -70,6 +111,41 @@ class UnreadableStateError(DeepLinkError):
             remedy="Give a number, text or tensor instead (float(x), torch.from_numpy(x)), or JSON in meta=.",
         )
         self.name, self.kind = name, kind
+
+
+class ShardedStateError(DeepLinkError):
+    """A state of which each rank has a part would be saved as if one had it all."""
+
+    def __init__(self, name: str, spread: str, *, by: str = "") -> None:
+        super().__init__(
+            f"spread={spread!r} cannot save {name!r}: each rank has a part of its tensors" + (by and f" ({by})"),
+            remedy=f"{by} is not supported: use torch's fully_shard, or its own files within `checkpoints.save`."
+            if by
+            else 'Every rank saves with spread="sharded"; `over` does so by itself.',
+        )
+        self.name, self.spread, self.by = name, spread, by
+
+
+class NoModelError(DeepLinkError):
+    """An optimizer is saved or loaded without the model whose parameters it has."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name!r} has parameters of no model among the parts",
+            remedy="Name its model, too; make the optimizer after fully_shard or .to(), which replace parameters.",
+        )
+        self.name = name
+
+
+class UnmatchedStatesError(DeepLinkError):
+    """The states of ranks that save together are not parts of one state."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"the ranks' states do not make a whole: {problem}",
+            remedy="Every rank saves the same parts, of the same model.",
+        )
+        self.problem = problem
 
 
 class NoStateError(DeepLinkError):
@@ -119,9 +195,10 @@ class Checkpoint:
 
         Raises:
             NotFetchedError: it is on another node, and could not be fetched.
+            OSError: the storage does not say.
         """
         if self.parts is None:
-            return self.path / name if (self.path / name).exists() else None
+            return self.path / name if is_there(self.path / name) else None
         return self.parts.find(name) if name in self.parts.names() else None
 
     def load(self, *, rank: int = 0, map_location: Any = "cpu") -> Any:
@@ -153,15 +230,20 @@ class Checkpoint:
             parts: what has `load_state_dict`; a `sampler` is looked for in `meta`.
 
         Raises:
-            NoStateError: it was saved another way.
+            NoStateError: it was saved another way, or a part has not what was saved of it.
+            NoModelError: of a sharded checkpoint, an optimizer without its model.
             KeyError, TypeError: a part has no state there, or takes none; nothing was handed out.
         """
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
         rest = {name: part for name, part in parts.items() if name not in self.meta}
         if rest and self._file(SHARDED) is not None:
-            tensors.read_sharded(rest, self.path, None if self.parts is None else self.parts.find)
+            from deeplink.checkpoints import sharded  # noqa: PLC0415 - takes seconds, and only here
+
+            sharded.restore(rest, self.path, None if self.parts is None else self.parts.find)
         elif rest:
+            if sharded_parts := [name for name, part in rest.items() if tensors.holds_shards(part)]:
+                raise NoStateError(self.path, f"it is not sharded, and {', '.join(sharded_parts)} is")
             tensors.put_back(rest, self.load(rank=rank, map_location=map_location))
         tensors.put_back({name: parts[name] for name in parts if name not in rest}, self.meta)
         numbers = self._file(RANDOM.format(rank)) if random else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import uuid
 from contextlib import suppress
@@ -9,14 +10,20 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, Claims, fresh_names, in_order, is_newer
-from deeplink.checkpoints.entries import survey
-from deeplink.checkpoints.found import StorageSilentError
+from deeplink.checkpoints.entries import entries, highest, is_fenced, survey
+from deeplink.checkpoints.found import (
+    FolderGoneError,
+    NothingWholeError,
+    StorageSilentError,
+    StorageUnreadableError,
+)
+from deeplink.checkpoints.manifest import CheckpointWriteError
 from deeplink.checkpoints.patience import Patience
 from deeplink.errors import DeepLinkError
 from deeplink.types import FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from deeplink.checkpoints.agents import JobAgents
@@ -32,6 +39,11 @@ STILL_S: Final = 120.0
 """How long it may stand still while this process looks for what to go on from: storage is frozen for less."""
 BRING_S: Final = 900.0
 """The same while this node's newest checkpoint is copied there: syncing it is one long question."""
+RETRY_S: Final = 60.0
+"""How long an error of its storage is tried again: a ticket is renewed, a server comes back."""
+_PAUSE_S: Final = 1.0
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+"""Waiting makes no room."""
 T = TypeVar("T")
 
 
@@ -47,9 +59,11 @@ class Hold:
         agents: of the job; None where there are none to ask.
         shared: asks the folder, which may not answer.
         is_apart: whether the claim was made without the folder, and is not there yet.
+        from_scratch: whether training may begin at zero though there are checkpoints, all damaged.
+        suspected: checkpoints that a look found damaged, here or where the claim was made.
     """
 
-    def __init__(self, folder: Path, attempt: Attempt | None, clock: Clock) -> None:
+    def __init__(self, folder: Path, attempt: Attempt | None, clock: Clock, *, from_scratch: bool = False) -> None:
         self.folder, self.attempt = folder, attempt
         self.claims = Claims(folder)
         self.claim: Claim | None = None
@@ -62,6 +76,8 @@ class Hold:
         self.is_apart = self._is_silent = False
         self._looking = Patience(folder, STILL_S)  # of its own: what is asked meanwhile goes to `shared`
         self._clock = clock
+        self.from_scratch = from_scratch
+        self.suspected: set[Path] = set()
         self._checked: set[Path] = set()
         self._looked: tuple[str, ...] | None = None
 
@@ -70,14 +86,13 @@ class Hold:
 
         Raises:
             FencedError: a newer attempt of this job, or another job since, has claimed the folder.
-            ClaimDamagedError: a claim cannot be read.
+            ClaimDamagedError: a claim is torn.
             NoAgreementError: the ranks did not agree.
-            StorageSilentError: the folder does not answer.
-            OSError: the file system refuses.
+            NothingWholeError: there are checkpoints, and none is whole.
+            DeepLinkError: as `patiently`.
         """
         if self.claim is None and (agreed := self.agreed()) is not None:
-            self.claim = agreed
-            self.after_claiming(agreed)
+            self._held_with(agreed)
         if self.claim is None:
             found, newest = self.patiently(self._found_here)
             if found is None:
@@ -86,11 +101,20 @@ class Hold:
             if self._looked is not None and made.recognised[:1] != self._looked:
                 # The other job went on since: the ranks of this one may stand at different steps.
                 raise FencedError(self.attempt, None, str(self.folder))
-            self.claim = made
-            self.after_claiming(self.claim)
+            self._held_with(made)
+        if self.claim is None:
+            raise RuntimeError("no claim was made")
         return self.claim
 
+    def _held_with(self, claim: Claim) -> None:
+        self.claim = claim
+        self.suspected |= {self.folder / name for name, reason in claim.skipped if not is_fenced(reason)}
+        self.after_claiming(claim)
+
     def _found_here(self) -> tuple[Claim | None, Claim]:
+        is_first = self.attempt is None or (self.attempt.restart, self.attempt.relaunch) == (0, 0)
+        if not is_first and not manifests.is_there(self.folder):
+            log.warning("%s is not there, and is made: is its storage mounted on this node?", self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         claims = self.claims.all()
         return self.own_claim(claims), claims[-1] if claims else NO_CLAIM
@@ -100,11 +124,41 @@ class Hold:
 
         Raises:
             StorageSilentError: the folder stood still, and `stir` was not called.
+            DeepLinkError: as `retried`.
         """
+        return self.retried(lambda: self._asked(look, still_s))
+
+    def _asked(self, look: Callable[[], T], still_s: float | None) -> T:
         try:
             return self._looking.ask(look, still_s)
         except TimeoutError as silent:
+            if silent.errno is not None:  # the storage's own word
+                raise
             raise StorageSilentError(self.folder, still_s or self._looking.patience_s) from silent
+
+    def retried(self, look: Callable[[], T], for_s: float | None = None) -> T:
+        """Return what `look` finds; an error of the storage is no answer, and is tried again for `RETRY_S`.
+
+        Raises:
+            StorageUnreadableError, FolderGoneError: it gave errors all the time.
+            CheckpointWriteError: it is full.
+        """
+        for_s = RETRY_S if for_s is None else for_s
+        until: float | None = None
+        while True:
+            try:
+                return look()
+            except OSError as problem:
+                if problem.errno in _FULL:
+                    raise CheckpointWriteError(self.folder, problem) from problem
+                if until is None:
+                    until = self._clock.monotonic() + for_s
+                    log.warning("%s: tried again for %g s: %s", self.folder, for_s, problem)
+                if self._clock.monotonic() >= until:
+                    if isinstance(problem, DeepLinkError):
+                        raise
+                    raise StorageUnreadableError(self.folder, problem, for_s) from problem
+            self._clock.sleep(_PAUSE_S)
 
     def stir(self, _size: int = 0) -> None:
         """Note that a look goes on: so many bytes were read."""
@@ -123,22 +177,35 @@ class Hold:
 
         Raises:
             FencedError: a newer attempt does.
+            FolderGoneError: the folder or its claims are not there any more.
             OSError: the file system does not say.
         """
         claim = self.claimed()
         newest = self.claims.newest_number()
-        if newest < claim.number and self.agents is not None:
+        if newest < claim.number:
             self._make_up_for(claim)
             newest = self.claims.newest_number()
         if newest != claim.number:
-            holder = self.claims.read(newest) if newest else None
-            if holder is None or holder.attempt is None or holder.attempt != self.attempt:
-                raise FencedError(self.attempt, holder.attempt if holder else None, str(self.folder))
+            holder = self.claims.read(newest)
+            if holder.attempt is None or holder.attempt != self.attempt:
+                raise FencedError(self.attempt, holder.attempt, str(self.folder))
             self.claim = holder  # another rank of ours had to claim once more
         self.is_apart = False
 
     def _make_up_for(self, claim: Claim) -> None:
-        """Put a claim into the folder that was made while the folder did not answer."""
+        """Put a claim into the folder that was made while the folder did not answer.
+
+        Any other was there. With agents, who refuse older attempts meanwhile, it is put back.
+
+        Raises:
+            FolderGoneError: the folder is gone, or the claim, and there are no agents.
+        """
+        if not self.is_apart:
+            gone = next((one for one in (self.folder, self.claims.folder) if not manifests.is_there(one)), None)
+            gone = gone or self.claims.path(claim.number)
+            if self.agents is None or gone == self.folder:
+                raise FolderGoneError(gone, self.folder)
+            log.warning("%s is not there any more, and is made again: leave `claims` alone", gone)
         self.folder.mkdir(parents=True, exist_ok=True)
         claims = self.claims.all()
         self.own_claim(claims)
@@ -252,8 +319,9 @@ class Hold:
     def _proposal(self, number: int, after: Claim) -> Claim:
         """Return the claim to make: of what `after` left, what it recognises, what it skips and why."""
         found = survey(self.folder, after, self.check_once)
+        self.refuse_if_nothing_is_whole(found.recognised, found.skipped)
         return Claim(
-            number=number,
+            number=max(number, 1 + highest(entries(self.folder))),
             attempt=self.attempt,
             holder=self.holder,
             recognised=found.recognised,
@@ -261,11 +329,25 @@ class Hold:
             created_unix=self._clock.unix(),
         )
 
+    def refuse_if_nothing_is_whole(self, whole: Sequence[str], passed: Iterable[tuple[str, str]]) -> None:
+        """Return if there is something to go on from, or nothing to lose, or training may begin at zero.
+
+        Raises:
+            NothingWholeError: what there is is damaged, or gone.
+        """
+        found = [(name, reason) for name, reason in passed if not is_fenced(reason)]
+        if whole or not found:
+            return
+        if not self.from_scratch:
+            raise NothingWholeError(self.folder, found)
+        log.warning("training begins at zero, as from_scratch=True says: nothing in %s is whole", self.folder)
+
     def check_once(self, path: Path, *, contents: bool) -> None:
         """Check a checkpoint; a full check is done once, however often the claim has to be proposed.
 
         Raises:
             CheckpointDamagedError: it is not whole.
+            OSError: the file system refuses.
         """
         if path not in self._checked:
             manifests.check(path, contents=contents, read=self.stir)

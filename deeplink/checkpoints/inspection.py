@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import Claims
-from deeplink.checkpoints.entries import FENCED, Entry, Retention, abandoned_drafts, entries, superfluous
+from deeplink.checkpoints.entries import (
+    DAMAGED_PREFIX,
+    Entry,
+    Retention,
+    abandoned_drafts,
+    entries,
+    fenced,
+    surplus,
+)
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
-from deeplink.checkpoints.saving import retire
+from deeplink.checkpoints.saving import retire, set_aside
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
@@ -50,6 +58,7 @@ class State(Enum):
 
     WHOLE = "whole"
     DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
     FENCED = "fenced"
 
 
@@ -133,14 +142,27 @@ def look(
         except CheckpointDamagedError as damaged:
             yield Found(entry=entry, state=State.DAMAGED, reason=damaged.reason, manifest=manifest)
             continue
+        except OSError as problem:
+            yield Found(entry=entry, state=State.UNREADABLE, reason=str(problem), manifest=manifest)
+            has_latest = has_latest or entry.counts(claim)  # a job that starts now does not pass over it
+            continue
         if not entry.counts(claim):
-            yield Found(entry=entry, state=State.FENCED, reason=FENCED.format(entry.claim), manifest=manifest)
+            yield Found(entry=entry, state=State.FENCED, reason=fenced(entry), manifest=manifest)
             continue
         part = (
             f"{len(here)} of {len(manifest.files)} files, a node's part" if len(here) < len(manifest.files) else ""
         )
         yield Found(entry=entry, state=State.WHOLE, reason=part, manifest=manifest, is_latest=not has_latest)
         has_latest = True
+
+
+def set_aside_before(folder: Path) -> list[str]:
+    """Return the damaged ones that are kept under another name.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(DAMAGED_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,42 +172,45 @@ class Pruning:
     Attributes:
         names: checkpoints, newest first.
         drafts: unfinished saves of those who held the folder before.
-        spared: what the rule would have removed, but nothing else in the folder is whole.
+        damaged: those that are set aside, newest first.
         claim: number of the claim that it was planned under.
     """
 
     names: tuple[str, ...]
     drafts: tuple[str, ...]
     bytes: int
-    spared: tuple[str, ...] = field(default=())
+    damaged: tuple[str, ...] = field(default=())
     claim: int = 0
 
 
 def plan_pruning(folder: Path, retention: Retention) -> Pruning:
-    """Return what may be removed; reads the checkpoint that is left as the newest whole one to its last byte.
+    """Return what may be removed: what is older than the newest that is whole to its last byte, which is read.
 
     Raises:
         NoFolderError: it is no folder.
-        ClaimDamagedError: what holds the folder cannot be read.
-        OSError: it cannot be listed.
+        ClaimDamagedError: what holds the folder is torn.
+        OSError: it cannot be listed, or what may be its newest whole one cannot be read.
     """
     claim = newest_claim(folder)
-    doomed = superfluous(folder, claim, retention)
-    spared: list[str] = []
+    proved, damaged = "", []
     for entry in entries(folder):
-        if not entry.counts(claim) or not _is_whole(folder / entry.name):
+        if not entry.counts(claim):
             continue
-        if entry.name in doomed:
-            doomed.remove(entry.name)
-            spared.append(entry.name)
-        break
+        try:
+            manifests.check_part(folder / entry.name, contents=True)
+        except CheckpointDamagedError:
+            damaged.append(entry.name)
+        else:
+            proved = entry.name
+            break
+    found = surplus(folder, claim, retention, proved, damaged)
     drafts = [path.name for path in abandoned_drafts(folder, claim)]
-    size = sum(_size(folder / name) for name in (*doomed, *drafts))
-    return Pruning(tuple(doomed), tuple(drafts), size, tuple(spared), claim.number)
+    size = sum(_size(folder / name) for name in (*found.superseded, *drafts))
+    return Pruning(found.superseded, tuple(drafts), size, found.damaged, claim.number)
 
 
 def prune(folder: Path, pruning: Pruning, removed: Callable[[str], None] = lambda _name: None) -> None:
-    """Remove what was planned; what is gone already is no error.
+    """Remove what was planned, and set aside what is damaged; what is gone already is no error.
 
     Raises:
         ClaimedMeanwhileError: an attempt has begun since, which may go on from what was to be removed.
@@ -196,6 +221,11 @@ def prune(folder: Path, pruning: Pruning, removed: Callable[[str], None] = lambd
         if Claims(folder).newest_number() != pruning.claim:
             raise ClaimedMeanwhileError(folder)
 
+    if pruning.damaged:
+        check()
+    for name in pruning.damaged:
+        if manifests.is_there(folder / name):
+            set_aside(folder / name)
     for name in pruning.names:
         retire(folder, [name], check)
         removed(name)
@@ -203,14 +233,6 @@ def prune(folder: Path, pruning: Pruning, removed: Callable[[str], None] = lambd
     for name in pruning.drafts:
         shutil.rmtree(folder / name, ignore_errors=True)
         removed(name)
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        manifests.check_part(path, contents=True)
-    except CheckpointDamagedError:
-        return False
-    return True
 
 
 def _size(path: Path) -> int:

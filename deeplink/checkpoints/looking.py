@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.checkpoints.bringing import HERE, Chosen
 from deeplink.checkpoints.council import SHARED
+from deeplink.checkpoints.entries import is_fenced
 from deeplink.checkpoints.finding import newest_whole
 from deeplink.checkpoints.found import Checkpoint, Skipped
 from deeplink.types import Attempt
@@ -45,11 +46,15 @@ class Finder:
         self.skipped: tuple[Skipped, ...] = ()
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint, None where there is none; see `Checkpoints.latest`."""
+        """Return the newest whole checkpoint, None where there is nothing; see `Checkpoints.latest`."""
         claim = self._claim()
         skipped = [Skipped(self._hold.folder / name, reason) for name, reason in claim.skipped]
         chosen = self._chosen(claim, skipped)
         self._say(skipped)
+        self._hold.suspected |= {item.path for item in skipped if not is_fenced(item.reason)}
+        self._hold.refuse_if_nothing_is_whole(
+            [chosen.path.name] if chosen else [], [(item.path.name, item.reason) for item in skipped]
+        )
         self._hold.looked(claim, chosen.path.name if chosen else None)
         if chosen is None:
             return None

@@ -52,7 +52,10 @@ class Loop:
             self.resume(parts)
         if not self.parts:
             raise ValueError("nothing to save: name the parts, over(loader, every=..., model=model, ...)")
-        how = spread or ("first" if tensors.group().world > 1 else "alone")
+        replicated: Spread = "first" if tensors.group().world > 1 else "alone"
+        is_sharded = any(tensors.holds_shards(part) for part in self.parts.values())
+        how = spread or ("sharded" if is_sharded else replicated)
+        tensors.check_spread(self.parts, how)  # before the first step, not at the first save
         for batch in batches:
             yield batch
             # Here the loop's body is done with it.

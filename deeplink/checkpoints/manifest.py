@@ -26,6 +26,8 @@ NAME: Final = "manifest.json"
 PART: Final = ".part.json"
 """Beside the manifest where only some of the files are in this folder: their paths."""
 _CHECKSUM: Final = "xxh3_64"
+_NOT_THE_FILE: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+"""What storage answers where nothing lies, or something else. Any other error says nothing about the file."""
 _PIECE = 4 << 20
 
 
@@ -35,7 +37,8 @@ class CheckpointDamagedError(DeepLinkError):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
             f"checkpoint {path}: {reason}",
-            remedy="The next attempt of the job falls back to the newest whole checkpoint by itself.",
+            remedy="The next attempt of the job falls back to the newest whole checkpoint by itself."
+            " What is damaged is kept, as .damaged-*.",
         )
         self.path, self.reason = path, reason
 
@@ -99,6 +102,29 @@ class Manifest:
         return sum(entry.bytes for entry in self.files)
 
 
+def is_there(path: Path) -> bool:
+    """Tell whether anything lies at `path`, a link that leads nowhere too; `Path.exists` may say no to any error.
+
+    Raises:
+        OSError: the storage does not say.
+    """
+    try:
+        path.lstat()
+    except OSError as problem:
+        if problem.errno not in _NOT_THE_FILE:
+            raise
+        return False
+    return True
+
+
+def _damage(folder: Path, name: str, problem: OSError) -> CheckpointDamagedError:
+    """Return what an error of the storage proves about a file; raise it again where it proves nothing."""
+    if problem.errno not in _NOT_THE_FILE:
+        raise problem
+    is_absent = problem.errno == errno.ENOENT
+    return CheckpointDamagedError(folder, f"{name} is missing" if is_absent else f"{name} is no file: {problem}")
+
+
 def _sealed(facts: dict[str, Any]) -> str:
     return f"{xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True, separators=(',', ':')).encode()):016x}"
 
@@ -121,7 +147,7 @@ def list_files(folder: Path) -> tuple[FileEntry, ...]:
         ValueError: there is something that is neither file nor folder, or a file that has the manifest's name.
     """
     entries = []
-    for parent, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder, onerror=_raised):
         for name in names:
             path = Path(parent, name)
             below = path.relative_to(folder).as_posix()
@@ -132,6 +158,10 @@ def list_files(folder: Path) -> tuple[FileEntry, ...]:
                 )
             entries.append(FileEntry(below, facts.st_size, checksum(path)))
     return tuple(sorted(entries, key=lambda entry: entry.path))
+
+
+def _raised(problem: OSError) -> None:
+    raise problem
 
 
 def checked_meta(meta: dict[str, Any] | None) -> dict[str, Any]:
@@ -165,13 +195,14 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         CheckpointDamagedError: it is absent, torn, altered, or of another format.
+        OSError: the storage does not let it be read.
     """
     try:
         text = (folder / NAME).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CheckpointDamagedError(folder, f"{NAME} is missing") from None
-    except (OSError, ValueError) as problem:
-        raise CheckpointDamagedError(folder, f"{NAME} cannot be read: {problem}") from problem
+    except OSError as problem:
+        raise _damage(folder, NAME, problem) from problem
+    except ValueError as problem:
+        raise CheckpointDamagedError(folder, f"{NAME} is no manifest: {problem}") from problem
     return manifest_of(text, folder)
 
 
@@ -195,7 +226,7 @@ def manifest_of(text: str, folder: Path) -> Manifest:
                 raise CheckpointDamagedError(folder, f"{NAME} names a file outside of it: {entry.path!r}")
         return Manifest(files=files, **facts)
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
-        raise CheckpointDamagedError(folder, f"{NAME} cannot be read: {problem}") from problem
+        raise CheckpointDamagedError(folder, f"{NAME} is no manifest: {problem}") from problem
 
 
 def is_below(path: str) -> bool:
@@ -216,14 +247,17 @@ def files_here(folder: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
     """Return the files of the manifest that this folder is to hold: all, unless it is a part.
 
     Raises:
-        CheckpointDamagedError: what says so cannot be read.
+        CheckpointDamagedError: what says so is torn.
+        OSError: the storage does not let it be read.
     """
     try:
         named = set(json.loads((folder / PART).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return manifest.files
-    except (OSError, ValueError, TypeError) as problem:
-        raise CheckpointDamagedError(folder, f"{PART} cannot be read: {problem}") from problem
+    except OSError as problem:
+        raise _damage(folder, PART, problem) from problem
+    except (ValueError, TypeError) as problem:
+        raise CheckpointDamagedError(folder, f"{PART} is torn: {problem}") from problem
     return tuple(entry for entry in manifest.files if entry.path in named)
 
 
@@ -232,6 +266,7 @@ def check(folder: Path, *, contents: bool, read: Callable[[int], None] = lambda 
 
     Raises:
         CheckpointDamagedError: something is missing or differs.
+        OSError: the storage does not let itself be read: what is there may be whole.
     """
     manifest = read_manifest(folder)
     check_files(folder, manifest.files, contents=contents, read=read)
@@ -243,6 +278,7 @@ def check_part(folder: Path, *, contents: bool) -> Manifest:
 
     Raises:
         CheckpointDamagedError: something is missing or differs.
+        OSError: the storage does not let itself be read: what is there may be whole.
     """
     manifest = read_manifest(folder)
     check_files(folder, files_here(folder, manifest), contents=contents)
@@ -262,16 +298,19 @@ def check_files(
 
     Raises:
         CheckpointDamagedError: something is missing or differs.
+        OSError: the storage does not let itself be read: what is there may be whole.
     """
     for entry in files:
         path = folder / entry.path
         try:
-            size = path.lstat().st_size
-            if size != entry.bytes:
-                raise CheckpointDamagedError(folder, f"{entry.path} has {size} bytes, saved were {entry.bytes}")
+            facts = path.lstat()
+            if not stat.S_ISREG(facts.st_mode):
+                raise CheckpointDamagedError(folder, f"{entry.path} is no file")
+            if facts.st_size != entry.bytes:
+                raise CheckpointDamagedError(
+                    folder, f"{entry.path} has {facts.st_size} bytes, saved were {entry.bytes}"
+                )
             if contents and checksum(path, read) != entry.xxh3_64:
                 raise CheckpointDamagedError(folder, f"{entry.path} was altered: its checksum differs")
-        except FileNotFoundError:
-            raise CheckpointDamagedError(folder, f"{entry.path} is missing") from None
         except OSError as problem:
-            raise CheckpointDamagedError(folder, f"{entry.path} cannot be read: {problem}") from problem
+            raise _damage(folder, entry.path, problem) from problem

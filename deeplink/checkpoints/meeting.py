@@ -1,7 +1,8 @@
 """Before an attempt claims the folder, its nodes bring in what only their own disks hold.
 
 The claim lists what counts, and all ranks go on from its first. So whoever claims waits until each node has
-looked, or for a bounded time. They meet in files: `claims/offer-<attempt>-<node's number>`.
+looked, or for a bounded time. They meet in files: `claims/offer-<attempt>-<node's number>`. One that is not empty
+says what is wrong with that node's disk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from deeplink.checkpoints.claims import fresh_names
+from deeplink.checkpoints.council import NoAgreementError
+from deeplink.checkpoints.entries import survey
 from deeplink.checkpoints.mirror import rescue
+from deeplink.errors import DeepLinkError
 from deeplink.publish import write_unsynced
 from deeplink.types import Attempt, AttemptFormatError
 
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 60.0
-"""A node that has not looked by then is gone without; its copy does not count any more."""
+"""A node that has not looked by then is gone without if anything is whole; its copy does not count any more."""
 _PAUSE_S: Final = 0.05
 _OFFER: Final = "offer-"
 
@@ -52,26 +56,31 @@ class Meeting:
 
         Raises:
             FencedError: a newer attempt has claimed.
+            NoAgreementError: a node cannot bring in what it has; or one is missing, and nothing else is whole.
+            DeepLinkError: this one cannot.
             OSError: the shared folder refuses.
         """
-        if self._is_first:
-            self._bring_in(newest)
-        if self._hold.attempt is None or (self._nodes == 1 and self._is_first):
-            return
+        meets = self._hold.attempt is not None and not (self._nodes == 1 and self._is_first)
         folder = self._hold.claims.folder
-        folder.mkdir(exist_ok=True)
+        if meets:
+            folder.mkdir(exist_ok=True)
+        if self._is_first:
+            try:
+                self._bring_in(newest)
+            except DeepLinkError as problem:
+                if meets:
+                    write_unsynced(folder / self._offer(self._node), str(problem).encode())
+                raise
+        if not meets:
+            return
         if self._is_first:
             write_unsynced(folder / self._offer(self._node), b"")
-        self._wait_for_all(folder)
+        self._wait_for_all(folder, newest)
         if self._is_first and not self._node:
             self._clear_before(folder)
 
     def _bring_in(self, newest: Claim) -> None:
-        try:
-            name = rescue(self._local, self._hold, newest)
-        except OSError as problem:
-            log.warning("this node's checkpoints in %s are not brought in: %s", self._local, problem)
-            return
+        name = rescue(self._local, self._hold, newest)
         if name:
             log.warning("%s was on this node alone, and is brought in", name)
 
@@ -86,14 +95,23 @@ class Meeting:
     def _offer(self, node: int) -> str:
         return f"{_OFFER}{self._hold.attempt}-{node:05d}"
 
-    def _wait_for_all(self, folder: Path) -> None:
+    def _wait_for_all(self, folder: Path, newest: Claim) -> None:
         wanted = {self._offer(node) for node in range(self._nodes)}
         deadline = self._clock.monotonic() + PATIENCE_S
         while missing := wanted.difference(fresh_names(folder)):
             if self._hold.is_claimed():
                 return
             if self._clock.monotonic() > deadline:
-                log.warning("%d of %d nodes did not say what they hold in time", len(missing), self._nodes)
+                self._go_without(len(missing), newest)
                 return
             self._hold.stir()
             self._clock.sleep(_PAUSE_S)
+        for name in sorted(wanted):
+            if problem := (folder / name).read_text(encoding="utf-8", errors="replace"):
+                raise NoAgreementError(f"node {int(name.rpartition('-')[2])}: {problem}")
+
+    def _go_without(self, missing: int, newest: Claim) -> None:
+        said = f"{missing} of {self._nodes} nodes did not say what they hold within {PATIENCE_S:g} s"
+        if newest.number and not survey(self._hold.folder, newest, self._hold.check_once).recognised:
+            raise NoAgreementError(f"{said}, and nothing else is whole")
+        log.warning("%s", said)

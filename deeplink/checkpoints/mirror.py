@@ -18,7 +18,7 @@ import xxhash
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.entries import Retention, entries
-from deeplink.checkpoints.found import CheckpointExistsError
+from deeplink.checkpoints.found import CheckpointExistsError, FolderGoneError
 from deeplink.checkpoints.lines import Line
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
 from deeplink.checkpoints.parts import FOLDER as PARTS
@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 LOCAL_KEEP: Final = 2
 PARTNER_S: Final = 10.0
 """How long `wait` waits for a partner once all else is done: its agent goes on without us."""
+RESCUE_S: Final = 20.0
+"""How long errors are tried again in `rescue`: well below what the other nodes wait (`meeting.PATIENCE_S`)."""
 _PIECE = 4 << 20
-_STORAGE = (CheckpointWriteError, PartsMissingError, SaveAbandonedError)
+_STORAGE = (CheckpointWriteError, FolderGoneError, PartsMissingError, SaveAbandonedError)
 
 
 def _unheard(_size: int) -> None:
@@ -56,7 +58,7 @@ def copy_entry(
     check: Callable[[], None] = lambda: None,
     read: Callable[[int], None] = _unheard,
 ) -> None:
-    """Copy a whole checkpoint; nothing to do where it is already. A damaged one of its name is replaced.
+    """Copy a whole checkpoint; nothing to do where it is already. A damaged one of its name is set aside.
 
     Args:
         source: the checkpoint.
@@ -71,7 +73,7 @@ def copy_entry(
     """
     manifest = manifests.read_manifest(source)
     damaged: CheckpointDamagedError | None = None
-    if final.exists():
+    if manifests.is_there(final):
         try:
             there = manifests.check(final, contents=True, read=read)
         except CheckpointDamagedError as problem:
@@ -81,7 +83,7 @@ def copy_entry(
                 raise CheckpointExistsError(final)
             return
     if damaged is not None:
-        log.warning("%s; it is replaced by %s", damaged, source)
+        log.warning("%s; a whole one comes from %s", damaged, source)
     with published_folder(final, check=lambda: replaced(final, check)) as draft:
         for entry in manifest.files:
             target = draft / entry.path
@@ -130,6 +132,7 @@ class Mirror:
         self._complained = ""
         self._is_on_partner = agents is not None and len(agents.members) > 1  # until it is known better
         self._tidying = threading.Lock()
+        self._saved = ""
 
     def begin(self) -> None:
         """Have the threads: at the end of a process none can be begun any more."""
@@ -148,6 +151,7 @@ class Mirror:
             self._to_partner.offer(name)
         if to_shared:
             self._to_shared.offer(name)
+        self._saved = name
         self._tidy_here({self._to_shared.current, self._to_partner.current})
 
     def wait(self) -> None:
@@ -181,7 +185,15 @@ class Mirror:
         """Leave the newest two on this node's disk, and what is being copied: it goes when that is done."""
         keep = Retention(keep=min(LOCAL_KEEP, self._retention.keep))
         with self._tidying:
-            tidy(self._local, self._hold.claimed(), keep, self._refuse_if_known, spared=busy)
+            tidy(
+                self._local,
+                self._hold.claimed(),
+                keep,
+                self._refuse_if_known,
+                proved=self._saved,
+                suspected=self._hold.suspected,
+                spared=busy,
+            )
 
     def _refuse_if_known(self) -> None:
         self._hold.refuse_if_known_fenced()
@@ -198,13 +210,23 @@ class Mirror:
                 copy_entry(self._local / name, self._hold.folder / name, self._hold.refuse_if_fenced)
             if self._parts.group.rank == 0:
                 withdraw_if_late(self._hold.folder / name, self._hold, self._hold.refuse_if_fenced)
+        except FolderGoneError:
+            raise
         except OSError as problem:
             with suppress(OSError):
                 self._hold.refuse_if_fenced()
             raise CheckpointWriteError(self._hold.folder, problem) from problem
         self._to_shared.forget_failure()
         if self._parts.group.rank == 0:
-            tidy(self._hold.folder, self._hold.claimed(), self._retention, self._hold.refuse_if_fenced)
+            hold = self._hold
+            tidy(
+                hold.folder,
+                hold.claimed(),
+                self._retention,
+                hold.refuse_if_fenced,
+                proved=name,
+                suspected=hold.suspected,
+            )
         self._tidy_here({self._to_partner.current})
 
     def _give(self, name: str) -> None:
@@ -248,7 +270,7 @@ class PartsCopy:
         final = hold.folder / name
         manifest = manifests.read_manifest(source)
         hold.refuse_if_fenced()
-        if final.exists():
+        if manifests.is_there(final):
             return
         draft = hold.folder / f"{DRAFT_PREFIX}{name}-{hold.claimed().number:06x}"
         with Exchange(draft, self.group, self.clock, hold.refuse_if_fenced) as exchange:
@@ -272,7 +294,7 @@ def rescue(local: Path, hold: Hold, newest: Claim) -> str | None:
     """Copy this node's newest whole checkpoint to the shared folder if none there is as new; return its name.
 
     For an attempt that is about to claim the folder: the copying may have ended with the attempt before, and what
-    was copied may have been damaged since.
+    was copied may have been damaged since. Errors are tried again for `RESCUE_S` altogether.
 
     Args:
         local: the folder on this node's disk.
@@ -280,22 +302,28 @@ def rescue(local: Path, hold: Hold, newest: Claim) -> str | None:
         newest: its newest claim.
 
     Raises:
-        OSError: the storage refuses.
+        DeepLinkError: what this node has, newer than what is shared, cannot be read or copied.
     """
+    return hold.retried(lambda: _rescued(local, hold, newest), RESCUE_S)
+
+
+def _rescued(local: Path, hold: Hold, newest: Claim) -> str | None:
     there = next(
         (entry for entry in entries(hold.folder) if entry.counts(newest) and _is_whole(hold, entry)), None
     )
     for entry in entries(local):
         if there is not None and entry <= there:
-            return None
+            break
         if not entry.counts(newest):
             continue
+        path = local / entry.name
         try:
-            copy_entry(local / entry.name, hold.folder / entry.name, read=hold.stir)
+            copy_entry(path, hold.folder / path.name, read=hold.stir)
         except CheckpointDamagedError as damaged:
             log.warning("this node's %s", damaged)
-            continue
-        return entry.name
+            hold.suspected.add(path)
+        else:
+            return entry.name
     return None
 
 

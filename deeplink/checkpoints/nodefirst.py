@@ -13,6 +13,7 @@ from deeplink.checkpoints.meeting import Meeting
 from deeplink.checkpoints.mirror import Mirror, PartsCopy
 from deeplink.checkpoints.parts import Group
 from deeplink.plainrpc import PlainStatusError, Status
+from deeplink.private import PrivateFolderError, private_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
 
 log = logging.getLogger(__name__)
+
+
+def refuse_strangers(local: Path | None, *, readonly: bool) -> None:
+    """Make the folder on this node's disk, for this user alone: what others put there would be gone on from.
+
+    Where its disk refuses, the nodes agree without it, and a save raises.
+
+    Raises:
+        PrivateFolderError: it is another user's, or others may write to it.
+    """
+    try:
+        if local is not None and (not readonly or local.exists()):
+            private_folder(local)
+    except PrivateFolderError:
+        raise
+    except OSError as problem:
+        log.warning("this node's disk: %s", problem)
 
 
 def keep_here_first(

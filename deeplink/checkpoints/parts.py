@@ -10,13 +10,13 @@ rank 0 then removes the draft. Rank 0 publishes; should it die itself, the draft
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints import messages
 from deeplink.checkpoints.claims import fresh_names
 from deeplink.checkpoints.manifest import FileEntry
 from deeplink.errors import DeepLinkError
@@ -54,6 +54,10 @@ class SaveAbandonedError(DeepLinkError):
     def __init__(self, draft: Path, why: str) -> None:
         super().__init__(f"{draft.name}: {why}; not published", remedy="The log of that rank says why.")
         self.draft, self.why = draft, why
+
+
+class RankFailedError(SaveAbandonedError):
+    """Another rank said that it could not do its part: nobody takes the checkpoint for whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ class Exchange:
         failed = sorted(name for name in there if name.startswith("failed-"))
         if failed:
             why = (self.draft / FOLDER / failed[0]).read_text(encoding="utf-8", errors="replace")
-            raise SaveAbandonedError(self.draft, f"rank {int(failed[0].removeprefix('failed-'))} failed: {why}")
+            raise RankFailedError(self.draft, f"rank {int(failed[0].removeprefix('failed-'))} failed: {why}")
         if not self.draft.exists():
             raise SaveAbandonedError(self.draft, "rank 0 gave up")
 
@@ -177,8 +181,8 @@ def finish_part(exchange: Exchange, files: list[Path]) -> None:
     for path in files:
         fsync_path(path)
         below = path.relative_to(exchange.draft).as_posix()
-        entries.append(asdict(FileEntry(below, path.stat().st_size, manifests.checksum(path))))
-    exchange.put("done", json.dumps(entries).encode())
+        entries.append(FileEntry(below, path.stat().st_size, manifests.checksum(path)))
+    exchange.put("done", messages.files_message(entries))
 
 
 def collect_parts(exchange: Exchange) -> tuple[FileEntry, ...]:
@@ -186,13 +190,14 @@ def collect_parts(exchange: Exchange) -> tuple[FileEntry, ...]:
 
     Raises:
         PartsMissingError: a rank did not in time.
+        MessageError: what a rank said is not usable.
         CheckpointDamagedError: a file is not there in its size.
     """
-    entries = [FileEntry(**fields) for part in exchange.gather("done") for fields in json.loads(part)]
+    entries = messages.all_files(exchange.gather("done"))
     shutil.rmtree(exchange.draft / FOLDER)
     manifests.check_files(exchange.draft, entries, contents=False)
     expected = {entry.path for entry in entries}
     for path in list(exchange.draft.rglob("*")):  # what a rank of an earlier, torn save may have left
         if path.is_file() and path.relative_to(exchange.draft).as_posix() not in expected:
             path.unlink()
-    return tuple(sorted(entries, key=lambda entry: entry.path))
+    return entries

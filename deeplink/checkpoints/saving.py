@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.entries import abandoned_drafts, entries, entry_name, superfluous
+from deeplink.checkpoints.entries import DAMAGED_PREFIX, abandoned_drafts, entries, entry_name, surplus
 from deeplink.checkpoints.found import CheckpointExistsError
-from deeplink.checkpoints.manifest import CheckpointWriteError, FileEntry, Manifest
+from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, FileEntry, Manifest
+from deeplink.private import private_folder
 from deeplink.publish import DRAFT_PREFIX, publish_draft, published_folder
 from deeplink.types import FencedError
 
@@ -76,6 +77,13 @@ class Saver:
         else:
             self.hold.refuse_if_known_fenced()
 
+    def make_folder(self) -> None:
+        """Make the folder: a node's for this user alone; of a shared one its owner decides who may what."""
+        if self.folder == self.hold.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        else:
+            private_folder(self.folder)
+
     @contextmanager
     def saving(self, save: Save) -> Iterator[Path]:
         """Give an empty folder to write into; see `Checkpoints.save`."""
@@ -84,7 +92,7 @@ class Saver:
         try:
             claim = self.hold.claimed()
             self.check()
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.make_folder()
             final = self._free_path(save.step, claim)
             with published_folder(final, check=self.check) as draft:
                 in_body = True
@@ -127,7 +135,7 @@ class Saver:
 
     def _explained(self, problem: OSError, final: Path) -> CheckpointExistsError | CheckpointWriteError:
         self._refuse_first()
-        if final != self.folder and final.exists():
+        if final != self.folder and manifests.is_there(final):
             return CheckpointExistsError(final)
         return CheckpointWriteError(self.folder, problem)
 
@@ -210,7 +218,7 @@ def withdraw_if_late(path: Path, hold: Hold, check: Callable[[], None]) -> None:
 def withdraw(path: Path) -> None:
     """Take back a checkpoint that counts for nothing: nobody sees it half removed. Trouble with that is logged."""
     try:
-        shutil.rmtree(_hidden(path))
+        _removed(_hidden(path))
     except OSError as problem:
         log.warning("%s counts for nothing, and is not all removed: %s", path, problem)
 
@@ -221,23 +229,33 @@ def tidy(
     retention: Retention,
     check: Callable[[], None] = lambda: None,
     *,
+    proved: str,
+    suspected: set[Path] | None = None,
     spared: Collection[str | None] = (),
 ) -> None:
     """Remove what is no longer needed. Trouble with that is logged: the save itself has succeeded.
 
-    A newer attempt may claim meanwhile, and go on from what is about to be removed: see `retire`.
+    What is damaged is set aside. A newer attempt may claim meanwhile, and go on from what is about to be removed:
+    see `retire`.
 
     Args:
         folder: where.
         claim: what counts.
         retention: what stays.
         check: raises FencedError where a newer attempt has claimed.
+        proved: the checkpoint that was saved or copied just now: only what is older goes.
+        suspected: checkpoints that a look found damaged; they are read once more, and struck off.
         spared: names that stay all the same: they are being copied.
     """
     try:
-        doomed = [name for name in superfluous(folder, claim, retention) if name not in spared]
-        if doomed:
+        damaged = {path.name for path in _damaged_of(folder, suspected) if path.name not in spared}
+        found = surplus(folder, claim, retention, proved, damaged)
+        torn = [name for name in found.damaged if name not in spared]
+        doomed = [name for name in found.superseded if name not in spared]
+        if doomed or torn:
             check()
+            for name in torn:
+                set_aside(folder / name)
             retire(folder, doomed, check)
         for draft in abandoned_drafts(folder, claim):
             shutil.rmtree(draft)
@@ -245,6 +263,33 @@ def tidy(
         log.warning("old checkpoints in %s stay: %s", folder, fenced)
     except OSError as problem:
         log.warning("old checkpoints in %s are not all removed: %s", folder, problem)
+
+
+def _damaged_of(folder: Path, suspected: set[Path] | None) -> list[Path]:
+    """Return which of those in `folder` are damaged, read to the last byte; the unreadable stay suspected."""
+    damaged = []
+    for path in [path for path in tuple(suspected or ()) if path.parent == folder]:  # other threads add to it
+        try:
+            if manifests.is_there(path):
+                manifests.check_part(path, contents=True)
+        except CheckpointDamagedError:
+            damaged.append(path)
+        except OSError:
+            continue
+        if suspected is not None:
+            suspected.discard(path)
+    return damaged
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged checkpoint, so that it is neither looked at nor removed any more.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    aside = path.with_name(f"{DAMAGED_PREFIX}{path.name}-{uuid.uuid4().hex[:12]}")
+    path.rename(aside)
+    log.warning("%s is damaged, and is kept as %s: remove it when nobody needs it", path, aside.name)
 
 
 def retire(folder: Path, names: Iterable[str], check: Callable[[], None]) -> None:
@@ -261,28 +306,38 @@ def retire(folder: Path, names: Iterable[str], check: Callable[[], None]) -> Non
     hidden: list[tuple[Path, Path]] = []
     try:
         for name in names:
-            if (folder / name).exists():
+            if manifests.is_there(folder / name):
                 hidden.append((folder / name, _hidden(folder / name)))  # noqa: PERF401 - each is noted at once
         if hidden:
             check()
     except BaseException:  # whatever it is, also Ctrl-C, goes on
         for path, trash in hidden:
-            trash.rename(path)
+            try:
+                trash.rename(path)
+            except OSError as problem:
+                log.error("%s stays hidden as %s: %s", path, trash.name, problem)  # noqa: TRY400
         raise
     for _path, trash in hidden:
-        shutil.rmtree(trash)
+        _removed(trash)
+
+
+def _removed(path: Path) -> None:
+    if path.is_symlink():  # what it leads to is somebody's own
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def replaced(path: Path, check: Callable[[], None]) -> None:
-    """Make way for what is about to be published as `path`: `check`, and a damaged one of its name retired.
+    """Make way for what is about to be published as `path`: `check`, and a damaged one of its name set aside.
 
     Raises:
         FencedError: from `check`; everything is as it was.
         OSError: the file system refuses.
     """
     check()
-    if path.exists():
-        retire(path.parent, [path.name], check)
+    if manifests.is_there(path):
+        set_aside(path)
 
 
 def _hidden(path: Path) -> Path:

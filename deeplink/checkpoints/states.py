@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -10,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints import messages
 from deeplink.checkpoints.background import Background
 from deeplink.checkpoints.boards import Board
-from deeplink.checkpoints.found import EACH, RANDOM, STATE, NotFiniteError
-from deeplink.checkpoints.manifest import CheckpointWriteError, FileEntry
-from deeplink.checkpoints.parts import PATIENCE_S, Exchange, Group, collect_parts, finish_part
-from deeplink.checkpoints.saving import Saver
+from deeplink.checkpoints.found import EACH, RANDOM, STATE, FolderGoneError, NotFiniteError
+from deeplink.checkpoints.manifest import CheckpointWriteError
+from deeplink.checkpoints.parts import PATIENCE_S, Exchange, Group, RankFailedError, collect_parts, finish_part
+from deeplink.checkpoints.saving import Saver, withdraw
 from deeplink.publish import DRAFT_PREFIX
 
 if TYPE_CHECKING:
@@ -159,13 +159,15 @@ class StateSaver:
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
         self._copy = self._copy or tensors.HostCopy()
+        tensors.check_spread(parts, spread)
         numbers = tensors.random_state() if random else None
         has_state = spread != "first" or group.rank == 0
-        states = tensors.states_of(parts) if has_state else {}
+        states = _states_of(parts, spread) if has_state else {}
         if SAMPLER in states:
             save.meta = {**save.meta, **manifests.checked_meta({SAMPLER: states.pop(SAMPLER)})}
         if spread == "sharded":
             return Written(self._copy.take_sharded(states), numbers, is_sharded=True, file="")
+        tensors.check_spread(states, spread)
         copied = self._copy.take(states) if has_state else None
         return Written(
             copied, numbers, is_sharded=False, file=EACH.format(group.rank) if spread == "each" else STATE
@@ -177,6 +179,8 @@ class StateSaver:
         def told() -> None:
             try:
                 work()
+            except FolderGoneError:
+                raise
             except OSError as problem:
                 raise CheckpointWriteError(self.saver.folder, problem) from problem
 
@@ -197,9 +201,9 @@ class StateSaver:
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
         files = []
+        if written.state is not None and not save.any_object:
+            tensors.refuse_unreadable(written.state)
         if written.state is not None and not written.is_sharded:
-            if not save.any_object:
-                tensors.refuse_unreadable(written.state)
             files.append(draft / written.file)
             tensors.write_state(written.state, files[-1])
         if written.numbers is not None:
@@ -237,11 +241,13 @@ class StateSaver:
     def _together_here(self, written: Written, save: Save, group: Group, count: int, agents: JobAgents) -> None:
         """Write this rank's files to its node's disk; the nodes publish their parts once all are written.
 
-        The manifest of the whole lies on every node, beside the files that are there. What is not whole on all
-        nodes is taken back; where a node dies in between, a restart finds the parts wanting and passes it over.
+        The manifest of the whole lies on every node, beside the files that are there. Once a node has told of its
+        part, it takes that back only where a rank says that it failed: rank 0 may have called it all whole, and
+        this node did not hear it. What then lacks parts is passed over by a restart.
         """
         here = self.saver
         here.check()
+        here.make_folder()
         draft = self._draft(here, save, count)
         name = f"{agents.attempt}/{agents.run}/{self.session[:12]}{count:06x}"
         board = Board(draft, group, self.clock, here.check, self.patience_s, agents=agents, name=name)
@@ -251,46 +257,63 @@ class StateSaver:
             self._write_part(written, save, board)
             if group.rank == 0:
                 self._note_nonfinite(save, board)
-                entries = [FileEntry(**fields) for part in board.gather("done") for fields in json.loads(part)]
-                plan = here.planned(save, tuple(sorted(entries, key=lambda entry: entry.path)))
-                board.put("manifest", json.dumps(plan).encode())
-            name, text = json.loads(board.take("manifest", of=0))
+                plan = here.planned(save, messages.all_files(board.gather("done")))
+                board.put("manifest", messages.publication_message(*plan))
+            name, text = messages.publication(board.take("manifest", of=0))
             final = here.folder / name
             if self.is_first_here:
                 here.publish_part(draft, final, text)
-            board.put("published", b"")
-            try:
-                if group.rank == 0:
-                    board.gather("published")
-                    board.put("whole", b"1" if self.has_time() else b"")
-                goes_on = bool(board.take("whole", of=0))
-            except BaseException:
-                if self.is_first_here:
-                    shutil.rmtree(final, ignore_errors=True)
-                raise
+            if group.rank == 0:
+                self._gather_published(board, final)
+        goes_on = self._heard_whole(board, final)
         if group.rank == 0:
             save.path, save.to_shared = final, goes_on
             self.published(save)
         elif self.is_first_here:
             self.kept(name, goes_on)
 
+    def _gather_published(self, board: Board, final: Path) -> None:
+        try:
+            board.put("published", b"")
+            board.gather("published")
+        except BaseException:
+            withdraw(final)
+            raise
+
+    def _heard_whole(self, board: Board, final: Path) -> bool:
+        """Return whether the checkpoint, whole now, goes to the shared folder; rank 0 says so.
+
+        No rank says any more that it failed: the others would take their parts back.
+        """
+        if board.group.rank == 0:
+            goes_on = self.has_time()
+            board.put("whole", b"1" if goes_on else b"")
+            return goes_on
+        board.put("published", b"")
+        try:
+            return bool(board.take("whole", of=0))
+        except RankFailedError:
+            if self.is_first_here:
+                withdraw(final)
+            raise
+
     def _draft(self, saver: Saver, save: Save, count: int) -> Path:
         name = f"step-{save.step:010d}.a{saver.hold.claimed().number}"
         return saver.folder / f"{DRAFT_PREFIX}{name}-{self.session[:12]}{count:06x}"
 
     def _write_part(self, written: Written, save: Save, exchange: Exchange) -> None:
-        from deeplink.checkpoints import tensors  # noqa: PLC0415
 
-        exchange.put("nonfinite", json.dumps(self._checked(written, save)).encode())
+        exchange.put("nonfinite", messages.nonfinite_message(self._checked(written, save)))
         files = self._files(written, save, exchange.draft, exchange.group)
         if written.is_sharded:
-            files += tensors.write_sharded(written.state, exchange)
+            from deeplink.checkpoints import sharded  # noqa: PLC0415
+
+            files += sharded.write(written.state, exchange)
         finish_part(exchange, files)
 
     @staticmethod
     def _note_nonfinite(save: Save, exchange: Exchange) -> None:
-        for found in exchange.gather("nonfinite"):
-            save.nonfinite |= json.loads(found)
+        save.nonfinite |= messages.all_nonfinite(exchange.gather("nonfinite"))
 
     def _clear_before(self, draft: Path) -> None:
         """Remove what a rank left that began a save when rank 0 had given it up."""
@@ -306,6 +329,16 @@ class StateSaver:
             self.published(save)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
+
+
+def _states_of(parts: Mapping[str, Any], spread: Spread) -> dict[str, Any]:
+    from deeplink.checkpoints import tensors  # noqa: PLC0415
+
+    if spread != "sharded":
+        return tensors.states_of(parts)
+    from deeplink.checkpoints import sharded  # noqa: PLC0415 - takes seconds, and only here
+
+    return sharded.states_of(parts)
 
 
 def _linked(source: str, target: str) -> None:

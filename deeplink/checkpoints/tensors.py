@@ -1,7 +1,7 @@
 """All of checkpoints that needs torch: copies of states in memory, their files, shards, states of random numbers.
 
 Imported when the first state is saved or loaded; the rest of the package does without torch. What only sharded
-states need, torch.distributed.checkpoint, takes seconds to import, and is left to them.
+states need, torch.distributed.checkpoint, takes seconds to import, and is left to them (`sharded`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import io
 import logging
 import mmap
 import os
-import pickle
 import random
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
-from typing_extensions import override
 
-from deeplink.checkpoints.found import SHARDED, UnreadableStateError
+from deeplink.checkpoints.found import ShardedStateError, UnreadableStateError
 from deeplink.checkpoints.parts import Group
+from deeplink.collectives import broadcast_text
+from deeplink.plainpickle import PickleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
-    from deeplink.checkpoints.parts import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,43 @@ _WRITE_FAILED = ("inline_container", "PytorchStreamWriter")
 def states_of(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `state_dict()` of each part that has one; the others are states themselves."""
     return {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in parts.items()}
+
+
+def check_spread(parts: Mapping[str, Any], spread: str) -> None:
+    """Return if these parts can be saved so.
+
+    Raises:
+        ShardedStateError: each rank has a part of one, and the spread is for those that have all; or something
+            else than DTensors keeps them so, and what one rank says of its state is not all.
+    """
+    for name, part in parts.items():
+        if by := _sharded_by_others(part):
+            raise ShardedStateError(name, spread, by=by)
+        if spread != "sharded" and holds_shards(part):
+            raise ShardedStateError(name, spread)
+
+
+def _sharded_by_others(part: Any) -> str:
+    inner = part.modules() if isinstance(part, torch.nn.Module) else [part]
+    kinds = {kind for one in inner for kind in type(one).__mro__}
+    if any(kind.__module__.startswith("torch.distributed.fsdp.fully_sharded") for kind in kinds):
+        return "FullyShardedDataParallel"
+    return "DeepSpeed" if any(kind.__module__.startswith("deepspeed.") for kind in kinds) else ""
+
+
+def holds_shards(part: Any) -> bool:
+    """Tell whether a model, an optimizer or a state has tensors of which each rank has a part."""
+    sharding = sys.modules.get("torch.distributed.tensor")
+    if sharding is None:  # then nobody has made one
+        return False
+    found: list[Any] = []
+    if isinstance(part, torch.nn.Module):
+        found += part.parameters()
+    elif isinstance(part, torch.optim.Optimizer):
+        found += (parameter for group in part.param_groups for parameter in group["params"])
+    else:
+        found += (tensor for _, tensor in _tensors(part, ""))
+    return any(isinstance(tensor, sharding.DTensor) for tensor in found)
 
 
 def put_back(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
@@ -100,7 +137,10 @@ class HostCopy:
 
         if self._stager is None:
             self._stager = BlockingAsyncStager(cache_staged_state_dict=False)
-        return dict(self._stager.stage(state))
+        found: dict[str, torch.Tensor] = {}
+        _mapped(state, lambda tensor: found.setdefault(str(id(tensor)), tensor))
+        copies = self._stager.stage(found)
+        return dict(_mapped(state, lambda tensor: copies[str(id(tensor))]))
 
     def _make_room(self, tensors: list[torch.Tensor]) -> None:
         layout = tuple((tensor.dtype, tensor.shape, tensor.is_cuda) for tensor in tensors)
@@ -154,7 +194,8 @@ def _mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(state, torch.Tensor):
         return change(state)
     if isinstance(state, dict):
-        return {key: _mapped(value, change) for key, value in state.items()}
+        mapped = {key: _mapped(value, change) for key, value in state.items()}
+        return Counter(mapped) if isinstance(state, Counter) else mapped  # a scheduler's milestones
     if type(state) in {list, tuple}:
         return type(state)(_mapped(value, change) for value in state)
     return copy.deepcopy(state)
@@ -178,12 +219,17 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _named(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for found, tensor in _tensors(state, name):
+        yield found, tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(state, torch.Tensor):
-        yield name, state.to_local() if hasattr(state, "to_local") else state
+        yield name, state
     elif isinstance(state, dict | list | tuple):
         pairs = state.items() if isinstance(state, dict) else enumerate(state)
         for key, value in pairs:
-            yield from _named(value, f"{name}.{key}" if name else str(key))
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
 
 
 # -- files
@@ -209,7 +255,7 @@ def _is_readable(value: Any) -> bool:
         torch.save(value, file)
         file.seek(0)
         torch.load(file, weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError, RuntimeError):
+    except (PickleError, AttributeError, TypeError, RuntimeError):
         return False
     return True
 
@@ -245,83 +291,10 @@ def read_state(path: Path, map_location: Any = "cpu") -> Any:
     """Read what `write_state` wrote: tensors and plain values; nothing in the file is executed.
 
     Raises:
-        pickle.UnpicklingError: it holds something else.
+        PickleError: it holds something else.
         OSError: it cannot be read.
     """
     return torch.load(path, map_location=map_location, weights_only=True)
-
-
-# -- shards: torch.distributed.checkpoint, its two meetings held in the file system instead of the process group
-
-
-def write_sharded(state: dict[str, Any], exchange: Exchange) -> list[Path]:
-    """Write this rank's part of a state in the format of torch.distributed.checkpoint, and return its files.
-
-    The ranks plan together who writes what. They do it through files, so it needs no collective, and can go on in
-    a thread while training uses the process group. Every rank must call it.
-
-    Raises:
-        PartsMissingError: a rank did not take part in time.
-        ValueError: the ranks' states do not make a whole.
-    """
-    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # noqa: PLC0415
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415
-
-    draft = exchange.draft
-    planner, writer = DefaultSavePlanner(), FileSystemWriter(draft, sync_files=False)
-    first = exchange.group.rank == 0
-    planner.set_up_planner(state_dict=state, storage_meta=writer.storage_meta(), is_coordinator=first)
-    writer.set_up_storage_writer(first)
-    exchange.put("plan", pickle.dumps(writer.prepare_local_plan(planner.create_local_plan())))
-    metadata = None
-    if first:
-        plans, metadata = planner.create_global_plan([_unpickled(plan) for plan in exchange.gather("plan")])
-        exchange.put("plans", pickle.dumps(writer.prepare_global_plan(plans)))
-    mine = _unpickled(exchange.take("plans", of=0))[exchange.group.rank]
-    written = writer.write_data(planner.finish_plan(mine), planner).wait()
-    exchange.put("written", pickle.dumps(written))
-    files = {draft / result.storage_data.relative_path for result in written}
-    if metadata is not None:
-        writer.finish(metadata, [_unpickled(results) for results in exchange.gather("written")])
-        files.add(draft / SHARDED)
-    return sorted(files)
-
-
-def _unpickled(data: bytes) -> Any:
-    # Written a moment ago by the ranks of this job, into a folder of theirs; DCP's own file is a pickle, too.
-    return pickle.loads(data)  # noqa: S301
-
-
-def read_sharded(parts: Mapping[str, Any], folder: Path, find: Callable[[str], Path] | None = None) -> None:
-    """Load sharded parts from `folder`, at any number of ranks; every rank must call it.
-
-    Args:
-        parts: what has `load_state_dict`.
-        folder: of the checkpoint.
-        find: brings a file there by its path below the folder; None: there they all are.
-    """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415
-    from torch.distributed.checkpoint.state_dict_loader import load as load_sharded  # noqa: PLC0415
-
-    class Reader(FileSystemReader):
-        """Brings the files that a rank's plan names before it reads them."""
-
-        @override
-        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            if find is not None:
-                find(SHARDED)
-            return super().read_metadata(*args, **kwargs)
-
-        @override
-        def read_data(self, plan: Any, planner: Any) -> Any:
-            if find is not None:
-                for name in sorted({self.storage_data[item.storage_index].relative_path for item in plan.items}):
-                    find(name)
-            return super().read_data(plan, planner)
-
-    states = states_of(parts)
-    load_sharded(states, storage_reader=Reader(folder))
-    put_back(parts, states)
 
 
 # -- who saves together
@@ -338,9 +311,7 @@ def agreed(text: str) -> str:
     """Return rank 0's text on every rank; a collective, bounded by the process group's timeout."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return text
-    said = [text]
-    dist.broadcast_object_list(said, src=0)
-    return said[0]
+    return broadcast_text(text, src=0)
 
 
 # -- random numbers

@@ -162,10 +162,30 @@ def cli(ctx: click.Context, verbose: int) -> None:
     _warn_of_misspelt()
     if ctx.invoked_subcommand == "sbatch" and not verbose:
         return  # it logs nothing, and would wait for what logs
+    _log_to_stderr(verbose)
+
+
+def _log_to_stderr(verbose: int) -> None:
     import logging
 
+    from deeplink.wording import printable, printable_lines
+
+    class OneLine(logging.Formatter):
+        """Writes each message as one printable line, and a traceback below it: both may quote foreign text."""
+
+        @override
+        def formatMessage(self, record: logging.LogRecord) -> str:
+            record.message = printable(record.message)
+            return super().formatMessage(record)
+
+        @override
+        def formatException(self, ei: Any) -> str:
+            return printable_lines(super().formatException(ei))
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbose, 2)]
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _warn_of_misspelt() -> None:
@@ -193,7 +213,9 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except DeepLinkError as problem:
-        click.echo(f"deeplink: {problem}", err=True)
+        from deeplink.wording import printable_lines
+
+        click.echo(printable_lines(f"deeplink: {problem}"), err=True)
         if problem.remedy:
             click.echo(f"  {problem.remedy}", err=True)
         sys.exit(problem.exit_code)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.view.look import Viewer
     from deeplink.scheduler.view.queue import Queued
 
@@ -61,7 +62,7 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
     with contextlib.suppress(processes.CommandError, processes.CommandTimeoutError):
         # Where Slurm does not answer, scancel has words for it.
         meant = viewer.every(jobs)
-    rows = {int(one.job.id): one.job for found in meant.values() for one in found if not one.job.state.final}
+    rows = {one.job.label: one.job for found in meant.values() for one in found if not one.job.state.final}
     if dry_run:
         _show(
             argv, [f"{row.label} ({row.state.value}, {row.name})" for row in rows.values()], None, as_json=as_json
@@ -70,15 +71,16 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
     done = processes.finish(argv, timeout_s=CANCEL_S)
     if signal.upper() in _ENDING and not batch:
         whole = {
-            int(one.job.id)
+            one.job.label
             for word, found in meant.items()
             if not names[word].step
             for one in found
-            if one.job.id in rows
+            # A task that has not started has no folder: its raw id is the array's, and will be another task's.
+            if one.job.label in rows and not one.job.shares_id
         }
         if done.code:  # it may have ended some of several
             whole &= _ending(viewer, jobs) - {job for job, row in rows.items() if row.state is JobState.COMPLETING}
-        _note(config.state, sorted(whole), clock.unix(), me())
+        _note(config.state, [rows[label] for label in sorted(whole)], clock.unix(), me())
     if as_json:
         _show(argv, [row.label for row in rows.values()], (done.code, done.stderr.strip()), as_json=True)
     else:
@@ -88,8 +90,8 @@ def command(*, jobs: tuple[str, ...], signal: str, batch: bool, full: bool, dry_
         raise click.exceptions.Exit(done.code)
 
 
-def _ending(viewer: Viewer, jobs: Sequence[str]) -> set[int]:
-    """Return those that are cancelled now, or about to be; none where it does not answer."""
+def _ending(viewer: Viewer, jobs: Sequence[str]) -> set[str]:
+    """Return the labels of those that are cancelled now, or about to be; none where it does not answer."""
     from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
     from deeplink.scheduler.slurm.states import JobState
 
@@ -98,7 +100,7 @@ def _ending(viewer: Viewer, jobs: Sequence[str]) -> set[int]:
     except (CommandError, CommandTimeoutError):
         return set()
     ended = {JobState.CANCELLED, JobState.COMPLETING}
-    return {int(one.job.id) for several in found.values() for one in several if one.job.state in ended}
+    return {one.job.label for several in found.values() for one in several if one.job.state in ended}
 
 
 def _show(argv: list[str], labels: list[str], ended: tuple[int, str] | None, *, as_json: bool) -> None:
@@ -115,11 +117,11 @@ def _show(argv: list[str], labels: list[str], ended: tuple[int, str] | None, *, 
         click.echo("  no job that Slurm knows of and that has not ended")
 
 
-def _note(state: Path, jobs: list[int], unix: float, by: str) -> None:
+def _note(state: Path, jobs: list[JobRow], unix: float, by: str) -> None:
     from deeplink.scheduler.view.notes import note
 
     for job in jobs:
         try:
-            note(state / "jobs" / str(job), "cancelled", unix, by=by)
+            note(state / "jobs" / str(job.id), "cancelled", unix, by=by)
         except OSError as problem:
-            click.echo(f"deeplink: job {job} is cancelled, and that cannot be noted: {problem}", err=True)
+            click.echo(f"deeplink: job {job.label} is cancelled, and that cannot be noted: {problem}", err=True)

@@ -41,12 +41,12 @@ Examples:
   deeplink checkpoints verify checkpoints step-0000000120.a3 --json
 
 \b
-Exit codes: 0 all are whole, 1 one is not (it is named) or there is none, 2 wrong usage.
+Exit codes: 0 all are whole, 1 one is not or cannot be read (it is named) or there is none, 2 wrong usage.
 """
 _PRUNE_EPILOG = """
-The newest --keep whole ones stay, and those whose step is a multiple of --every. What fenced attempts published,
-what is older, earlier saves of one step and unfinished saves of earlier attempts go. The newest checkpoint that is
-whole to its last byte stays whatever the rule says.
+The newest --keep whole ones stay, and those whose step is a multiple of --every. What is older goes, what fenced
+attempts published too, earlier saves of one step, and unfinished saves of earlier attempts. Nothing goes unless it
+is older than a checkpoint that was read to its last byte and is whole. What is damaged is kept, as .damaged-*.
 
 \b
 Examples:
@@ -91,25 +91,28 @@ def ls(*, folder: Path, mtbf: float | None, nodes: int | None, restart: float, a
     """List what is in a folder of checkpoints, newest first, and advise how often to save."""
     import json
 
-    from deeplink.checkpoints.inspection import chosen, look, newest_claim
+    from deeplink.checkpoints.inspection import chosen, look, newest_claim, set_aside_before
 
     if mtbf is not None and nodes is not None:
         raise click.UsageError("--mtbf and --nodes are two ways to say one thing")
     with _told("list", folder):
         found = list(look(folder, chosen(folder), contents=False))
         advice, no_advice = _advice(folder, mtbf, nodes, restart)
-        holder = newest_claim(folder).attempt
+        holder, kept = newest_claim(folder).attempt, set_aside_before(folder)
     if as_json:
         facts = {
             "folder": str(folder),
             "attempt": str(holder) if holder else None,
             "checkpoints": [_fields(one) for one in found],
+            "set_aside": kept,
             "advice": _advice_fields(advice),
             "no_advice": no_advice,
         }
         click.echo(json.dumps(facts))
         return
     _list(found)
+    for name in kept:
+        click.echo(f"{name}: set aside as damaged; remove it when nobody needs it")
     click.echo(_advised(advice) if advice else f"no advice how often to save: {no_advice}")
 
 
@@ -201,7 +204,7 @@ def verify(*, folder: Path, names: tuple[str, ...], as_json: bool) -> int:
         found.append(one)
         if not as_json:
             click.echo(_line(one))
-    right = bool(found) and not any(one.state is State.DAMAGED for one in found)
+    right = bool(found) and not any(one.state in {State.DAMAGED, State.UNREADABLE} for one in found)
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "right": right, "checkpoints": list(map(_fields, found))}))
     elif not found:
@@ -243,7 +246,7 @@ def prune(*, folder: Path, keep: int, every: int | None, dry_run: bool, as_json:
                 inspection.prune(folder, pruning, lambda _name: show(1, 0))
     if as_json:
         facts = {"folder": str(folder), "dry_run": dry_run, "removed": list(pruning.names)}
-        rest = {"drafts": list(pruning.drafts), "spared": list(pruning.spared), "bytes": pruning.bytes}
+        rest = {"drafts": list(pruning.drafts), "damaged": list(pruning.damaged), "bytes": pruning.bytes}
         click.echo(json.dumps({**facts, **rest}))
     else:
         _say_pruned(pruning, dry_run=dry_run)
@@ -255,7 +258,7 @@ def _say_pruned(pruning: Pruning, *, dry_run: bool) -> None:
     would = "would remove" if dry_run else "removed"
     for name in (*pruning.names, *pruning.drafts):
         click.echo(f"{would} {name}")
-    for name in pruning.spared:
-        click.echo(f"kept {name}: nothing newer is whole")
+    for name in pruning.damaged:
+        click.echo(f"{'would set' if dry_run else 'set'} {name} aside: it is damaged")
     count = counted(len(pruning.names) + len(pruning.drafts), "checkpoint")
     click.echo(f"{would} {count}, {sized(pruning.bytes)}")

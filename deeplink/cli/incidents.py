@@ -36,7 +36,7 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 @click.command("incidents", epilog=_EPILOG)
 @click.argument("name", metavar="[N]", type=IncidentName(), required=False)
 @journal_option
-@click.option("--job", type=click.IntRange(min=1), metavar="ID", help="Only of this job.")
+@click.option("--job", metavar="ID", help="Only of this job: 12, or 12_3 for a task of an array.")
 @click.option("--kind", metavar="KIND", shell_complete=_kinds, help="Only of this kind: node-dead, ranks-hung ...")
 @click.option("--node", metavar="NODE", help="Only with this node to blame.")
 @click.option(
@@ -50,7 +50,7 @@ def command(
     *,
     name: str | None,
     journal_file: Path | None,
-    job: int | None,
+    job: str | None,
     kind: str | None,
     node: str | None,
     since: float,

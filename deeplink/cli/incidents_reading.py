@@ -15,6 +15,7 @@ from typing_extensions import override
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
+    from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.records import ActionRecord, Incident, RankStack
 
 MOST_COMPLETED = 50
@@ -112,22 +113,36 @@ class Readable:
         raise IncidentUnknownError(name, self.paths)
 
     def newest(
-        self, *, job: int | None, kind: str | None, node: str | None, since: float, only_open: bool, limit: int
+        self, *, job: str | None, kind: str | None, node: str | None, since: float, only_open: bool, limit: int
     ) -> list[Incident]:
         """Return the newest incidents of all journals, newest first, as far as they are asked for.
 
         Raises:
+            JobNameError: `job` names no job, or several.
             JournalError: a journal cannot be read.
         """
+        from deeplink.scheduler.view.identity import JobName, JobNameError
         from deeplink.scheduler.watch.journal import Journal
 
+        if job is not None and not JobName.parse(job).single:
+            raise JobNameError(job, "one job is wanted")
         found: list[Incident] = []
         for path in self.paths:
             with Journal(path, read_only=True) as journal:
+                number = _number_of(job, journal)
+                if number == 0:
+                    continue
                 found += journal.incidents(
-                    job=job, kind=kind, node=node, since_unix=since, only_open=only_open, limit=limit
+                    job=number, kind=kind, node=node, since_unix=since, only_open=only_open, limit=limit
                 )
         return sorted(found, key=lambda incident: incident.began_unix, reverse=True)[:limit]
+
+
+def _number_of(job: str | None, journal: Journal) -> int | None:
+    """Return the raw id of a job; 0 where the journal does not know it, None where none is asked for."""
+    if job is None or job.isdigit():
+        return None if job is None else int(job)
+    return next((one.job for one in journal.jobs() if one.label == job), 0)
 
 
 def _was_begun(path: Path) -> bool:

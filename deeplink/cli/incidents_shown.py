@@ -31,7 +31,7 @@ def listed(incidents: Mapping[str, Incident]) -> None:
         table.add_row(
             label,
             _moment(incident.began_unix)[5:],
-            str(incident.attempt or "-"),
+            incident.attempt_name or "-",
             incident.kind,
             incident.node or "-",
             incident.action,
@@ -52,7 +52,7 @@ def shown(found: Found, *, stacks: bool, as_json: bool) -> None:
     lines = [
         ("kind", incident.kind),
         ("outcome", incident.outcome.value),
-        ("attempt", str(incident.attempt or "-")),
+        ("attempt", incident.attempt_name or "-"),
         ("node", incident.node or "-"),
         ("action", incident.action),
         ("began", _moment(incident.began_unix)),

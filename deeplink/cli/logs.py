@@ -77,7 +77,9 @@ def command(
 
 
 def _say(sentence: str) -> None:
-    click.echo(f"deeplink: {sentence}", err=True)
+    from deeplink.wording import printable
+
+    click.echo(printable(f"deeplink: {sentence}"), err=True)
 
 
 def _write(pieces: Iterable[bytes]) -> None:
@@ -91,13 +93,14 @@ def _write(pieces: Iterable[bytes]) -> None:
 
 def _of_attempt(follower: Follower, tail: Tail, attempt: str, lines: int) -> list[bytes]:
     from deeplink.scheduler.view.output import attempts_in, section
+    from deeplink.wording import printable
 
     name = follower.attempt(attempt)
     found = section(tail.path, name)
     if found is None:
         there = attempts_in(tail.path)
         have = f"it has those of {', '.join(there)}" if there else "`deeplink run` wrote no line into it"
-        raise click.UsageError(f"{tail.path} has no lines of attempt {name}: {have}")
+        raise click.UsageError(f"{printable(str(tail.path))} has no lines of attempt {name}: {have}")
     return tail.last(lines, begin=found[0], end=found[1])
 
 
@@ -108,13 +111,14 @@ def _check_labels(tail: Tail, *, found: bool) -> None:
         UsageError: no line of the end of the file bears a rank's number.
     """
     from deeplink.scheduler.view.output import Tail, labelled
+    from deeplink.wording import printable
 
     if tail.keep is None or found:
         return
     seen = Tail(tail.path).last(10_000)
     if seen and not labelled(seen):
         raise click.UsageError(
-            f"no line of {tail.path} bears a rank's number: "
+            f"no line of {printable(str(tail.path))} bears a rank's number: "
             "start the ranks with `deeplink run --srun-option=--label -- ...`"
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,6 @@ import click
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import ExitStack
     from typing import NoReturn
 
     from deeplink.agent import AgentSettings
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 JOB_END_S, END_S = 0.7, 5.0
 """How long a job's agent takes for its end at most, for Slurm waits for it before it gives a job's nodes to
 anybody; and a standing one."""
+SLACK_S = 0.2
+AGAIN_S, MOST_CHILDREN = 0.5, 5
+"""An agent that is killed is started again after so long, this often in a row."""
+STEADY_S = 60.0
+"""An agent that was there for so long begins a new row."""
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_of_the_keeper: list[ExitStack] = []
+"""In a child: what is not its own to tidy up, and must not be let go of."""
 LOOK_S = 1.0
 """A signal whose exception was lost (raised where Python only reports it) is seen after so long."""
 
@@ -31,12 +39,12 @@ that stands within five.
 Examples:
   deeplink node                            loopback, a token of its own
   deeplink node --bind 0.0.0.0:7411 --token-file /etc/deeplink/token --metrics-bind 127.0.0.1:9411
-  echo "$TOKEN" | srun --overlap --ntasks-per-node=1 deeplink node --job --bind 0.0.0.0:0
+  echo "$SECRET" | srun --overlap --ntasks-per-node=1 deeplink node --job --bind 0.0.0.0:0
 """
 
 
 @click.command("node", epilog=_EPILOG)
-@click.option("--job", is_flag=True, help="Belong to a job: take the token as one line from standard input.")
+@click.option("--job", is_flag=True, help="Belong to a run: take its secret as one line from standard input.")
 @click.option(
     "--bind", metavar="HOST:PORT", help="Where to listen; port 0: a free one. [default: config agent_bind]"
 )
@@ -66,35 +74,108 @@ def command(
     """Serve this node's shards and watch over its ranks, until SIGTERM."""
     _end_on_signals()
     import os
-    from contextlib import ExitStack
 
-    from deeplink.agent import AgentSettings
     from deeplink.config import load_config
     from deeplink.daemon import member_name
+    from deeplink.listening import Listeners
 
     if job and token_file:
-        raise click.UsageError("--job takes the token from standard input; leave --token-file out")
+        raise click.UsageError("--job takes the run's secret from standard input; leave --token-file out")
     config = load_config()
     bind = bind or config.agent_bind
     node = member_name(name or config.node)
+    pid, end_s = os.getpid(), JOB_END_S if job else END_S
     with ExitStack() as stack:
         if job:
-            token, token_file, bind = _job_token(stack, node, bind)
+            secret, token_file, bind = _job_secret(stack, node, bind)
         else:
-            token, token_file = _standing_token(bind, token_file or config.token_file, config.state)
+            secret, token_file = _standing_token(bind, token_file or config.token_file, config.state)
+        listeners = Listeners.at(bind)
+        tell_ready = _go_on_in_child(stack, end_s)
+        from deeplink.agent import AgentSettings  # not in the process that keeps the sockets
+        from deeplink.runtokens import RunTokens
+
         settings = AgentSettings(
             node=node,
             bind=bind,
-            token=token,
+            token=RunTokens(secret, token_file.parent) if job else secret,
             store=(store or config.store).absolute(),
             metrics_bind=metrics_bind,
             topology_address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
             config=config,
             keeps_copies=job,
             of_job=job,
+            listeners=listeners,
+            pid=pid,
         )
-        _serve(settings, token_file)
+        _serve(settings, token_file, tell_ready, end_s)
     _leave()
+
+
+def _go_on_in_child(stack: ExitStack, end_s: float) -> Callable[[], object]:
+    """Return in a child; where it is killed, in another one. This process keeps the sockets open meanwhile.
+
+    Ranks and readers know the ports and show their token there: while they do, no stranger gets them. What `stack`
+    holds stays with this process, which imports little, so that it is the last to be killed for want of memory. It
+    is the one that systemd hears; the child is to call what is returned when it is ready.
+    """
+    import os
+    import select
+    import sys
+
+    from deeplink.clock import SystemClock
+
+    keeper, code, clock, left = os.getpid(), 0, SystemClock(), MOST_CHILDREN
+    while left:
+        ready, tell = os.pipe()
+        began, child = clock.monotonic(), os.fork()
+        if not child:
+            _end_with(keeper)
+            _of_the_keeper.append(stack.pop_all())
+            os.close(ready)
+            return partial(os.write, tell, b"ready")
+        os.close(tell)
+        code = _awaited(child, ready, end_s)
+        if code >= 0:
+            sys.exit(code)
+        left = (MOST_CHILDREN if clock.monotonic() - began > STEADY_S else left) - 1
+        click.echo(f"deeplink node: signal {-code} ended the agent; it is started again", err=True)
+        select.select([], [], [], AGAIN_S)
+    raise SystemExit(128 - code)
+
+
+def _awaited(child: int, ready: int, end_s: float) -> int:
+    """Return how a child ended; tell systemd when it is ready, and end it where this process is told to end."""
+    import os
+    import signal
+
+    from deeplink.daemon import notify_systemd
+
+    reaped: list[object] = []
+    try:
+        if os.read(ready, 1):
+            notify_systemd("READY=1")
+        os.close(ready)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except SystemExit:
+        notify_systemd("STOPPING=1")
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+            _in_time(lambda: reaped.append(os.waitpid(child, 0)), end_s + SLACK_S)
+            if not reaped:
+                os.kill(child, signal.SIGKILL)
+        raise
+
+
+def _end_with(keeper: int) -> None:
+    """Have the kernel end this process with the one that keeps its sockets."""
+    import ctypes
+    import os
+    import signal
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _leave() -> NoReturn:
@@ -108,8 +189,8 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _job_token(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]:
-    """Return the token, where it lies, and where to listen: in the place of the agent before, if there was one."""
+def _job_secret(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]:
+    """Return the run's secret, where it lies, and where to listen: in the place of an agent before, if any was."""
     import os
     import sys
 
@@ -118,17 +199,18 @@ def _job_token(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]:
     from deeplink.scheduler.launch.seats import seat_in
     from deeplink.tokens import write_token
 
-    token = read_token_line(sys.stdin.fileno())
+    secret = read_token_line(sys.stdin.fileno())
     seat = seat_in(os.environ, node)
     folder = stack.enter_context(runtime_folder(node, again=seat.folder if seat else None))
-    write_token(folder / "token", token)
-    return token, folder / "token", free_again(bind, seat.port) if seat else bind
+    write_token(folder / "secret", secret)
+    return secret, folder / "secret", free_again(bind, seat.port) if seat else bind
 
 
 def _standing_token(bind: str, token_file: Path | None, state: Path) -> tuple[str, Path]:
     from deeplink.daemon import BindError, is_loopback, split_bind, standing_token
 
-    if token_file is None and not is_loopback(split_bind(bind)[0]):
+    host, _ = split_bind(bind)
+    if token_file is None and not is_loopback(host):
         raise BindError(
             bind,
             "others can reach it, and there is no token file",
@@ -141,12 +223,16 @@ def _end_on_signals() -> None:
     """Make SIGTERM and SIGINT unwind the main thread from wherever it is, so that everything is tidied up."""
     import signal
 
+    from deeplink.daemon import ending_signals
+
+    ending = ending_signals()
+
     def end(_number: int, _frame: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ending:
             signal.signal(number, signal.SIG_IGN)
         raise SystemExit(0)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending:
         signal.signal(number, end)
 
 
@@ -160,21 +246,19 @@ def _until_told() -> None:
             select.select([], [], [], LOOK_S)
 
 
-def _serve(settings: AgentSettings, token_file: Path) -> None:
+def _serve(settings: AgentSettings, token_file: Path, tell_ready: Callable[[], object], end_s: float) -> None:
     import json
 
     from deeplink.agent import Agent
-    from deeplink.daemon import notify_systemd
 
     agent = Agent(settings)
     try:
         announcement = agent.start(token_file)
         click.echo(json.dumps(announcement.as_dict()))
-        notify_systemd("READY=1")
+        tell_ready()
         _until_told()
     finally:
-        notify_systemd("STOPPING=1")
-        _in_time(agent.stop, JOB_END_S if settings.of_job else END_S)
+        _in_time(agent.stop, end_s)
 
 
 def _in_time(work: Callable[[], None], bound_s: float) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deeplink.daemon import ending_signals
 from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.told = False
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ending_signals():
             signal.signal(number, self._tell)
 
     def _tell(self, *_: object) -> None:

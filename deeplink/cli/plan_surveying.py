@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
-from deeplink.cli.sbatch_placing import machines_of, residency_of, sources_of
+from deeplink.cli.sbatch_agreement import agreed
+from deeplink.cli.sbatch_placing import TRIAL_S, machines_of, residency_of, sources_of
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.planner.background import MOST_LOG
 from deeplink.scheduler.planner.ground import Survey
 from deeplink.scheduler.planner.lock import folder_of
 from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.slurm.nodeset import fold, unfold
+from deeplink.scheduler.wish.ask import options_for
+from deeplink.scheduler.wish.decision import Why
+from deeplink.scheduler.wish.making import without
 from deeplink.scheduler.wish.scale import Machines
+from deeplink.scheduler.wish.settle import Trial, trial_of, tried
 from deeplink.scheduler.wish.survey import survey
 
 if TYPE_CHECKING:
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
 
     from deeplink.config import Config
     from deeplink.scheduler.planner.round import Mine
+    from deeplink.scheduler.wish.decide import Weighed
+    from deeplink.scheduler.wish.decision import Ask, Decision
     from deeplink.types import NodeName
 
 
@@ -28,8 +36,23 @@ MOST_AT_ONCE = 4
 """Jobs for which nodes bring data at the same time: each is a process here."""
 
 
-def surveyed(config: Config, jobs: Sequence[Mine], run: command.Runner = command.run) -> Survey:
-    """Return the cluster as it is now, for these jobs; one question to Slurm.
+def surveyed(
+    config: Config,
+    jobs: Sequence[Mine],
+    run: command.Runner = command.run,
+    *,
+    agreement: Callable[[], str] | None = None,
+    trial_s: float = TRIAL_S,
+) -> Survey:
+    """Return the cluster as it is now, for these jobs; one question to Slurm, and two for each wish by name.
+
+    Args:
+        config: the settings.
+        jobs: for whom.
+        run: runs Slurm's commands.
+        agreement: why nobody would look after nodes wished by name, empty where somebody does; None to ask the
+            watchdog.
+        trial_s: how long Slurm may take to say what it would do.
 
     Raises:
         CommandError, CommandTimeoutError, CommandMissingError, SurveyTextError, UnknownStateError: see `survey`.
@@ -37,7 +60,29 @@ def surveyed(config: Config, jobs: Sequence[Mine], run: command.Runner = command
     now, site = survey(sources_of(config, run))
     data = {job.ask.data for job in jobs if job.ask.data}
     machines = machines_of(config) if any(job.ask.profile for job in jobs) else Machines()
-    return Survey(now, site, {names: residency_of(names, config)[0] for names in data}, machines)
+    settle = partial(_settled, agreement or partial(agreed, config), trial_s)
+    return Survey(now, site, settle, {names: residency_of(names, config)[0] for names in data}, machines)
+
+
+def _settled(
+    agreement: Callable[[], str], trial_s: float, ask: Ask, weighed: Weighed, kept: frozenset[NodeName]
+) -> Decision:
+    """Hold a wish for a waiting job against what Slurm would do with another one that asks the same."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SBATCH_", "SLURM_"))}
+    env |= {"SLURM_TIME_FORMAT": "standard"} | {
+        name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ
+    }
+
+    def trial(options: tuple[str, ...]) -> Trial:
+        asked = options_for(ask, kept)
+        argv = ("sbatch", "--test-only", *options, *asked, "--output=/dev/null", "--wrap=true")
+        return trial_of(command.finish(argv, timeout_s=trial_s, env=env).stderr, unfold)
+
+    def stands(wish: Weighed) -> Weighed:
+        problem = agreement()
+        return without(wish, Why.NOT_LOOKED_AFTER, problem) if problem else wish
+
+    return tried(weighed, trial, stands)
 
 
 class Prefetcher:

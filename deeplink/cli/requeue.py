@@ -78,6 +78,8 @@ def command(*, job: str, exclude: str, wait_s: float, dry_run: bool, as_json: bo
     asked_unix = clock.unix()
 
     def noted() -> None:
+        if row.shares_id:
+            return  # it has no folder of its own yet
         _note(config.state / "jobs" / str(row.id), asked_unix, me(), nodes)
 
     try:

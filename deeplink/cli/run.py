@@ -11,7 +11,7 @@ import click
 from deeplink.cli.run_recovery import recovery_options
 from deeplink.ranges import FiniteRange
 from deeplink.scheduler.launch.container import RUNTIMES
-from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES
+from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES, Start
 
 if TYPE_CHECKING:
     from deeplink.cli.run_recovery import Recovery
@@ -29,7 +29,7 @@ failed rank's, 128 + n where a signal ended it, and 75 where nodes were lost and
 
 \b
 Examples:
-  deeplink run -- python train.py --epochs 90                  in a batch script: all nodes, one rank per GPU
+  deeplink run -- python train.py --epochs 90                  in a batch script: its tasks, else a rank per GPU
   deeplink run --spares 1 --nproc-per-node 4 -- python train.py
   deeplink run --group-size 16 -- python train.py              ranks 0-15, 16-31, ... each on one leaf
   deeplink run --recipe torchrun -- torchrun train.py          one torchrun per node; --recipe list shows all
@@ -92,7 +92,8 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
     callback=_per_node,
     default="auto",
     metavar="K|auto",
-    help="Ranks on each node; auto: its GPUs, else --ntasks-per-node of the job, else 1.",
+    help="Ranks on each node; auto: the job's tasks, as Slurm spread them, else one for each GPU, else 1. "
+    "With --recipe torchrun GPUs go first.",
 )
 @click.option("--nnodes", type=click.IntRange(min=1), help="Nodes that run ranks. [default: all but the spares]")
 @click.option(
@@ -191,15 +192,20 @@ def command(  # noqa: PLR0913 - one for each option
     from deeplink.config import load_config
     from deeplink.scheduler.launch.job import passed_on, run_job
     from deeplink.scheduler.launch.order import Order
+    from deeplink.scheduler.launch.shape import check_spread, gpu_options, ranks_of
 
     config = load_config()
     if interface is not None:
         config = replace(config, interface=interface)
     backend = _backend(config, local, srun_options)
+    count = _count(len(backend.nodes), nnodes, spares)
+    starters = RECIPES[recipe].start is Start.NODE
+    ranks = ranks_of(backend.nodes, backend.granted, nproc_per_node, starters=starters)
     order = Order(
         command=command_line,
-        per_node=nproc_per_node or _auto_per_node(),
-        count=_count(len(backend.nodes), nnodes, spares),
+        per_node=max(ranks.values()),
+        each=ranks if len(set(ranks.values())) > 1 else {},
+        count=count,
         elastic=recovery.elastic or 0,
         hold=recovery.hold,
         margin_s=recovery.time_margin,
@@ -211,6 +217,10 @@ def command(  # noqa: PLR0913 - one for each option
         recipe_name=recipe,
         container=_container(image, runtime, mounts, container_options, is_local=local is not None),
     )
+    check_spread(ranks, count, order.group_sizes)
+    started = {node: RECIPES[recipe].started(number) for node, number in ranks.items()}
+    # What cannot be had is told before anything starts.
+    gpu_options(backend.granted, started, starters=starters, by_user=srun_options)
     order.groups.check(order.count)
     recovery.check(order.count)
     site = site_of(config)
@@ -246,15 +256,7 @@ def _backend(config: Config, local: int | None, srun_options: tuple[str, ...]) -
         return LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
     from deeplink.scheduler.launch.slurm import SlurmBackend
 
-    return SlurmBackend.from_environment(os.environ, config.state, srun_options)
-
-
-def _auto_per_node() -> int:
-    for variable in ("SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE"):
-        value = os.environ.get(variable, "")
-        if value.isdigit() and int(value) > 0:
-            return int(value)
-    return 1
+    return SlurmBackend.from_environment(os.environ, config.state, srun_options).with_granted()
 
 
 def _count(nodes: int, nnodes: int | None, spares: int | None) -> int:
@@ -286,7 +288,8 @@ def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: b
             "attempt": str(attempt),
             "nodes": layout.active,
             "spares": layout.resting,
-            "per_node": order.per_node,
+            "per_node": None if order.each else order.per_node,
+            "ranks": layout.launch.ranks,
             "world_size": layout.launch.world_size,
             "ring_crossings": layout.crossings,
             "ring_crossings_stock": layout.crossings_stock,
@@ -304,9 +307,9 @@ def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: b
         }
         click.echo(json.dumps(plan))
         return
-    for group, node in enumerate(layout.active):
-        first = group * order.per_node
-        last = first + order.per_node - 1
+    last = -1
+    for node, number in zip(layout.active, layout.launch.ranks, strict=True):
+        first, last = last + 1, last + number
         click.echo(f"{node}: rank {first}" if first == last else f"{node}: ranks {first}-{last}")
     if layout.resting:
         click.echo(f"resting: {', '.join(layout.resting)}")

@@ -72,7 +72,7 @@ def command(words: tuple[str, ...]) -> None:
         _leave_to_sbatch(request, made)
         return
     ask = _ask(request, ours, script)
-    run = _asked_early(ask, ours)
+    run = _asked_early(ask)
     from deeplink.cli.sbatch_placing import placed, submitted
     from deeplink.scheduler.slurm.command import end_unfinished
 
@@ -101,11 +101,11 @@ def _ask(request: Request, ours: Ours, script: str) -> Ask:
         AmountError: the patience is no time.
         ProfileError, ModelInputError: the profile is none.
     """
-    from deeplink.scheduler.slurm.options import SBATCH, directives
+    from deeplink.scheduler.slurm.options import SBATCH
     from deeplink.scheduler.wish.amounts import seconds_of
     from deeplink.scheduler.wish.ask import ask_of
 
-    scripted = SBATCH.parse(list(directives(script)))
+    scripted = SBATCH.of_script(script)
     ask = ask_of(
         request.line,
         scripted,
@@ -115,6 +115,7 @@ def _ask(request: Request, ours: Ours, script: str) -> Ask:
         patience_s=None if ours.patience is None else seconds_of(ours.patience),
         profile="" if ours.profile is None else _profile(Path(ours.profile)),
         het=len(request.lines) > 1 or bool(scripted.rest),
+        place=ours.place,
     )
     checked(ours, ask.nodes)
     return ask
@@ -143,11 +144,11 @@ def _unfold(text: str) -> tuple[NodeName, ...]:
     return unfold(text)
 
 
-def _asked_early(ask: Ask, ours: Ours) -> Runner:
+def _asked_early(ask: Ask) -> Runner:
     """Return a way to run Slurm's commands; where the cluster's state will be wanted, it is asked for already."""
     from deeplink.scheduler.slurm.command import run
 
-    if ask.no_wish or ours.place is False:
+    if ask.no_wish:
         return run
     from deeplink.scheduler.wish.question import Asked
 
@@ -161,11 +162,12 @@ def _submits(request: Request) -> bool:
 
 def _leave_to_sbatch(request: Request, made: Submission) -> None:
     from deeplink.scheduler.slurm.command import become
+    from deeplink.scheduler.slurm.outer import without_outer
 
     if request.reaches_controller:
         _ask_controller()
     sys.stdout.flush()
-    become(made.argv, env={**os.environ, **made.changes})
+    become(made.argv, env={**without_outer(os.environ), **made.changes})
 
 
 def _say_why(found: Placed) -> None:

@@ -7,16 +7,19 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli.sbatch_agreement import agreed
 from deeplink.clock import SystemClock
 from deeplink.config import load_config
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.placement.request import Residency
 from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.outer import without_outer
 from deeplink.scheduler.slurm.passing import end_as, run_passing_on
 from deeplink.scheduler.slurm.submitted import Submitted, keep
 from deeplink.scheduler.wish.decide import unasked
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from deeplink.config import Config
     from deeplink.scheduler.slurm.submission import Ours, Request, Submission
+    from deeplink.scheduler.wish.decide import Surroundings
     from deeplink.scheduler.wish.decision import Ask
     from deeplink.scheduler.wish.site import Ties
     from deeplink.types import NodeName
@@ -78,7 +82,7 @@ class Placed:
             argv=self.bare.argv,
             script=None if wrapped else script,
             cwd=str(Path.cwd()),
-            env={**os.environ, **self.bare.changes},
+            env={**without_outer(os.environ), **self.bare.changes},
         )
         return replace(self, again=again)
 
@@ -115,20 +119,17 @@ def placed(
         ConfigError: the configuration cannot be used.
     """
     config = load_config()
-    if ours.place is False:
-        made = Made(unasked(Why.NOT_ASKED, "--deeplink-place=off"))
-    elif ask.no_wish:
-        made = Made(unasked(Why.NOT_UNDERSTOOD, ask.no_wish))
+    if ask.no_wish:
+        made = Made(unasked(Why.NOT_ASKED if ours.place is False else Why.NOT_UNDERSTOOD, ask.no_wish))
     else:
-        made = make(ask, _means(ask, config, run, _trial(submission, stdin)), claim=not request.dry_run)
-    plain = ours.place is False or bool(ask.no_wish)
+        made = make(ask, _means(ask, config, run, _trial(submission, stdin)), dry=request.dry_run)
     return Placed(
         ask=ask,
         made=made,
-        submission=submission.with_options(options_of(made.decision)),
+        submission=submission.with_options(options_of(made.decision, ask.comment)),
         config=config,
         bare=submission,
-        plain=plain,
+        plain=bool(ask.no_wish),
         resubmit=config.resubmit if ours.resubmit is None else ours.resubmit,
     )
 
@@ -146,14 +147,14 @@ def submitted(found: Placed) -> int:
         job = job_in(bytes(said))
         if job:
             jobs.append(job)
+            found.made.release()
             _accepted(found, job)
 
-    env = {**os.environ, **found.submission.changes}
+    env = {**without_outer(os.environ), **found.submission.changes}
     try:
         code = run_passing_on(found.submission.argv, env=env, write=write)
     finally:
-        if not jobs:
-            found.made.release()
+        found.made.release()
     sys.stdout.flush()
     return end_as(code)
 
@@ -193,23 +194,15 @@ def _accepted(found: Placed, job: str) -> None:
         where = problem.filename or found.config.state
         words = f"job {job} is submitted; why it was placed so could not be noted: {where}: {problem.strerror}"
         click.echo(f"deeplink: {words}", err=True)
-        _take_back(found.decision, job)
         return
-    if found.decision.kind is not Kind.NOTHING or found.decision.why in _MAY_IMPROVE:
+    may_improve = found.decision.why in _MAY_IMPROVE and bool(found.config.watch)
+    if found.decision.kind is not Kind.NOTHING or may_improve:
         from deeplink.scheduler.planner.background import ensure_planner
 
         with contextlib.suppress(
             DeepLinkError, OSError
         ):  # the job is submitted; without one its wish stays as it is
             ensure_planner(found.config.state)
-
-
-def _take_back(decision: Decision, job: str) -> None:
-    """Without a record no planner looks after a job: its wish must not hold it, should its nodes be taken."""
-    if decision.kind is not Kind.NODES:
-        return  # few switches are for who gave the job time to wait
-    with contextlib.suppress(DeepLinkError):  # one that runs already is not changed, and need not be
-        command.run(("scontrol", "update", f"jobid={job}", "ReqNodeList="), timeout_s=TRIAL_S)
 
 
 def _say_problems(found: Placed) -> None:
@@ -227,7 +220,26 @@ def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple
     if ask.profile and machines.constants is not None:
         # It takes a tenth of a second: while Slurm's answer is awaited, and not when it is there.
         import deeplink.scheduler.placement.predicted  # noqa: F401
-    return Means(sources=sources_of(config, run), trial=trial, residency=residency, notes=notes, machines=machines)
+    return Means(
+        sources=sources_of(config, run),
+        trial=trial,
+        agreed=partial(agreed, config),
+        kept=partial(_kept, run),
+        residency=residency,
+        notes=notes,
+        machines=machines,
+    )
+
+
+def _kept(run: command.Runner, ask: Ask, around: Surroundings) -> frozenset[NodeName] | None:
+    from deeplink.scheduler.planner.ground import Survey
+    from deeplink.scheduler.planner.loop import read_queue
+    from deeplink.scheduler.planner.round import kept_before
+
+    ground = Survey(around.now, around.site, lambda _ask, weighed, _kept: weighed.decision)
+    return kept_before(
+        ask, read_queue(partial(run, timeout_s=TRIAL_S)), ground, ask.partition or around.now.default
+    )
 
 
 def machines_of(config: Config) -> Machines:
@@ -258,7 +270,7 @@ def sources_of(config: Config, run: command.Runner) -> Sources:
 
 
 def _trial(submission: Submission, stdin: str) -> Callable[[tuple[str, ...]], Trial]:
-    env = {**os.environ, **submission.changes, "SLURM_TIME_FORMAT": "standard"}
+    env = {**without_outer(os.environ), **submission.changes, "SLURM_TIME_FORMAT": "standard"}
 
     def ask(options: tuple[str, ...]) -> Trial:
         argv = submission.with_options(("--test-only", *options)).argv

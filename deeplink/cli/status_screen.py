@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.view.rates import Pace
 
 UNKNOWN = "unknown"
+MOST_REMEDIES = 20
 _WIDE = 4096  # into a pipe or a file nothing is cut off
 _STYLES = {
     "RUNNING": "green",
@@ -55,6 +56,8 @@ def of_table(table: Table, now: float) -> RenderableType:
     for picture in table.pictures:
         grid.add_row(*row(picture))
     notes = slurm_note(table.problem, table.told_unix, now)
+    told = [(one.label, remedy) for one in table.pictures for remedy in one.remedies]
+    notes += [Text(f"job {label}: {printable(remedy)}") for label, remedy in told[:MOST_REMEDIES]]
     if not table.pictures:
         notes.append(Text("no jobs of yours that DeepLink knows of" if not table.problem else "no jobs known"))
     if table.hidden:
@@ -68,7 +71,8 @@ def row(picture: Picture) -> list[Text]:
     """Return the cells of a job's line."""
     pace = picture.pace
     state = picture.state or ("gone" if picture.gone else "local" if picture.local else UNKNOWN)
-    phase = f" {picture.phase}" if picture.phase not in {"", "running"} else ""
+    word = "held" if picture.held else picture.phase
+    phase = f" {word}" if word not in {"", "running"} else ""
     reads = pace.reads
     running = not picture.final
     return [
@@ -125,6 +129,7 @@ def _facts(one: One, now: float) -> list[tuple[str, RenderableType]]:
         ("checkpoint", Text(_checkpoint(pace, now, running=not picture.final))),
         ("placement", _placement(picture)),
         ("incident", _incident(picture, now)),
+        *([("remedy", Text("\n".join(map(printable, picture.remedies))))] if picture.remedies else []),
         ("output", Text(printable(picture.output) or UNKNOWN)),
     ]
     return facts
@@ -229,7 +234,9 @@ def _incident(picture: Picture, now: float) -> Text:
     incident = picture.open_incident
     if incident is None:
         past = (
-            f"; {picture.incidents} before: `deeplink incidents --job {picture.id}`" if picture.incidents else ""
+            f"; {picture.incidents} before: `deeplink incidents --job {picture.label}`"
+            if picture.incidents
+            else ""
         )
         return Text(f"none open{past}")
     node = f" on {incident.node}" if incident.node else ""

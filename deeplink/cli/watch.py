@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from typing_extensions import override
 
 from deeplink.ranges import FiniteRange
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.service import WatchSettings
 
 DEFAULT_BIND = "127.0.0.1:7412"
+DAY_S, MINTED_DAYS = 86_400, 365
 ONCE_S = 6.0
 """How long --once looks: as long as the slowest proof of a dead node takes, and a little."""
 ONCE_BUSY_S = 120.0
@@ -25,8 +27,8 @@ SLICE_S = 0.25
 _EPILOG = """
 It acts only with --act: drains and downs nodes proved dead (needs an operator's rights in Slurm), requeues jobs
 with the bad nodes excluded. Without it says what it would do. It touches only jobs that beat to it (`deeplink run`
-does, when DEEPLINK_WATCH and DEEPLINK_WATCH_TOKEN_FILE are set). It may be killed at any moment: started again, it
-finishes what it began. Of two with one journal, one leads and the other waits.
+does, when DEEPLINK_WATCH is set), and believes beats of a job's owner alone, whom MUNGE proves. It may be killed
+at any moment: started again, it finishes what it began. Of two with one journal, one leads and the other waits.
 
 \b
 Examples:
@@ -35,7 +37,26 @@ Examples:
   deeplink watch --act --resume --metrics-bind 127.0.0.1:9412
   deeplink watch --once                                   look once, report, end
   deeplink watch --notify-test                            try who is told of incidents
+  deeplink watch --mint ada --token-file /etc/deeplink/watch.token    a token for ada, where there is no MUNGE
 """
+
+
+class _User(click.ParamType[int]):
+    """A user's name or number, as his number."""
+
+    name = "USER"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        import pwd
+
+        text = str(value)
+        if text.isascii() and text.isdigit():
+            return int(text)
+        try:
+            return pwd.getpwnam(text).pw_uid
+        except KeyError:
+            self.fail(f"there is no user {text}", param, ctx)
 
 
 @click.command("watch", epilog=_EPILOG)
@@ -72,7 +93,27 @@ Examples:
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="0600 file with the token every beat must carry; made when it is not there. Needed beyond loopback.",
+    help="0600 file with the watchdog's secret, for it alone; made when it is not there. Needed beyond loopback.",
+)
+@click.option(
+    "--agents",
+    type=_User(),
+    multiple=True,
+    metavar="USER",
+    help="Whose standing agents are believed, besides root's and this user's own; may be given again.",
+)
+@click.option(
+    "--mint",
+    type=_User(),
+    metavar="USER",
+    help="Without MUNGE: print a token that proves to this watchdog that USER calls, and end.",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=MINTED_DAYS,
+    show_default=True,
+    help="How long the token of --mint is good for.",
 )
 @click.option("--metrics-bind", metavar="HOST:PORT", default="", help="Serve Prometheus metrics over HTTP there.")
 @click.option("--notify-test", is_flag=True, help="Send a test message to each channel of `notify_file`, end.")
@@ -88,15 +129,23 @@ def command(  # noqa: PLR0913 - one parameter for each option
     act_on_switch: bool,
     interval: float,
     token_file: Path | None,
+    agents: tuple[int, ...],
+    mint: int | None,
+    days: int,
     metrics_bind: str,
     notify_test: bool,
     once: bool,
     as_json: bool,
 ) -> None:
     """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
+    import time
+
     from deeplink.cli.watch_notifying import channels_of, try_channels
+    from deeplink.clock import SystemClock
     from deeplink.config import load_config
+    from deeplink.private import private_folder
     from deeplink.scheduler.watch.evidence import Policy
+    from deeplink.scheduler.watch.identity import Caller, TokenMint
     from deeplink.scheduler.watch.journal import default_journal
     from deeplink.scheduler.watch.service import WatchSettings
 
@@ -105,10 +154,19 @@ def command(  # noqa: PLR0913 - one parameter for each option
     if notify_test:
         try_channels(channels, as_json=as_json)
         return
+    secret = _secret(bind, token_file, config.state)
+    if mint is not None:
+        until = SystemClock().unix() + days * DAY_S
+        click.echo(TokenMint(secret).token(Caller(uid=mint), until))
+        click.echo(f"it ends on {time.strftime('%Y-%m-%d', time.localtime(until))}", err=True)
+        return
+    if journal_file is None:
+        private_folder(config.state, group_reads=True)  # the console's user may be a member of the group
     settings = WatchSettings(
         journal=(journal_file or default_journal(config.state)).absolute(),
         bind=bind,
-        token=_token(bind, token_file or config.watch_token_file, config.state),
+        secret=secret,
+        agents=agents,
         act=act and not dry_run,
         policy=Policy(resume=resume, act_on_switch=act_on_switch),
         interval_s=interval,
@@ -126,11 +184,13 @@ def _help(config: Config) -> dict[str, Any]:
     return {"wishes": wishes_of(config), "heirs": heirs_of(config)}
 
 
-def _token(bind: str, path: Path | None, state: Path) -> str:
+def _secret(bind: str, path: Path | None, state: Path) -> str:
     from deeplink.daemon import is_loopback, split_bind, standing_token
 
     if path is None and not is_loopback(split_bind(bind)[0]):
-        raise click.UsageError(f"others can reach {bind}: give --token-file FILE, and the same token to every job")
+        raise click.UsageError(
+            f"others can reach {bind}: give --token-file FILE, where the watchdog's secret is kept"
+        )
     return standing_token(path, state / "watch.token")[0]
 
 
@@ -138,11 +198,11 @@ def _speaker(*, as_json: bool) -> Callable[[str], None]:
     import json
     import time
 
-    from deeplink.scheduler.watch.records import sayable
+    from deeplink.wording import printable
 
     def say(line: str) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        click.echo(json.dumps({"time": now, "said": line}) if as_json else f"{now} {sayable(line)}")
+        click.echo(json.dumps({"time": now, "said": line}) if as_json else f"{now} {printable(line)}")
 
     return say
 
@@ -154,11 +214,12 @@ class _Stop:
         import signal
         import threading
 
+        from deeplink.daemon import ending_signals
+
         self.alarm = threading.Event()
         self.told = False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
-                signal.signal(number, self._tell)
+        for number in ending_signals(signal.SIGHUP):
+            signal.signal(number, self._tell)
 
     def _tell(self, *_: object) -> None:
         self.told = True  # and nothing more: setting an Event here could wait for ourselves

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.console.curve import CurvePoint, drawn, rate, repeated, thin
 from deeplink.console.nodes import Seat
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.view.reasons import release_of
 from deeplink.scheduler.watch.records import Phase
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from deeplink.console.readings import Readings
     from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.watch.records import AttemptRecord, JobRecord
+    from deeplink.types import Attempt
 
 FRESH_S = 15.0
 """A launcher beats once a second; after so long without a beat its word about the phase is no longer taken."""
@@ -42,6 +45,8 @@ class JobView:
     """A job. None and the empty text mean that nobody said.
 
     Attributes:
+        label: what people call it, `12_3` for a task of an array.
+        remedy: the command that helps, where it is held; else empty.
         watched: whether its launcher reports to the watchdog.
         phase: the launcher's word; empty where there is none, or none that is fresh.
         slurm_state: Slurm's word.
@@ -51,8 +56,10 @@ class JobView:
     """
 
     id: int
+    label: str
     name: str
     user: str
+    remedy: str
     watched: bool
     phase: str
     slurm_state: str
@@ -91,10 +98,16 @@ class Drawn:
 
 def job_views(readings: Readings) -> tuple[Drawn, ...]:
     """Return every job on record, and those of Slurm that have not ended: the most telling first."""
-    rows = {int(row.id): row for row in readings.slurm.jobs}
+    # Of tasks that have not started, which share an id, a held one is shown: it needs somebody.
+    rows = {int(row.id): row for row in sorted(readings.slurm.jobs, key=lambda row: row.held)}
     watched = [_watched(record, rows.get(record.job), readings) for record in readings.journal.jobs]
     have = {made.view.id for made in watched}
-    others = [Drawn(_unwatched(row), None) for row in rows.values() if row.id not in have and not row.state.final]
+    waiting = Counter(row.id for row in readings.slurm.jobs if row.shares_id)
+    others = [
+        Drawn(_unwatched(row, waiting[row.id]), None)
+        for row in rows.values()
+        if row.id not in have and not row.state.final
+    ]
     return tuple(sorted([*watched, *others], key=lambda made: _weight(made.view), reverse=True))
 
 
@@ -111,18 +124,21 @@ def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn
         for each in record.attempts
         if each.first_step is not None and each.last_step is not None
     ]
-    over = newest.phase.ended or _lost(newest, row, readings)
+    lost = _lost(newest, row, readings)
+    over = newest.phase.ended or lost
     view = JobView(
         id=record.job,
+        label=row.label if row else record.label,
+        remedy=release_of(row) if row else "",
         name=record.name or (row.name if row else ""),
         user=record.user or (row.user if row else ""),
         watched=True,
-        phase="" if _lost(newest, row, readings) else newest.phase.value,
+        phase="" if lost else newest.phase.value,
         slurm_state=row.state.value if row else "",
         pending_reason=row.reason if row else "",
         detail=newest.detail,
-        attempt=str(newest.attempt),
-        attempts=tuple(_attempt(each) for each in record.attempts),
+        attempt=_called(newest.attempt, record),
+        attempts=tuple(_attempt(each, record) for each in record.attempts),
         nodes=newest.nodes,
         spares=newest.spares,
         world_size=newest.world_size or None,
@@ -139,9 +155,12 @@ def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn
 
 
 def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool:
-    """Whether the launcher's last word no longer counts: it fell silent, or Slurm knows of the job's end."""
+    """Whether the launcher's last word no longer counts.
+
+    It fell silent, Slurm knows of the job's end, or of its return to the queue: then its run ended, not the job.
+    """
     if newest.phase.ended:
-        return False
+        return row is not None and (row.state is JobState.PENDING or row.held)
     if row is not None and row.state.final:
         return True
     return readings.unix - newest.beat_unix > FRESH_S
@@ -152,9 +171,13 @@ def _last_step(attempts: Sequence[AttemptRecord]) -> int | None:
     return steps[-1] if steps else None
 
 
-def _attempt(each: AttemptRecord) -> AttemptView:
+def _called(attempt: Attempt, record: JobRecord) -> str:
+    return f"{record.label}.{attempt.restart}.{attempt.relaunch}"
+
+
+def _attempt(each: AttemptRecord, record: JobRecord) -> AttemptView:
     return AttemptView(
-        name=str(each.attempt),
+        name=_called(each.attempt, record),
         began_unix=each.began_unix,
         ended_unix=each.ended_unix,
         nodes=each.nodes,
@@ -163,9 +186,11 @@ def _attempt(each: AttemptRecord) -> AttemptView:
     )
 
 
-def _unwatched(row: JobRow) -> JobView:
+def _unwatched(row: JobRow, tasks: int) -> JobView:
     return JobView(
         id=row.id,
+        label=row.label if tasks < 2 else f"{row.address.whole} ({tasks} tasks)",  # noqa: PLR2004 - several
+        remedy=release_of(row, whole=tasks > 1),
         name=row.name,
         user=row.user,
         watched=False,

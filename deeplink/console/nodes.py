@@ -8,6 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
+from deeplink.scheduler.view.reasons import help_for, in_short
+from deeplink.scheduler.watch.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +55,13 @@ class SwitchView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node. None and the empty text mean that nobody said."""
+    """A node. None and the empty text mean that nobody said.
+
+    Attributes:
+        findings: what its own checks find wrong, as it was last heard.
+        unfit: whether one of them asks for a comment or a drain.
+        remedy: the command that helps it; empty where nothing is wrong, or somebody else took it out of service.
+    """
 
     name: str
     order: int
@@ -70,6 +78,9 @@ class NodeView:
     verified_bytes: int | None
     free_bytes: int | None
     heard_unix: float
+    findings: tuple[str, ...]
+    unfit: bool
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +151,7 @@ _Known = tuple["NodeRow | None", "NodeRecord | None", "Seat | None"]
 def _view(order: int, name: str, known: _Known, *, switch: str) -> NodeView:
     row, agent, seat = known
     health, reason = _health(row, agent, seat)
+    found = [one for one in agent.health if one.severity is not Severity.UNKNOWN] if agent else []
     return NodeView(
         name=name,
         order=order,
@@ -156,6 +168,9 @@ def _view(order: int, name: str, known: _Known, *, switch: str) -> NodeView:
         verified_bytes=agent.verified_bytes if agent else None,
         free_bytes=agent.free_bytes if agent else None,
         heard_unix=round(agent.seen_unix, 1) if agent else 0.0,
+        findings=tuple(in_short(one) for one in found),
+        unfit=any(one.severity in {Severity.COMMENT, Severity.DRAIN} for one in found),
+        remedy=help_for(name, row, found),
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from deeplink.console.collect import Collector
+    from deeplink.console.delta import Document
     from deeplink.console.guard import Access
 
 
@@ -69,18 +70,27 @@ class Console:
             self._news.clear()
             made = build(self._collector.readings())
             measure(made)
-            loop.call_soon_threadsafe(self.feed.publish, made.document())
+            loop.call_soon_threadsafe(self._publish, made.document())
             self._news.wait(self._collector.settings.interval_s)
         self._collector.close()
+
+    def _publish(self, document: Document) -> None:
+        try:
+            self.feed.publish(document)
+        except Exception as problem:  # noqa: BLE001 - handed on to `serve`, which raises it
+            self._fail(problem)
+
+    def _fail(self, problem: BaseException) -> None:
+        if not self._stop.is_set():
+            self.failure = problem
+            self.failed()
 
     def _guarded(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
         # A page that shows old facts without saying so is worse than none: what nobody foresaw ends the console.
         try:
             work()
         except BaseException as problem:  # noqa: BLE001 - handed on to `serve`, which raises it
-            if not self._stop.is_set():
-                self.failure = problem
-                loop.call_soon_threadsafe(self.failed)
+            loop.call_soon_threadsafe(self._fail, problem)
 
 
 def _stop_asking(thread: threading.Thread) -> None:

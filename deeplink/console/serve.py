@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import signal
 import socket
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from deeplink.admission import Admission, Bounds
+from deeplink.clock import Clock, SystemClock
 from deeplink.console.errors import BindFormatError, BindRefusedError
+from deeplink.daemon import ending_signals
 from deeplink.listening import refused
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from deeplink.console.feed import Feed
 
@@ -30,6 +34,9 @@ GRACE_S = 0.4
 """How long a connection may take to end once we leave."""
 _BACKLOG = 128
 _MOST_CONNECTIONS = 512
+PROOF_S = 10.0
+"""How long a connection has, from the moment it is accepted, for a request that is not refused."""
+_REFUSED = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +106,86 @@ def listen(address: Address, *, token: str) -> socket.socket:
     return listener
 
 
+class _Protocol(H11Protocol):
+    """A connection: a few of those that have not made a request are held, and those for a moment."""
+
+    def __init__(self, places: _Places, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._places = places
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        if self.client is not None and self._places.take(self.client, transport):
+            self._deadline = self.loop.call_later(PROOF_S, self._places.end_if_unproven, self.client)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self.client is not None:
+            self._places.leave(self.client)
+        super().connection_lost(exc)
+
+
+class _Places:
+    """The connections of a console. A request that was not refused proves the peer; each connection has one."""
+
+    def __init__(self, app: ASGIApp, bounds: Bounds, clock: Clock) -> None:
+        self._app = app
+        self._admission = Admission[tuple[str, int]](bounds, clock)
+        self._transports: dict[tuple[str, int], asyncio.Transport] = {}
+
+    def take(self, client: tuple[str, int], transport: asyncio.Transport) -> bool:
+        """Take a connection in; return whether there was room. It may end another."""
+        leaves = self._admission.admit(client, client[0])
+        self._transports[client] = transport
+        if leaves is not None:
+            self._end(leaves)
+        return leaves != client
+
+    def leave(self, client: tuple[str, int]) -> None:
+        self._admission.leave(client)
+        self._transports.pop(client, None)
+
+    def end_if_unproven(self, client: tuple[str, int]) -> None:
+        if client in self._admission.overdue():
+            self._end(client)
+
+    def _end(self, client: tuple[str, int]) -> None:
+        transport = self._transports.pop(client, None)
+        if transport is not None:
+            transport.abort()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        async def last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] < _REFUSED and scope.get("client"):
+                    self._admission.prove(tuple(scope["client"]))
+                # What is kept open could begin another request, and never end it.
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, last)
+
+
 class Server(uvicorn.Server):
     """A uvicorn that ends its event streams first, so that leaving takes no longer than an ordinary answer."""
 
-    def __init__(self, app: ASGIApp, feed: Feed) -> None:
+    def __init__(self, app: ASGIApp, feed: Feed, clock: Clock | None = None) -> None:
+        bounds = Bounds(connections=_MOST_CONNECTIONS, proof_s=PROOF_S)
+        places = _Places(app, bounds, clock or SystemClock())
         super().__init__(
             uvicorn.Config(
-                app,
+                places,
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                http="h11",
+                proxy_headers=False,  # the peer is known by the address that it has here
+                http=partial(_Protocol, places),  # type: ignore[arg-type] # it is called, and nothing else
                 ws="none",
                 loop="asyncio",
                 lifespan="on",
@@ -126,13 +202,13 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        loop, ending = asyncio.get_running_loop(), ending_signals()
+        for number in ending:
             loop.add_signal_handler(number, self.leave)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in ending:
                 loop.remove_signal_handler(number)
 
     def leave(self) -> None:

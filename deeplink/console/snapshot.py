@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Any
 from deeplink.console.jobs import MOST_JOBS, CurveView, Drawn, JobView, job_views, seats
 from deeplink.console.nodes import Health, NodeView, SwitchView, node_views, switch_views
 from deeplink.console.readings import Source, SourceState
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.watch.book import KEEP_S
 from deeplink.scheduler.watch.costs import cost
 from deeplink.scheduler.watch.records import Incident, Outcome
+from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from deeplink.console.delta import Document
     from deeplink.console.readings import Readings
+
+
+MOST_FINDINGS = 2
+"""Nodes whose findings stand in the page's first line."""
+HEARD_S = 3 * KEEP_S
+"""So long after the last word of anybody that is on record, the watchdog hears nobody."""
+STANDING_S = 86_400.0
+"""A standing agent that was last heard longer ago was removed."""
 
 
 class Mood(Enum):
@@ -98,10 +109,16 @@ def headline(readings: Readings, nodes: tuple[NodeView, ...], drawn: tuple[Drawn
     jobs = [made.view for made in drawn]
     running = sum(job.phase == "running" or (not job.phase and job.slurm_state == "RUNNING") for job in jobs)
     says: list[tuple[Mood, str]] = []
-    says += [(Mood.BAD, f"job {job.id} is stranded") for job in jobs if job.phase == "stranded"]
-    says += [(Mood.WARN, f"job {job.id} is recovering") for job in jobs if job.phase == "recovering"]
+    says += [(Mood.BAD, f"job {job.label} is stranded") for job in jobs if job.phase == "stranded"]
+    says += [(Mood.WARN, f"job {job.label} is recovering") for job in jobs if job.phase == "recovering"]
+    says += [(Mood.WARN, f"job {job.label} is held") for job in jobs if job.remedy and job.watched]
     says += _failing(readings)
     says += _unwell(nodes)
+    found = [node for node in nodes if node.unfit]
+    says += [(Mood.WARN, f"{node.name}: {node.findings[0]}") for node in found[:MOST_FINDINGS]]
+    if len(found) > MOST_FINDINGS:
+        says.append((Mood.WARN, f"findings on {len(found) - MOST_FINDINGS} more nodes"))
+    says += _unheard(readings)
     opened = sum(each.outcome is Outcome.OPEN for each in readings.journal.incidents)
     if opened:
         says.append((Mood.WARN, f"{opened} incident{'s' * (opened > 1)} open"))
@@ -130,6 +147,23 @@ def _failing(readings: Readings) -> list[tuple[Mood, str]]:
     return says
 
 
+def _unheard(readings: Readings) -> list[tuple[Mood, str]]:
+    """Say that the watchdog hears no caller, though one should call: a standing agent of late, a job on record."""
+    journal = readings.journal
+    standing = any(not node.job and readings.unix - node.seen_unix <= STANDING_S for node in journal.nodes)
+    running = {int(row.id) for row in readings.slurm.jobs if row.state is JobState.RUNNING}
+    runs = any(job.job in running and not job.newest.phase.ended for job in journal.jobs)
+    is_read = any(each.name == "journal" and each.state is SourceState.OK for each in readings.sources)
+    if not is_read or not (standing or runs):
+        return []
+    beats = [job.newest.beat_unix for job in journal.jobs]
+    heard = max([*(node.seen_unix for node in journal.nodes), *beats], default=0.0)
+    if readings.unix - heard <= HEARD_S:
+        return []
+    since = f" for {counted(round((readings.unix - heard) / 60), 'minute')}" if heard else ""
+    return [(Mood.WARN, f"the watchdog has heard no agent and no launcher{since}")]
+
+
 def _unwell(nodes: tuple[NodeView, ...]) -> list[tuple[Mood, str]]:
     tally = Counter(node.health for node in nodes)
     words = {
@@ -153,7 +187,8 @@ def _incident(each: Incident) -> dict[str, Any]:
     del plain["timeline"], plain["stacks"]
     return {
         **plain,
-        "attempt": str(attempt) if attempt else "",
+        "attempt": each.attempt_name,
+        "job_label": each.job,
         "job": attempt.job if attempt else None,
         "moments": len(each.timeline),
         "rank_hours": cost(each).total_h,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BIG = 20_000  # images; beyond it two epochs teach enough
+
+
+def has_torch() -> bool:
+    """Whether torch is installed."""
+    return find_spec("torch") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,8 @@ class Lesson:
 
     def command(self) -> list[str]:
         """Return the training command, to be run in the user's home."""
-        argv = ["python", "-m", "deeplink.demo.train", self.name, "--train-root", self.train_root]
+        script = "deeplink.demo.train" if has_torch() else "deeplink.demo.train_light"
+        argv = ["python", "-m", script, self.name, "--train-root", self.train_root]
         argv += ["--test-root", self.test_root, "--epochs", str(self.epochs), "--size", str(self.size)]
         argv += ["--batch-size", str(self.batch_size), "--checkpoint-every", str(max(10, self.steps // 30))]
         return [*argv, "--checkpoints", "checkpoints", "--result", "result.json"]

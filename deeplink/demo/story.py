@@ -17,7 +17,7 @@ from deeplink.demo.digits import write_digits
 from deeplink.demo.errors import DemoError
 from deeplink.demo.facts import Facts, recovery
 from deeplink.demo.follow import Event, Follower, share_of
-from deeplink.demo.lesson import Audited, Lesson, lesson
+from deeplink.demo.lesson import Audited, Lesson, has_torch, lesson
 from deeplink.demo.stage import PACK_NODES, LocalStage, SandboxStage, Stage
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.errors import SlurmMissingError
@@ -127,6 +127,8 @@ class Story:
     def _train(self, stage: Stage, plan: Lesson) -> tuple[list[Event], float]:
         self.chapter("4. Train, and lose a node")
         called = stage.submit(plan.command())
+        if not has_torch():
+            self.say("there is no torch here: a small network in numpy is trained")
         self.say(f"{called}: {plan.epochs} epochs, about {plan.steps} steps, on 4 nodes with 1 to spare")
         follower = Follower(stage.job_folder)
         deadline = self.clock.monotonic() + JOB_BOUND_S

@@ -6,12 +6,10 @@ that says how far it is. Start it with `deeplink run -- python -m deeplink.demo.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from torch.utils.data import DataLoader, Subset
 
 import deeplink
 from deeplink.data import DeliveryDigest, ResumableSampler
+from deeplink.demo.options import options
 from deeplink.publish import write_text
 
 
@@ -73,22 +72,6 @@ def accuracy(model: nn.Module, dataset: deeplink.Dataset, batch_size: int) -> fl
             counts += torch.tensor([int((model(images).argmax(1) == labels).sum()), len(labels)])
     dist.all_reduce(counts)
     return float(counts[0]) / float(counts[1])
-
-
-def options() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("dataset", help="name given to `deeplink pack`")
-    parser.add_argument("--train-root", default="train")
-    parser.add_argument("--test-root", default="test")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--size", type=int, default=28, help="pixels along an edge")
-    parser.add_argument("--checkpoints", type=Path, required=True)
-    parser.add_argument("--checkpoint-every", type=int, default=20, metavar="STEPS")
-    parser.add_argument("--result", type=Path, help="JSON file for accuracy and digests")
-    return parser.parse_args()
 
 
 @dataclass
@@ -147,7 +130,7 @@ def say(line: str) -> None:
 
 def main() -> None:
     """Train, resuming where the last whole checkpoint stands."""
-    args = options()
+    args = options(2e-3, "Train a small convolutional network on packed images.")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

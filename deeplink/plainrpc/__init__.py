@@ -19,9 +19,10 @@ from deeplink.plainrpc.errors import (
     PlainRefusedError,
     PlainSilentError,
     PlainStatusError,
+    PlainStrangerError,
 )
 from deeplink.plainrpc.framing import Status
-from deeplink.plainrpc.terms import TOKEN_HEADER
+from deeplink.plainrpc.terms import TOKEN_HEADER, only
 
 __all__ = [
     "LARGEST_REQUEST",
@@ -36,5 +37,7 @@ __all__ = [
     "PlainRefusedError",
     "PlainSilentError",
     "PlainStatusError",
+    "PlainStrangerError",
     "Status",
+    "only",
 ]

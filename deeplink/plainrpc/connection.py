@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, NoReturn
 
 from deeplink.plainrpc import framing, hpack
 from deeplink.plainrpc.answers import Incoming, check_status
-from deeplink.plainrpc.errors import PlainBusyError, PlainFormatError, PlainSilentError, silence
+from deeplink.plainrpc.errors import (
+    PlainBusyError,
+    PlainFormatError,
+    PlainSilentError,
+    PlainStrangerError,
+    silence,
+)
 from deeplink.plainrpc.framing import Fault, Kind, frame
 from deeplink.plainrpc.headers import HeaderReader
 from deeplink.plainrpc.link import Link
 from deeplink.plainrpc.terms import TOKEN_HEADER
+from deeplink.resolving import UnresolvedError
+from deeplink.strangers import STRANGERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,10 +55,12 @@ class PlainConnection:
         trailers: what the server said besides at the end of the last call that succeeded.
 
     Raises:
-        PlainSilentError: the address cannot be used.
+        PlainSilentError: the address cannot be used, or what answered there before was no server of ours.
     """
 
     def __init__(self, address: str, token: str, clock: Clock) -> None:
+        if STRANGERS.answered(address, token):
+            raise PlainStrangerError(address)
         self.address, self._token = address, token
         self._stream = -1
         self._send_window = framing.DEFAULT_WINDOW
@@ -62,7 +72,7 @@ class PlainConnection:
         self.trailers: Mapping[str, str] = {}
         try:
             self._link = Link(address, clock)
-        except (OSError, ValueError) as problem:
+        except (OSError, ValueError, UnresolvedError) as problem:
             raise PlainSilentError(address, str(problem)) from problem
 
     def __enter__(self) -> Self:
@@ -316,10 +326,13 @@ class PlainConnection:
         try:
             fields = self._headers.read(self._whole_head(flags, stream, payload))
         except ValueError as problem:
-            raise PlainFormatError(self.address, f"a call without a status ({problem})") from problem
+            self.refuse(f"a call without a status ({problem})")
         if stream != self._stream or not flags & framing.END_STREAM:
             return False
-        check_status(self.address, fields)
+        try:
+            check_status(self.address, fields)
+        except PlainFormatError as problem:
+            self.refuse(problem.problem)
         self.trailers = fields
         return True
 
@@ -335,11 +348,12 @@ class PlainConnection:
         return payload
 
     def refuse(self, problem: str) -> NoReturn:
-        """Raise what says that this is no gRPC server of ours.
+        """Raise what says that this is no gRPC server of ours; it is not shown the token again.
 
         Raises:
             PlainFormatError: always.
         """
+        STRANGERS.note(self.address, self._token, problem)
         raise PlainFormatError(self.address, problem)
 
     def _next_frame(self) -> tuple[int, int, int, int]:

@@ -32,6 +32,13 @@ def silence(address: str, problem: OSError) -> PlainSilentError:
     return kind(address, str(problem))
 
 
+class PlainStrangerError(PlainSilentError):
+    """Something else than a server of ours answered at this address before: it is not shown the token."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "no agent listens there any more: what answered before is none")
+
+
 class PlainRefusedError(PlainCallError):
     """The server refuses our token."""
 

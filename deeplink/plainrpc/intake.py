@@ -5,7 +5,6 @@ Everything a peer can make us keep is bounded: see `Terms`.
 
 from __future__ import annotations
 
-import hmac
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -13,14 +12,13 @@ from deeplink.plainrpc import framing, hpack
 from deeplink.plainrpc.errors import SessionError
 from deeplink.plainrpc.framing import Fault, Kind, Setting, Status
 from deeplink.plainrpc.headers import HeaderReader
-from deeplink.plainrpc.terms import TOKEN_HEADER, Request, Stream
+from deeplink.plainrpc.terms import MOST_CONTINUED, TOKEN_HEADER, Request, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deeplink.plainrpc.terms import Terms
 
-_MOST_CONTINUED = 16
 _MOST_WAITING = 4096
 
 
@@ -33,11 +31,14 @@ class Intake:
         control: frames to be sent between others.
         window: bytes of answers that the peer takes on this connection.
         frame_size: of its largest frame.
+        is_proven: whether a call carried the token.
+        work: counts up with whatever belongs to a call of a proven peer; a PING does not.
     """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self._unread, self._is_greeted, self._is_trusted = b"", False, False
+        self._unread, self._is_greeted, self.is_proven = b"", False, False
+        self.work = 0
         self._headers = HeaderReader()
         self.streams: dict[int, Stream] = {}
         self._last = self._chatter = 0
@@ -58,7 +59,7 @@ class Intake:
     @property
     def is_idle(self) -> bool:
         """Whether it rests between calls: one came with the token, none is open now, and nothing half came."""
-        return self._is_trusted and not (self.streams or self._unread or self._block)
+        return self.is_proven and not (self.streams or self._unread or self._block)
 
     def _say(self, frame: bytes) -> None:
         self.control.append(frame)
@@ -128,6 +129,7 @@ class Intake:
     def went_on(self) -> None:
         """Take notice that an answer goes on: its reader may say as much again between."""
         self._chatter = 0
+        self.work += 1
 
     def _take_settings(self, payload: bytes) -> None:
         if len(payload) % framing.SETTING.size:
@@ -166,7 +168,7 @@ class Intake:
         else:
             self._block[2].append(payload)
         _, first, pieces = self._block
-        if len(pieces) > _MOST_CONTINUED or sum(map(len, pieces)) > self._terms.head_bytes:
+        if len(pieces) > MOST_CONTINUED or sum(map(len, pieces)) > self._terms.head_bytes:
             raise SessionError(Fault.CALM, "a header block longer than we said we take")
         if not flags & framing.END_HEADERS:
             return
@@ -186,16 +188,17 @@ class Intake:
             raise SessionError(Fault.STREAM_CLOSED, "a stream that is no new one")
         self._last = stream
         method = self._terms.methods.get(fields.get(":path", ""))
-        given = fields.get(TOKEN_HEADER, "").encode()
+        given = fields.get(TOKEN_HEADER, "")
         if len(self.streams) >= self._terms.streams:
             self._count_chatter()
             self._say(framing.frame(Kind.RESET, 0, stream, framing.COUNT.pack(Fault.REFUSED_STREAM)))
-        elif not hmac.compare_digest(given, self._terms.token.encode()):
+        elif not self._terms.is_valid(given):
             self._refuse(stream, Status.UNAUTHENTICATED, "the call carries no valid token")
         elif method is None or not fields.get("content-type", "").startswith("application/grpc"):
             self._refuse(stream, Status.UNIMPLEMENTED, "no such method")
         else:
-            self._is_trusted = True
+            self.is_proven = True
+            self.work += 1
             self.streams[stream] = Stream(method, self._initial_window)
             if is_ended:
                 self._end(stream, self.streams[stream])
@@ -231,6 +234,7 @@ class Intake:
         content = framing.without_padding(flags, payload) if flags & framing.PADDED else payload
         known.held += size
         known.buffer += content
+        self.work += len(content)
         if not content and not flags & framing.END_STREAM:
             self._count_chatter()
         self._take_messages(stream, known)

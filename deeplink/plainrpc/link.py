@@ -10,7 +10,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from deeplink.plainrpc.resolving import addresses
+from deeplink.resolving import addresses, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +39,12 @@ class Link:
         """Begin to connect.
 
         Raises:
-            OSError, ValueError: the address cannot be used.
+            OSError, ValueError, UnresolvedError: the address cannot be used.
         """
         self._clock = clock
         self.deadline = self.patience_s = 0.0
         self.is_established = False
-        host, _, port = address.rpartition(":")
-        self._addresses = addresses(host.strip("[]"), int(port), clock)
+        self._addresses = addresses(*split_address(address), clock)
         self._socket = self._next_socket()
         # Small reads are served from here, so that a frame's header costs no system call.
         self._buffer = memoryview(bytearray(_BUFFER))

@@ -18,12 +18,13 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.listening import refused
+from deeplink.admission import Admission, Bounds
+from deeplink.listening import listening_socket
 from deeplink.plainrpc import framing
 from deeplink.plainrpc.errors import SessionError
 from deeplink.plainrpc.framing import Fault
 from deeplink.plainrpc.session import Session
-from deeplink.plainrpc.terms import Terms
+from deeplink.plainrpc.terms import Terms, only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,6 +39,8 @@ _SLOW_S = 0.02
 """A thread waits for a peer that reads slowly no longer, in one call and in all."""
 _SEND_WAIT = struct.pack("ll", 0, int(_SLOW_S * 1e6))  # struct timeval
 _LOOK_ROUND_S = 0.1
+_AT_ONCE = 32
+"""Connections accepted in one go."""
 _END_S = 1.0
 _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
 _ONCE = select.EPOLLONESHOT | select.EPOLLRDHUP
@@ -49,11 +52,12 @@ class Limits:
     """A server's bounds.
 
     Attributes:
-        connections: held at once; more are told to come again later.
+        connections: held at once, of which strangers have half (see `Bounds`).
         answers: requests being answered at once, those that wait for a slow reader among them.
         waiting: connections that may wait for a thread; those beyond are refused.
         threads: that answer.
-        stall_s: how long a peer in the middle of something may stand still, or one that has not shown the token.
+        stall_s: how long a peer in the middle of a call may stand still; and how long a peer has, from the moment
+            its connection is accepted, for its first call with the token.
         idle_s: how long a connection is kept that is not used between calls.
         retry_after_ms: what a refused caller is told to wait.
     """
@@ -69,12 +73,25 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection; `lock` is held by the thread that works on it."""
+    """A connection; `lock` is held by the thread that works on it.
+
+    Attributes:
+        moved: when a call on it last went on; frames that belong to none do not count.
+        work: of its intake, at that moment.
+    """
 
     socket: socket.socket
     session: Session
     lock: threading.Lock
     moved: float
+    work: int = 0
+
+    def cut(self, goodbye: bytes = b"") -> None:
+        """End it, whoever works on it at this moment: that thread, or the next one, finds it closed."""
+        with contextlib.suppress(OSError):
+            if goodbye:
+                self.socket.send(goodbye, socket.MSG_DONTWAIT)
+            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class PlainServer:
@@ -84,8 +101,8 @@ class PlainServer:
         port: where it listens.
 
     Args:
-        bind: `host:port`, port 0 for a free one.
-        token: what each call must carry.
+        bind: `host:port`, port 0 for a free one; or a socket that listens and does not block.
+        token: what each call must carry, or what tells of a token whether it is valid.
         methods: `/package.Service/Method` -> what makes the replies to a request (see `Terms`).
         clock: where time comes from.
         limits: its bounds.
@@ -97,8 +114,8 @@ class PlainServer:
 
     def __init__(
         self,
-        bind: str,
-        token: str,
+        bind: str | socket.socket,
+        token: str | Callable[[str], bool],
         methods: Mapping[str, Method],
         clock: Clock,
         *,
@@ -110,14 +127,16 @@ class PlainServer:
         self._answers = self._idle_threads = 0
         self._is_ending = False
         self._connections: dict[int, _Connection] = {}
+        bounds = Bounds(connections=self._limits.connections, proof_s=self._limits.stall_s)
+        self._admission = Admission[_Connection](bounds, clock)
         self._terms = Terms(
-            token=token,
+            is_valid=only(token) if isinstance(token, str) else token,
             methods=methods,
             admit=self._admit,
             release=self._release,
             retry_after_ms=self._limits.retry_after_ms,
         )
-        self._listener = _listener(bind)
+        self._listener = listening_socket(bind) if isinstance(bind, str) else bind
         self.port: int = self._listener.getsockname()[1]
         self._epoll = select.epoll()
         self._epoll.register(self._listener, _READ | select.EPOLLONESHOT)
@@ -182,9 +201,9 @@ class PlainServer:
 
     def _accept(self) -> None:
         try:
-            while True:
-                accepted, _ = self._listener.accept()
-                self._take_in(accepted)
+            for _ in range(_AT_ONCE):  # others prove themselves in between
+                accepted, peer = self._listener.accept()
+                self._take_in(accepted, str(peer[0]))
         except BlockingIOError:
             pass
         except OSError as problem:
@@ -192,22 +211,19 @@ class PlainServer:
             self._ending.wait(_LOOK_ROUND_S)  # no descriptors left: not again at once
         self._arm(self._listener.fileno(), _READ)
 
-    def _take_in(self, accepted: socket.socket) -> None:
-        with self._lock:
-            is_full = len(self._connections) >= self._limits.connections
-        if is_full:
-            self._on_refused()
-            with contextlib.suppress(OSError), accepted:
-                accepted.setblocking(False)  # noqa: FBT003 - the standard library's
-                accepted.send(
-                    framing.settings({}) + framing.going_away(0, Fault.CALM, "as many connections as it holds")
-                )
-            return
+    def _take_in(self, accepted: socket.socket, address: str) -> None:
         accepted.setblocking(True)  # noqa: FBT003 - the standard library's
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_WAIT)
         _send_unpaced(accepted)
         connection = _Connection(accepted, Session(self._terms), threading.Lock(), self._clock.monotonic())
+        leaves = self._admission.admit(connection, address)
+        if leaves is not None:
+            self._on_refused()
+            leaves.cut(framing.settings({}) + framing.going_away(0, Fault.CALM, "as many connections as it holds"))
+        if leaves is connection:
+            accepted.close()
+            return
         with self._lock:
             self._connections[accepted.fileno()] = connection
         self._epoll.register(accepted, _READ | _ONCE)
@@ -240,8 +256,14 @@ class PlainServer:
                 log.exception("a connection is given up")
                 self._drop(connection)
             else:
-                connection.moved = self._clock.monotonic()
+                self._note(connection)
                 self._arm(descriptor, wanted | _ONCE)
+
+    def _note(self, connection: _Connection) -> None:
+        """Take note of whether a call on it went on."""
+        work = connection.session.intake.work
+        if work != connection.work:
+            connection.work, connection.moved = work, self._clock.monotonic()
 
     def _progress(self, connection: _Connection, event: int, *, refuse: bool) -> int:
         """Read what came and send what can be sent; return what to wait for.
@@ -254,10 +276,7 @@ class PlainServer:
         if event & _BROKEN:
             raise ConnectionResetError(errno.ECONNRESET, "the peer closed it")
         if event & _READ:
-            data = peer.recv(_RECEIVED, socket.MSG_DONTWAIT)
-            if not data:
-                raise ConnectionResetError(errno.ECONNRESET, "the peer closed it")
-            session.intake.receive(data)
+            self._receive(connection)
         flags = socket.MSG_DONTWAIT if event & _WRITE else 0
         until = self._clock.monotonic() + _SLOW_S
         while True:
@@ -274,10 +293,20 @@ class PlainServer:
                     raise
                 session.blank()
 
+    def _receive(self, connection: _Connection) -> None:
+        data = connection.socket.recv(_RECEIVED, socket.MSG_DONTWAIT)
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the peer closed it")
+        intake = connection.session.intake
+        intake.receive(data)
+        if intake.is_proven and not connection.work:
+            self._admission.prove(connection)  # before its answer lets the peer go on
+
     def _drop(self, connection: _Connection) -> None:
         with self._lock:
             if self._connections.pop(connection.socket.fileno(), None) is None:
                 return
+        self._admission.leave(connection)
         connection.session.abandon()
         connection.socket.close()
 
@@ -288,6 +317,8 @@ class PlainServer:
             now = self._clock.monotonic()
             if now - looked >= every_s:
                 looked = now
+                for connection in self._admission.overdue():
+                    connection.cut()
                 for connection in list(self._connections.values()):
                     self._look_at(connection, now)
             is_busy = not self._idle_threads
@@ -299,6 +330,8 @@ class PlainServer:
         if not connection.lock.acquire(blocking=False):
             return  # it is being worked on
         try:
+            if not connection.session.intake.is_proven:
+                return  # its time is another one
             allowed = self._limits.idle_s if connection.session.is_idle else self._limits.stall_s
             if now - connection.moved > allowed:
                 self._drop(connection)
@@ -333,23 +366,3 @@ def _send_unpaced(accepted: socket.socket) -> None:
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
             return
-
-
-def _listener(bind: str) -> socket.socket:
-    host, _, port = bind.rpartition(":")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        made = socket.socket(family, kind, protocol)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen(1024)
-            made.setblocking(False)  # noqa: FBT003 - the standard library's
-        except BaseException:
-            made.close()
-            raise
-    except OSError as problem:
-        raise refused(bind, problem) from problem
-    return made

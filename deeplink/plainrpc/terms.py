@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -11,6 +12,14 @@ if TYPE_CHECKING:
     from deeplink.plainrpc.scattered import Scattered
 
 TOKEN_HEADER = "deeplink-token"  # noqa: S105 - the name of the header, not a token
+HEAD_BYTES = 16_384
+MOST_CONTINUED = 16
+"""Frames of one header block."""
+
+
+def only(token: str) -> Callable[[str], bool]:
+    """Return what tells of a token whether it is this one."""
+    return lambda given: hmac.compare_digest(given.encode(), token.encode())
 
 
 class Reply(Protocol):
@@ -40,7 +49,7 @@ class Terms:
     """What a server answers, and its bounds per connection.
 
     Attributes:
-        token: what each call must carry.
+        is_valid: whether a call with this token is answered.
         methods: `/package.Service/Method` -> makes the replies to one request; what it raises as CallRefusedError
             ends the call with a status.
         admit: asked before a request is answered; False refuses the call.
@@ -52,14 +61,14 @@ class Terms:
         chatter: frames that carry no request, between two requests.
     """
 
-    token: str
+    is_valid: Callable[[str], bool]
     methods: Mapping[str, Method]
     admit: Callable[[], bool]
     release: Callable[[], None]
     retry_after_ms: int = 200
     streams: int = 32
     request_bytes: int = 3 << 19
-    head_bytes: int = 16_384
+    head_bytes: int = HEAD_BYTES
     chatter: int = 1000
 
     @property

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from deeplink.v1 import common_pb2 as deeplink_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64\x65\x65plink/v1/keep.proto\x12\x0b\x64\x65\x65plink.v1\x1a\x18\x64\x65\x65plink/v1/common.proto\"`\n\x0bHoldRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12%\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12\r\n\x05\x63laim\x18\x04 \x01(\t\"x\n\tHoldReply\x12$\n\x06newest\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\r\n\x05\x63laim\x18\x02 \x01(\t\x12%\n\x07said_by\x18\x03 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0f\n\x07has_own\x18\x04 \x01(\x08\":\n\x0bHeldRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x63ontents\x18\x03 \x01(\x08\"q\n\tHeldReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12$\n\x04hold\x18\x02 \x01(\x0b\x32\x16.deeplink.v1.HoldReply\x12\x30\n\x0b\x63heckpoints\x18\x03 \x03(\x0b\x32\x1b.deeplink.v1.HeldCheckpoint\"r\n\x0eHeldCheckpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x62sent\x18\x04 \x03(\t\x12\x0f\n\x07\x64\x61maged\x18\x05 \x03(\t\x12\x0f\n\x07problem\x18\x06 \x01(\t\"g\n\x0c\x46\x65tchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0e\n\x06length\x18\x06 \x01(\x04\"\x1b\n\nFetchReply\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"|\n\x0bTakeRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\r\n\x05\x63laim\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0e\n\x06source\x18\x06 \x01(\t\"V\n\tTakeReply\x12)\n\x07outcome\x18\x01 \x01(\x0e\x32\x18.deeplink.v1.TakeOutcome\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07problem\x18\x03 \x01(\t\"e\n\x0bTellRequest\x12\r\n\x05\x62oard\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05piece\x18\x04 \x01(\r\x12\x0e\n\x06pieces\x18\x05 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"\x0b\n\tTellReply\"9\n\x0bHearRequest\x12\r\n\x05\x62oard\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\"J\n\tHearReply\x12\r\n\x05spoke\x18\x01 \x03(\r\x12\r\n\x05words\x18\x02 \x03(\x0c\x12\x0e\n\x06\x66\x61iled\x18\x03 \x03(\r\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t*\x8c\x01\n\x0bTakeOutcome\x12\x1a\n\x16TAKE_OUTCOME_UNDER_WAY\x10\x00\x12\x15\n\x11TAKE_OUTCOME_KEPT\x10\x01\x12\x17\n\x13TAKE_OUTCOME_FENCED\x10\x02\x12\x18\n\x14TAKE_OUTCOME_NO_ROOM\x10\x03\x12\x17\n\x13TAKE_OUTCOME_FAILED\x10\x04\x32\xe9\x02\n\x04Keep\x12\x38\n\x04Hold\x12\x18.deeplink.v1.HoldRequest\x1a\x16.deeplink.v1.HoldReply\x12\x38\n\x04Held\x12\x18.deeplink.v1.HeldRequest\x1a\x16.deeplink.v1.HeldReply\x12=\n\x05\x46\x65tch\x12\x19.deeplink.v1.FetchRequest\x1a\x17.deeplink.v1.FetchReply0\x01\x12:\n\x04Take\x12\x18.deeplink.v1.TakeRequest\x1a\x16.deeplink.v1.TakeReply0\x01\x12\x38\n\x04Tell\x12\x18.deeplink.v1.TellRequest\x1a\x16.deeplink.v1.TellReply\x12\x38\n\x04Hear\x12\x18.deeplink.v1.HearRequest\x1a\x16.deeplink.v1.HearReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64\x65\x65plink/v1/keep.proto\x12\x0b\x64\x65\x65plink.v1\x1a\x18\x64\x65\x65plink/v1/common.proto\"`\n\x0bHoldRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12%\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12\r\n\x05\x63laim\x18\x04 \x01(\t\"x\n\tHoldReply\x12$\n\x06newest\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\r\n\x05\x63laim\x18\x02 \x01(\t\x12%\n\x07said_by\x18\x03 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0f\n\x07has_own\x18\x04 \x01(\x08\":\n\x0bHeldRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x63ontents\x18\x03 \x01(\x08\"q\n\tHeldReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12$\n\x04hold\x18\x02 \x01(\x0b\x32\x16.deeplink.v1.HoldReply\x12\x30\n\x0b\x63heckpoints\x18\x03 \x03(\x0b\x32\x1b.deeplink.v1.HeldCheckpoint\"\x89\x01\n\x0eHeldCheckpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x62sent\x18\x04 \x03(\t\x12\x0f\n\x07\x64\x61maged\x18\x05 \x03(\t\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12\x15\n\ris_unreadable\x18\x07 \x01(\x08\"g\n\x0c\x46\x65tchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0e\n\x06length\x18\x06 \x01(\x04\"\x1b\n\nFetchReply\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"|\n\x0bTakeRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\r\n\x05\x63laim\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0e\n\x06source\x18\x06 \x01(\t\"V\n\tTakeReply\x12)\n\x07outcome\x18\x01 \x01(\x0e\x32\x18.deeplink.v1.TakeOutcome\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07problem\x18\x03 \x01(\t\"e\n\x0bTellRequest\x12\r\n\x05\x62oard\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05piece\x18\x04 \x01(\r\x12\x0e\n\x06pieces\x18\x05 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"\x0b\n\tTellReply\"9\n\x0bHearRequest\x12\r\n\x05\x62oard\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\"J\n\tHearReply\x12\r\n\x05spoke\x18\x01 \x03(\r\x12\r\n\x05words\x18\x02 \x03(\x0c\x12\x0e\n\x06\x66\x61iled\x18\x03 \x03(\r\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t*\x8c\x01\n\x0bTakeOutcome\x12\x1a\n\x16TAKE_OUTCOME_UNDER_WAY\x10\x00\x12\x15\n\x11TAKE_OUTCOME_KEPT\x10\x01\x12\x17\n\x13TAKE_OUTCOME_FENCED\x10\x02\x12\x18\n\x14TAKE_OUTCOME_NO_ROOM\x10\x03\x12\x17\n\x13TAKE_OUTCOME_FAILED\x10\x04\x32\xe9\x02\n\x04Keep\x12\x38\n\x04Hold\x12\x18.deeplink.v1.HoldRequest\x1a\x16.deeplink.v1.HoldReply\x12\x38\n\x04Held\x12\x18.deeplink.v1.HeldRequest\x1a\x16.deeplink.v1.HeldReply\x12=\n\x05\x46\x65tch\x12\x19.deeplink.v1.FetchRequest\x1a\x17.deeplink.v1.FetchReply0\x01\x12:\n\x04Take\x12\x18.deeplink.v1.TakeRequest\x1a\x16.deeplink.v1.TakeReply0\x01\x12\x38\n\x04Tell\x12\x18.deeplink.v1.TellRequest\x1a\x16.deeplink.v1.TellReply\x12\x38\n\x04Hear\x12\x18.deeplink.v1.HearRequest\x1a\x16.deeplink.v1.HearReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deeplink.v1.keep_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TAKEOUTCOME']._serialized_start=1176
-  _globals['_TAKEOUTCOME']._serialized_end=1316
+  _globals['_TAKEOUTCOME']._serialized_start=1200
+  _globals['_TAKEOUTCOME']._serialized_end=1340
   _globals['_HOLDREQUEST']._serialized_start=65
   _globals['_HOLDREQUEST']._serialized_end=161
   _globals['_HOLDREPLY']._serialized_start=163
@@ -42,24 +42,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELDREQUEST']._serialized_end=343
   _globals['_HELDREPLY']._serialized_start=345
   _globals['_HELDREPLY']._serialized_end=458
-  _globals['_HELDCHECKPOINT']._serialized_start=460
-  _globals['_HELDCHECKPOINT']._serialized_end=574
-  _globals['_FETCHREQUEST']._serialized_start=576
-  _globals['_FETCHREQUEST']._serialized_end=679
-  _globals['_FETCHREPLY']._serialized_start=681
-  _globals['_FETCHREPLY']._serialized_end=708
-  _globals['_TAKEREQUEST']._serialized_start=710
-  _globals['_TAKEREQUEST']._serialized_end=834
-  _globals['_TAKEREPLY']._serialized_start=836
-  _globals['_TAKEREPLY']._serialized_end=922
-  _globals['_TELLREQUEST']._serialized_start=924
-  _globals['_TELLREQUEST']._serialized_end=1025
-  _globals['_TELLREPLY']._serialized_start=1027
-  _globals['_TELLREPLY']._serialized_end=1038
-  _globals['_HEARREQUEST']._serialized_start=1040
-  _globals['_HEARREQUEST']._serialized_end=1097
-  _globals['_HEARREPLY']._serialized_start=1099
-  _globals['_HEARREPLY']._serialized_end=1173
-  _globals['_KEEP']._serialized_start=1319
-  _globals['_KEEP']._serialized_end=1680
+  _globals['_HELDCHECKPOINT']._serialized_start=461
+  _globals['_HELDCHECKPOINT']._serialized_end=598
+  _globals['_FETCHREQUEST']._serialized_start=600
+  _globals['_FETCHREQUEST']._serialized_end=703
+  _globals['_FETCHREPLY']._serialized_start=705
+  _globals['_FETCHREPLY']._serialized_end=732
+  _globals['_TAKEREQUEST']._serialized_start=734
+  _globals['_TAKEREQUEST']._serialized_end=858
+  _globals['_TAKEREPLY']._serialized_start=860
+  _globals['_TAKEREPLY']._serialized_end=946
+  _globals['_TELLREQUEST']._serialized_start=948
+  _globals['_TELLREQUEST']._serialized_end=1049
+  _globals['_TELLREPLY']._serialized_start=1051
+  _globals['_TELLREPLY']._serialized_end=1062
+  _globals['_HEARREQUEST']._serialized_start=1064
+  _globals['_HEARREQUEST']._serialized_end=1121
+  _globals['_HEARREPLY']._serialized_start=1123
+  _globals['_HEARREPLY']._serialized_end=1197
+  _globals['_KEEP']._serialized_start=1343
+  _globals['_KEEP']._serialized_end=1704
 # @@protoc_insertion_point(module_scope)

@@ -180,6 +180,7 @@ class HeldCheckpoint(_message.Message):
     ABSENT_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    IS_UNREADABLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     origin: _builtins.str
     """own, or from-NODE"""
@@ -187,6 +188,8 @@ class HeldCheckpoint(_message.Message):
     """as manifest.json has it"""
     problem: _builtins.str
     """why nothing can be said: the manifest is absent, torn or altered"""
+    is_unreadable: _builtins.bool
+    """the problem is an error of the disk, which says nothing about the checkpoint; without"""
     @_builtins.property
     def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """files of the manifest that are not here"""
@@ -204,10 +207,11 @@ class HeldCheckpoint(_message.Message):
         absent: _abc.Iterable[_builtins.str] | None = ...,
         damaged: _abc.Iterable[_builtins.str] | None = ...,
         problem: _builtins.str = ...,
+        is_unreadable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "damaged", b"damaged", "manifest", b"manifest", "name", b"name", "origin", b"origin", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "damaged", b"damaged", "is_unreadable", b"is_unreadable", "manifest", b"manifest", "name", b"name", "origin", b"origin", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,91 @@ PHASE_FAILED: Phase.ValueType  # 6
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 @_typing.final
+class ChallengeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChallengeRequest: _TypeAlias = ChallengeRequest  # noqa: Y015
+
+@_typing.final
+class ChallengeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.str
+    def __init__(
+        self,
+        *,
+        nonce: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChallengeReply: _TypeAlias = ChallengeReply  # noqa: Y015
+
+@_typing.final
+class ProveRequest(_message.Message):
+    """Exactly one of attempt and node is set: whom the caller speaks for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.str
+    credential: _builtins.str
+    """MUNGE's, of the statement that attempt or node and the nonce make"""
+    node: _builtins.str
+    @_builtins.property
+    def attempt(self) -> _common_pb2.Attempt: ...
+    def __init__(
+        self,
+        *,
+        nonce: _builtins.str = ...,
+        credential: _builtins.str = ...,
+        attempt: _common_pb2.Attempt | None = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "credential", b"credential", "node", b"node", "nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProveRequest: _TypeAlias = ProveRequest  # noqa: Y015
+
+@_typing.final
+class ProveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProveReply: _TypeAlias = ProveReply  # noqa: Y015
+
+@_typing.final
 class BeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -72,6 +157,7 @@ class BeatRequest(_message.Message):
     RING_CROSSINGS_STOCK_FIELD_NUMBER: _builtins.int
     STEP_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    JOB_LABEL_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     user: _builtins.str
@@ -85,6 +171,8 @@ class BeatRequest(_message.Message):
     """without progress for so long the ranks count as hung; 0: not watched"""
     detail: _builtins.str
     """one line for people"""
+    job_label: _builtins.str
+    """as squeue calls the job, 12_3 for a task of an array; older launchers do not say"""
     waited_s: _builtins.float
     """since the launcher looked: what it says of nodes is older by so much"""
     @_builtins.property
@@ -122,11 +210,12 @@ class BeatRequest(_message.Message):
         ring_crossings_stock: _builtins.int = ...,
         step_timeout_s: _builtins.float = ...,
         detail: _builtins.str = ...,
+        job_label: _builtins.str = ...,
         waited_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "incidents", b"incidents", "job_name", b"job_name", "node_beats", b"node_beats", "nodes", b"nodes", "phase", b"phase", "progress", b"progress", "ring_crossings", b"ring_crossings", "ring_crossings_stock", b"ring_crossings_stock", "spares", b"spares", "step_timeout_s", b"step_timeout_s", "user", b"user", "waited_s", b"waited_s", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "incidents", b"incidents", "job_label", b"job_label", "job_name", b"job_name", "node_beats", b"node_beats", "nodes", b"nodes", "phase", b"phase", "progress", b"progress", "ring_crossings", b"ring_crossings", "ring_crossings_stock", b"ring_crossings_stock", "spares", b"spares", "step_timeout_s", b"step_timeout_s", "user", b"user", "waited_s", b"waited_s", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

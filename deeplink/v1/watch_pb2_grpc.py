@@ -143,3 +143,124 @@ class Watch(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class IdentityStub(object):
+    """Beside Watch, and without a token: a MUNGE credential with the nonce proves who calls, and the reply has a token that
+    names its user.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Challenge = channel.unary_unary(
+                '/deeplink.v1.Identity/Challenge',
+                request_serializer=deeplink_dot_v1_dot_watch__pb2.ChallengeRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_watch__pb2.ChallengeReply.FromString,
+                _registered_method=True)
+        self.Prove = channel.unary_unary(
+                '/deeplink.v1.Identity/Prove',
+                request_serializer=deeplink_dot_v1_dot_watch__pb2.ProveRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_watch__pb2.ProveReply.FromString,
+                _registered_method=True)
+
+
+class IdentityServicer(object):
+    """Beside Watch, and without a token: a MUNGE credential with the nonce proves who calls, and the reply has a token that
+    names its user.
+    """
+
+    def Challenge(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prove(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_IdentityServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Challenge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Challenge,
+                    request_deserializer=deeplink_dot_v1_dot_watch__pb2.ChallengeRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_watch__pb2.ChallengeReply.SerializeToString,
+            ),
+            'Prove': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prove,
+                    request_deserializer=deeplink_dot_v1_dot_watch__pb2.ProveRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_watch__pb2.ProveReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'deeplink.v1.Identity', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('deeplink.v1.Identity', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Identity(object):
+    """Beside Watch, and without a token: a MUNGE credential with the nonce proves who calls, and the reply has a token that
+    names its user.
+    """
+
+    @staticmethod
+    def Challenge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Identity/Challenge',
+            deeplink_dot_v1_dot_watch__pb2.ChallengeRequest.SerializeToString,
+            deeplink_dot_v1_dot_watch__pb2.ChallengeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Identity/Prove',
+            deeplink_dot_v1_dot_watch__pb2.ProveRequest.SerializeToString,
+            deeplink_dot_v1_dot_watch__pb2.ProveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

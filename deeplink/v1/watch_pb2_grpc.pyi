@@ -68,3 +68,46 @@ class WatchServicer(metaclass=_abc_1.ABCMeta):
         """Sent every few seconds by a node agent that stands as a service, jobs or none."""
 
 def add_WatchServicer_to_server(servicer: WatchServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class IdentityStub:
+    """Beside Watch, and without a token: a MUNGE credential with the nonce proves who calls, and the reply has a token that
+    names its user.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> IdentityAsyncStub: ...
+    Challenge: _grpc.UnaryUnaryMultiCallable[_watch_pb2.ChallengeRequest, _watch_pb2.ChallengeReply]
+    Prove: _grpc.UnaryUnaryMultiCallable[_watch_pb2.ProveRequest, _watch_pb2.ProveReply]
+
+@_typing.type_check_only
+class IdentityAsyncStub(IdentityStub):
+    """Beside Watch, and without a token: a MUNGE credential with the nonce proves who calls, and the reply has a token that
+    names its user.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Challenge: _aio.UnaryUnaryMultiCallable[_watch_pb2.ChallengeRequest, _watch_pb2.ChallengeReply]  # type: ignore[assignment]
+    Prove: _aio.UnaryUnaryMultiCallable[_watch_pb2.ProveRequest, _watch_pb2.ProveReply]  # type: ignore[assignment]
+
+class IdentityServicer(metaclass=_abc_1.ABCMeta):
+    """Beside Watch, and without a token: a MUNGE credential with the nonce proves who calls, and the reply has a token that
+    names its user.
+    """
+
+    @_abc_1.abstractmethod
+    def Challenge(
+        self,
+        request: _watch_pb2.ChallengeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_watch_pb2.ChallengeReply, _abc.Awaitable[_watch_pb2.ChallengeReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Prove(
+        self,
+        request: _watch_pb2.ProveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_watch_pb2.ProveReply, _abc.Awaitable[_watch_pb2.ProveReply]]: ...
+
+def add_IdentityServicer_to_server(servicer: IdentityServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

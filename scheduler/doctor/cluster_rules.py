@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.doctor.evidence import together
 from deeplink.scheduler.doctor.finding import error, note, ok, unknown, warning
 from deeplink.scheduler.doctor.recovery_settings import of_preempt_mode
-from deeplink.scheduler.slurm.states import NodeFlag, NodeState
+from deeplink.scheduler.slurm.states import UNSETTLED_FLAGS, NodeFlag, NodeState
 from deeplink.scheduler.topology.check import checked
 from deeplink.scheduler.topology.sources.slurm import read_switches
 from deeplink.wording import counted
@@ -91,17 +91,19 @@ def leaked_gpus(evidence: Evidence) -> Iterator[Finding]:
     if evidence.nodes is None:
         yield unknown(evidence.why_not("nodes"))
         return
-    if all(row.gpus_used is None for row in evidence.nodes if row.gpus) and any(
-        row.gpus for row in evidence.nodes
-    ):
-        yield unknown("`scontrol -d show node` does not tell GresUsed here")
+    untold = [row.name for row in evidence.nodes if row.gpus != 0 and row.gpus_used is None]
+    if untold:
+        yield unknown(
+            "`scontrol -d show node` does not tell the used GPUs in words known here", where=together(untold)
+        )
+    if untold and all(row.gpus_used is None for row in evidence.nodes if row.gpus != 0):
         return
     leaked = [
         row
         for row in evidence.nodes
         if row.gpus_used
         and row.state is NodeState.IDLE
-        and not _busy(row.flags)
+        and not row.flags & UNSETTLED_FLAGS
         and row.name not in (evidence.suspended or ())
     ]
     if leaked and evidence.suspended is None:
@@ -112,13 +114,8 @@ def leaked_gpus(evidence: Evidence) -> Iterator[Finding]:
         said = f"{counted(sum(row.gpus_used or 0 for row in leaked), 'GPU')} counted as used on idle nodes"
         yield error(said, "scontrol reconfigure", together(row.name for row in leaked))
         return
-    yield ok("no GPU is counted as used on an idle node")
-
-
-def _busy(flags: frozenset[NodeFlag]) -> bool:
-    return bool(
-        flags & {NodeFlag.COMPLETING, NodeFlag.NOT_RESPONDING, NodeFlag.POWERING_UP, NodeFlag.POWERED_DOWN}
-    )
+    if not untold:
+        yield ok("no GPU is counted as used on an idle node")
 
 
 def node_states(evidence: Evidence) -> Iterator[Finding]:

@@ -32,8 +32,8 @@ class Evidence:
         reports: by node.
         silent: nodes of the step that said nothing.
         suspended: nodes on which suspended jobs lie.
-        watch_answer: what the watchdog answered this host with the token; empty where it took it, None where it
-            was not asked.
+        watch_answer: what is wrong with the watchdog's answer to this host's token or MUNGE credential;
+            empty where nothing is, None where it was not asked.
     """
 
     config: Config

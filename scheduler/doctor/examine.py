@@ -15,13 +15,13 @@ from deeplink.scheduler.doctor.asking import asked_slurm, nodes_to_look_at, step
 from deeplink.scheduler.doctor.folder_rules import scripts_of
 from deeplink.scheduler.doctor.network_rules import services_of
 from deeplink.scheduler.doctor.part import Part, sweep
+from deeplink.scheduler.doctor.reach import watchdog_answer
 from deeplink.scheduler.doctor.report import NodeReport, Plan
 from deeplink.scheduler.doctor.step import Step, plans_for
-from deeplink.scheduler.launch.environment import step_environment
 from deeplink.scheduler.launch.process import python_command
+from deeplink.scheduler.launch.stepenv import step_environment
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.programs import real_program
-from deeplink.tokens import read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.command import Runner
     from deeplink.types import NodeName
 
-WATCH_S = 5.0
 HERE_S = 60.0
 SWEEP_S = 5.0
 
@@ -80,7 +79,7 @@ class Examination:
         """Return everything that could be had, and why the rest could not."""
         self.say("asking Slurm")
         evidence = asked_slurm(self.config, self.run, self.clock)
-        evidence = replace(evidence, watch_answer=_watch_answer(self.config))
+        evidence = replace(evidence, watch_answer=_watch_answer(self.config, self.clock))
         everyone = Plan(
             services=services_of(self.config.watch, self.config.members),
             scripts=scripts_of(evidence),
@@ -157,35 +156,8 @@ def _allocation(env: Mapping[str, str]) -> tuple[NodeName, ...]:
     return unfold(listed) if listed and env.get("SLURM_JOB_ID", "").isdigit() else ()
 
 
-def _watch_answer(config: Config) -> str | None:
-    """Return what the watchdog answers; None where it cannot be asked."""
-    if not config.watch or config.watch_token_file is None:
+def _watch_answer(config: Config, clock: Clock) -> str | None:
+    """Return what the watchdog answers this host; None where it cannot be asked."""
+    if not config.watch or is_loopback(config.watch.rpartition(":")[0].strip("[]")):
         return None
-    if is_loopback(config.watch.rpartition(":")[0].strip("[]")):
-        return None
-    try:
-        token = read_token(config.watch_token_file)
-    except DeepLinkError:
-        return None  # told by the check of token files
-    return asked_watchdog(config.watch, token)
-
-
-def asked_watchdog(address: str, token: str) -> str:
-    """Ask the watchdog whether it is well, and return what is wrong; empty where nothing is."""
-    # Not above: gRPC costs 0.1 s, and is needed only where there is a watchdog.
-    import grpc  # noqa: PLC0415
-    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
-
-    from deeplink.wire import open_channel  # noqa: PLC0415
-
-    channel = open_channel(address, token)
-    try:
-        request = health_pb2.HealthCheckRequest()
-        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=WATCH_S)
-    except grpc.RpcError as problem:
-        if problem.code() is grpc.StatusCode.UNAUTHENTICATED:
-            return "it refuses our token (watch_token_file is not a copy of its own)"
-        return f"{problem.code().name.lower().replace('_', ' ')}: {problem.details()}"
-    finally:
-        channel.close()
-    return "" if reply.status == health_pb2.HealthCheckResponse.SERVING else "it says that it does not serve"
+    return watchdog_answer(config, clock)

@@ -260,4 +260,4 @@ def scripts_of(evidence: Evidence) -> tuple[str, ...]:
     if evidence.settings is None:
         return ()
     kinds = ("Prolog", "Epilog", "TaskProlog", "TaskEpilog", "ResvProlog", "ResvEpilog")
-    return tuple(name for kind in kinds for name in evidence.settings.listed(kind) or ())
+    return tuple(name for kind in kinds for name in evidence.settings.listed(kind))

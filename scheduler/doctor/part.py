@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink.scheduler.doctor.disk import measured_disk
 from deeplink.scheduler.doctor.frames import to_lines
 from deeplink.scheduler.doctor.here import dangers, looked_at, this_host
-from deeplink.scheduler.doctor.reach import opened_ports, tried_peers, tried_services
+from deeplink.scheduler.doctor.reach import opened_ports, tried_peers, tried_services, watchdog_answer
 from deeplink.scheduler.doctor.report import FOLDERS, Host, Measured, Plan
 
 if TYPE_CHECKING:
@@ -92,11 +92,18 @@ class Part:
         return Measured(
             markers=markers,
             reached=tried_peers({node: plan.peers[node] for node in plan.peers if node != host.node}, self.clock),
-            services=tried_services(plan.services, self.clock),
+            services=self._services(plan),
             scripts=scripts,
             unread=unread,
             disk=self._disk(host, plan.disk_bytes),
         )
+
+    def _services(self, plan: Plan) -> dict[str, str]:
+        found = tried_services(plan.services, self.clock)
+        # A port that takes connections hears nobody yet: what counts is whether a call from here is answered.
+        if found.get(self.config.watch) == "":
+            found[self.config.watch] = watchdog_answer(self.config, self.clock) or ""
+        return found
 
     def _disk(self, host: Host, size: int) -> Any:
         base = host.folders["store"].base

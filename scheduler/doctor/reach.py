@@ -9,17 +9,23 @@ import socket
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from deeplink.bounded import within
+from deeplink.daemon import member_name
+from deeplink.errors import DeepLinkError
+from deeplink.resolving import UnresolvedError, addresses
 from deeplink.scheduler.doctor.running_settings import RANK_PORTS
+from deeplink.scheduler.watch.agreement import asked_watchdog
+from deeplink.tokens import TokenFileError, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deeplink.clock import Clock
+    from deeplink.config import Config
 
+WATCH_S = 5.0
+_AGAIN_S = 0.25
 CONNECT_S = 3.0
 """Linux sends a second SYN after 1 s: a single lost packet is no closed port."""
-RESOLVE_S = 5.0
 _TRIED = (RANK_PORTS.start, 24_000, 28_000, RANK_PORTS.stop - 8)
 _NEXT = 8  # ports tried one after another where one is taken
 _AGENT_PORTS = 2  # an agent listens on two: control, samples
@@ -116,7 +122,7 @@ def tried_services(addresses: Sequence[str], clock: Clock) -> dict[str, str]:
     targets: list[tuple[str, tuple[str, int]]] = []
     for address in addresses:
         host, _, port = address.rpartition(":")
-        ip = _resolved(host.strip("[]")) if port.isdigit() else None
+        ip = _resolved(host.strip("[]"), clock) if port.isdigit() else None
         if ip is None:
             found[address] = f"{host or address} is no host that is known here"
         else:
@@ -125,12 +131,56 @@ def tried_services(addresses: Sequence[str], clock: Clock) -> dict[str, str]:
     return found | {address: outcome for (address, _), outcome in zip(targets, outcomes, strict=True)}
 
 
-def _resolved(host: str) -> str | None:
-    def ask() -> str:
-        return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-
+def _resolved(host: str, clock: Clock) -> str | None:
     try:
-        # A name server that does not answer holds getaddrinfo up for longer than we wait.
-        return within(ask, RESOLVE_S)
-    except (OSError, UnicodeError):  # TimeoutError is one
+        found = addresses(host, 0, clock)
+    except UnresolvedError:
         return None
+    return next((str(where[0]) for family, _, _, _, where in found if family == socket.AF_INET), None)
+
+
+def watchdog_answer(config: Config, clock: Clock) -> str | None:
+    """Ask the watchdog as launchers and agents do; return what is wrong, empty where nothing is.
+
+    None where it cannot be asked from here: no watchdog is configured, or a token that is cannot be read.
+    """
+    if not config.watch:
+        return None
+    if config.watch_token_file is None:
+        return asked_watchdog(config.watch, timeout_s=WATCH_S) or _unproved(config.watch, config.node, clock)
+    try:
+        token = read_token(config.watch_token_file)
+    except TokenFileError:
+        return None  # the check of token files says so
+    return asked_watchdog(config.watch, token, timeout_s=WATCH_S)
+
+
+def _unproved(address: str, name: str, clock: Clock) -> str:
+    """Have MUNGE vouch for this process to the watchdog; return what is wrong, empty where it decodes that.
+
+    Whom it then believes is another question: a user who may not report for this node has proved who he is.
+    """
+    # Not above: see `asked_watchdog`.
+    import grpc  # noqa: PLC0415
+
+    from deeplink.scheduler.watch.line import Line  # noqa: PLC0415
+
+    until = clock.monotonic() + WATCH_S
+    while True:
+        try:
+            line = Line(address, None, member_name(name))
+            try:
+                line.call(lambda _stub: None)
+            finally:
+                line.close()
+        except grpc.RpcError as refused:
+            status, said = refused.code(), str(refused.details())
+            if status is grpc.StatusCode.PERMISSION_DENIED and not said.startswith("MUNGE:"):
+                return ""
+            if status is not grpc.StatusCode.RESOURCE_EXHAUSTED or clock.monotonic() >= until:
+                return f"{status.name.lower().replace('_', ' ')}: {said}"
+            clock.sleep(_AGAIN_S)  # every node of the doctor's step asks at this moment
+        except DeepLinkError as problem:
+            return str(problem)
+        else:
+            return ""

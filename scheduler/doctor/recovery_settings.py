@@ -261,8 +261,8 @@ def prolog_failure(told: SlurmSettings, _config: Config) -> Finding:
     It is requeued and held: nobody restarts it until somebody releases it, though another node would have done.
     """
     prologs, parameters = told.listed("Prolog"), told.text("SchedulerParameters")
-    if prologs is None or parameters is None:
-        return untold("Prolog" if prologs is None else "SchedulerParameters")
+    if parameters is None:
+        return untold("SchedulerParameters")
     if not prologs:
         return ok("no prolog")
     if told.item("SchedulerParameters", "nohold_on_prolog_fail") is None:

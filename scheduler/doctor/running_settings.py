@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.doctor.finding import error, note, ok, untold, warning
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S
+from deeplink.scheduler.slurm.settings import NO_ACCOUNTING
 
 if TYPE_CHECKING:
     from deeplink.config import Config
@@ -105,21 +106,22 @@ def backfill(told: SlurmSettings, _config: Config) -> Finding:
 
 
 def private_tmp(told: SlurmSettings, config: Config) -> Finding:
-    """Tell whether /tmp is a job's own (JobContainerType) and the store would go with it.
+    """Tell whether /tmp is a job's own (JobContainerType, NamespaceType), and so the store.
 
-    With job_container/tmpfs a job sees its own /tmp, which is removed with the job: shards there are packed,
-    brought and lost for each job anew. A private /tmp harms nothing else here.
+    With job_container/tmpfs or namespace/linux a job sees its own /tmp, which is removed with the job: shards
+    there are packed, brought and lost for each job anew. A private /tmp harms nothing else here.
     """
-    value = told.text("JobContainerType")
+    name = "JobContainerType" if told.text("NamespaceType") is None else "NamespaceType"
+    value = told.text(name)
     if value is None:
-        return untold("JobContainerType")
+        return untold(name)
     if value in {"", "job_container/none"}:
         return ok("no folder is a job's own")
     folders = [folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if PurePath(folder) in config.store.parents]  # noqa: S108
     if folders:
-        said = f"JobContainerType={value}: the store {config.store} may end with each job"
+        said = f"{name}={value}: the store {config.store} may end with each job"
         return error(said, "config.toml: store = a folder of the node's SSD that is not below /tmp")
-    return ok(f"JobContainerType={value}; the store {config.store} lies elsewhere")
+    return ok(f"{name}={value}; the store {config.store} lies elsewhere")
 
 
 def private_data(told: SlurmSettings, _config: Config) -> Finding:
@@ -250,7 +252,7 @@ def accounting(told: SlurmSettings, _config: Config) -> Finding:
     value = told.text("AccountingStorageType")
     if value is None:
         return untold("AccountingStorageType")
-    if value in {"", "accounting_storage/none"}:
+    if value in NO_ACCOUNTING:
         said = f"no accounting: how a job ended is known for MinJobAge ({told.text('MinJobAge') or '?'}) only"
         return note(said, "slurm.conf: AccountingStorageType=accounting_storage/slurmdbd")
     return ok(f"AccountingStorageType={value}")

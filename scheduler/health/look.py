@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from deeplink.scheduler.watch.records import Severity
+from deeplink.wording import printable
 
 MOST_COMPLAINTS = 32
 """Subjects a check may complain of at once; of more the gravest are kept."""
@@ -89,9 +90,9 @@ def one_line(text: str) -> str:
     r"""Return a text on one line and of bounded length, with nothing unprintable in it.
 
     >>> one_line("disk\n full\x1b[2J")
-    'disk full?[2J'
+    'disk full\\x1b[2J'
     """
-    said = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    said = printable(" ".join(text.split()))
     return said if len(said) <= LONGEST_PROBLEM else f"{said[: LONGEST_PROBLEM - 3]}..."
 
 

@@ -106,7 +106,13 @@ class Account:
         self.incident: Incident | None = None
         self._fleet, self._chronicle, self._clock = fleet, chronicle, clock
         attempt = first_attempt(backend)
-        self._beat = Beat(attempt=attempt, phase=Phase.STARTING, user=backend.user, job_name=backend.job_name)
+        self._beat = Beat(
+            attempt=attempt,
+            phase=Phase.STARTING,
+            user=backend.user,
+            job_name=backend.job_name,
+            job_label=backend.label,
+        )
         self._points: list[ProgressPoint] = []
         self._pace = _Pace()
         self._frozen: Incident | None = None
@@ -135,6 +141,7 @@ class Account:
             f"attempt {launch.attempt}: {layout}",
             attempt=str(launch.attempt),
             **where,
+            ranks=launch.ranks,
             groups_cut=layout.cut_by_size,
             master=f"{launch.master_address}:{launch.master_port}",
         )

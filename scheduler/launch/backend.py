@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.service import NodesStanding
 from deeplink.wording import listed
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
     from deeplink.scheduler.launch.failure import Failed
+    from deeplink.scheduler.launch.shape import Granted
     from deeplink.scheduler.launch.standing import Standing
     from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Attempt, NodeName
@@ -48,18 +50,39 @@ class AgentsFailedError(DeepLinkError):
         self, missing: Collection[NodeName], waited_s: float, logs: str, *, step: AgentStep, none: bool
     ) -> None:
         names = listed(sorted(missing))
-        code = step.ended()
+        code, words = step.ended(), step.last_words()
         remedy = f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node."
         if code is not None:
             problem = f"{step.starter} exited {code} before an agent came up on {names}: "
-            problem += step.last_words() or "(it said nothing)"
+            problem += words or "(it said nothing)"
         else:
             problem = f"no node agent came up on {names} within {waited_s:.0f} s"
-            if none:
+            if not none:
+                problem += f": {words}" if words else ""
+            else:
                 problem += f"; {step.starter} still hangs"
                 remedy = f"{step.doubt} {logs} has what was said."
         super().__init__(problem, remedy=remedy)
         self.missing, self.waited_s, self.code = tuple(missing), waited_s, code
+
+
+class NodesLostError(DeepLinkError):
+    """Too few node agents came up, and Slurm does not hear of the other nodes either: the ranks have no fault."""
+
+    exit_code = 75
+
+    def __init__(self, missing: Collection[NodeName], waited_s: float) -> None:
+        names = listed(sorted(missing))
+        super().__init__(f"no node agent on {names} after {waited_s:.0f} s, and Slurm does not hear of it either")
+        self.missing = tuple(sorted(missing))
+
+
+class NoSlurmdError(DeepLinkError):
+    """Nodes refuse connections to slurmd: nothing can be started there."""
+
+    def __init__(self, nodes: Collection[NodeName]) -> None:
+        super().__init__(f"slurmd refuses connections on {listed(sorted(nodes))}")
+        self.nodes = frozenset(nodes)
 
 
 class AgentStep(Protocol):
@@ -68,10 +91,12 @@ class AgentStep(Protocol):
     Attributes:
         starter: the program that starts them.
         doubt: what to look at when it hangs, one sentence.
+        gone: nodes that were left out, since slurmd refuses connections there.
     """
 
     starter: str
     doubt: str
+    gone: frozenset[NodeName] = frozenset()
 
     def announced(self) -> list[NodeFacts]:
         """Return the agents that became ready since the last call; does not wait."""
@@ -123,13 +148,15 @@ class Backend(Protocol):
 
     Attributes:
         name: `slurm` or `local`.
-        job: the job's id.
+        job: the job's raw id, different for every task of an array.
+        label: what people and Slurm's commands call it, `12_3` for a task of an array.
         restart: how often the job was started again before this run.
         user: whose job it is.
         job_name: what people call it.
         nodes: the allocated nodes.
         here: the node we run on ourselves; None where it is none of them.
         folder: the job's state folder.
+        granted: what the job has, node by node.
         can_requeue: whether there is anybody who could start the job again elsewhere.
     """
 
@@ -142,9 +169,19 @@ class Backend(Protocol):
     nodes: tuple[NodeName, ...]
     here: NodeName | None
     folder: Path
+    granted: Granted
 
-    def start_agents(self, token: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
-        """Start one agent on every node, or once more on these, in the places of those that were there."""
+    @property
+    def label(self) -> str:
+        """What the job is called."""
+        return str(self.job)
+
+    def start_agents(self, secret: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
+        """Start one agent on every node, or once more on these, in the places of those that were there.
+
+        Raises:
+            NoSlurmdError: on all of these nodes there is nothing any more that could start it.
+        """
         ...
 
     def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
@@ -174,6 +211,20 @@ class Backend(Protocol):
         """Return how the job stands with whoever gave the nodes; None where nobody says.
 
         May take seconds; what goes wrong is logged.
+        """
+        ...
+
+    def nodes_standing(self) -> NodesStanding | None:
+        """Return which of the nodes are out of service or taken from the job; None where nobody says.
+
+        May take seconds; what goes wrong is logged.
+        """
+        return NodesStanding()
+
+    def unheard(self, nodes: Collection[NodeName]) -> Mapping[NodeName, bool] | None:
+        """Return which of these nodes do not answer whoever gave them, and whether it has given each up.
+
+        None where it does not answer now, and may later. May take seconds; what goes wrong is logged.
         """
         ...
 

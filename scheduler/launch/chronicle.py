@@ -162,18 +162,15 @@ def _said(problem: Exception) -> str:
 
 
 def to_watchdog(config: Config) -> Callable[[Beat], None] | None:
-    """Return what sends beats to the site's watchdog; None where there is none, or no token for it."""
+    """Return what sends the beats of one job to the site's watchdog; None where there is none."""
     if not config.watch:
         return None
-    if config.watch_token_file is None:
-        log.warning(
-            "DEEPLINK_WATCH is set and DEEPLINK_WATCH_TOKEN_FILE is not: the watchdog is not told of this job"
-        )
-        return None
-    line = Line(config.watch, config.watch_token_file)
+    opened: list[Line] = []
 
     def deliver(beat: Beat) -> None:
-        line.call(lambda stub: stub.Beat(beat_to_wire(beat), timeout=CALL_S))
+        if not opened:
+            opened.append(Line(config.watch, config.watch_token_file, beat.attempt))
+        opened[0].call(lambda stub: stub.Beat(beat_to_wire(beat), timeout=CALL_S))
 
     return deliver
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.launch.history import ITS_OWN_FAULT
 from deeplink.scheduler.launch.rescue import TICK_S
 from deeplink.scheduler.launch.verdict import AGAIN_CODE, Move, Verdict
-from deeplink.scheduler.watch.records import Action, Outcome, Phase
+from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -88,7 +88,7 @@ class Ending:
         now = self._clock.monotonic()
         self._in_bounds(lambda: log.leave(verdict, now), QUEUED_WAIT_S)
         if action is Action.HOLD:
-            release = f"scontrol release {self._backend.job}"
+            release = f"scontrol release {self._backend.label}"
             held = f"held: mend it, then `{release}` starts it again where it was saved"
             self._account.enter(Phase.FAILED, f"{verdict.because}; {held}")
             if self._give_back(partial(self._backend.hold, verdict.because, lost), "held", held):
@@ -114,6 +114,12 @@ class Ending:
             code=verdict.code or AGAIN_CODE,
         )
         return self.end(refused, attempts)
+
+    def lose_before_the_start(self, lost: tuple[NodeName, ...], because: str) -> int:
+        """End a run whose nodes were lost before there were ranks: Slurm starts it again elsewhere, if it may."""
+        self._account.open(Kind.NODE_SILENT, lost[0], 0.0, because, Action.REQUEUE)
+        verdict = Verdict(move=Move.REQUEUE, because=because, lost=lost, code=AGAIN_CODE)
+        return self.start_again(verdict, 0, lost=lost)
 
     def leave_stranded(self, verdict: Verdict, told: str, attempts: int) -> int:
         """End while stranded: told to, since the job starts again elsewhere, or because the time is up."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.container import Container
-from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES, Recipe
+from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES, Recipe, Start
 from deeplink.types import Attempt, Member, NodeName, format_members
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class NodeFacts:
     Attributes:
         address: `host:port` of the agent.
         topology_address: SLURM_TOPOLOGY_ADDR on the node; empty where nobody knows.
-        token_file: node-local file with the job's token.
+        token_file: node-local file with the run's secret, of which its attempts' tokens are made.
         store: node-local folder of shards.
         interface: network interface that carries `address`.
         pid: process id of the agent on its node.
@@ -114,23 +114,27 @@ class Launch:
     Attributes:
         nodes: the nodes that run ranks, in rank order; the first ranks run on the first node.
         spares: the nodes whose agents serve shards but that run no ranks.
-        per_node: ranks on each node.
+        ranks: how many each of `nodes` runs.
         master_port: where rank 0 listens for the others.
         passed_on: DEEPLINK_* settings that are the same on all nodes (catalog, watchdog).
         recipe_name: which framework the ranks are of.
         host_file: file with the nodes in rank order; empty for none.
         container: what the ranks run in; None for the node itself.
+        restarts: how often the job's ranks were started before, by Slurm or by us.
+        max_restarts: how often they may be.
     """
 
     attempt: Attempt
     nodes: tuple[NodeFacts, ...]
     spares: tuple[NodeFacts, ...]
-    per_node: int
+    ranks: tuple[int, ...]
     master_port: int
     passed_on: Mapping[str, str]
     recipe_name: str = DEFAULT
     host_file: str = ""
     container: Container | None = None
+    restarts: int = 0
+    max_restarts: int = 0
 
     @property
     def recipe(self) -> Recipe:
@@ -138,19 +142,37 @@ class Launch:
         return RECIPES[self.recipe_name]
 
     @property
-    def started(self) -> int:
+    def started(self) -> tuple[int, ...]:
         """Processes that are started on each node: its ranks, or one that starts them."""
-        return self.recipe.started(self.per_node)
+        return tuple(map(self.recipe.started, self.ranks))
+
+    @property
+    def starters(self) -> bool:
+        """Whether one process on each node starts its ranks."""
+        return self.recipe.start is Start.NODE
 
     @property
     def processes(self) -> int:
         """Processes that are started in all."""
-        return len(self.nodes) * self.started
+        return sum(self.started)
+
+    def place(self, process: int) -> tuple[int, int]:
+        """Return which node, by its number, runs a process, and the process's number on it.
+
+        Raises:
+            NotLaunchedError: there is no such process.
+        """
+        left = process
+        for number, count in enumerate(self.started):
+            if 0 <= left < count:
+                return number, left
+            left -= count
+        raise NotLaunchedError(f"there is no rank {process} of {self.processes}")
 
     @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return len(self.nodes) * self.per_node
+        return sum(self.ranks)
 
     @property
     def master_address(self) -> str:
@@ -176,6 +198,7 @@ class Launch:
                 attempt=Attempt(**fields.pop("attempt")),
                 nodes=tuple(map(NodeFacts.of, fields.pop("nodes"))),
                 spares=tuple(map(NodeFacts.of, fields.pop("spares"))),
+                ranks=tuple(fields.pop("ranks")),
                 container=_container(fields.pop("container")),
                 **fields,
             )
@@ -218,9 +241,8 @@ def mpi_task(launch: Launch, env: Mapping[str, str]) -> Task:
     """
     for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):  # MPICH and its kin; Open MPI
         if env.get(name, "").isdigit():
-            node, local_rank = divmod(int(env[name]), launch.started)
-            if node < len(launch.nodes):
-                return Task(int(env[name]), local_rank, launch.nodes[node].node)
+            node, local_rank = launch.place(int(env[name]))
+            return Task(int(env[name]), local_rank, launch.nodes[node].node)
     raise NotLaunchedError("mpiexec does not say which rank it is")
 
 
@@ -232,8 +254,8 @@ def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict
     Raises:
         NotLaunchedError: the launch does not place this task here.
     """
-    group = task.rank // launch.started
-    if group >= len(launch.nodes) or launch.nodes[group].node != task.node:
+    group, _ = launch.place(task.rank)
+    if launch.nodes[group].node != task.node:
         raise NotLaunchedError(f"rank {task.rank} is not meant for {task.node}")
     here = launch.nodes[group]
     everyone = tuple(facts.member for facts in (*launch.nodes, *launch.spares))
@@ -241,9 +263,10 @@ def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict
         "RANK": str(task.rank),
         "WORLD_SIZE": str(launch.processes),
         "LOCAL_RANK": str(task.local_rank),
-        "LOCAL_WORLD_SIZE": str(launch.started),
+        "LOCAL_WORLD_SIZE": str(launch.started[group]),
         "GROUP_RANK": str(group),
         "GROUP_WORLD_SIZE": str(len(launch.nodes)),
+        **({} if launch.starters else _as_torchrun(launch, task, env)),
         "MASTER_ADDR": launch.master_address,
         "MASTER_PORT": str(launch.master_port),
         "DEEPLINK_ATTEMPT": str(launch.attempt),
@@ -268,64 +291,19 @@ def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict
     return {**inherited, **wanted, **settings, **launch.recipe.settings(launch, task, env)}
 
 
-# What Slurm puts into a batch script's environment and srun reads back as options (srun(1), INPUT ENVIRONMENT
-# VARIABLES): they describe the script's own job or the user's other steps, and would bend the shape of ours.
-_SHAPING = (
-    "SLURM_HOSTFILE",
-    "SLURM_DISTRIBUTION",
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_NTASKS_PER_CORE",
-    "SLURM_NTASKS_PER_SOCKET",
-    "SLURM_NTASKS_PER_GPU",
-    "SLURM_NNODES",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_KILL_BAD_EXIT",
-    "SLURM_NO_KILL",
-    "SLURM_EXCLUSIVE",
-    "SLURM_EXACT",
-    "SLURM_OVERLAP",
-    "SLURM_OVERCOMMIT",
-    "SLURM_LABELIO",
-    "SLURM_STDOUTMODE",
-    "SLURM_STDERRMODE",
-    "SLURM_STDINMODE",
-    "SLURM_UNBUFFEREDIO",
-    "SLURM_WAIT",
-    "SLURM_EXPORT_ENV",
-    "SLURM_MULTI_PROG",
-)
-_RESOURCES = (
-    "SLURM_GPUS",
-    "SLURM_GPUS_PER_NODE",
-    "SLURM_GPUS_PER_TASK",
-    "SLURM_GPUS_PER_SOCKET",
-    "SLURM_GRES",
-    "SLURM_GPU_BIND",
-    "SLURM_CPUS_PER_GPU",
-    "SLURM_CPUS_PER_TASK",
-    "SRUN_CPUS_PER_TASK",
-    "SLURM_TRES_PER_TASK",
-    "SLURM_MEM_PER_CPU",
-    "SLURM_MEM_PER_GPU",
-    "SLURM_MEM_PER_NODE",
-    "SLURM_CPU_BIND",
-    "SLURM_CPU_BIND_LIST",
-    "SLURM_CPU_BIND_TYPE",
-    "SLURM_CPU_BIND_VERBOSE",
-    "SLURM_MEM_BIND",
-    "SLURM_THREADS_PER_CORE",
-    "SLURM_CORE_SPEC",
-)
-
-
-def step_environment(env: Mapping[str, str], *, resources: bool) -> dict[str, str]:
-    """Return `env` without what would bend a step of ours.
-
-    Args:
-        env: the batch script's environment.
-        resources: keep what asks for GPUs, memory and binding (for ranks); agents take nothing of it.
-    """
-    dropped = set(_SHAPING) if resources else {*_SHAPING, *_RESOURCES}
-    return {name: value for name, value in env.items() if name not in dropped}
+def _as_torchrun(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
+    """Return what torchrun sets besides, and code reads; the user's own choices stand."""
+    group, _ = launch.place(task.rank)
+    settings = {
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(task.rank),
+        "ROLE_WORLD_SIZE": str(launch.world_size),
+        "TORCHELASTIC_RUN_ID": str(launch.attempt.job),
+        "TORCHELASTIC_RESTART_COUNT": str(launch.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(launch.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 itself listens at MASTER_PORT
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if launch.started[group] > 1 and not env.get("OMP_NUM_THREADS"):
+        settings["OMP_NUM_THREADS"] = env.get("SLURM_CPUS_PER_TASK") or "1"
+    return settings

@@ -40,7 +40,14 @@ _HINTS = (
         # slurmstepd and srun, torch on GPU and CPU, Python itself.
         rb"oom[-_]kill event|: Out Of Memory|OutOfMemoryError|CUDA out of memory|can't allocate mem|^MemoryError",
     ),
-    (Hint.IO_ERROR, rb"\[Errno 5\]|Input/output error|Remote I/O error|Stale file handle"),
+    (
+        Hint.IO_ERROR,
+        # The last one is our own word, whatever error it was of the storage of checkpoints.
+        (
+            rb"\[Errno 5\]|Input/output error|Remote I/O error|Stale file handle"
+            rb"|^deeplink\.checkpoints\S*\.(?:Storage\w+|FolderGone)Error"
+        ),
+    ),
     (Hint.GPU_FAULT, rb"uncorrectable ECC error|fallen off the bus|Unable to determine the device handle"),
 )
 _ANY_HINT = re.compile(b"|".join(b"(%s)" % pattern for _, pattern in _HINTS), re.MULTILINE)
@@ -69,6 +76,7 @@ class Cause(Enum):
     HANG = "the ranks hung"
     INFRASTRUCTURE = "not the application"
     OUT_OF_MEMORY = "memory ran out"
+    NOT_STARTED = "the ranks were not started"
     NO_COMMAND = "the command cannot be started"
     UNKNOWN = "not known"
 
@@ -94,13 +102,15 @@ class Failed:
 
     Attributes:
         said: for people; empty while none failed.
-        node: where it ran; None where unknown.
+        node: where it ran, or was to; None where unknown.
         hints: what was overheard.
+        is_of_rank: False where what started the ranks failed, and no rank is known to have.
     """
 
     said: str = ""
     node: NodeName | None = None
     hints: frozenset[Hint] = frozenset()
+    is_of_rank: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +164,11 @@ def diagnose(
     said = failed.said or f"the ranks exited {code}"
     where = (failed.node,) if failed.node is not None else ()
     blamed = where or tuple(active)
+    sick = {node: finding for node in blamed if (finding := _gravest(health.get(node, ()))) is not None}
+    told = ", ".join(f"{node} has {finding.check}: {finding.problem}" for node, finding in sick.items())
+    if not failed.is_of_rank:
+        kind, because = (Kind.NODE_SICK, f"{said}; {told}") if sick else (Kind.LAUNCH_FAILED, said)
+        return Diagnosis(cause=Cause.NOT_STARTED, kind=kind, because=because, suspects=tuple(sick) or where)
     if code in {NOT_FOUND, NOT_EXECUTABLE}:
         return Diagnosis(cause=Cause.NO_COMMAND, kind=Kind.APPLICATION_FAILED, because=said)
     killed = code == _BY_SIGNAL + signal.SIGKILL
@@ -161,9 +176,7 @@ def diagnose(
     if Hint.OUT_OF_MEMORY in failed.hints or (killed and short):
         on = f"; {', '.join(short)} killed processes for want of memory" if short else "; memory ran out"
         return Diagnosis(cause=Cause.OUT_OF_MEMORY, kind=Kind.OUT_OF_MEMORY, because=f"{said}{on}", suspects=where)
-    sick = {node: finding for node in blamed if (finding := _gravest(health.get(node, ()))) is not None}
     if sick:
-        told = ", ".join(f"{node} has {finding.check}: {finding.problem}" for node, finding in sick.items())
         return Diagnosis(
             cause=Cause.INFRASTRUCTURE, kind=Kind.NODE_SICK, because=f"{said}; {told}", suspects=tuple(sick)
         )
@@ -253,7 +266,7 @@ def stop_for(cause: Cause, code: int, kind: Kind, tried: Tried, limits: Limits) 
     >>> stop_for(Cause.UNKNOWN, 1, Kind.RANK_FAILED, again, Limits()).because
     'exit code 1 again at step 12: the application'
     """
-    exited = cause not in {Cause.NODE_LOST, Cause.HANG}
+    exited = cause not in {Cause.NODE_LOST, Cause.HANG, Cause.NOT_STARTED}
     recent = tried.since_progress
     stop = None
     if exited and (code in limits.final_codes or not limits.retries):
@@ -268,6 +281,8 @@ def stop_for(cause: Cause, code: int, kind: Kind, tried: Tried, limits: Limits) 
     elif cause is Cause.UNKNOWN and any(before == Setback(cause, code) for before in recent):
         stop = Stop(Kind.APPLICATION_FAILED, f"exit code {code} again {tried.point}: the application")
     elif len(recent) >= limits.most_fruitless:
-        kind = Kind.APPLICATION_FAILED if cause is Cause.UNKNOWN else kind
+        # Launches that failed, and nodes that were lost, say nothing against the application.
+        own = sum(before.cause is Cause.UNKNOWN for before in recent)
+        kind = Kind.APPLICATION_FAILED if cause is Cause.UNKNOWN and own >= limits.most_fruitless else kind
         stop = Stop(kind, f"{len(recent)} relaunches since the newest step, giving up")
     return stop

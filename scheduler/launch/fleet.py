@@ -6,12 +6,14 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.backend import AgentsFailedError
+from deeplink.scheduler.launch.backend import AgentsFailedError, NodesLostError
 from deeplink.scheduler.launch.watched import ANSWER_S, GAP_S, POLL_S, Watched
 from deeplink.scheduler.watch.records import Severity
+from deeplink.strangers import STRANGERS
 from deeplink.types import NodeName, format_members
 from deeplink.v1 import node_pb2
 from deeplink.wire import allow_descriptors, attempt_to_wire
+from deeplink.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import AgentStep
     from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.scheduler.launch.revival import Revival
+    from deeplink.scheduler.launch.unheard import Unheard
     from deeplink.scheduler.launch.watched import Silence
     from deeplink.scheduler.watch.records import Finding
     from deeplink.types import Attempt
@@ -50,16 +53,19 @@ class Fleet:
 
     Args:
         step: the running agents.
-        token: what every call carries.
+        token: what every call carries while an attempt runs.
         clock: for all durations.
         revival: starts agents once more; None where that cannot be.
     """
 
-    def __init__(self, step: AgentStep, token: str, clock: Clock, revival: Revival | None = None) -> None:
+    def __init__(
+        self, step: AgentStep, token: Callable[[Attempt], str], clock: Clock, revival: Revival | None = None
+    ) -> None:
         self._step, self._token, self._clock, self._revival = step, token, clock, revival
         self._nodes: dict[NodeName, Watched] = {}
         self._ticked = clock.monotonic()
         self._pressed = float("-inf")
+        self._said_ended = False
         self.save_at = 0
 
     @property
@@ -72,7 +78,13 @@ class Fleet:
         return self._nodes[node].store
 
     def gather(
-        self, nodes: Collection[NodeName], need: int, *, logs: str, told_to_end: Callable[[], bool]
+        self,
+        nodes: Collection[NodeName],
+        need: int,
+        *,
+        logs: str,
+        told_to_end: Callable[[], bool],
+        unheard: Unheard,
     ) -> bool:
         """Wait until an agent of every node is up; go on without the late ones once `need` are.
 
@@ -81,9 +93,11 @@ class Fleet:
             need: how many are needed at least.
             logs: where the agents log, for the error.
             told_to_end: asked all the while; once true, the waiting ends and False is returned.
+            unheard: tells of the nodes that Slurm does not hear of.
 
         Raises:
             AgentsFailedError: fewer than `need` came up.
+            NodesLostError: so it is, since Slurm does not hear of the others either.
         """
         if len(nodes) > FEW:
             allow_descriptors()
@@ -100,11 +114,12 @@ class Fleet:
             if enough is None and len(self._nodes) >= need:
                 enough = now
             if enough is not None and now - enough > GRACE_S:
-                log.warning("going on without agents on %s", ", ".join(set(nodes) - set(self._nodes)))
+                late, words = sorted(set(nodes) - set(self._nodes)), self._step.last_words()
+                log.warning("going on without agents on %s%s", listed(late), words and f": {words}")
                 return True
-            if enough is None and (now - began > START_S or self._step.ended() is not None):
-                missing = set(nodes) - set(self._nodes)
-                raise AgentsFailedError(missing, now - began, logs, step=self._step, none=not self._nodes)
+            if enough is None:
+                missing = {*nodes} - {*self._nodes}
+                self._check(missing, len(nodes) - need, now - began, logs, unheard)
             if not said and not self._nodes and now - began > QUIET_S:
                 said = True
                 starter, doubt = self._step.starter, self._step.doubt
@@ -112,8 +127,24 @@ class Fleet:
             self._clock.sleep(0.02)
         return False
 
+    def _check(self, missing: set[NodeName], spare: int, waited_s: float, logs: str, unheard: Unheard) -> None:
+        """Raise if these nodes' agents do not come up any more."""
+        late = waited_s > START_S or self._step.ended() is not None
+        lost = unheard.lost(missing, spare, late=late)
+        if lost:
+            raise NodesLostError(lost, waited_s)
+        if lost is not None:
+            raise AgentsFailedError(missing, waited_s, logs, step=self._step, none=not self._nodes)
+        if self._step.ended() is not None and not self._said_ended:
+            self._said_ended = True
+            starter, names, words = self._step.starter, listed(sorted(missing)), self._step.last_words()
+            log.warning(
+                "%s has ended: %s. Waiting for Slurm's word on %s", starter, words or "it says nothing", names
+            )
+
     def _admit(self, facts: NodeFacts) -> None:
-        self._nodes[facts.name] = Watched.begun(facts, self._token, self._clock.monotonic())
+        STRANGERS.forget(facts.address)
+        self._nodes[facts.name] = Watched.begun(facts, self._clock.monotonic())
 
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
         """Reach these nodes, which came up, by other addresses from here on."""
@@ -181,13 +212,16 @@ class Fleet:
         self._ticked = now
         reports: list[common_pb2.Progress] = []
         self._readmit()
+        deserted = self._revival.deserted if self._revival is not None else frozenset(self._nodes)
         members = format_members(tuple(watched.facts.member for watched in self._nodes.values()))
-        for watched in self._nodes.values():
+        token = self._token(attempt)
+        for name, watched in self._nodes.items():
+            watched.token = token
             if stall > STALL_S:
                 watched.forgive(stall, now)
             failed = watched.harvest(now, reports)
             # Without somebody who starts agents again, one that is gone is as good as its node.
-            if watched.knock(now, failed=failed, may_be_gone=self._revival is not None):
+            if watched.knock(now, failed=failed, may_be_gone=name not in deserted):
                 is_back = watched.reached_since == now
                 if is_back or now - max(watched.heard, watched.opened) > 2 * ANSWER_S:
                     # In contact, but not by the connection we have: that one may wait long before it is tried.

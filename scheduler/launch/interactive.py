@@ -8,13 +8,12 @@ plainly a step over all nodes of an allocation is left to srun as it is.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
+from deeplink.scheduler.slurm.nodeset import NodeSetError, in_order, unfold, unfold_counts
 from deeplink.scheduler.slurm.options import SRUN, CommandLine, Grammar, names
 from deeplink.scheduler.topology.order import rank_order, ring_crossings
 
@@ -48,8 +47,8 @@ _OF_STEP = names(
 # What describes the allocation we are in, or says nothing of the shape of a job: with anything else in the
 # environment (srun(1), INPUT ENVIRONMENT VARIABLES) a job is shaped by it, and salloc reads other names.
 _HARMLESS = frozenset({"SLURM_CONF", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_TOPOLOGY_ADDR"})
-_BENDING = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_MULTI_PROG", "SLURM_RELATIVE")
-_COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", re.ASCII)
+_TOTALS = frozenset({"gpus"})  # of the job: Slurm refuses them to a step over named nodes (measured with 22.05)
+_BENDING = ("SLURM_GPUS", "SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_MULTI_PROG", "SLURM_RELATIVE")
 LONGEST_LIST = 100_000
 """Characters; Linux takes 128 KiB in one argument."""
 
@@ -140,7 +139,7 @@ def _inside(asked: Asked, env: Mapping[str, str], fabric: Callable[[], Fabric]) 
     because = _not_ours(asked, env)
     if because:
         return _left(asked, because)
-    nodes = unfold(env["SLURM_JOB_NODELIST"])
+    nodes = in_order(env["SLURM_JOB_NODELIST"])  # as SLURM_TASKS_PER_NODE has them
     counts = _tasks(asked.line, env, len(nodes))
     if counts is None:
         return _left(asked, "how many tasks each node gets is for Slurm to say")
@@ -152,9 +151,11 @@ def _inside(asked: Asked, env: Mapping[str, str], fabric: Callable[[], Fabric]) 
     listed = ",".join(name for name in order.nodes for _ in range(each[name]))
     if len(listed) > LONGEST_LIST:
         return _left(asked, "it has too many ranks for a list of their nodes")
-    shape = (f"--nodes={len(nodes)}", f"--ntasks={sum(counts)}", "--distribution=arbitrary")
+    shape = (f"--ntasks={sum(counts)}", "--distribution=arbitrary")
+    # The list says on how many nodes: from Slurm 24.11 on srun refuses --nodes beside arbitrary.
+    kept = [word for option in asked.line.options if option.name != "nodes" for word in option.words]
     return Interactive(
-        argv=("srun", *shape, f"--nodelist={listed}", *asked.words),
+        argv=("srun", *shape, f"--nodelist={listed}", *kept, *asked.line.rest),
         order=order.nodes,
         because=f"the ring of ranks crosses leaf switches {order.crossings} times, and {stock} in order of names",
     )
@@ -162,7 +163,7 @@ def _inside(asked: Asked, env: Mapping[str, str], fabric: Callable[[], Fabric]) 
 
 def _not_ours(asked: Asked, env: Mapping[str, str]) -> str:
     """Return why a step in an allocation is not to be put in order; empty where nothing is against it."""
-    if strange := _strange(asked.line, _OF_JOB | _OF_BOTH | _OF_STEP):
+    if strange := _strange(asked.line, (_OF_JOB | _OF_BOTH | _OF_STEP) - _TOTALS):
         return f"{strange} may say otherwise"
     if bent := next((name for name in _BENDING if env.get(name)), ""):
         return f"{bent} is set"
@@ -192,24 +193,9 @@ def _tasks(line: CommandLine, env: Mapping[str, str], count: int) -> list[int] |
     total = _number(tasks.value) if tasks is not None else made_with or count
     if total == count:
         return [1] * count
-    told = counts_of(env.get("SLURM_TASKS_PER_NODE", ""))
+    told = unfold_counts(env.get("SLURM_TASKS_PER_NODE", ""))
     alike = total is not None and total == made_with == sum(told) and len(told) == count
     return told if alike and each is None else None
-
-
-def counts_of(text: str) -> list[int]:
-    """Read SLURM_TASKS_PER_NODE; empty where it is something else.
-
-    >>> counts_of("4,2,1(x2)"), counts_of("x")
-    ([4, 2, 1, 1], [])
-    """
-    counts: list[int] = []
-    for part in text.split(","):
-        found = _COUNT.fullmatch(part)
-        if not found or int(found[1]) < 1:
-            return []
-        counts += [int(found[1])] * int(found[2] or 1)
-    return counts
 
 
 def _outside(

@@ -6,17 +6,26 @@ import signal
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.files import standard_output_file
+from deeplink.private import private_folder
+from deeplink.runtokens import token_of
+from deeplink.scheduler.launch.account import Account
+from deeplink.scheduler.launch.backend import NodesLostError
 from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
+from deeplink.scheduler.launch.ending import Ending
 from deeplink.scheduler.launch.fleet import Fleet
 from deeplink.scheduler.launch.ground import found_network, on_fabric
 from deeplink.scheduler.launch.revival import Revival
 from deeplink.scheduler.launch.site import with_domains, with_hcas
 from deeplink.scheduler.launch.supervise import ENDING, FORWARDED, Supervisor
+from deeplink.scheduler.launch.unheard import Unheard
+from deeplink.scheduler.launch.verdict import Policy
+from deeplink.scheduler.slurm.command import own_files_private
 from deeplink.tokens import new_token
 
 if TYPE_CHECKING:
@@ -27,7 +36,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.order import Order
     from deeplink.scheduler.launch.site import Site
-    from deeplink.scheduler.launch.verdict import Policy
 
 
 class StateFolderError(DeepLinkError):
@@ -68,12 +76,13 @@ def run_job(
         StateFolderError: the job's state folder cannot be made.
     """
     clock = clock or SystemClock()
-    _make(backend.folder)
-    token = new_token()
+    secret = new_token()
     signals: deque[signal.Signals] = deque(maxlen=64)
     with ExitStack() as stack:
         # First and last: a signal must not end us alone, neither while agents start nor while they are ended.
         stack.enter_context(_forwarding(signals))
+        stack.enter_context(own_files_private())
+        _make(backend.folder)
         chronicle = Chronicle(backend.folder, clock, _couriers(backend, config, clock), as_json=as_json)
         stack.callback(chronicle.close)
         chronicle.event(
@@ -86,13 +95,32 @@ def run_job(
         )
         # Without Slurm a node is its processes: there is no machine that could live on without its agent.
         revival = (
-            Revival(lambda before: backend.start_agents(token, before), clock) if backend.can_requeue else None
+            Revival(lambda before: backend.start_agents(secret, before), clock) if backend.can_requeue else None
         )
-        fleet = Fleet(backend.start_agents(token), token, clock, revival)
+        fleet = Fleet(backend.start_agents(secret), partial(token_of, secret), clock, revival)
         stack.callback(fleet.close)
         logs = str(backend.folder / "agents.log")
         need = order.fewest or order.count
-        if not fleet.gather(backend.nodes, need, logs=logs, told_to_end=lambda: bool(ENDING & {*signals})):
+
+        def told_to_end() -> bool:
+            return bool(ENDING & {*signals})
+
+        try:
+            gathered = fleet.gather(
+                backend.nodes,
+                need,
+                logs=logs,
+                told_to_end=told_to_end,
+                unheard=Unheard(backend.unheard, clock, order.strand_timeout_s),
+            )
+        except NodesLostError as lost:
+            limits = (policy or Policy()).limits
+            account = Account(backend, fleet, chronicle, clock)
+            ends = Ending(
+                backend, account, chronicle, clock=clock, hold=order.hold, limits=limits, told_to_end=told_to_end
+            )
+            return ends.lose_before_the_start(lost.missing, str(lost))
+        if not gathered:
             code = 128 + next(number for number in signals if number in ENDING)
             chronicle.event("ended", "told to end before the ranks were started", code=code)
             return code
@@ -112,7 +140,7 @@ def run_job(
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as problem:
         raise StateFolderError(folder, str(problem)) from problem
 

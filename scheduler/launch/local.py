@@ -14,16 +14,18 @@ import shutil
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
+from deeplink.private import private_folder
 from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts
 from deeplink.scheduler.launch.failure import Failed
 from deeplink.scheduler.launch.process import drained, end_process, last_line, leave_host_file, python_command
+from deeplink.scheduler.launch.shape import Granted
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
@@ -72,6 +74,7 @@ class LocalBackend(Backend):
     restart: int = 0
     job_name: str = "local"
     name: str = "local"
+    granted: Granted = field(default_factory=Granted)
     can_requeue: bool = False
 
     @classmethod
@@ -82,8 +85,8 @@ class LocalBackend(Backend):
         return cls(job, getpass.getuser(), nodes, env, store, state / "jobs" / str(job))
 
     @override
-    def start_agents(self, token: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
-        return LocalAgents(self, token, tuple(again or self.nodes))
+    def start_agents(self, secret: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
+        return LocalAgents(self, secret, tuple(again or self.nodes))
 
     @override
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
@@ -125,6 +128,10 @@ class LocalBackend(Backend):
         return False
 
     @override
+    def unheard(self, nodes: Collection[NodeName]) -> Mapping[NodeName, bool]:
+        return {}  # without its agent there is no node
+
+    @override
     def ended_whole(self) -> None:
         """Nothing is left behind here."""
 
@@ -144,7 +151,7 @@ class LocalAgents(AgentStep):
     starter = "Python"
     doubt = "Is this machine overloaded, or short of memory?"
 
-    def __init__(self, backend: LocalBackend, token: str, nodes: Sequence[NodeName]) -> None:
+    def __init__(self, backend: LocalBackend, secret: str, nodes: Sequence[NodeName]) -> None:
         self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=len(nodes))
         self._processes = []
         self._logfile = backend.folder / "agents.log"
@@ -152,7 +159,7 @@ class LocalAgents(AgentStep):
             self._log_start = errors.tell()
             for node in nodes:
                 store = backend.store / node
-                store.mkdir(parents=True, exist_ok=True)
+                private_folder(store)
                 agent = ["node", "--job", "--bind", "127.0.0.1:0", "--name", node, "--store", str(store)]
                 self._processes.append(
                     processes.spawn(
@@ -167,7 +174,7 @@ class LocalAgents(AgentStep):
             threading.Thread(target=self._read, args=(process,), name="deeplink-announcement", daemon=True).start()
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(f"{token}\n".encode())
+                    process.stdin.write(f"{secret}\n".encode())
                     process.stdin.flush()
 
     def _read(self, process: processes.Process[bytes]) -> None:
@@ -227,8 +234,8 @@ class LocalRanks(RankStep):
             self._ranks[0] = processes.spawn(_with_mpi(launch, command), env=packed)
             return
         for rank in range(launch.processes):
-            node = launch.nodes[rank // launch.started].node
-            task = ["--task", str(rank), str(rank % launch.started), node]
+            group, local_rank = launch.place(rank)
+            task = ["--task", str(rank), str(local_rank), launch.nodes[group].node]
             argv = python_command("deeplink.scheduler.launch.rank", *task, "--", *command)
             self._ranks[rank] = processes.spawn(argv, env=packed)
 
@@ -240,7 +247,7 @@ class LocalRanks(RankStep):
             rank, code = failed[0]
             self._code = 128 - code if code < 0 else code
             if not self._has_mpi:
-                self._node = self._launch.nodes[rank // self._launch.started].name
+                self._node = self._launch.nodes[self._launch.place(rank)[0]].name
             who = f"rank {rank} on {self._node}" if self._node else MPIEXEC
             self._said = f"{who}: exit code {self._code}"
             _end_all(list(self._ranks.values()))

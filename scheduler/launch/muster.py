@@ -20,6 +20,7 @@ def muster(
     here: NodeName | None = None,
     suspects: Collection[NodeName] = (),
     sick: Collection[NodeName] = (),
+    out: Collection[NodeName] = (),
 ) -> list[NodeName]:
     """Return the nodes to choose `count` from: all good ones, and only as many others as are missing.
 
@@ -33,12 +34,15 @@ def muster(
         here: the node we run on; since we do, it lives.
         suspects: nodes that ranks failed or hung on.
         sick: nodes that are unfit by their own checks.
+        out: nodes that are drained, or down, by Slurm's word.
     """
     fit = [node for node in usable if node == here or silence[node].answer_s < doubt_s]
-    chosen = [node for node in fit if node not in suspects and node not in sick]
-    suspected = [node for node in fit if node in suspects and node not in sick]
-    unfit = [node for node in fit if node in sick]
+    serving = [node for node in fit if node not in out]
+    chosen = [node for node in serving if node not in suspects and node not in sick]
+    suspected = [node for node in serving if node in suspects and node not in sick]
+    unfit = [node for node in serving if node in sick]
+    drained = [node for node in fit if node in out]
     doubtful = [node for node in usable if node not in fit]
-    for others in (suspected, unfit, doubtful):
+    for others in (suspected, unfit, drained, doubtful):
         chosen += others[: max(0, count - len(chosen))]
     return chosen

@@ -30,7 +30,7 @@ class Order:
 
     Attributes:
         command: each rank's command.
-        per_node: ranks on each node.
+        per_node: ranks on each node, but for those in `each`.
         count: nodes that run ranks.
         elastic: nodes that are enough where no more are left; 0: all of `count`, or none.
         hold: whether the job is to be held, not ended, when it fails by its own fault; None: where there is
@@ -46,6 +46,7 @@ class Order:
         container: what they run in; None for the nodes themselves.
         fabric: where the nodes hang; what their agents say where None.
         folder: where the attempts' host files lie; None for nowhere.
+        each: ranks of nodes, where they differ.
     """
 
     command: tuple[str, ...]
@@ -63,6 +64,7 @@ class Order:
     container: Container | None = None
     fabric: Fabric | None = None
     folder: Path | None = None
+    each: Mapping[NodeName, int] = field(default_factory=dict)
 
     @property
     def groups(self) -> Groups:
@@ -171,6 +173,8 @@ def lay_out(
     *,
     port: int,
     before: Collection[NodeName] = (),
+    restarts: int = 0,
+    max_restarts: int = 0,
 ) -> Layout:
     """Choose the nodes of an attempt and put its ranks in order.
 
@@ -180,6 +184,8 @@ def lay_out(
         facts: the nodes that can be used.
         port: for rank 0.
         before: the nodes of the attempt before, to be preferred among equals: they hold data already.
+        restarts: how often the job's ranks were started before.
+        max_restarts: how often they may be.
 
     Raises:
         TooFewNodesError: there are fewer nodes than the order wants.
@@ -194,7 +200,9 @@ def lay_out(
         attempt=attempt,
         nodes=tuple(facts[node] for node in ranks.nodes),
         spares=tuple(facts[node] for node in choice.spares),
-        per_node=order.per_node,
+        ranks=tuple(order.each.get(node, order.per_node) for node in ranks.nodes),
+        restarts=restarts,
+        max_restarts=max_restarts,
         master_port=port,
         passed_on=order.passed_on,
         recipe_name=order.recipe_name,

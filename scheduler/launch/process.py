@@ -23,6 +23,8 @@ TERM_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 """srun, told to end, kills the ranks of living nodes within 0.1 s (measured), then waits 5 s for the dead one."""
 LONGEST_WORDS = 2048  # bytes
+OUR_WORDS = "deeplink: "
+"""Before what ended a program of ours."""
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -37,14 +39,18 @@ def leave_host_file(launch: Launch) -> None:
 
 
 def last_line(log_file: Path, start: int) -> str:
-    """Return the last line of a file that is not empty, of what was written from byte `start` on."""
+    """Return the last line of a file, of what was written from byte `start` on, that says something.
+
+    What a program of ours says of itself counts before what its starter says of its end. Empty where nothing was.
+    """
     try:
         with log_file.open("rb") as file:
             file.seek(max(start, file.seek(0, os.SEEK_END) - LONGEST_WORDS))
             lines = file.read(LONGEST_WORDS).decode(errors="replace").split("\n")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    said = [line.strip() for line in reversed(lines) if line.strip()]
+    return next((line for line in said if line.startswith(OUR_WORDS)), next(iter(said), ""))
 
 
 def drained(said: queue.Queue[NodeFacts]) -> list[NodeFacts]:

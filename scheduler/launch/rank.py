@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.runtokens import token_file_of
 from deeplink.scheduler.launch.container import PYXIS, entering
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
         launch = Launch.unpacked(os.environ[LAUNCH_VARIABLE])
         task, command = arguments(list(argv), launch, os.environ)
         env = rank_environment(launch, task, os.environ)
+        env["DEEPLINK_TOKEN_FILE"] = str(token_file_of(Path(env["DEEPLINK_TOKEN_FILE"]), launch.attempt))
         if launch.container is not None and launch.container.runtime != PYXIS:
             command = entering(launch.container, command, env, here=str(Path.cwd()), exists=os.path.exists)
         _outwait_predecessor(Path(env["DEEPLINK_TOKEN_FILE"]).parent, env["LOCAL_RANK"])

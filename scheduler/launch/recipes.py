@@ -37,7 +37,7 @@ def _torchrun(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str, 
     return {
         "PET_NNODES": str(len(launch.nodes)),
         "PET_NODE_RANK": str(task.rank),
-        "PET_NPROC_PER_NODE": str(launch.per_node),
+        "PET_NPROC_PER_NODE": str(launch.ranks[task.rank]),
         "PET_MASTER_ADDR": launch.master_address,
         "PET_MASTER_PORT": str(launch.master_port),
         "PET_RDZV_BACKEND": "static",
@@ -45,26 +45,20 @@ def _torchrun(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _lightning(launch: Launch, _task: Task, _env: Mapping[str, str]) -> dict[str, str]:
-    # Lightning looks for torchelastic before it looks for Slurm, and by this variable alone. As torchelastic it
-    # reads RANK and GROUP_RANK; as Slurm it would take SLURM_NODEID, which follows the names of the nodes, and
-    # would ask for a job to be requeued that we relaunch.
-    return {"TORCHELASTIC_RUN_ID": str(launch.attempt)}
-
-
 def _deepspeed(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str, str]:
     # What its own launcher sets besides torch's variables.
+    group, _ = launch.place(task.rank)
     return {
-        "CROSS_RANK": str(task.rank // launch.per_node),
+        "CROSS_RANK": str(group),
         "CROSS_SIZE": str(len(launch.nodes)),
-        "LOCAL_SIZE": str(launch.per_node),
+        "LOCAL_SIZE": str(launch.ranks[group]),
     }
 
 
 def _jax(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
     visible = env.get("CUDA_VISIBLE_DEVICES", "")
     count = len(visible.split(",")) if visible else 0
-    if launch.per_node == 1:
+    if launch.ranks[launch.place(task.rank)[0]] == 1:
         # All of the node are its own. Told nothing, JAX would take the first one only, inside a Slurm job.
         devices = ",".join(map(str, range(count)))
     else:
@@ -78,8 +72,8 @@ def _tensorflow(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str
     # Every worker listens, so those on one host need a port each.
     taken: Counter[str] = Counter()
     workers = []
-    for facts in launch.nodes:
-        for _ in range(launch.per_node):
+    for facts, ranks in zip(launch.nodes, launch.ranks, strict=True):
+        for _ in range(ranks):
             workers.append(f"{facts.host}:{launch.master_port + taken[facts.host]}")
             taken[facts.host] += 1
     return {
@@ -120,7 +114,10 @@ RECIPES = {
     for recipe in (
         Recipe("torch", "PyTorch DDP or FSDP with init_method env://; the default"),
         Recipe("torchrun", "torchrun, once per node, which starts the node's ranks", Start.NODE, _torchrun),
-        Recipe("lightning", "Lightning, Trainer or Fabric", settings=_lightning),
+        # Lightning looks for torchelastic before it looks for Slurm, by TORCHELASTIC_RUN_ID alone. As torchelastic
+        # it reads RANK and GROUP_RANK; as Slurm it would take SLURM_NODEID, which follows the names of the nodes,
+        # and would ask for a job to be requeued that we relaunch.
+        Recipe("lightning", "Lightning, Trainer or Fabric"),
         Recipe("accelerate", "Hugging Face accelerate, without its launcher"),
         Recipe("deepspeed", "DeepSpeed, without its launcher", settings=_deepspeed),
         Recipe("jax", "JAX, jax.distributed.initialize()", settings=_jax),
@@ -135,4 +132,6 @@ DEFAULT = "torch"
 
 def host_file(launch: Launch) -> str:
     """Return the nodes in rank order as DeepSpeed's and Open MPI's launchers read them: `NODE slots=RANKS`."""
-    return "".join(f"{facts.node} slots={launch.per_node}\n" for facts in launch.nodes)
+    return "".join(
+        f"{facts.node} slots={ranks}\n" for facts, ranks in zip(launch.nodes, launch.ranks, strict=True)
+    )

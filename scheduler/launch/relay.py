@@ -10,14 +10,21 @@ import os
 import re
 import signal
 import threading
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.scheduler.launch.failure import Failed, Hint, hints_in
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 from deeplink.scheduler.slurm.silence import unstarted_step
+from deeplink.wording import printable
 
+if TYPE_CHECKING:
+    from deeplink.types import NodeName
+
+# Behind what a rank wrote without a line break, too: a bar of progress, say.
 _EXITED = re.compile(rb"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.*)")
+_OWN = re.compile(rb"srun: (?:(?:error|fatal): |(?=(?:unrecognized |invalid )?option ))(?P<why>.*)")
+_LAUNCH = re.compile(rb"srun: error: Task launch for \S+ failed on node (?P<node>\S+?):? ")
 _WITH_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {(signal.strsignal(number) or "").lower(): number for number in signal.valid_signals()}
 _LONGEST_LINE = 64 << 10
@@ -49,13 +56,15 @@ class FailureWatcher:
     Attributes:
         code: exit code of the first rank that failed; None while none is known.
         said: srun's words about it; empty while none is known.
-        node: where that rank ran; empty while none is known.
+        node: where that rank ran, or srun could start none; empty while none is known.
         unstarted: why srun could start no rank, where it may be able to later; empty in any other case.
+        is_rank_named: whether srun told of the end of any rank. It does of each that fails, also with --quiet.
     """
 
     def __init__(self, source: IO[bytes], clock: Clock | None = None) -> None:
         self.code: int | None = None
-        self.said = self.node = self.unstarted = ""
+        self.said = self.node = self.unstarted = self._own = ""
+        self.is_rank_named = False
         self._source, self._clock = source, clock or SystemClock()
         self._hints: dict[Hint, float] = {}
         self._rest = b""
@@ -66,11 +75,19 @@ class FailureWatcher:
         """Return what is known of the first rank that failed."""
         now = self._clock.monotonic()
         recent = frozenset(hint for hint, at in self._hints.copy().items() if now - at < HINT_S)
+        return Failed(said=self.said, node=self._one_node(), hints=recent)
+
+    def failed_itself(self, code: int) -> Failed:
+        """Return what is known of an srun that exited with this code, and named no rank."""
+        why = f": {self._own}" if self._own else ""
+        return Failed(said=f"srun itself exited {code}{why}", node=self._one_node(), is_of_rank=False)
+
+    def _one_node(self) -> NodeName | None:
         try:
             nodes = unfold(self.node)
         except NodeSetError:
             nodes = ()
-        return Failed(said=self.said, node=nodes[0] if len(nodes) == 1 else None, hints=recent)
+        return nodes[0] if len(nodes) == 1 else None
 
     def finish(self) -> None:
         """Wait, not long, until all that was written has been passed on."""
@@ -94,17 +111,31 @@ class FailureWatcher:
             self._hints[hint] = self._clock.monotonic()
         for line in lines if self.code is None else ():
             if line.startswith(b"srun: error: Unable to "):
-                self.unstarted = self.unstarted or unstarted_step(line.decode(errors="replace"))
-            found = _EXITED.match(line)
+                self.unstarted = self.unstarted or unstarted_step(_text(line))
+            found = _EXITED.search(line)
             if not found:
+                self._note_own(line)
                 continue
-            how = found["how"].decode(errors="replace").strip()
+            self.is_rank_named = True
+            how = _text(found["how"].strip())
             code = exit_code_of(how)
             if code:
-                self.node = found["node"].decode(errors="replace")
-                self.said = f"rank {found['tasks'].decode()} on {self.node}: {how}"
+                self.node = _text(found["node"])
+                self.said = f"rank {_text(found['tasks'])} on {self.node}: {how}"
                 self.code = code
                 return
+
+    def _note_own(self, line: bytes) -> None:
+        found = _OWN.match(line)
+        if found and not self._own:
+            self._own = _text(found["why"].strip())
+        if (launch := _LAUNCH.match(line)) and not self.node:
+            self.node = _text(launch["node"])
+
+
+def _text(said: bytes) -> str:
+    """Return what goes into records and onto terminals: a rank may write what looks like srun's words."""
+    return printable(said.decode(errors="replace"))
 
 
 def _write_all(descriptor: int, chunk: bytes) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.launch.service import Service
     from deeplink.types import NodeName
 
 TICK_S = 0.1
@@ -32,6 +33,7 @@ class Rescue:
         backend: the allocation.
         fleet: its agents.
         chronicle: who is told.
+        service: tells which nodes Slurm has taken from the job: those are not back, whoever answers there.
         clock: for every duration.
         doubt_s: a node that answered longer ago is not back.
 
@@ -41,10 +43,17 @@ class Rescue:
     """
 
     def __init__(
-        self, backend: Backend, fleet: Fleet, chronicle: Chronicle, *, clock: Clock, doubt_s: float
+        self,
+        backend: Backend,
+        fleet: Fleet,
+        chronicle: Chronicle,
+        service: Service,
+        *,
+        clock: Clock,
+        doubt_s: float,
     ) -> None:
         self._backend, self._fleet, self._chronicle = backend, fleet, chronicle
-        self._clock, self._doubt_s = clock, doubt_s
+        self._service, self._clock, self._doubt_s = service, clock, doubt_s
         self._asked = False  # Slurm to start the job again
         self.is_elsewhere, self.found = False, ""
 
@@ -77,15 +86,17 @@ class Rescue:
             if told_to_end() or self.is_elsewhere:
                 return False
             now = self._clock.monotonic()
-            silence = self._fleet.silence()
-            silent = [node for node in (*lost, *others) if silence[node].answer_s >= self._doubt_s]
-            if enough(len(lost) + len(others) - len(silent)):
+            silence, taken = self._fleet.silence(), self._service.tick().taken
+            ours = [node for node in (*lost, *others) if node not in taken]
+            silent = [node for node in ours if silence[node].answer_s >= self._doubt_s]
+            if enough(len(ours) - len(silent)):
                 back_since = now if back_since is None else back_since
                 if now - back_since >= BACK_S:
                     rebooted = tuple(sorted(self._fleet.rebooted() & set(lost)))
                     self.found = f"{', '.join(rebooted)} booted anew" if rebooted else ""
                     said = f"the lost nodes answer again{self.found and f' ({self.found})'}"
-                    self._chronicle.event("back", said, nodes=tuple(lost), rebooted=rebooted)
+                    back = tuple(node for node in lost if node in ours)
+                    self._chronicle.event("back", said, nodes=back, rebooted=rebooted)
                     return True
             else:
                 back_since = None

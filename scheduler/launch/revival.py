@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.backend import NoSlurmdError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,6 +46,7 @@ class _Try:
         self.step: AgentStep | None = None
         self._lock = threading.Lock()
         self._is_over = self._has_failed = False
+        self._gone: frozenset[NodeName] = frozenset()
         threading.Thread(target=self._run, args=(start, nodes), name="deeplink-revival", daemon=True).start()
 
     def _run(
@@ -53,11 +55,14 @@ class _Try:
         try:
             step = start(nodes)
         except (DeepLinkError, OSError) as problem:
+            self._gone = problem.nodes if isinstance(problem, NoSlurmdError) else frozenset()
             log.warning("agents could not be started once more on %s: %s", ", ".join(sorted(nodes)), problem)
             self._has_failed = True
             return
+        if step.gone:
+            log.warning("agents are not started once more on all nodes: %s", NoSlurmdError(step.gone))
         with self._lock:
-            self.step = step
+            self._gone, self.step = step.gone, step
             too_late = self._is_over
         if too_late:
             step.abandon()
@@ -65,6 +70,13 @@ class _Try:
     @property
     def is_over(self) -> bool:
         return self._has_failed or (self.step is not None and self.step.ended() is not None)
+
+    def gone(self) -> frozenset[NodeName]:
+        """Return the nodes found to have no slurmd since the last call; they are awaited no longer."""
+        with self._lock:
+            gone, self._gone = self._gone, frozenset()
+        self._nodes -= gone
+        return gone
 
     def awaited(self, now: float) -> frozenset[NodeName]:
         """The nodes whose agents may still come up."""
@@ -91,6 +103,9 @@ class _Pace:
 class Revival:
     """Tries to start agents, a few tries at a time and ever more seldom. The supervising thread alone uses it.
 
+    Attributes:
+        deserted: nodes of which the last try found that slurmd is gone with the agent.
+
     Args:
         start: starts agents on nodes, in the places of those that are named.
         clock: for every duration.
@@ -101,6 +116,7 @@ class Revival:
         self._tries: list[_Try] = []
         self._up: list[_Try] = []
         self._paces: dict[NodeName, _Pace] = {}
+        self.deserted: frozenset[NodeName] = frozenset()
 
     def begin(self, nodes: Mapping[NodeName, NodeFacts]) -> tuple[NodeName, ...]:
         """Try again, in one step, on those of these nodes for which it is time; return them. Does not wait."""
@@ -123,13 +139,20 @@ class Revival:
         return tuple(due)
 
     def _tidy(self, now: float) -> None:
+        self._desert()
         for one in [one for one in self._tries if one.is_over or now - one.since >= TRY_S]:
             self._tries.remove(one)
+            self.deserted = self.deserted - one.awaited(one.since) | one.gone()
             one.abandon()
         self._up = [one for one in self._up if not one.is_over]
 
+    def _desert(self) -> None:
+        for one in (*self._up, *self._tries):
+            self.deserted |= one.gone()
+
     def announced(self) -> list[NodeFacts]:
         """Return the agents that came up since the last call."""
+        self._desert()
         found = []
         for one in (*self._up, *self._tries):
             said = one.announced()
@@ -137,6 +160,7 @@ class Revival:
                 self._tries.remove(one)
                 self._up.append(one)
             found += said
+        self.deserted -= {facts.name for facts in found}
         for facts in found:
             self._paces.pop(facts.name, None)
         return found

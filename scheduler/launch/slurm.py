@@ -5,30 +5,40 @@ from __future__ import annotations
 import getpass
 import logging
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from operator import gt
+from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.launch.backend import Backend, NoAllocationError
+from deeplink.scheduler.launch.backend import Backend, NoAllocationError, NoSlurmdError
 from deeplink.scheduler.launch.container import PYXIS, pyxis_options
-from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, step_environment
+from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch
 from deeplink.scheduler.launch.process import leave_host_file, python_command
 from deeplink.scheduler.launch.seats import SEATS_VARIABLE, packed_seats
-from deeplink.scheduler.launch.srun import SlurmAgents, SlurmRanks
+from deeplink.scheduler.launch.service import NodesStanding, nodes_standing
+from deeplink.scheduler.launch.shape import Granted, gpu_options, granted_by
+from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks
 from deeplink.scheduler.launch.standing import Standing
+from deeplink.scheduler.launch.stepenv import step_environment
 from deeplink.scheduler.launch.stepids import StepIds
+from deeplink.scheduler.launch.watched import KNOCK_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import finish
 from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.options import SRUN
+from deeplink.scheduler.slurm.outer import not_contradicted
 from deeplink.scheduler.slurm.programs import real_program
 from deeplink.scheduler.slurm.silence import is_unanswered
 from deeplink.scheduler.slurm.standing import standing
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.slurm.within import is_in_step
 from deeplink.scheduler.topology.graph import fabric_from_switches
-from deeplink.scheduler.watch.evidence import TAG
+from deeplink.scheduler.watch.evidence import TAG, Answer
+from deeplink.scheduler.watch.observer import slurmd_port
+from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.scheduler.watch.remark import remark, with_ours
 
 if TYPE_CHECKING:
@@ -37,6 +47,8 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.launch.backend import AgentStep, RankStep
     from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.slurm.job_address import JobAddress
+    from deeplink.scheduler.slurm.parse import NodeRow
     from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Attempt, NodeName
 
@@ -65,8 +77,10 @@ class SlurmBackend(Backend):
     """The allocation this process runs in.
 
     Args:
+        restart: as `Backend` has it; until Slurm was asked by the environment, which may be an outer job's.
         folder: the job's state folder; agents log there.
         srun_options: options of the user's for the rank step.
+        address: how commands that change the job name it; None until Slurm was asked.
     """
 
     job: int
@@ -80,6 +94,8 @@ class SlurmBackend(Backend):
     srun_options: tuple[str, ...] = ()
     slurm: Slurm = field(default_factory=Slurm)
     clock: Clock = field(default_factory=SystemClock)
+    granted: Granted = field(default_factory=Granted)
+    address: JobAddress | None = None
     name: str = "slurm"
     can_requeue: bool = True
 
@@ -95,7 +111,7 @@ class SlurmBackend(Backend):
         job, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
         if not (job.isdigit() and listed):
             raise NoAllocationError("this is not inside a Slurm job")
-        if "SLURM_STEP_ID" in env and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        if is_in_step(env) and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
             raise NoAllocationError(
                 "this is one task of an srun step; the launcher must be started once, without srun"
             )
@@ -111,9 +127,40 @@ class SlurmBackend(Backend):
             srun_options=tuple(srun_options),
         )
 
+    @property
     @override
-    def start_agents(self, token: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
+    def label(self) -> str:
+        return str(self.address or self.job)
+
+    def with_granted(self) -> Self:
+        """Return the same with what Slurm's record tells of the job, asked for as long as nobody answers.
+
+        Raises:
+            RankLayoutError: it is a job of several components.
+            DeepLinkError: Slurm does not tell.
+        """
+        tries_end = self.clock.monotonic() + ANSWER_S
+        while True:
+            try:
+                told = self.slurm.allocation(self.job)
+                env = not_contradicted(self.env, told, len(self.nodes))
+                granted = granted_by(env, told)
+                # Slurm sets a count that is not 0 itself: where its record has none, the environment's is an outer
+                # job's. Where the record has another one, the job was started elsewhere: we are an older run.
+                restart = self.restart if told.restarts else 0
+                return replace(self, env=env, granted=granted, restart=restart, address=told.address)
+            except DeepLinkError as problem:
+                if not is_unanswered(problem) or self.clock.monotonic() >= tries_end:
+                    raise
+                log.warning("asking Slurm what the job has: %s; trying again", problem)
+            self.clock.sleep(LOOK_AGAIN_S)
+
+    @override
+    def start_agents(self, secret: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
+        gone: frozenset[NodeName] = frozenset()
         if again is not None:
+            gone = self._without_slurmd(again)
+            again = {node: facts for node, facts in again.items() if node not in gone}
             self._step_ids.add()
         elif passed := self._step_ids.let_pass(self._empty_step):
             log.info("let %d step numbers pass that an earlier run may still be signalled under", passed)
@@ -131,16 +178,24 @@ class SlurmBackend(Backend):
         env = step_environment(self.env, resources=False)
         if again is not None:
             env |= {SEATS_VARIABLE: packed_seats(again)}
-        return SlurmAgents(argv, env, token=token, logfile=self.folder / "agents.log", count=count)
+        return SlurmAgents(argv, env, secret=secret, logfile=self.folder / "agents.log", count=count, gone=gone)
+
+    def _without_slurmd(self, nodes: Collection[NodeName]) -> frozenset[NodeName]:
+        """Return the nodes whose slurmd refuses connections: srun would try for seconds, and start none."""
+        answers = self._knocked(self.slurm.nodes(nodes))
+        gone = frozenset(name for name, answer in answers.items() if answer is Answer.REFUSES)
+        if gone >= set(nodes):
+            raise NoSlurmdError(gone)
+        return gone
+
+    def _knocked(self, rows: Sequence[NodeRow]) -> dict[NodeName, Answer]:
+        port = slurmd_port(self.slurm) if any(row.port is None for row in rows) else 0
+        return TcpProber(self.clock).probe({row.name: (row.address, row.port or port) for row in rows}, KNOCK_S)
 
     @override
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
-        argv = [
-            "srun",
-            f"--nodes={len(launch.nodes)}",
-            f"--ntasks={launch.processes}",
-            "--distribution=arbitrary",
-        ]
+        # The host file says on how many nodes: from Slurm 24.11 on srun refuses --nodes beside arbitrary.
+        argv = ["srun", f"--ntasks={launch.processes}", "--distribution=arbitrary"]
         argv += [
             "--overlap",
             "--no-kill",
@@ -148,8 +203,8 @@ class SlurmBackend(Backend):
             "--export=ALL",
             f"--job-name={_step_name(launch)}",
         ]
-        argv += self._cpus(launch)
-        if launch.recipe.mpi and not any(option.startswith("--mpi=") for option in self.srun_options):
+        argv += [*self._cpus(launch), *self._gpus(launch)]
+        if launch.recipe.mpi and SRUN.alone(self.srun_options).last("mpi") is None:
             argv.append(f"--mpi={PMI}")
         starter = python_command("deeplink.scheduler.launch.rank", "--", *command)
         if launch.container is not None and launch.container.runtime == PYXIS:
@@ -159,25 +214,35 @@ class SlurmBackend(Backend):
         return [*argv, *self.srun_options, *starter]
 
     def _cpus(self, launch: Launch) -> list[str]:
-        least = _least_cpus(self.env.get("SLURM_JOB_CPUS_PER_NODE", "1"))
-        if launch.started < launch.per_node:
-            return [f"--cpus-per-task={least}"]  # one that starts all of the node's ranks needs all of its CPUs
+        there = [self.granted.cpus.get(facts.name, 1) for facts in launch.nodes]
+        if launch.starters:
+            return [
+                f"--cpus-per-task={min(there)}"
+            ]  # one that starts all of the node's ranks needs all of its CPUs
         each = self.env.get("SLURM_CPUS_PER_TASK", "")
         # Since 22.05 srun does not take it over by itself.
         options = [f"--cpus-per-task={each}"] if each.isdigit() else []
-        wanted = launch.per_node * (int(each) if each.isdigit() else 1)
-        return [*options, "--overcommit"] if wanted > least else options  # else srun refuses more ranks than CPUs
+        wanted = [ranks * (int(each) if each.isdigit() else 1) for ranks in launch.ranks]
+        # Else srun refuses more ranks than CPUs.
+        return [*options, "--overcommit"] if any(map(gt, wanted, there)) else options
+
+    def _gpus(self, launch: Launch) -> list[str]:
+        started = {facts.name: count for facts, count in zip(launch.nodes, launch.started, strict=True)}
+        return gpu_options(self.granted, started, starters=launch.starters, by_user=self.srun_options)
 
     @override
     def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
         hosts = self.folder / f"hosts.{launch.attempt}"
-        hosts.write_text("".join(f"{facts.node}\n" * launch.started for facts in launch.nodes), encoding="utf-8")
+        lines = [f"{facts.node}\n" for facts in launch.nodes]
+        hosts.write_text(
+            "".join(line * count for line, count in zip(lines, launch.started, strict=True)), encoding="utf-8"
+        )
         leave_host_file(launch)
-        env = step_environment(self.env, resources=True)
+        env = step_environment(self.env, resources=True, tasks=not launch.starters)
         # For this step alone: left in the environment, the file would bend every other srun of the user's script.
         env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: launch.packed()}
         argv = [self._srun(), *self.rank_command(launch, command)[1:]]
-        step = self.job, _step_name(launch)
+        step = OwnStep(self.job, self.address or self.slurm.job(self.job).address, _step_name(launch))
         return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart)
 
     @property
@@ -221,15 +286,17 @@ class SlurmBackend(Backend):
     @override
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
         try:
-            # A requeue while an allocated node is unreachable and not down restarts the job without its GPUs.
-            if not all(row.down for row in self.slurm.nodes(nodes)):
-                return False
             # Cut off for a while, we may be what is left of an older run: the job has been started again already.
             # And a controller that has just come up takes it for one that waits: it takes no order.
             job = self.slurm.job(self.job)
             if job.restarts != self.restart or job.state is JobState.PENDING:
                 return False
-            self.slurm.requeue(self.job)
+            # A requeue while an allocated node is unreachable and not down restarts the job without its GPUs. One
+            # that Slurm took from the job may be in service again.
+            allocated = [node for node in nodes if node in job.nodes]
+            if allocated and not all(row.down for row in self.slurm.nodes(allocated)):
+                return False
+            self.slurm.requeue(job.address)
         except DeepLinkError as problem:
             log.warning("asking Slurm about %s: %s", ", ".join(nodes), problem)
             return False
@@ -241,6 +308,9 @@ class SlurmBackend(Backend):
             told = standing(self.slurm, self.job)
         except DeepLinkError as problem:
             log.info("asking Slurm how the job stands: %s", problem)
+            return None
+        if told.job.state is JobState.OTHER:
+            log.info("Slurm has job %d in a state without a name here", self.job)
             return None
         ours = told.job.restarts == self.restart
         # A controller that has just come up takes running jobs for pending (22.05.8). Those that were put back
@@ -255,22 +325,43 @@ class SlurmBackend(Backend):
         )
 
     @override
+    def nodes_standing(self) -> NodesStanding | None:
+        try:
+            rows = self.slurm.nodes(self.nodes)
+            return nodes_standing(self.nodes, rows, self.slurm.job(self.job), self.restart)
+        except DeepLinkError as problem:
+            log.info("asking Slurm for the states of the nodes: %s", problem)
+            return None
+
+    @override
+    def unheard(self, nodes: Collection[NodeName]) -> Mapping[NodeName, bool] | None:
+        try:
+            rows = self.slurm.nodes(nodes)
+            answers = self._knocked(rows)
+        except DeepLinkError as problem:
+            log.info("asking Slurm for the states of the nodes: %s", problem)
+            return None if is_unanswered(problem) else {}
+        # We are sooner than Slurm, which pings its nodes now and then.
+        return {row.name: row.down for row in rows if row.down or not row.responding or answers[row.name].away}
+
+    @override
     def requeue(self, lost: Collection[NodeName]) -> bool:
         return self._back_into_the_queue(self.slurm.requeue, lost)
 
     @override
     def hold(self, because: str, lost: Collection[NodeName]) -> bool:
-        def hold(job: int) -> None:
+        def hold(job: JobAddress) -> None:
             try:
                 # First: whoever finds the job held finds the reason there.
-                self.slurm.comment_job(job, with_ours(self.slurm.comment(job), remark(f"{TAG}held: {because}")))
+                text = with_ours(self.slurm.comment(self.job), remark(f"{TAG}held: {because}"))
+                self.slurm.comment_job(job, text)
             except DeepLinkError as problem:
                 log.info("the job's comment: %s", problem)
             self.slurm.hold(job)
 
         return self._back_into_the_queue(hold, lost)
 
-    def _back_into_the_queue(self, order: Callable[[int], object], lost: Collection[NodeName]) -> bool:
+    def _back_into_the_queue(self, order: Callable[[JobAddress], object], lost: Collection[NodeName]) -> bool:
         given_up, unanswered = self.clock.monotonic() + GIVEN_UP_S, self.clock.monotonic() + ANSWER_S
         ordered = False
         while True:
@@ -285,7 +376,7 @@ class SlurmBackend(Backend):
                     why = f"{', '.join(away)} was lost, and Slurm has not given it up"
                 else:
                     ordered = True
-                    order(self.job)
+                    order(job.address)
                     return True
                 if self.clock.monotonic() >= given_up:
                     log.warning("the job stays: %s", why)
@@ -302,12 +393,3 @@ class SlurmBackend(Backend):
 
 def _step_name(launch: Launch) -> str:
     return f"deeplink-{launch.attempt}"
-
-
-def _least_cpus(text: str) -> int:
-    """Return the smallest number in SLURM_JOB_CPUS_PER_NODE.
-
-    >>> _least_cpus("8(x3),2")
-    2
-    """
-    return min(int(part.partition("(")[0]) for part in text.split(","))

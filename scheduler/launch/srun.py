@@ -7,6 +7,7 @@ import logging
 import queue
 import signal
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.failure import Failed
     from deeplink.scheduler.slurm.client import Slurm
+    from deeplink.scheduler.slurm.job_address import JobAddress
+    from deeplink.types import NodeName
 
 log = logging.getLogger(__name__)
 
@@ -38,22 +41,31 @@ TAKEN_S = 60.0
 
 
 class SlurmAgents(AgentStep):
-    """One srun step with an agent per node; the token goes in by standard input, the announcements come out.
+    """One srun step with an agent per node; the secret goes in by standard input, the announcements come out.
 
     Args:
         argv: the srun command.
         env: its environment.
-        token: what the agents are told.
+        secret: what the agents are told.
         logfile: where they and srun log.
         count: how many agents there will be.
+        gone: nodes that were left out.
     """
 
     starter = "srun"
     doubt = "Does `scontrol ping` answer, and what does `squeue --steps` say of the job?"
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, token: str, logfile: Path, count: int
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        secret: str,
+        logfile: Path,
+        count: int,
+        gone: frozenset[NodeName] = frozenset(),
     ) -> None:
+        self.gone = gone
         self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=count)  # each says one line
         self._logfile = logfile
         with logfile.open("ab") as errors:
@@ -65,7 +77,7 @@ class SlurmAgents(AgentStep):
         self._reader.start()
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # srun failed at once; `ended` will tell
-                self._process.stdin.write(f"{token}\n".encode())
+                self._process.stdin.write(f"{secret}\n".encode())
                 self._process.stdin.flush()
 
     def _read(self) -> None:
@@ -100,6 +112,21 @@ class SlurmAgents(AgentStep):
                     pipe.close()
 
 
+@dataclass(frozen=True, slots=True)
+class OwnStep:
+    """A step of the job we run in.
+
+    Attributes:
+        job: the job's raw id.
+        address: how commands that change the job name it.
+        name: the step's.
+    """
+
+    job: int
+    address: JobAddress
+    name: str
+
+
 class SlurmRanks(RankStep):
     """The rank step: srun in the foreground of the job's output, its failures overheard.
 
@@ -114,7 +141,7 @@ class SlurmRanks(RankStep):
         argv: Sequence[str],
         env: Mapping[str, str],
         slurm: Slurm,
-        step: tuple[int, str],
+        step: OwnStep,
         noted: Callable[[int], None],
         *,
         restart: int,
@@ -122,7 +149,7 @@ class SlurmRanks(RankStep):
     ) -> None:
         self._argv, self._env, self._noted = tuple(argv), env, noted
         self._slurm, self._clock = slurm, clock or SystemClock()
-        (self._job, self._name), self._restart = step, restart
+        self._own, self._restart = step, restart
         self._tries_end = self._clock.monotonic() + UNANSWERED_S
         self._taken_since: float | None = None  # for how long there has been no memory
         self._has_begun = False  # Slurm knows the step: there are ranks, or there were
@@ -172,19 +199,19 @@ class SlurmRanks(RankStep):
 
     def _look(self) -> None:
         try:
-            self._is_elsewhere = self._slurm.job(self._job).restarts > self._restart
+            self._is_elsewhere = self._slurm.job(self._own.job).restarts > self._restart
         except DeepLinkError as problem:
             if is_unanswered(problem):
                 self._taken_since = None  # what is taken nobody says by now
                 return
-            log.info("job %d: %s", self._job, problem)  # srun will be told the same
+            log.info("job %s: %s", self._own.address, problem)  # srun will be told the same
         self._may_begin = not self._is_elsewhere
 
     def _note(self) -> None:
         try:
             number = self._number()
         except DeepLinkError as problem:
-            log.info("the number of step %s: %s", self._name, problem)
+            log.info("the number of step %s: %s", self._own.name, problem)
         else:
             if number is not None:
                 self._has_begun = True
@@ -207,6 +234,9 @@ class SlurmRanks(RankStep):
 
     @override
     def failed(self) -> Failed:
+        code = self._process.poll()
+        if code and not self._watcher.is_rank_named:
+            return self._watcher.failed_itself(128 - code if code < 0 else code)
         return self._watcher.failed()
 
     @override
@@ -221,7 +251,7 @@ class SlurmRanks(RankStep):
     def _number(self) -> int | None:
         # A step that was only just started is not known yet; a signal that came so early must not be lost.
         for _ in range(_MOST_LOOKS):
-            step = self._slurm.steps(self._job).get(self._name)
+            step = self._slurm.steps(self._own.job).get(self._own.name)
             if step is not None or self._process.poll() is not None:
                 return step
             SystemClock().sleep(_LOOK_AGAIN_S)
@@ -231,11 +261,12 @@ class SlurmRanks(RankStep):
         try:
             step = self._number()
             if step is None:
-                log.warning("step %s of job %d is not known to Slurm", self._name, self._job)
+                log.warning("step %s of job %s is not known to Slurm", self._own.name, self._own.address)
             else:
-                self._slurm.cancel_step(self._job, step, signal=number.name.removeprefix("SIG") if number else "")
+                signal_name = number.name.removeprefix("SIG") if number else ""
+                self._slurm.cancel_step(self._own.address, step, signal=signal_name)
         except DeepLinkError as problem:
-            log.info("scancel of step %s: %s", self._name, problem)  # also said where the step ended meanwhile
+            log.info("scancel of step %s: %s", self._own.name, problem)  # also said where the step ended meanwhile
 
     @override
     def abandon(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.options import SRUN, CommandLine, names
 from deeplink.scheduler.slurm.submission import SPARES_VARIABLE
+from deeplink.scheduler.slurm.within import is_in_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +24,13 @@ _TRAINERS = re.compile(r"(?<![\w.-])(python[0-9.]*|torchrun|accelerate|deepspeed
 
 # Options of srun that a rank step takes over as they are.
 _TAKEN_OVER = names(
-    """acctg-freq bcast chdir compress cpu-bind cpu-freq cpus-per-gpu cpus-per-task error gpu-bind gpu-freq gpus
+    """acctg-freq bcast chdir compress cpu-bind cpu-freq cpus-per-gpu cpus-per-task error gpu-bind gpu-freq
     gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input label mem mem-bind mem-per-cpu
     mem-per-gpu mpi open-mode output profile propagate quiet task-epilog task-prolog threads-per-core time
     tres-per-task unbuffered verbose wait"""
 )
 # Those that say what a rank step does anyway, or how it is laid out, which is ours to say.
-_ANSWERED = names("job-name kill-on-bad-exit no-kill nodes ntasks ntasks-per-node overcommit overlap")
+_ANSWERED = names("gpus job-name kill-on-bad-exit no-kill nodes ntasks ntasks-per-node overcommit overlap")
 
 
 class RendezvousError(DeepLinkError):
@@ -65,7 +66,7 @@ def in_rank(env: Mapping[str, str]) -> bool:
 
 
 def _in_batch_script(env: Mapping[str, str]) -> bool:
-    return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env and not in_rank(env)
+    return "SLURM_JOB_ID" in env and not is_in_step(env) and not in_rank(env)
 
 
 def srun_becomes(
@@ -86,6 +87,8 @@ def srun_becomes(
             continue
         if not option.known or option.name not in _TAKEN_OVER | _ANSWERED:
             return LeftAlone(f"--{option.name} is not one a rank step takes over")
+        if option.name == "gpus" and option.value != env.get("SLURM_GPUS"):
+            return LeftAlone("it is for a part of the GPUs")
     if not trains(line.rest, read):
         return LeftAlone("the command is no training")
     shape = _shape(line, env)
@@ -100,7 +103,7 @@ def srun_becomes(
     ]
     arguments = [
         f"--nnodes={count}",
-        f"--nproc-per-node={per_node}",
+        *([f"--nproc-per-node={per_node}"] if per_node else []),
         *(f"--srun-option={word}" for word in handed),
     ]
     return BecomesRun((*arguments, "--", *line.rest))
@@ -130,7 +133,10 @@ def trains(command: Sequence[str], read: Callable[[str], str]) -> bool:
 
 
 def _shape(line: CommandLine, env: Mapping[str, str]) -> LeftAlone | tuple[int, int]:
-    """Return how many nodes and how many ranks on each an srun asks for, if it is all nodes but the spares."""
+    """Return how many nodes and how many ranks on each an srun asks for, if it is all nodes but the spares.
+
+    0 ranks: on each node the tasks that Slurm gave it.
+    """
     allocated = _number(env.get("SLURM_JOB_NUM_NODES")) or 1
     spares = _number(env.get(SPARES_VARIABLE)) or 0
     most = allocated - spares
@@ -140,16 +146,16 @@ def _shape(line: CommandLine, env: Mapping[str, str]) -> LeftAlone | tuple[int, 
         return LeftAlone("it is for a part of the nodes")
     count = most
     each, tasks = line.last("ntasks-per-node"), line.last("ntasks")
+    of_job = _number(env.get("SLURM_NTASKS")) or _number(env.get("SLURM_NTASKS_PER_NODE"))
     if each is not None:
         per_node = _number(each.value)
-    elif tasks is not None:
+    elif tasks is None:
+        return count, 0 if of_job else 1
+    elif tasks.value == env.get("SLURM_NTASKS"):
+        return count, 0
+    else:
         wanted = _number(tasks.value) or 0
         per_node = wanted // count if wanted % count == 0 else None
-    elif _number(env.get("SLURM_NTASKS_PER_NODE")):
-        per_node = _number(env.get("SLURM_NTASKS_PER_NODE"))
-    else:  # --ntasks of the job is over all its nodes, those that rest too
-        wanted = _number(env.get("SLURM_NTASKS")) or allocated
-        per_node = wanted // allocated if wanted % allocated == 0 else None
     if not per_node:
         return LeftAlone("its tasks do not spread evenly over the nodes")
     return count, per_node
@@ -203,7 +209,7 @@ def torchrun_in_rank(words: Sequence[str], env: Mapping[str, str]) -> list[str]:
     return [*here, *there, f"--rdzv-id={env['DEEPLINK_ATTEMPT']}", *kept, *words[place:]]
 
 
-_TORCHRUN_FLAGS = names("standalone module no-python run-path help m h")
+_TORCHRUN_FLAGS = names("standalone module no-python run-path virtual-local-rank help m h")
 
 
 def _canonical(name: str) -> str:

@@ -1,10 +1,11 @@
-"""How the job stands with Slurm: asked from a thread, since Slurm may take its time, and never waited for."""
+"""How the job stands with Slurm: asked from a thread, since Slurm may take its time."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from deeplink.scheduler.launch.lastanswer import LastAnswer
 
 if TYPE_CHECKING:
     from deeplink.clock import Clock
@@ -55,50 +56,34 @@ class Desk:
     """
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
-        self._backend, self._clock = backend, clock
-        self._thread: threading.Thread | None = None
-        self._asked = self._answered = float("-inf")  # when the newest question was asked, and the newest answered
-        self._answer: Standing | None = None
-
-    def ask(self) -> None:
-        """Ask now, unless a question is under way."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._run, args=(self._clock.monotonic(),), name="deeplink-standing", daemon=True
-            )
-            self._thread.start()
+        self._clock = clock
+        self._last = LastAnswer(backend.standing, clock, "deeplink-standing")
 
     def tick(self) -> None:
         """Ask, if it is time to."""
         left = self.left_s()
         pause = SELDOM_S if left is None else min(SELDOM_S, max(OFTEN_S, left / 4))
-        if self._answer is None:
+        if self._last.value is None:
             pause = OFTEN_S  # nobody has said yet whether there is a limit
-        if self._clock.monotonic() - self._asked >= pause:
-            self.ask()
+        if self._clock.monotonic() - self._last.asked >= pause:
+            self._last.ask()
 
     def press(self, moment: float) -> None:
         """Ask, and again after a while, until there is an answer to a question asked at `moment` or later."""
-        if self._answered < moment and self._clock.monotonic() - self._asked >= AGAIN_S:
-            self.ask()
+        if self._last.answered < moment and self._clock.monotonic() - self._last.asked >= AGAIN_S:
+            self._last.ask()
 
     def since(self, moment: float) -> Standing | None:
         """Return the answer to a question asked at `moment` or later; None while there is none."""
-        return self._answer if self._answered >= moment else None
+        return self._last.value if self._last.answered >= moment else None
 
     def left_s(self) -> float | None:
         """Return the seconds until the time limit as of now; None where there is none, or nobody says."""
-        if self._answer is None or self._answer.left_s is None:
+        if self._last.value is None or self._last.value.left_s is None:
             return None
-        return self._answer.left_s - (self._clock.monotonic() - self._answered)
+        return self._last.value.left_s - (self._clock.monotonic() - self._last.answered)
 
     @property
     def requeueable(self) -> bool:
         """Whether Slurm said that it may start the job again."""
-        return self._answer is not None and self._answer.requeueable
-
-    def _run(self, asked: float) -> None:
-        answer = self._backend.standing()
-        if answer is not None:
-            self._answer, self._answered = answer, asked
-        self._asked = asked
+        return self._last.value is not None and self._last.value.requeueable

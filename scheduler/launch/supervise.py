@@ -22,7 +22,8 @@ from deeplink.scheduler.launch.muster import muster
 from deeplink.scheduler.launch.order import Layout, Order, lay_out
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.rescue import TICK_S, Rescue
-from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide, is_alone
+from deeplink.scheduler.launch.service import Service
+from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide, is_alone, too_few
 from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
 from deeplink.wording import counted
 
@@ -91,7 +92,8 @@ class Supervisor:
         self._chronicle, self._clock, self._policy = chronicle, clock, policy or Policy()
         self._here = backend.here
         self._account = Account(backend, fleet, chronicle, clock)
-        self._rescue = Rescue(backend, fleet, chronicle, clock=clock, doubt_s=self._policy.doubt_s)
+        self._service = Service(backend, clock)
+        self._rescue = Rescue(backend, fleet, chronicle, self._service, clock=clock, doubt_s=self._policy.doubt_s)
         self._progress = Progress()
         self._log = Log(file_of(backend.folder, order.command), backend.restart, self._progress)
         self._liaison = Liaison(
@@ -133,28 +135,33 @@ class Supervisor:
         running = self._start(self._usable)
         while True:
             verdict = self._watch(running)
-            if verdict.move is Move.RELAUNCH:
-                running = self._relaunch(running, verdict)
-            elif verdict.move is Move.STRANDED:
-                self._strand(running, verdict)
-                if not self._is_rescued(verdict.lost):
-                    if self._rescue.is_elsewhere and self.ending is None:
-                        return self._finish(running, replace(verdict, move=Move.ELSEWHERE))
-                    told = self.ending.name if self.ending else ""
-                    return self._ends.leave_stranded(verdict, told, self._begun)
-                self._account.add(self._rescue.found)
-                silence = self._fleet.silence()
-                self._usable += [one for one in verdict.lost if silence[one].answer_s < self._policy.doubt_s]
-                running = self._start_next(self._mustered(), running)
-            else:
+            if verdict.move not in {Move.RELAUNCH, Move.STRANDED}:
                 return self._finish(running, verdict)
+            chosen: list[NodeName] = []
+            if verdict.move is Move.RELAUNCH:
+                chosen = self._relaunch(running, verdict)
+                verdict = verdict if chosen else too_few(verdict, self._service.word.taken, self._fleet.facts)
+            if verdict.move is Move.STRANDED:
+                self._strand(running, verdict)
+                chosen = self._rescued(verdict.lost)
+            if not chosen:
+                if self._rescue.is_elsewhere and self.ending is None:
+                    return self._finish(running, replace(verdict, move=Move.ELSEWHERE))
+                told = self.ending.name if self.ending else ""
+                return self._ends.leave_stranded(verdict, told, self._begun)
+            running = self._start_next(chosen, running)
 
     def _start(self, candidates: Collection[NodeName], before: Collection[NodeName] = ()) -> _Running:
         chosen = set(candidates)
         facts = {node: one for node, one in self._fleet.facts.items() if node in chosen}
         port = self._backend.port_for(self._attempt)
         order = replace(self._order, count=self._order.count_for(len(facts)) or self._order.count)
-        layout = lay_out(order, self._attempt, facts, port=port, before=before)
+        restarts = self._backend.restart + self._begun
+        most = self._policy.limits.most_relaunches
+        most = restarts + self._policy.limits.most_fruitless if most is None else most
+        layout = lay_out(
+            order, self._attempt, facts, port=port, before=before, restarts=restarts, max_restarts=most
+        )
         self._progress.begin(self._clock.monotonic(), relaunch=self._begun > 0)
         self._hangs.begin(layout.launch)
         self._liaison.begin()
@@ -291,7 +298,8 @@ class Supervisor:
         self.has_lost = self.has_lost or bool(lost)
         self._usable = [node for node in self._usable if node not in lost]
 
-    def _relaunch(self, running: _Running, verdict: Verdict) -> _Running:
+    def _relaunch(self, running: _Running, verdict: Verdict) -> list[NodeName]:
+        """End the ranks and return the nodes for the next ones; empty where too few are left to us."""
         self._open(verdict, Action.RELAUNCH)
         if verdict.cause is Cause.HANG and not verdict.slow:
             verdict = self._located(verdict)
@@ -302,10 +310,14 @@ class Supervisor:
         self._account.enter(Phase.RECOVERING, verdict.because)
         self._while_listening(running.step.kill)
         self._log.note(verdict.cause or Cause.UNKNOWN, verdict.code, self._clock.monotonic())
-        return self._start_next(self._mustered(verdict.suspects), running)
+        return self._mustered(verdict.suspects)
 
     def _mustered(self, suspects: Collection[NodeName] = ()) -> list[NodeName]:
-        return muster(
+        """Return the nodes for the next attempt, by Slurm's word too; empty where they are too few."""
+        word = self._service.look(self._listen)
+        before = self._usable
+        self._forget(word.taken)
+        chosen = muster(
             self._usable,
             self._order.count,
             silence=self._fleet.silence(),
@@ -313,7 +325,10 @@ class Supervisor:
             here=self._here,
             suspects=suspects,
             sick=self._fleet.sick(),
+            out=word.out,
         )
+        self._service.tell(self._chronicle, before, chosen)
+        return chosen if self._order.count_for(len(chosen)) else []
 
     def _located(self, verdict: Verdict) -> Verdict:
         """Return the verdict with what was found of where the ranks are: asked before any of them is ended."""
@@ -332,15 +347,24 @@ class Supervisor:
         self._account.enter(Phase.STRANDED, verdict.because)
         self._while_listening(running.step.kill)
 
-    def _is_rescued(self, lost: Collection[NodeName]) -> bool:
-        return self._rescue.wait(
-            lost,
-            self._order.strand_timeout_s,
+    def _rescued(self, lost: Collection[NodeName]) -> list[NodeName]:
+        """Wait until enough nodes answer again and return those for the next attempt; empty where they do not."""
+        deadline = self._clock.monotonic() + self._order.strand_timeout_s
+        while self._rescue.wait(
+            [node for node in lost if node not in self._usable],
+            deadline - self._clock.monotonic(),
             others=tuple(self._usable),
             enough=lambda nodes: self._order.count_for(nodes) > 0,
             listen=self._listen,
             told_to_end=lambda: self.ending is not None,
-        )
+        ):
+            self._account.add(self._rescue.found)
+            silence, taken = self._fleet.silence(), self._service.word.taken
+            away = [node for node in lost if node not in (*self._usable, *taken)]
+            self._usable += [node for node in away if silence[node].answer_s < self._policy.doubt_s]
+            if chosen := self._mustered():
+                return chosen
+        return []
 
     def _while_listening(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="deeplink-kill", daemon=True)

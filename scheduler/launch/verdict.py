@@ -24,7 +24,7 @@ from deeplink.scheduler.launch.failure import Cause, Failed, Limits, Ran, Tried,
 from deeplink.scheduler.watch.records import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from deeplink.scheduler.launch.watched import Silence
     from deeplink.scheduler.watch.records import Finding
@@ -157,6 +157,19 @@ def decide(seen: Evidence, policy: Policy) -> Verdict:
         because = f"agents on {', '.join(deaf)} are silent, most at once, and their machines answer"
         return Verdict(move=Move.WAIT, because=f"{because}; touching nothing", kind=Kind.AGENTS_SILENT)
     return _about_late(seen, policy) if seen.hung or seen.slow else Verdict(move=Move.CARRY_ON)
+
+
+def too_few(verdict: Verdict, taken: Iterable[NodeName], known: Container[NodeName]) -> Verdict:
+    """Return that the job is stranded: Slurm has taken nodes from it that the verdict counted on.
+
+    Args:
+        verdict: that the ranks are to be started again.
+        taken: the nodes that are no longer the job's.
+        known: those whose agents came up; of any other there is no silence to tell.
+    """
+    lost = (*verdict.lost, *(node for node in taken if node in known and node not in verdict.lost))
+    because = f"{verdict.because}; too few nodes are left to the job"
+    return Verdict(move=Move.STRANDED, because=because, lost=lost, kind=Kind.JOB_STRANDED, cause=Cause.NODE_LOST)
 
 
 def _lost_and_deaf(seen: Evidence, policy: Policy) -> tuple[tuple[NodeName, ...], tuple[NodeName, ...]]:

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from deeplink.resolving import split_address
 from deeplink.scheduler.slurm.client import SLURMD_PORT
 from deeplink.scheduler.watch.messages import finding_from_wire
 from deeplink.scheduler.watch.records import RecordError
 from deeplink.v1 import node_pb2, node_pb2_grpc
-from deeplink.wire import open_channel
+from deeplink.wary import NEVER_OURS, agent_channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +71,7 @@ class Watched:
 
     Attributes:
         facts: what it said when it came up.
-        token: what every call carries.
+        token: what every call carries, of the attempt that runs.
         heard: when something last came back.
         asked_and_answered: when the newest question that was answered had been asked.
         asked: when it was last asked.
@@ -83,18 +84,19 @@ class Watched:
         unix: what its clock showed, and when it told; 0 while it has not.
         boot_before: of the agent before this one.
         well_since: it has answered ever since without a gap.
+        is_stranger: what listens at its port is not it: that is asked no more, for each question shows the token.
     """
 
     facts: NodeFacts
-    token: str
-    channel: grpc.Channel
-    stub: Any
     heard: float
     asked_and_answered: float
     reached: float
     reached_since: float
     opened: float
     well_since: float
+    token: str = ""
+    channel: grpc.Channel = field(init=False)
+    stub: Any = field(init=False)
     slurmd: tuple[str, int] | None = None
     asked: float = 0.0
     refused_since: float | None = None
@@ -105,21 +107,18 @@ class Watched:
     unix: tuple[float, float] = (0.0, 0.0)
     boot_id: str = ""
     boot_before: str = ""
+    is_stranger: bool = False
     _newest: float = float("-inf")  # when what was answered last was asked; no stall moves it
-    _pending: list[tuple[float, Any]] = field(default_factory=list)
+    _pending: list[tuple[float, str, Any]] = field(default_factory=list)
     _knock: socket.socket | None = None
     _knocked: float = 0.0
     _at_slurmd: bool = False  # the knock under way, or else the next one
 
     @classmethod
-    def begun(cls, facts: NodeFacts, token: str, now: float) -> Self:
+    def begun(cls, facts: NodeFacts, now: float) -> Self:
         """Return one that has just come up."""
-        channel = open_channel(facts.address, token)
         return cls(
             facts,
-            token,
-            channel,
-            node_pb2_grpc.NodeStub(channel),
             heard=now,
             asked_and_answered=now,
             reached=now,
@@ -129,6 +128,13 @@ class Watched:
             slurmd=slurmd_of(facts.address),
         )
 
+    def __post_init__(self) -> None:
+        self._open()
+
+    def _open(self) -> None:
+        self.channel = agent_channel(self.facts.address, lambda: self.token)
+        self.stub = node_pb2_grpc.NodeStub(self.channel)
+
     def close(self) -> None:
         """Let go of every connection."""
         self._end_knock()
@@ -137,8 +143,7 @@ class Watched:
     def reopen(self, now: float) -> None:
         """Speak over a fresh connection."""
         self.channel.close()
-        self.channel = open_channel(self.facts.address, self.token)
-        self.stub = node_pb2_grpc.NodeStub(self.channel)
+        self._open()
         self.opened, self._pending = now, []
 
     def forgive(self, stall: float, now: float) -> None:
@@ -153,22 +158,27 @@ class Watched:
     def is_due(self, now: float, pressed: float) -> bool:
         """Whether it is to be asked: it is time, or was at the moment `pressed`, and not too much is under way."""
         is_time = now - self.asked >= POLL_S or self.asked < pressed <= now
-        return is_time and len(self._pending) < MOST_IN_FLIGHT
+        return is_time and len(self._pending) < MOST_IN_FLIGHT and not self.is_stranger
 
     def ask(self, request: node_pb2.StatusRequest, now: float) -> None:
         """Ask it how it is."""
         self.asked = now
-        self._pending.append((now, self.stub.Status.future(request, timeout=ANSWER_S)))
+        self._pending.append((now, self.token, self.stub.Status.future(request, timeout=ANSWER_S)))
 
     def harvest(self, now: float, reports: list[common_pb2.Progress]) -> bool:
         """Take in what has come back; returns whether a question failed at once, as where nobody listens."""
         waiting = []
         failed = False
-        for asked, call in self._pending:
+        for asked, token, call in self._pending:
             if not call.done():
-                waiting.append((asked, call))
+                waiting.append((asked, token, call))
             elif call.cancelled() or call.exception() is not None:
                 failed = True
+                # Of a token that has ended since, a refusal says nothing: its agent has heard of the next attempt.
+                is_of_now = token == self.token and not call.cancelled()
+                self.is_stranger |= is_of_now and call.code() in NEVER_OURS
+            elif call.result().node != self.facts.node:
+                self.is_stranger = failed = True
             else:
                 self._hear(call.result(), asked, now, reports)
         self._pending = waiting
@@ -219,7 +229,7 @@ class Watched:
         pause = POLL_S if failed or self.refused_since is not None else 2 * POLL_S
         if now - max(self.heard, self.reached) <= pause and not (failed and self.refused_since is None):
             return False
-        host, port = self.slurmd if self._at_slurmd and self.slurmd else parted(self.facts.address)
+        host, port = self.slurmd if self._at_slurmd and self.slurmd else split_address(self.facts.address)
         try:
             knock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as problem:  # no more files may be opened
@@ -252,6 +262,8 @@ class Watched:
             self.refused_since = now if self.refused_since is None else self.refused_since
         elif outcome != 0:
             self.lives = float("-inf")  # the machine lives, and has lost what ran there
+            if self.refused_since is not None:  # that it refused till now was no contact either
+                self.reached = min(self.reached, self.refused_since)
             return False
         else:
             self.refused_since = None
@@ -271,23 +283,13 @@ class Watched:
         )
 
 
-def parted(address: str) -> tuple[str, int]:
-    """Return host and port of an agent's address.
-
-    >>> parted("10.0.0.7:7411"), parted("[fe80::1]:7411")
-    (('10.0.0.7', 7411), ('fe80::1', 7411))
-    """
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def slurmd_of(address: str) -> tuple[str, int] | None:
     """Return where slurmd of an agent's machine listens; None on loopback, where nodes are no machines.
 
     >>> slurmd_of("10.0.0.7:7411"), slurmd_of("127.0.0.1:7411")
     (('10.0.0.7', 6818), None)
     """
-    host, _ = parted(address)
+    host, _ = split_address(address)
     try:
         return None if ip_address(host).is_loopback else (host, SLURMD_PORT)
     except ValueError:  # a name

@@ -67,9 +67,10 @@ class Whereabouts:
         self._question: Question | None = None
         self._looked = clock.monotonic()
         self._nodes: dict[int, NodeName] = {}  # by rank, as agents answer
-        for number, facts in enumerate(launch.nodes):
-            first = number * launch.per_node
-            self._nodes.update(dict.fromkeys(range(first, first + launch.per_node), facts.name))
+        first = 0
+        for facts, ranks in zip(launch.nodes, launch.ranks, strict=True):
+            self._nodes.update(dict.fromkeys(range(first, first + ranks), facts.name))
+            first += ranks
 
     def node_of(self, rank: int) -> NodeName | None:
         """Return the node that runs the rank; None where there is no such rank."""

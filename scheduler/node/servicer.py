@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deeplink.types import Attempt, NodeName
     from deeplink.v1 import common_pb2
 
+REPORT = "/deeplink.v1.Node/Report"
 KEPT_REPORTS = 1024
 """Progress records kept; older ones give way. 8 ranks at 3 reports/s: the last 40 s."""
 KEPT_JOBS = 256

@@ -24,8 +24,8 @@ from deeplink.scheduler.node.asking import ASKING, answer_file, catches
 from deeplink.scheduler.node.flight import ask_for_dump, flight_file, newest_collectives
 from deeplink.scheduler.node.rankprocesses import GONE, ProcessTable, RankProcess, Reported, rank_processes
 from deeplink.scheduler.slurm import command as processes
-from deeplink.scheduler.watch.records import sayable
 from deeplink.v1 import node_pb2
+from deeplink.wording import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,7 +118,7 @@ class Stacks:
         for answer in done:
             source, text, flight = answer.result()
             record = records[asked[answer]]
-            record.source, record.text, record.flight = source, sayable(text[:MOST_TEXT]), flight
+            record.source, record.text, record.flight = source, printable_lines(text[:MOST_TEXT]), flight
         pool.shutdown(wait=False, cancel_futures=True)
 
     def _stack(self, one: RankProcess, deadline: float) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from deeplink.private import private_folder
 from deeplink.scheduler.planner.lock import folder_of, lock_path, name_of, runs
 from deeplink.scheduler.slurm.command import detach
 
@@ -43,7 +44,7 @@ def ensure_planner(state: Path, env: Mapping[str, str] | None = None) -> int | N
         return None
     log = log_path(state, env)
     with contextlib.suppress(OSError):
-        folder_of(state).mkdir(parents=True, exist_ok=True)
+        private_folder(folder_of(state))
         if log.exists() and log.stat().st_size > MOST_LOG:
             os.truncate(log, 0)
         more = ("--prefetch",) if env.get(VARIABLE) == "prefetch" else ()

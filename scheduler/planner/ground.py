@@ -14,8 +14,9 @@ from deeplink.scheduler.wish.room import CannotRunError, Rooms, rooms_of
 from deeplink.scheduler.wish.scale import Machines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from deeplink.scheduler.wish.decide import Weighed
     from deeplink.scheduler.wish.decision import Ask, Decision
     from deeplink.scheduler.wish.site import Site
     from deeplink.scheduler.wish.state import Now
@@ -62,10 +63,12 @@ class Survey(Ground):
         site: where they hang.
         residency: where the data of a job lies, by the names of its datasets.
         machines: how fast they are.
+        settle: holds a wish for a job that must not have these nodes against Slurm's own choice (`wish.settle`).
     """
 
     now: Now
     site: Site
+    settle: Callable[[Ask, Weighed, frozenset[NodeName]], Decision]
     residency: Mapping[tuple[str, ...], Residency] = field(default_factory=dict)
     machines: Machines = field(default_factory=Machines)
 
@@ -95,7 +98,7 @@ class Survey(Ground):
             taken=kept,
             machines=self.machines,
         )
-        return decide(ask, around).decision
+        return self.settle(ask, decide(ask, around), kept)
 
     def _free(self, now: Now, ask: Ask, excluded: frozenset[NodeName]) -> frozenset[NodeName]:
         rooms = rooms_of(ask, now, dead=self.site.ties.dead, taken=excluded)

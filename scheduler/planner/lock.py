@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.private import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,7 +67,7 @@ def holding(path: Path, since_unix: float) -> Iterator[None]:
         PlannerLockError: the lock cannot be made.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         opened = path.open("a+", encoding="utf-8")
     except OSError as problem:
         raise PlannerLockError(path, problem.strerror or str(problem)) from problem

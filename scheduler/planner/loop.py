@@ -29,7 +29,7 @@ INTERVAL_S = 10.0
 SOON_S = 3.0
 """After a wish for nodes: Slurm's main scheduler has come by then (measured: within 2.6 s with its defaults)."""
 SLOW_S = 60.0
-"""While nothing waits. Running jobs are still looked at whose wish for nodes would bind them after a requeue."""
+"""While nothing waits."""
 LONGEST_AWAY_S = 120.0
 
 
@@ -40,12 +40,10 @@ class Round:
     Attributes:
         moves: about jobs that wait.
         problems: changes that Slurm refused, by job.
-        bound: running jobs that would wait for their wished nodes, were they started again.
     """
 
     moves: tuple[Move, ...] = ()
     problems: dict[int, str] = field(default_factory=dict)
-    bound: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,12 +86,10 @@ class Planner:
             SlurmTextError, SurveyTextError, UnknownStateError: what it said cannot be read.
         """
         queue = read_queue(self.slurm.run)
-        mine = [job for row in queue if (job := self._mine(row))]
-        waiting = [job for job in mine if job.row.waits]
-        bound = tuple(int(job.row.id) for job in mine if not job.row.waits and job.pinned)
+        waiting = [job for row in queue if row.waits and (job := self._mine(row))]
         if not waiting:
             self._memories.clear()
-            return Round(bound=bound)
+            return Round()
         moves = plan(waiting, queue, self.ground(waiting), self.clock.unix())
         self._memories = {move.job.row.label: move.memory for move in moves}
         problems: dict[int, str] = {}
@@ -101,7 +97,7 @@ class Planner:
             problem = self._carry_out(move)
             if problem:
                 problems[move.job.row.id] = problem
-        return Round(moves=tuple(moves), problems=problems, bound=bound)
+        return Round(moves=tuple(moves), problems=problems)
 
     def tick(self) -> float:
         """Go round once, whatever Slurm does; return how long to wait before the next."""
@@ -132,13 +128,13 @@ class Planner:
     def needed(self) -> bool:
         """Whether a job of ours waits at this moment, as far as Slurm tells."""
         try:
-            return any(self._mine(row) for row in read_queue(self.slurm.run) if row.waits)
+            return any(row.waits and self._mine(row) for row in read_queue(self.slurm.run))
         except DeepLinkError:
             return False
 
     def _pause_after(self, done: Round) -> float:
         self._over = not done.moves
-        self._idle_rounds = 0 if done.moves or done.bound else self._idle_rounds + 1
+        self._idle_rounds = 0 if done.moves else self._idle_rounds + 1
         if any(wishes_nodes(move.decision) for move in done.moves):
             return min(SOON_S, self.interval_s)
         return self.interval_s if done.moves else max(SLOW_S, self.interval_s)
@@ -154,17 +150,12 @@ class Planner:
             return None
         if not known:
             return None
-        last = known[-1]
+        last, memory = known[-1], self._memories.get(row.label, Memory())
         wish = last.decision
-        if row.waits and wishes_nodes(wish) and not row.required:
+        if wishes_nodes(wish) and not row.required:
             wish = replace(wish, kind=Kind.NOTHING, nodes=())  # somebody took it back
-        return Mine(
-            row=row,
-            ask=last.ask,
-            wish=wish,
-            wished_at=last.unix,
-            memory=self._memories.get(row.label, Memory()),
-        )
+            memory = replace(memory, named=True)
+        return Mine(row=row, ask=last.ask, wish=wish, wished_at=last.unix, memory=memory)
 
     def _carry_out(self, move: Move) -> str:
         """Change the job and write it down; return why Slurm refused, if it did."""
@@ -179,9 +170,10 @@ class Planner:
             if job.pinned and not job.memory.told:  # as it was submitted
                 self._tell_wished(move)
             return self._done(move)
-        argv = ("scontrol", "update", f"jobid={job.row.id}", *(f"{key}={value}" for key, value in fields.items()))
+        changes = (f"{key}={value}" for key, value in fields.items())
+        argv = ("scontrol", "update", f"jobid={job.row.address}", *changes)
         try:
-            self.slurm.update_job(job.row.id, **fields)
+            self.slurm.update_job(job.row.address, **fields)
         except command.CommandError as refused:
             memory = replace(job.memory, refusals=job.memory.refusals + 1)
             self._memories[job.row.label] = memory
@@ -220,15 +212,15 @@ class Planner:
             log.warning("what was decided for job %s cannot be written down: %s", job.row.label, problem)
 
 
-def read_queue(run: command.Runner) -> list[Row]:
-    """Return all jobs that have not ended, of all users, in one question.
+def read_queue(run: command.Runner, *options: str) -> list[Row]:
+    """Return all jobs that have not ended, of all users, in one question; with options of squeue fewer.
 
     Raises:
         SlurmTextError, UnknownStateError: it cannot be read.
         CommandError, CommandMissingError, CommandTimeoutError: see `command.run`.
     """
     separator = fresh_separator()
-    return parse_queue(run(arguments(separator)), separator)
+    return parse_queue(run(arguments(separator, *options)), separator)
 
 
 def _key(decision: Decision) -> str:

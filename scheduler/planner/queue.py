@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deeplink.scheduler.slurm.job_address import JobAddress
 from deeplink.scheduler.slurm.parse import SlurmTextError, names_of, rows_of
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.wish.binding import is_wish
 from deeplink.types import JobId, NodeName
 
-_FORMAT = ("%A", "%i", "%T", "%r", "%u", "%P", "%D", "%Q", "%n", "%x", "%Y", "%v", "%N")
+_FORMAT = ("%A", "%i", "%T", "%r", "%u", "%P", "%D", "%Q", "%n", "%x", "%Y", "%v", "%N", "%k")
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a"})
 
 
@@ -17,7 +19,7 @@ class Row:
     """One job, or all tasks of an array that wait together.
 
     Attributes:
-        id: by which it can be changed.
+        id: its raw id.
         label: what people call it: `7`, `7_[2-9]` for tasks of an array, `7+1` for a component.
         partitions: those it may start in.
         nodes: how many it asks for; 0 where that cannot be told.
@@ -26,6 +28,7 @@ class Row:
         planned: those that the backfill scheduler keeps for it; empty where it has made no plan.
         reservation: whose nodes it is to run on; empty for none.
         on: where it runs; empty while it waits.
+        comment: what its user wrote about it, and we.
     """
 
     id: JobId
@@ -41,6 +44,16 @@ class Row:
     planned: frozenset[NodeName]
     reservation: str
     on: frozenset[NodeName]
+    comment: str = ""
+
+    @property
+    def address(self) -> JobAddress:
+        """How commands that change it name it.
+
+        Raises:
+            JobAddressError: it is several tasks of an array.
+        """
+        return JobAddress.of_label(self.label)
 
     @property
     def waits(self) -> bool:
@@ -57,10 +70,15 @@ class Row:
         """Whether it is one job, and no part of an array or of several components."""
         return self.label.isdigit()
 
+    @property
+    def wished(self) -> bool:
+        """Whether the nodes that it requires were wished for it: nobody else named them."""
+        return is_wish(self.comment, self.required)
 
-def arguments(separator: str) -> list[str]:
+
+def arguments(separator: str, *options: str) -> list[str]:
     """Return the command whose text `parse_queue` reads: all jobs that have not ended, of all users."""
-    return ["squeue", "-h", "-a", "-o", "".join(f"{field}{separator}" for field in _FORMAT)]
+    return ["squeue", "-h", "-a", *options, "-o", "".join(f"{field}{separator}" for field in _FORMAT)]
 
 
 def parse_queue(text: str, separator: str) -> list[Row]:
@@ -74,7 +92,22 @@ def parse_queue(text: str, separator: str) -> list[Row]:
 
 
 def _row(fields: list[str]) -> Row:
-    number, label, state, reason, user, partitions, nodes, priority, required, excluded, planned, kept, on = fields
+    (
+        number,
+        label,
+        state,
+        reason,
+        user,
+        partitions,
+        nodes,
+        priority,
+        required,
+        excluded,
+        planned,
+        kept,
+        on,
+        comment,
+    ) = fields
     if not (number.isascii() and number.isdigit() and priority.isascii() and priority.isdigit()):
         raise SlurmTextError("squeue", "|".join(fields))
     return Row(
@@ -91,6 +124,7 @@ def _row(fields: list[str]) -> Row:
         planned=_names(planned),
         reservation="" if kept in _NOTHING else kept,
         on=_names(on),
+        comment="" if comment in _NOTHING else comment,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 # Slurm looks at these jobs whenever nodes become free. Measured with 22.05; docs/decisions/0016.
 _WAITS = frozenset({"", "None", "Resources", "Priority"})
-_UNSEEN = frozenset({"", "None", "Priority"})
 _NODES_BEGIN = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "Nodes_required_for_job_are_DOWN")
 
 
@@ -17,15 +16,3 @@ def stopped(reason: str) -> str:
     ('', '', 'Dependency')
     """
     return "" if reason in _WAITS or reason.startswith(_NODES_BEGIN) else reason
-
-
-def refused_nodes(reason: str) -> bool:
-    """Whether Slurm has looked at a job as it is, nodes wished by name and all, and not started it.
-
-    A change of the job empties the reason until Slurm has looked again (measured). `Priority` means that Slurm has
-    not come to it.
-
-    >>> refused_nodes("Resources"), refused_nodes(""), refused_nodes("Priority")
-    (True, False, False)
-    """
-    return reason not in _UNSEEN

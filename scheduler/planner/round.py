@@ -4,8 +4,8 @@ What is held to, and proved in the tests:
 
 1. Nodes are wished by name only while all of them are free, kept for no job before this one, and no job before
    this one may still be given any of them. Slurm can start the job on them whenever it could start it at all.
-2. A wish that Slurm looked at and did not fulfil is dropped, and no nodes are wished for that job for a while. One
-   whose nodes are not free any more before Slurm looked is replaced by one that meets 1, or dropped.
+2. Nodes are wished by name once while a job waits, by the same test of gain as at its submission, and never for a
+   job of one node. What Slurm looked at and did not fulfil is dropped (`wish.binding`), as by the watchdog.
 3. A wish for few switches is dropped at sight: a job that Slurm holds for one is passed by those behind it. Only
    who asked for patience keeps it, so long from the moment on at which as many nodes are free as he needs.
 4. What the user wished himself, and what is not understood, is left alone.
@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.planner.ground import Ground, Had, wishes_nodes
 from deeplink.scheduler.planner.queue import Row, in_order
-from deeplink.scheduler.planner.reasons import refused_nodes, stopped
-from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.planner.reasons import stopped
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.wish.binding import is_due, naming, taking_back
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
+from deeplink.types import JobId
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -29,10 +31,8 @@ if TYPE_CHECKING:
 
     from deeplink.types import NodeName
 
-UNSEEN_S = 60.0
-"""How long a wish for nodes may stand that Slurm has not looked at: twice its default backfill interval."""
-WARY_S = 300.0
-"""After Slurm did not start a job on nodes that were free, none are wished for it for so long."""
+ASKED_AGAIN_S = 60.0
+"""How often Slurm is asked where it would start a job itself: each time takes a job id."""
 MOST_REFUSALS = 3
 
 
@@ -50,15 +50,17 @@ class Memory:
 
     Attributes:
         enough_since: since when as many nodes are free as it needs; None while they are not.
+        asked_at: when Slurm was last asked where it would start the job itself.
         wished_at: when nodes were last wished.
-        wary_until: until when none are.
+        named: nodes were wished for it by name, and none are again.
         refusals: how often Slurm refused to change it.
         told: what was last said of it.
     """
 
     enough_since: float | None = None
+    asked_at: float = float("-inf")
     wished_at: float = 0.0
-    wary_until: float = 0.0
+    named: bool = False
     refusals: int = 0
     told: str = ""
 
@@ -84,7 +86,7 @@ class Mine:
     @property
     def pinned(self) -> bool:
         """Whether the nodes it requires are those that were wished for it."""
-        return wishes_nodes(self.wish) and self.row.required == frozenset(self.wish.nodes)
+        return self.row.wished
 
     @property
     def few_leaves(self) -> bool:
@@ -114,9 +116,9 @@ class Move:
         # Not `Switches=0`: cleared so before Slurm has first looked, a job is never started (measured with 22.05).
         switches = {"Switches": f"{self.job.ask.nodes}@00:00:00"} if self.job.few_leaves else {}
         if self.deed is Deed.PIN:
-            return {"ReqNodeList": fold(self.decision.nodes), **switches}
+            return {**naming(self.job.row.comment, self.decision.nodes), **switches}
         if self.deed is Deed.DROP:
-            return {**({"ReqNodeList": ""} if self.job.pinned else {}), **switches}
+            return {**(taking_back(self.job.row.comment) if self.job.pinned else {}), **switches}
         return {}
 
 
@@ -145,6 +147,31 @@ def plan(mine: Sequence[Mine], queue: Sequence[Row], ground: Ground, now: float)
         now: the time, seconds since 1970.
     """
     return _Round(in_order(list(queue)), ground, now).moves(mine)
+
+
+def kept_before(ask: Ask, queue: Sequence[Row], ground: Ground, partition: str) -> frozenset[NodeName] | None:
+    """Return the nodes that waiting jobs get before one that is about to be submitted.
+
+    None where one of them may be given just any of those that are free.
+    """
+    last = max((row.id for row in queue), default=0) + 1
+    new = Row(
+        id=JobId(last),
+        label=str(last),
+        state=JobState.PENDING,
+        reason="",
+        user="",
+        partitions=(partition,),
+        nodes=ask.nodes,
+        priority=-1,
+        required=frozenset(),
+        excluded=frozenset(ask.excluded),
+        planned=frozenset(),
+        reservation="",
+        on=frozenset(),
+    )
+    had = ground.had(ask, new.excluded)
+    return _Round(in_order([*queue, new]), ground, 0.0).kept(new, had)
 
 
 class _Round:
@@ -176,8 +203,8 @@ class _Round:
 
     def _wanted(self, job: Mine) -> Move:
         untouched = self._not_ours_to_move(job)
-        if untouched:
-            return untouched
+        if untouched or job.pinned:
+            return untouched or self._pinned(replace(job, memory=replace(job.memory, named=True)))
         ask = replace(job.ask, later="", patience_s=0, array=False)
         had = self._ground.had(ask, job.row.excluded)
         if had.problem:
@@ -185,13 +212,11 @@ class _Round:
         enough = len(had.possible) >= ask.nodes
         since = (job.memory.enough_since or self._now) if enough else None
         job = replace(job, memory=replace(job.memory, enough_since=since))
-        if job.pinned:
-            return self._pinned(job, ask, had)
         if job.few_leaves:
             return self._waiting_for_leaves(job, ask, had)
         if not enough:
             return _leave(job, Why.BUSY, _few_words(ask))
-        return self._free_to_wish(job, ask, had, Why.FREE_NOW) or _leave(job, *self._why_not(job, ask, had))
+        return self._weighed(job, ask, had)
 
     def _not_ours_to_move(self, job: Mine) -> Move | None:
         """Return what becomes of a job that no choice of nodes would help, or that is not understood."""
@@ -209,19 +234,11 @@ class _Round:
             return _drop(job, Why.STARTS_LATER, words)
         return _leave(job, Why.STARTS_LATER, words)
 
-    def _pinned(self, job: Mine, ask: Ask, had: Had) -> Move:
-        nodes = job.row.required
-        gone = nodes - had.free
-        kept = nodes & self._kept(job)
-        lost = _lost_words(gone, kept) if gone or kept or not self._is_clear(job, had) else ""
-        if refused_nodes(job.row.reason):
-            # It was held by the wish, once: not again, or a second lost race would hold it longer.
-            words = lost or f"Slurm does not start it there ({job.row.reason})"
-            return _drop(self._wary(job), Why.WITHDRAWN, words)
-        if lost:
-            return self._free_to_wish(job, ask, had, Why.MENDED, lost) or _drop(job, Why.WITHDRAWN, lost)
-        if self._now - max(job.wished_at, job.memory.wished_at) > UNSEEN_S:
-            return _drop(self._wary(job), Why.WITHDRAWN, f"not looked at by Slurm for {UNSEEN_S:.0f} s")
+    def _pinned(self, job: Mine) -> Move:
+        if is_due(job.row.reason, self._now - max(job.wished_at, job.memory.wished_at)):
+            return _drop(
+                job, Why.WITHDRAWN, f"Slurm has not started it there ({job.row.reason or 'not looked at'})"
+            )
         return _leave(job, job.wish.why, job.wish.words)
 
     def _waiting_for_leaves(self, job: Mine, ask: Ask, had: Had) -> Move:
@@ -231,50 +248,58 @@ class _Round:
         if self._now - (since or 0.0) < patience:
             return _leave(job, Why.SCATTERED, f"better nodes are waited for, {patience} s at most, as was asked")
         words = "it waited as long as was asked" if patience else "jobs behind it would pass it meanwhile"
-        words = f"few switches are not waited for: {words}"
-        return self._free_to_wish(job, ask, had, Why.FREE_NOW) or _drop(job, Why.WITHDRAWN, words)
+        move = self._weighed(job, ask, had)
+        if move.deed is Deed.PIN:
+            return move
+        return _drop(replace(job, memory=move.memory), Why.WITHDRAWN, f"few switches are not waited for: {words}")
 
-    def _free_to_wish(self, job: Mine, ask: Ask, had: Had, why: Why, lost: str = "") -> Move | None:
-        """Return the wish for the best of the nodes that nobody before this job may be given; None for none."""
-        open_nodes = had.free - self._kept(job)
-        wary = self._now < job.memory.wary_until or job.memory.refusals >= MOST_REFUSALS
-        if wary or not job.row.single or not self._is_clear(job, had) or len(open_nodes) <= ask.nodes:
-            return None  # with as many nodes as it needs, Slurm has no choice either
-        decision = self._ground.best(ask, self._kept(job) | job.row.excluded)
-        if not wishes_nodes(decision) or not frozenset(decision.nodes) <= open_nodes:
+    def _weighed(self, job: Mine, ask: Ask, had: Had) -> Move:
+        """Return the wish for the best nodes that nobody before this job may be given, or why there is none."""
+        why_not = self._not_to_be_weighed(job, ask, had)
+        if why_not is not None:
+            return _leave(job, *why_not)
+        kept = self.kept(job.row, had) or frozenset()
+        decision = self._ground.best(ask, kept | job.row.excluded)
+        memory = replace(job.memory, asked_at=self._now)
+        if not wishes_nodes(decision) or not frozenset(decision.nodes) <= had.free - kept:
+            return _leave(replace(job, memory=memory), decision.why, decision.words)
+        memory = replace(memory, wished_at=self._now, named=True)
+        return Move(job=job, deed=Deed.PIN, decision=decision, memory=memory)
+
+    def _not_to_be_weighed(self, job: Mine, ask: Ask, had: Had) -> tuple[Why, str] | None:
+        kept = self.kept(job.row, had)
+        if ask.nodes == 1:
+            found = Why.NOTHING_TO_GAIN, "a job of one node takes the one that Slurm gives it"
+        elif len(had.free - (kept or frozenset())) <= ask.nodes:
+            found = Why.NOTHING_TO_GAIN, "there is no choice: no more nodes are free than it needs"
+        elif not job.row.single:
+            found = Why.NOT_UNDERSTOOD, "tasks of an array start one by one: Slurm chooses their nodes"
+        elif kept is None:
+            found = Why.STARTS_LATER, "a job before it may be given any of the free nodes"
+        elif job.memory.named or job.memory.refusals >= MOST_REFUSALS:
+            found = Why.LATER_WITH_IT, "a wish for nodes did not help it to start"
+        elif self._now - job.memory.asked_at < ASKED_AGAIN_S:
+            found = job.wish.why, job.wish.words
+        else:
             return None
-        words = f"{lost}; {decision.words}" if lost else decision.words
-        memory = replace(job.memory, wished_at=self._now)
-        return Move(job=job, deed=Deed.PIN, decision=replace(decision, why=why, words=words), memory=memory)
+        return found
 
-    def _kept(self, job: Mine) -> frozenset[NodeName]:
-        """Return the nodes that are kept for jobs before this one."""
-        ahead = before(job.row, self._queue)
-        kept = [other.planned | self._promised.get(other.id, frozenset()) for other in ahead]
-        return frozenset().union(*kept)
+    def kept(self, row: Row, had: Had) -> frozenset[NodeName] | None:
+        """Return the nodes that jobs before this one get; None where one may be given any free one."""
+        ahead = before(row, self._queue)
+        if any(self._may_take(other, had) for other in ahead):
+            return None
+        return frozenset().union(*map(self._settled, ahead))
 
-    def _is_clear(self, job: Mine, had: Had) -> bool:
-        """Whether no job before this one may still be given just any of its nodes."""
-        return not any(self._may_take(other, had) for other in before(job.row, self._queue))
+    def _settled(self, other: Row) -> frozenset[NodeName]:
+        """Return the nodes of a waiting job that Slurm plans, we promised in this round, or somebody named."""
+        named = other.required if len(other.required) >= other.nodes > 0 else frozenset()
+        return other.planned | self._promised.get(other.id, frozenset()) | named
 
     def _may_take(self, other: Row, had: Had) -> bool:
-        if stopped(other.reason) or other.planned or other.id in self._promised:
+        if stopped(other.reason) or self._settled(other):
             return False
         return not had.free.isdisjoint(self._ground.nodes_of(other.partitions))
-
-    def _why_not(self, job: Mine, ask: Ask, had: Had) -> tuple[Why, str]:
-        if len(had.free) <= ask.nodes:
-            return Why.NOTHING_TO_GAIN, "there is no choice: no more nodes are free than it needs"
-        if not job.row.single:
-            return Why.NOT_UNDERSTOOD, "tasks of an array start one by one: Slurm chooses their nodes"
-        if not self._is_clear(job, had):
-            return Why.STARTS_LATER, "a job before it may be given any of the free nodes"
-        if self._now < job.memory.wary_until or job.memory.refusals >= MOST_REFUSALS:
-            return Why.LATER_WITH_IT, "a wish for nodes did not help it to start"
-        return Why.AS_GOOD, "Slurm's own choice is as good"
-
-    def _wary(self, job: Mine) -> Mine:
-        return replace(job, memory=replace(job.memory, wary_until=self._now + WARY_S))
 
 
 def _not_understood(job: Mine) -> str:
@@ -293,14 +318,6 @@ def _not_understood(job: Mine) -> str:
 
 def _few_words(ask: Ask) -> str:
     return f"fewer than {counted(ask.nodes, 'node')} are free: Slurm would not start it"
-
-
-def _lost_words(gone: frozenset[NodeName], kept: frozenset[NodeName]) -> str:
-    if gone:
-        return f"{fold(gone)} {'are' if len(gone) > 1 else 'is'} not free any more"
-    if kept:
-        return f"{fold(kept)} {'are' if len(kept) > 1 else 'is'} kept for a job before it"
-    return "a job before it may be given any of its nodes"
 
 
 def _leave(job: Mine, why: Why, words: str) -> Move:

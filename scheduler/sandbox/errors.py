@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins", "iproute2")
 """Debian packages a sandbox runs on."""
 INSTALL = "apt-get install -y --no-install-recommends " + " ".join(PACKAGES)
+_BESIDES = {"pivot_root": "util-linux-extra", "mkfs.ext4": "e2fsprogs"}
+"""Packages of some programs that a minimal Debian lacks from 13 on."""
 
 
 class SandboxError(DeepLinkError):
@@ -160,7 +162,9 @@ class SlurmMissingError(SandboxError):
 
     exit_code = 127
 
-    def __init__(self, programs: Sequence[str], remedy: str = f"As root: {INSTALL}") -> None:
+    def __init__(self, programs: Sequence[str], remedy: str = "") -> None:
+        packages = [INSTALL, *(_BESIDES[program] for program in programs if program in _BESIDES)]
+        remedy = remedy or f"As root: {' '.join(packages)}"
         super().__init__(f"not installed: {', '.join(programs)}", remedy=remedy)
         self.programs = tuple(programs)
 

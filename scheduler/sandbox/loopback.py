@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MUNGE = "munge"
 _MARK = "DEEPLINK_SANDBOX_FOLDER"
+_ON = "DEEPLINK_SANDBOX_MACHINE"
 _END_S = 10.0
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range).
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
@@ -181,7 +182,8 @@ class Loopback(Hardware):
             raise NotRootError("exec --root")
         if self.process_1(machine) is None:
             raise NotRunningError(machine, self.layout.name)
-        named = {} if machine == CTL else {"SLURMD_NODENAME": machine}
+        named = {_ON: str(self.layout.machine(machine))}
+        named |= {} if machine == CTL else {"SLURMD_NODENAME": machine}
         variables = [f"{key}={value}" for key, value in {**env, **named}.items()]
         home = str(self.settings.user.home)
         return ["setpriv", "--pdeathsig=TERM", "env", "-i", "-C", home, *variables, *argv]
@@ -196,7 +198,6 @@ class Loopback(Hardware):
 
     @override
     def crash(self, machine: str, *, keep_link: bool) -> None:
-        # What `exec` started is not below the warden, and lives on.
         del keep_link
         warden = self.process_1(machine)
         if warden is None:
@@ -204,6 +205,15 @@ class Loopback(Hardware):
         warden.send(signal.SIGTERM)
         if not until(lambda: not warden.alive, self.clock, _END_S):
             raise BootError("crash", f"process {warden.pid} does not end")
+        for who in self._brought_to(machine):
+            who.send(signal.SIGKILL)
+
+    def _brought_to(self, machine: str) -> list[ProcessId]:
+        """Return what `exec` started there: below no warden, as jobs are that it submitted from there."""
+        found, processes = marked(f"{_ON}={self.layout.machine(machine)}"), table()
+        wardens = [who for one in self.settings.shape.machines if (who := self.process_1(one)) is not None]
+        jobs = {who for warden in wardens for who in descendants(warden.pid, processes)}
+        return [who for who in found if who not in jobs]
 
     @override
     def boot(self, machine: str, timeout_s: float) -> None:

@@ -23,7 +23,7 @@ STAY = "stay"
 
 # Process 1 adopts orphans: `wait` takes their exit codes.
 _FOR_EVER = ["while :; do sleep 86400 & wait; done"]
-# Over folders that the host may lack: nothing is made there, so it keeps what it has.
+# In the machines' own copy of /etc: the host may lack them, and keeps what it has.
 _NAMES = ("hosts", "passwd", "group", "nsswitch.conf")
 BOOT_ID = "/run/deeplink-boot-id"
 """Another one at each boot. All machines share one kernel, and its boot id would be the same on all of them."""
@@ -48,7 +48,7 @@ def fabric(layout: Layout, tree: Iterable[Step]) -> str:
         ("cd", "/"),
         ("umount", "-l", "/.old"),
         ("rmdir", "/.old"),
-        *(("mount", "--bind", str(layout.etc / name), f"/etc/{name}") for name in _NAMES),
+        *(("cp", "--remove-destination", str(layout.etc / name), f"/etc/{name}") for name in _NAMES),
         ("mount", "-t", "tmpfs", "-o", "mode=700", "networks", str(layout.networks)),
         ("mount", "-o", "remount,bind,ro", "/"),
         ("hostname", FABRIC),

@@ -163,10 +163,16 @@ def topology_conf(shape: Shape) -> str:
 
 
 def gres_conf(shape: Shape, layout: Layout) -> str:
-    """Return gres.conf. A count without files would be reported as none, and the nodes called invalid."""
+    """Return gres.conf. A count without files would be reported as none, and the nodes called invalid.
+
+    Every second node tells the cores of its GPUs, as most sites do: Slurm writes what is used there as
+    `gpu:(null):2(IDX:0-1)`, and `gpu:2` on the others.
+    """
     if not shape.gpus:
         return ""
-    return f"NodeName={fold(shape.nodes)} Name=gpu File={layout.etc}/dev/nvidia[0-{shape.gpus - 1}]\n"
+    devices = f"Name=gpu File={layout.etc}/dev/nvidia[0-{shape.gpus - 1}]"
+    kinds = ((shape.nodes[::2], devices), (shape.nodes[1::2], f"{devices} Cores=0-{shape.cpus - 1}"))
+    return "".join(f"NodeName={fold(nodes)} {what}\n" for nodes, what in kinds if nodes)
 
 
 CGROUP_CONF = (

@@ -1,9 +1,9 @@
 """The file tree that machines of a sandbox see: the host's, with doors opened and rooms of their own. Pure.
 
-A machine's root is a small tmpfs with the host's top folders bound in. So `/local` can be there though the host
-has none, nothing is ever made or mounted on the host, and a folder that others may not enter (a 0700 /root that
-holds the interpreter, a clone in a 0700 temporary folder) can be replaced by one that they may, with only what was
-exposed in it.
+A machine's root is a small tmpfs with the host's top folders bound in, and a copy of its /etc. So `/local` and
+`/etc/hosts` can be there though the host has none, nothing is ever made or mounted on the host, and a folder that
+others may not enter (a 0700 /root that holds the interpreter, a clone in a 0700 temporary folder) can be replaced
+by one that they may, with only what was exposed in it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ Step = tuple[str, ...]
 
 OWN = frozenset({"tmp", "run", "local"})
 """Top folders that every machine has its own of."""
+_COPIED = frozenset({"etc"})
+"""Top folders in which the machines have files that the host may lack, or has others of."""
 _MOUNTED_LATER = frozenset({"proc", "sys"})
 _LEFT_OUT = frozenset({"lost+found"})
 _MOST_LINKS = 40
@@ -189,7 +191,7 @@ def _cover(new: Path, folder: Path) -> Step:
 
 
 def _top(host: Host, new: Path) -> list[Step]:
-    """Bind the host's top folders; those that differ between machines, or are closed, are made empty."""
+    """Show the host's top folders; those that differ between machines, or are closed, are made empty."""
     steps: list[Step] = []
     names = {name for name in host.children(Path("/")) if name not in _LEFT_OUT}
     # The folder that holds `new` comes first, when there is nothing in `new` that would be bound along with it.
@@ -199,6 +201,8 @@ def _top(host: Host, new: Path) -> list[Step]:
             steps.append(("ln", "-s", target, f"{new}{path}"))
         elif name in OWN or name in _MOUNTED_LATER or (host.is_folder(path) and host.closed(path)):
             steps.append(("mkdir", f"{new}{path}"))
+        elif name in _COPIED:
+            steps.append(("cp", "-a", str(path), f"{new}{path}"))
         elif host.is_folder(path):
             steps += [("mkdir", f"{new}{path}"), ("mount", "--rbind", str(path), f"{new}{path}")]
     if new.parts[1] not in OWN and not host.closed(Path("/", new.parts[1])):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.private import private_folder
 from deeplink.publish import write_text
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.separator import PATTERN
@@ -184,7 +185,7 @@ class CachedRunner:
             for name, value in self.env.items()
             if name in _BENDING or name.startswith(_BENDING_FAMILIES)
         )
-        plain = [PATTERN.sub("\x1f", word) for word in argv]
+        plain = [PATTERN.sub("~", word) for word in argv]
         return hashlib.sha256(json.dumps([plain, bending]).encode()).hexdigest()[:32]
 
     def _answer(self, entry: Path, argv: Sequence[str], kind: str, timeout_s: float) -> Answer:
@@ -268,12 +269,9 @@ def _refusal(answer: Answer) -> bool:
 def _prepared(folder: Path) -> str:
     """Make the folder; return why it cannot be used, or an empty text."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.lstat()
+        private_folder(folder)
     except OSError as problem:
         return problem.strerror or str(problem)
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        return "it is not ours alone (0700)"
     return "" if os.access(folder, os.W_OK) else "it cannot be written"
 
 

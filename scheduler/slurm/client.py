@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.allocation import Allocation, parse_allocation
 from deeplink.scheduler.slurm.nodeset import fold, unfold
 from deeplink.scheduler.slurm.parse import (
     JOB_FIELDS,
@@ -30,6 +31,8 @@ from deeplink.types import JobId, NodeName
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from deeplink.scheduler.slurm.job_address import JobAddress
+
 
 SLURMD_PORT = 6818
 """Where slurmd listens unless slurm.conf says otherwise."""
@@ -38,7 +41,7 @@ SLURMD_PORT = 6818
 class JobVanishedError(DeepLinkError):
     """Slurm does not know the job: it never was, or it ended more than MinJobAge ago."""
 
-    def __init__(self, job: int) -> None:
+    def __init__(self, job: int | JobAddress) -> None:
         super().__init__(
             f"Slurm knows no job {job}",
             remedy="It forgets a job some minutes after its end (MinJobAge); `sacct -j` may still have it.",
@@ -58,6 +61,8 @@ class NodeOrder(Enum):
 class Slurm:
     """Slurm's commands as verbs. Thread-safe: it holds nothing but the way to run a command.
 
+    Questions name a job by its raw id; whatever changes one, or ends something of it, takes a `JobAddress`.
+
     Every method raises `CommandError` where Slurm refused, `CommandTimeoutError` where it did not answer and
     `CommandMissingError` where it is not installed, besides what is named.
     """
@@ -68,8 +73,8 @@ class Slurm:
         """Return every job Slurm remembers, ended ones too, of all users or of one."""
         return self._squeue(["-u", user] if user else [])
 
-    def job(self, job: int) -> JobRow:
-        """Return one job.
+    def job(self, job: int | JobAddress) -> JobRow:
+        """Return one job; a task of an array that has not started has no raw id of its own.
 
         Raises:
             JobVanishedError: Slurm does not know it (any more).
@@ -81,10 +86,23 @@ class Slurm:
                 raise JobVanishedError(job) from refused
             raise
         # The id of an array selects all its tasks; those that have not started yet carry it too.
-        exact = [row for row in rows if row.id == job]
+        exact = [row for row in rows if (row.id if isinstance(job, int) else row.address) == job]
         if not exact:
             raise JobVanishedError(job)
         return exact[0]
+
+    def columns(self, job: int, fields: Sequence[str]) -> list[str] | None:
+        """Return columns of squeue, in the letters of `-o`, of one job; None where Slurm does not know it.
+
+        Raises:
+            SlurmTextError: the text is something else.
+        """
+        separator = fresh_separator()
+        layout = "".join(f"{field}{separator}" for field in ("%A", *fields))
+        said = self.run(["squeue", "-h", "-a", "--states=all", "-o", layout, "-j", str(job)])
+        # The id of an array selects all its tasks.
+        rows = [row for row in rows_of(said, separator, 1 + len(fields)) if row[0].strip() == str(job)]
+        return rows[0][1:] if rows else None
 
     def _squeue(self, selection: Sequence[str]) -> list[JobRow]:
         separator = fresh_separator()
@@ -95,9 +113,8 @@ class Slurm:
 
     def excluded_nodes(self, job: int) -> tuple[NodeName, ...]:
         """Return the nodes the job is not to run on (its user's `--exclude`, and what we added)."""
-        return unfold(
-            self.run(["squeue", "-h", "--states=all", "-o", "%x", "-j", str(job)]).strip().partition("\n")[0]
-        )
+        found = self.columns(job, ["%x"])
+        return unfold(found[0].strip()) if found else ()
 
     def place(self, job: int) -> JobPlace:
         """Return where a job may run.
@@ -105,12 +122,10 @@ class Slurm:
         Raises:
             JobVanishedError: Slurm does not know it (any more).
         """
-        separator = fresh_separator()
-        layout = "".join(f"{field}{separator}" for field in PLACE_FORMAT)
-        found = parse_place(self.run(["squeue", "-h", "--states=all", "-o", layout, "-j", str(job)]), separator)
+        found = self.columns(job, PLACE_FORMAT)
         if found is None:
             raise JobVanishedError(job)
-        return found
+        return parse_place(found)
 
     def partition_nodes(self, partitions: Iterable[str]) -> frozenset[NodeName]:
         """Return the nodes of partitions."""
@@ -153,25 +168,25 @@ class Slurm:
             raise SlurmTextError("sbatch --parsable", said)
         return JobId(int(number))
 
-    def requeue(self, job: int) -> bool:
+    def requeue(self, job: JobAddress) -> bool:
         """Put a running job back into the queue; False if it waits there already (which is what was wanted)."""
         try:
-            self.run(["scontrol", "requeue", str(job)])
+            self.run(["scontrol", "requeue", str(job.alone("requeue"))])
         except command.CommandError as refused:
             if "pending execution" in refused.stderr:
                 return False
             raise
         return True
 
-    def hold(self, job: int) -> None:
+    def hold(self, job: JobAddress) -> None:
         """Put a running job back into the queue, and hold it there until somebody releases it."""
-        self.run(["scontrol", "requeuehold", str(job)])
+        self.run(["scontrol", "requeuehold", str(job.alone("requeuehold"))])
 
-    def hold_waiting(self, job: int) -> None:
+    def hold_waiting(self, job: JobAddress) -> None:
         """Keep a job that waits in the queue, until its user releases it."""
         self.run(["scontrol", "uhold", str(job)])
 
-    def keep_only(self, job: int, nodes: Iterable[str]) -> None:
+    def keep_only(self, job: JobAddress, nodes: Iterable[str]) -> None:
         """Take every other node out of a running job's allocation, answering or not; its owner may.
 
         What runs of the job there is killed without grace and without Epilog. Slurm refuses where the batch host
@@ -181,7 +196,7 @@ class Slurm:
 
     def comment(self, job: int) -> str:
         """Return the job's comment; empty where it has none."""
-        said = self.run(["squeue", "-h", "--states=all", "-o", "%k", "-j", str(job)]).partition("\n")[0].strip()
+        said = (self.columns(job, ["%k"]) or [""])[0].strip()
         return "" if said == "(null)" else said
 
     def comments(self, user: str) -> dict[JobId, str]:
@@ -195,11 +210,11 @@ class Slurm:
         """Return what jobs that wait depend on, of all users, in squeue's words."""
         return self.run(["squeue", "-h", "-a", "--states=PENDING", "-o", "%E"]).splitlines()
 
-    def release(self, job: int) -> None:
+    def release(self, job: JobAddress) -> None:
         """Let a held job start; its owner may, where an administrator did not hold it."""
         self.run(["scontrol", "release", str(job)])
 
-    def comment_job(self, job: int, text: str) -> None:
+    def comment_job(self, job: JobAddress, text: str) -> None:
         """Write a job's comment; its owner may."""
         self.update_job(job, Comment=text)
 
@@ -207,8 +222,8 @@ class Slurm:
         """Write a node's comment, which changes nothing else; needs the rights of an operator."""
         self.run(["scontrol", "update", f"nodename={name}", f"comment={text}"])
 
-    def update_job(self, job: int, **fields: str) -> None:
-        """Change a job: `update_job(7, ExcNodeList="n1", StartTime="now")` (names as in scontrol(1))."""
+    def update_job(self, job: JobAddress, **fields: str) -> None:
+        """Change a job: `update_job(address, ExcNodeList="n1", StartTime="now")` (names as in scontrol(1))."""
         self.run(["scontrol", "update", f"jobid={job}", *(f"{name}={value}" for name, value in fields.items())])
 
     def update_node(self, name: str, order: NodeOrder, reason: str = "") -> None:
@@ -216,9 +231,13 @@ class Slurm:
         because = [f"reason={reason}"] if reason else []
         self.run(["scontrol", "update", f"nodename={name}", f"state={order.value}", *because])
 
-    def cancel(self, job: int) -> None:
+    def cancel(self, job: JobAddress) -> None:
         """Cancel a job; one that has ended already is no error."""
         self.run(["scancel", "--quiet", str(job)])
+
+    def allocation(self, job: int) -> Allocation:
+        """Return what Slurm gave a running job."""
+        return parse_allocation(self.run(["scontrol", "--details", "show", "job", str(job)]), job)
 
     def steps(self, job: int) -> dict[str, int]:
         """Return a running job's steps by name; of several with one name the newest."""
@@ -234,6 +253,6 @@ class Slurm:
             if number.isdigit()
         }
 
-    def cancel_step(self, job: int, step: int, *, signal: str = "") -> None:
+    def cancel_step(self, job: JobAddress, step: int, *, signal: str = "") -> None:
         """End one step of a job, or send it a signal (`TERM`, `USR1`)."""
         self.run(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), f"{job}.{step}"])

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn, Protocol
 
 from deeplink.errors import DeepLinkError
+from deeplink.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 COMMAND_TIMEOUT_S = 20.0
 """Bound on one short command. Slurm's own clients give up on a dead controller after 9 s with default settings."""
 _KILLED_WAIT_S = 2.0  # a process that hangs in the kernel, on dead storage, does not even end when killed
-_unfinished: set[subprocess.Popen[str]] = set()
+_umasks: list[int] = []  # what is spawned gets the last one
+_unfinished: set[subprocess.Popen[bytes]] = set()
+_ODD = re.compile(r"[^\n\t -~]")
 
 
 class CommandError(DeepLinkError):
@@ -94,7 +97,7 @@ def finish(
 
 def begun(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> subprocess.Popen[str]:
+) -> subprocess.Popen[bytes]:
     """Start what `ended` waits for: for who has something else to do meanwhile. `end_unfinished` ends it, too.
 
     Raises:
@@ -106,9 +109,6 @@ def begun(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="surrogateescape",
             env=None if env is None else dict(env),
             cwd=cwd,
             start_new_session=True,
@@ -119,10 +119,10 @@ def begun(
     return process
 
 
-def ended(process: subprocess.Popen[str], argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> Finished:
+def ended(process: subprocess.Popen[bytes], argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> Finished:
     """Wait for what `begun` started, as `finish` does."""
     try:
-        stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        stdout, stderr = process.communicate(stdin.encode(errors="surrogateescape"), timeout=timeout_s)
     except subprocess.TimeoutExpired as late:
         _kill(process)
         raise CommandTimeoutError(argv, timeout_s) from late
@@ -131,10 +131,23 @@ def ended(process: subprocess.Popen[str], argv: Sequence[str], *, timeout_s: flo
         raise
     finally:
         _unfinished.discard(process)
-    return Finished(tuple(argv), process.returncode, stdout, stderr)
+    return Finished(tuple(argv), process.returncode, text_of(stdout), text_of(stderr))
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def text_of(said: bytes) -> str:
+    r"""Return what a command wrote as text that can be kept, sent and shown: here foreign text enters.
+
+    Job names, reasons and comments hold any bytes. What is no UTF-8, and control characters but newlines and tabs,
+    come out as escapes.
+
+    >>> text_of(b"caf\xe9 \x1b[2J\r\n"), text_of("café".encode())
+    ('caf\\xe9 \\x1b[2J\n', 'café')
+    """
+    text = said.decode(errors="backslashreplace").replace("\r\n", "\n")
+    return _ODD.sub(lambda odd: printable(odd[0]), text)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     kill_group(process)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
@@ -144,7 +157,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
         process.wait(_KILLED_WAIT_S)
 
 
-def kill_group(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill what was started here with all that it started, without waiting for its end."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -209,9 +222,20 @@ def spawn(
             stdout=stdout,
             stderr=stderr,
             start_new_session=new_session,
+            umask=_umasks[-1] if _umasks else -1,
         )
     except FileNotFoundError as missing:
         raise CommandMissingError(argv[0]) from missing
+
+
+@contextlib.contextmanager
+def own_files_private() -> Iterator[None]:
+    """Have files that this process itself creates be its user's alone; what it spawns has the umask of now."""
+    _umasks.append(os.umask(0o077))
+    try:
+        yield
+    finally:
+        os.umask(_umasks.pop())
 
 
 def detach(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> int:

@@ -140,3 +140,36 @@ def _span(item: str) -> int:
     if not found or len(item) > 40:  # noqa: PLR2004
         return 1 if not found else _ENDLESS
     return max(1, (int(found[2]) - int(found[1])) // max(1, int(found[3] or 1)) + 1)
+
+
+_REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", re.ASCII)
+
+
+def unfold_counts(text: str) -> list[int]:
+    """Read a number for each node as Slurm writes them (SLURM_TASKS_PER_NODE); empty where it is something else.
+
+    >>> unfold_counts("4,2,1(x2)"), unfold_counts("x")
+    ([4, 2, 1, 1], [])
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        found = _REPEATED.fullmatch(part)
+        if not found or int(found[1]) < 1 or len(counts) > MOST_NODES:
+            return []
+        counts += [int(found[1])] * min(int(found[2] or 1), MOST_NODES)
+    return counts
+
+
+_PARTS = re.compile(r",(?![^\[]*\])")
+
+
+def in_order(text: str) -> tuple[NodeName, ...]:
+    """Return the names in a folded set in the order in which they are listed: counts for each node follow it.
+
+    >>> in_order("n[8-9],login1"), unfold("n[8-9],login1")
+    (('n8', 'n9', 'login1'), ('login1', 'n8', 'n9'))
+
+    Raises:
+        NodeSetError: as `unfold`.
+    """
+    return tuple(dict.fromkeys(name for part in _PARTS.split(text) for name in unfold(part)))

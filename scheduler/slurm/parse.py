@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm.gres import GresTextError, gpus_in
+from deeplink.scheduler.slurm.job_address import JobAddress
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
-from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState, parse_node_state
+from deeplink.scheduler.slurm.states import HELD, JobState, NodeFlag, NodeState, parse_node_state
 from deeplink.types import JobId, NodeName
+from deeplink.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 
 class SlurmTextError(DeepLinkError):
@@ -26,12 +29,16 @@ class SlurmTextError(DeepLinkError):
         self.command, self.text = command, text
 
 
+_SET_ASIDE = frozenset({JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
     """One job as squeue tells it.
 
     Attributes:
-        id: the raw id, different for every array task that has started.
+        id: the raw id, different for every array task that has started. That of the array, for the task that
+            started last: a command that changes a job takes `address`.
         label: what people call it, `4_1` for a task of an array.
         restarts: how often Slurm started it again; SLURM_RESTART_COUNT of its newest run.
         nodes: empty while it waits.
@@ -50,6 +57,21 @@ class JobRow:
     batch_host: NodeName | None
     name: str
 
+    @property
+    def shares_id(self) -> bool:
+        """Whether it is a task of an array that has not started: it has the array's raw id still."""
+        return "_" in self.label and self.state is JobState.PENDING and not self.restarts
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits until somebody releases it."""
+        return self.state in _SET_ASIDE or (self.state is JobState.PENDING and self.reason.startswith(HELD))
+
+    @property
+    def address(self) -> JobAddress:
+        """How commands that change the job name it."""
+        return JobAddress.of_label(self.label)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
@@ -61,8 +83,9 @@ class NodeRow:
         reason: why it is down or drained, empty if it is neither.
         reason_by: who gave the reason (Slurm itself is root or SlurmUser).
         boot_time: as Slurm prints it; changes when the node booted; empty if it never registered.
-        gpus: how many the node is configured with, of all kinds.
-        gpus_used: how many Slurm counts as allocated; None unless details were asked for.
+        gpus: how many the node is configured with, of all types; None where that is not understood.
+        gpus_used: how many Slurm counts as allocated; None unless details were asked for, or where it is not
+            understood.
         version: of its slurmd; empty if it never registered.
         slurmd_started: when its slurmd was, as Slurm prints it; empty if it never registered.
         comment: what an administrator, or we, wrote about it; changes nothing.
@@ -77,7 +100,7 @@ class NodeRow:
     reason: str
     reason_by: str
     boot_time: str
-    gpus: int
+    gpus: int | None
     gpus_used: int | None = None
     version: str = ""
     slurmd_started: str = ""
@@ -145,7 +168,7 @@ def parse_jobs(text: str, separator: str) -> list[JobRow]:
 
 
 def rows_of(text: str, separator: str, width: int) -> list[list[str]]:
-    """Part what squeue wrote with `separator` behind every field into rows of so many fields.
+    """Part what squeue wrote with `separator` behind every field into rows of so many fields, each of one line.
 
     Raises:
         SlurmTextError: the text has another number of fields.
@@ -153,7 +176,11 @@ def rows_of(text: str, separator: str, width: int) -> list[list[str]]:
     fields = text.split(separator)
     if fields.pop().strip() or len(fields) % width:
         raise SlurmTextError("squeue", text)
-    return [fields[start : start + width] for start in range(0, len(fields), width)]
+    shown = [
+        printable(field.removeprefix("\n") if number % width == 0 else field)
+        for number, field in enumerate(fields)
+    ]
+    return [shown[start : start + width] for start in range(0, len(shown), width)]
 
 
 def _job(fields: list[str]) -> JobRow:
@@ -198,16 +225,13 @@ PLACE_FORMAT = ("%P", "%D", "%x", "%n")
 """Columns of `squeue -o` in the order that `parse_place` wants."""
 
 
-def parse_place(text: str, separator: str) -> JobPlace | None:
-    """Read `squeue -h -o` of one job with `separator` behind every field of PLACE_FORMAT; None where it has none.
+def parse_place(columns: Sequence[str]) -> JobPlace:
+    """Read the columns of PLACE_FORMAT.
 
     Raises:
         SlurmTextError: the text is something else.
     """
-    rows = rows_of(text, separator, len(PLACE_FORMAT))
-    if not rows:
-        return None
-    partitions, nodes, excluded, required = (field.strip() for field in rows[0])
+    partitions, nodes, excluded, required = (field.strip() for field in columns)
     count = nodes.partition("-")[0]
     return JobPlace(
         partitions=tuple(filter(None, partitions.split(","))),
@@ -217,7 +241,6 @@ def parse_place(text: str, separator: str) -> JobPlace | None:
     )
 
 
-_UNTOLD = "-"
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
 
 
@@ -238,6 +261,18 @@ _NODE_REASON = re.compile(
     r" Reason=(?P<reason>.*?)(?: \[(?P<by>[^\s@\]]+)@[^\s\]]+\](?: [A-Z]\w*=.*)?| Comment=.*)?\s*\Z",
     re.DOTALL,
 )
+_IN_SERVICE = frozenset({NodeState.ALLOCATED, NodeState.IDLE, NodeState.MIXED})
+_EVERYDAY = frozenset(
+    {
+        NodeFlag.CLOUD,
+        NodeFlag.COMPLETING,
+        NodeFlag.DYNAMIC_NORM,
+        NodeFlag.NOT_RESPONDING,
+        NodeFlag.PLANNED,
+        NodeFlag.RESERVED,
+    }
+)
+"""Flags of nodes in service: no reason is given for these."""
 _NODE_COMMENT = re.compile(r" Comment=(?P<comment>.*?)(?: (?:Extra|InstanceId|InstanceType)=.*)?\s*\Z", re.DOTALL)
 
 
@@ -273,8 +308,10 @@ def _node(record: str) -> NodeRow:
 
     name = field("NodeName")
     state, flags = parse_node_state(field("State"))
+    if state in _IN_SERVICE and flags <= _EVERYDAY:
+        said = None  # 24.11 leaves the reason to a node that was resumed
     port = field("Port", "")
-    used = field("GresUsed", _UNTOLD)
+    used = field("GresUsed", "")
     return NodeRow(
         name=NodeName(name),
         address=field("NodeAddr", name),
@@ -282,24 +319,22 @@ def _node(record: str) -> NodeRow:
         port=int(port) if _PORT.fullmatch(port) else None,
         state=state,
         flags=flags,
-        reason=said["reason"] if said else "",
+        reason=printable(said["reason"]) if said else "",
         reason_by=(said["by"] or "") if said else "",
         boot_time=field("BootTime", "").replace("None", ""),
         gpus=_gpus(field("Gres", "")),
-        gpus_used=None if used == _UNTOLD else _gpus(used),
+        gpus_used=_gpus(used) if used else None,
         version=field("Version", ""),
         slurmd_started=field("SlurmdStartTime", "").replace("None", ""),
-        comment=noted["comment"] if noted else "",
+        comment=printable(noted["comment"]) if noted else "",
     )
 
 
-def _gpus(gres: str) -> int:
-    """Count the GPUs in a node's generic resources.
-
-    >>> _gpus("gpu:a100:4(S:0-1),gpu:1,craynetwork:4"), _gpus("(null)")
-    (5, 0)
-    """
-    return sum(int(number) for number in re.findall(r"(?:^|,)gpu:(?:[^:,(]+:)?([0-9]{1,9})(?![0-9])", gres))
+def _gpus(gres: str) -> int | None:
+    try:
+        return gpus_in(gres)
+    except GresTextError:
+        return None
 
 
 _JOINED = "aggregatedblock="

@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from deeplink.private import private_folder
 from deeplink.publish import write_text
 
 STAND_INS = ("srun", "torchrun")
@@ -21,7 +22,7 @@ def make_stand_ins(folder: Path) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     for program in STAND_INS:
         text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m deeplink shim {program} "$@"\n'
         standin = folder / program

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import secrets
 
-PATTERN = re.compile("\x1f[0-9a-f]{8}\x1f")
+PATTERN = re.compile("~[0-9a-f]{16}~")
 """Every text that `fresh_separator` may return."""
 
 
 def fresh_separator() -> str:
     """Return a separator for one question: all that keeps a job's name from posing as another job's state."""
-    return f"\x1f{secrets.token_hex(4)}\x1f"
+    return f"~{secrets.token_hex(8)}~"

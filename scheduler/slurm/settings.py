@@ -16,6 +16,8 @@ _HEAD = re.compile(r"Configuration data as of (\S+)")
 _NUMBER = re.compile(r"(\d{1,18})(?:\s*(?:sec|min|usec|percent|nodes/min))?", re.ASCII)
 _SWITCHES = {"no": 0, "yes": 1}
 _NOTHING = frozenset({"", "(null)", "n/a", "none", "unset"})
+NO_ACCOUNTING = ("", "accounting_storage/none")
+"""AccountingStorageType of a Slurm that keeps no record of users or ended jobs."""
 _LIST = re.compile(r",(?![^\[]*\])")
 _COMMAND = "scontrol show config"
 
@@ -59,11 +61,11 @@ class SlurmSettings:
                 return value
         return None
 
-    def listed(self, name: str) -> tuple[str, ...] | None:
-        """Return a setting that newer Slurms number (`Epilog[0]`, `Epilog[1]`); None where it is not told."""
+    def listed(self, name: str) -> tuple[str, ...]:
+        """Return a setting that newer Slurms number (`Epilog[0]`), and do not tell where none is set."""
         wanted = re.compile(rf"{re.escape(name.casefold())}(?:\[\d+\])?", re.ASCII)
         found = [self.text(key) for key in self.values if wanted.fullmatch(key)]
-        return tuple(filter(None, found)) if found else None
+        return tuple(filter(None, found))
 
     @property
     def version(self) -> str:

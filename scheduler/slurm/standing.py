@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.parse import JobRow
 
-FIELDS = ("TimeLeft", "PreemptTime", "StartTime")
+FIELDS = ("JobID", "TimeLeft", "PreemptTime", "StartTime")
 """Columns of `squeue -O` in the order that `parse_standing` wants."""
 _LEFT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)", re.ASCII)
 
@@ -53,10 +53,11 @@ def parse_standing(job: JobRow, text: str, separator: str) -> StandingRow:
     Raises:
         SlurmTextError: the text is something else.
     """
-    rows = rows_of(text, separator, len(FIELDS))
+    # The id of an array selects all its tasks.
+    rows = [row for row in rows_of(text, separator, len(FIELDS)) if row[0].strip() == str(job.id)]
     if not rows:
         raise SlurmTextError("squeue", text)
-    left, preempted, started = (word.strip() for word in rows[0])
+    left, preempted, started = (word.strip() for word in rows[0][1:])
     # The time of an earlier preemption stays in the record; both are written alike, so they compare as text.
     preempting = job.state is JobState.RUNNING and preempted[:1].isdigit() and preempted > started
     return StandingRow(job=job, left_s=_seconds(left, text), preempting=preempting)

@@ -1,19 +1,22 @@
-"""Every state a job or a node of Slurm can be in. A word that is not here is an error, never a default."""
+"""Every state a job or a node of Slurm can be in. A word that is not here is OTHER, of which nothing is known."""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 from deeplink.errors import DeepLinkError
 
+_WORD = re.compile(r"[A-Z][A-Z_]*", re.ASCII)
+
 
 class UnknownStateError(DeepLinkError):
-    """Slurm reported a state this version does not know."""
+    """Where Slurm writes a state there is no word."""
 
     def __init__(self, kind: str, word: str) -> None:
         super().__init__(
-            f"Slurm reported the unknown {kind} state {word!r}",
-            remedy="This Slurm is newer than DeepLink knows: please report the word and `sinfo --version`.",
+            f"Slurm reported {word!r} as a {kind}'s state",
+            remedy="Please report it together with `sinfo --version`.",
         )
         self.kind, self.word = kind, word
 
@@ -27,7 +30,11 @@ LAUNCH_FAILED = "launch failed requeued held"
 
 
 class JobState(Enum):
-    """Job states: squeue(1), JOB STATE CODES, and those of later versions (LAUNCH_FAILED, EXPEDITING ...)."""
+    """Job states: squeue(1), JOB STATE CODES, and those of later versions (LAUNCH_FAILED, EXPEDITING ...).
+
+    OTHER is one that a newer Slurm has: one job in it hides no other. It is taken for neither running, waiting nor
+    ended.
+    """
 
     BOOT_FAIL = "BOOT_FAIL"
     CANCELLED = "CANCELLED"
@@ -39,6 +46,7 @@ class JobState(Enum):
     FAILED = "FAILED"
     LAUNCH_FAILED = "LAUNCH_FAILED"
     NODE_FAIL = "NODE_FAIL"
+    OTHER = "OTHER"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     PENDING = "PENDING"
     POWER_UP_NODE = "POWER_UP_NODE"
@@ -71,12 +79,12 @@ class JobState(Enum):
         (<JobState.CANCELLED: 'CANCELLED'>, <JobState.CANCELLED: 'CANCELLED'>)
 
         Raises:
-            UnknownStateError: the word is no job state.
+            UnknownStateError: it is no word at all.
         """
-        try:
-            return cls(word.split(" ", 1)[0].removesuffix("+"))
-        except ValueError:
-            raise UnknownStateError("job", word) from None
+        state = word.split(" ", 1)[0].removesuffix("+")
+        if _WORD.fullmatch(state) is None:
+            raise UnknownStateError("job", word)
+        return cls(state) if state in cls.__members__ else cls.OTHER
 
 
 _FINAL_JOB_STATES = frozenset(
@@ -111,7 +119,10 @@ class NodeState(Enum):
 
 
 class NodeFlag(Enum):
-    """What scontrol adds to a node's base state with `+`."""
+    """What scontrol adds to a node's base state with `+`.
+
+    OTHER is one that a newer Slurm has: one node with it hides no other, and nothing is put on it.
+    """
 
     BLOCKED = "BLOCKED"
     CLOUD = "CLOUD"
@@ -124,6 +135,7 @@ class NodeFlag(Enum):
     INVALID_REG = "INVALID_REG"
     MAINTENANCE = "MAINTENANCE"
     NOT_RESPONDING = "NOT_RESPONDING"
+    OTHER = "OTHER"
     PERFCTRS = "PERFCTRS"
     PLANNED = "PLANNED"
     POWERED_DOWN = "POWERED_DOWN"
@@ -142,6 +154,13 @@ class NodeFlag(Enum):
 
 LASTING_FLAGS = frozenset({NodeFlag.CLOUD, NodeFlag.DYNAMIC_NORM, NodeFlag.EXTERNAL})
 """What a node is all its life, and what keeps no job off it."""
+UNSETTLED_FLAGS = frozenset(
+    {
+        *(NodeFlag.COMPLETING, NodeFlag.NOT_RESPONDING, NodeFlag.POWERING_UP, NodeFlag.POWERED_DOWN),
+        NodeFlag.OTHER,
+    }
+)
+"""With these a node that is idle may have something in use all the same."""
 
 # The marks sinfo and older scontrols put behind the word instead of a flag (sinfo(1), NODE STATE CODES).
 _MARKS = {
@@ -187,7 +206,7 @@ def parse_node_state(text: str) -> tuple[NodeState, frozenset[NodeFlag]]:
     True
 
     Raises:
-        UnknownStateError: the base or a flag is no word of Slurm's.
+        UnknownStateError: the base or a flag is no word at all.
     """
     flags = set()
     words = []
@@ -200,13 +219,15 @@ def parse_node_state(text: str) -> tuple[NodeState, frozenset[NodeFlag]]:
     if len(words) > 1 and not words[-1]:  # sinfo's `allocated+`
         flags.add(NodeFlag.COMPLETING)
         words.pop()
-    try:
-        if words[0] in _FOLDED:
-            base, flag = _FOLDED[words[0]]
-            flags.add(flag)
-        else:
-            base = NodeState(words[0])
-        flags.update(NodeFlag(word) for word in words[1:])
-    except ValueError:
-        raise UnknownStateError("node", text) from None
+    if not all(map(_WORD.fullmatch, words)):
+        raise UnknownStateError("node", text)
+    if words[0] in _FOLDED:
+        base, flag = _FOLDED[words[0]]
+        flags.add(flag)
+    elif words[0] in NodeState.__members__:
+        base = NodeState(words[0])
+    else:
+        base = NodeState.UNKNOWN
+        flags.add(NodeFlag.OTHER)
+    flags.update(NodeFlag(word) if word in NodeFlag.__members__ else NodeFlag.OTHER for word in words[1:])
     return base, frozenset(flags)

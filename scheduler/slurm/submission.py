@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.options import SBATCH, CommandLine, Grammar, directives
+from deeplink.scheduler.slurm.options import SBATCH, CommandLine, Grammar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 _PREFIX = "deeplink-"
 _VALUED = frozenset({"spares", "data", "patience", "place", "profile", "resubmit"})
@@ -142,21 +143,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What is to be executed: `argv`, in our environment with these changes."""
+    """What is to be executed: `argv`, in our environment (`without_outer`) with these changes."""
 
     argv: tuple[str, ...]
     changes: Mapping[str, str] = field(default_factory=dict)
 
     def with_options(self, options: Sequence[str]) -> Submission:
-        """Return the same with further options of sbatch."""
-        return Submission((self.argv[0], *options, *self.argv[1:]), self.changes)
+        """Return the same with further options of sbatch, in place of its own of the same names."""
+        words, named = self.argv[1:], {option.name for option in SBATCH.parse(options).options}
+        dropped = _places(SBATCH.parse(words), named)
+        kept = [word for place, word in enumerate(words) if place not in dropped]
+        return Submission((self.argv[0], *options, *kept), self.changes)
 
 
 def understood(words: Sequence[str]) -> Request:
     """Read a command line.
 
     Raises:
-        SubmissionError: an option of ours that does not exist, has no usable value, or contradicts another one.
+        SubmissionError: an option does not exist, has no usable value, contradicts another, or hides the script.
     """
     line = _GRAMMAR.parse(words)
     for option in line.options:
@@ -170,6 +174,13 @@ def understood(words: Sequence[str]) -> Request:
         dry_run=_flag(line, "deeplink-dry-run") or _flag(line, "dry-run"),
         as_json=_flag(line, "deeplink-json"),
     )
+    for one in request.lines:
+        if one.unclear is not None:
+            strange = one.unclear.words[0]
+            raise SubmissionError(
+                f"{strange} is an option that is not known here: {one.rest[0]} may be its value, or the script",
+                f"Write its value into one word with it ({strange}=VALUE); has it none, put -- before the script.",
+            )
     if request.as_json and not request.dry_run:
         raise SubmissionError(
             "--deeplink-json is the form of what --dry-run prints, and that is not asked for",
@@ -187,7 +198,7 @@ def in_script(script: str) -> Ours:
     Raises:
         SubmissionError: there is something else on them than options of ours.
     """
-    line = _IN_SCRIPT.parse(list(directives(script, DIRECTIVE)))
+    line = _IN_SCRIPT.of_script(script, DIRECTIVE)
     strange = next((option.words[0] for option in line.options if not option.known), "") or "".join(line.rest[:1])
     if strange:
         known = ", ".join(f"--{name}" for name in sorted(_SCRIPTED))
@@ -270,7 +281,7 @@ def submission(
     Raises:
         SubmissionError: the job would not get the environment it needs.
     """
-    scripted = SBATCH.parse(list(directives(script_text)))
+    scripted = SBATCH.of_script(script_text)
     added = [
         option
         for option, names, variables in _ADDED
@@ -285,21 +296,11 @@ def submission(
     if ours.shim:
         changes[SHIM_VARIABLE] = shim_folder
         changes["PATH"] = f"{shim_folder}:{env.get('PATH', '')}"
-    dropped = {
-        place
-        for option in request.line.options
-        if option.name in _OURS
-        for place in _places(option.at, option.words)
-    }
+    dropped = _places(request.line, _OURS)
     export = _export(request, scripted, env, tuple(changes)) if changes else None
     if export is not None:
         added.append(f"--export={export}")
-        dropped |= {
-            place
-            for option in request.line.options
-            if option.name == "export"
-            for place in _places(option.at, option.words)
-        }
+        dropped |= _places(request.line, {"export"})
     kept = [word for place, word in enumerate(request.words) if place not in dropped]
     return Submission(("sbatch", *added, *kept), changes)
 
@@ -314,8 +315,10 @@ def _is_supervised(request: Request, ours: Ours, script_text: str) -> bool:
     return ours.shim or ours.spares is not None or _RUNS_RANKS.search(said) is not None
 
 
-def _places(at: int, words: Sequence[str]) -> range:
-    return range(at, at + len(words))
+def _places(line: CommandLine, named: AbstractSet[str]) -> set[int]:
+    """Return where on the command line options of these names stand."""
+    found = (range(option.at, option.at + len(option.words)) for option in line.options if option.name in named)
+    return {place for places in found for place in places}
 
 
 def _export(

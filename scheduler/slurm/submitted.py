@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
 from deeplink.errors import DeepLinkError
+from deeplink.private import private_folder
 from deeplink.publish import write_text
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def keep(folder: Path, submitted: Submitted) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     write_text(folder / NAME, submitted.text(), mode=0o600)
 
 

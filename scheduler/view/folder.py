@@ -63,6 +63,20 @@ class Left:
         return next((event for event in reversed(self.events) if event["event"] in names), None)
 
 
+def ranks_of(event: Event | None) -> dict[str, range]:
+    """Return which ranks each node of an attempt runs, by the event of its start; none where it does not tell."""
+    nodes, each = (event or {}).get("nodes"), (event or {}).get("ranks")
+    if not isinstance(nodes, list) or not isinstance(each, list) or len(nodes) != len(each):
+        return {}
+    found, first = {}, 0
+    for node, count in zip(nodes, each, strict=True):
+        if not isinstance(count, int) or count < 1:
+            return {}
+        found[str(node)] = range(first, first + count)
+        first += count
+    return found
+
+
 def folders(state: Path) -> dict[int, Path]:
     """Return the folders of all jobs that left one, by job id; none where the state folder cannot be read."""
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.view.folder import EVENTS, folders, read_events
+from deeplink.scheduler.view.folder import EVENTS, folders, ranks_of, read_events
 from deeplink.scheduler.view.identity import JobName
 from deeplink.scheduler.view.look import JobUnknownError
 from deeplink.scheduler.view.notes import NOTES
@@ -163,8 +163,13 @@ class Follower:
         nodes = [str(name) for name in started[-1].get("nodes") or ()] if started else []
         if node not in nodes:
             raise NoSuchNodeError(node, nodes)
-        each = int(started[-1].get("world_size") or 0) // len(nodes)
-        return nodes.index(node) * each, (nodes.index(node) + 1) * each - 1
+        ranks = ranks_of(started[-1]).get(node)
+        each, odd = divmod(int(started[-1].get("world_size") or 0), len(nodes))
+        if ranks is None and each and not odd:  # a launcher of before spread them evenly
+            ranks = range(nodes.index(node) * each, (nodes.index(node) + 1) * each)
+        if ranks is None:
+            raise NoSuchNodeError(f"{node} (its launcher does not tell the ranks there)", nodes)
+        return ranks[0], ranks[-1]
 
     def follow(self, tails: Sequence[Tail], write: Callable[[Iterable[bytes]], None]) -> None:
         """Write what is appended, until the job has ended and nothing comes any more."""

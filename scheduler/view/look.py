@@ -200,9 +200,9 @@ class Viewer:
         """
         names = {word: JobName.parse(word) for word in words}
         self.asked.afresh()
-        rows = {int(one.job.id): one for one in queue(self.slurm)}
+        rows = {one.job.label: one for one in queue(self.slurm)}
         jobs = [one.job for one in rows.values()]
-        return {word: [rows[int(row.id)] for row in matching(name, jobs)] for word, name in names.items()}
+        return {word: [rows[row.label] for row in matching(name, jobs)] for word, name in names.items()}
 
     def _queue(self, user: str) -> list[Queued]:
         found: list[Queued] = []

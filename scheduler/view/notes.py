@@ -23,7 +23,7 @@ def note(folder: Path, event: str, unix: float, **facts: object) -> None:
     """
     line = f"{json.dumps({'event': event, 'unix': unix, **facts}, separators=(',', ':'))}\n".encode()
     try:
-        opened = os.open(folder / NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        opened = os.open(folder / NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
         return
     try:

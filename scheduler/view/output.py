@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ MOST_LINE = 1 << 20
 """A line that is longer is taken apart."""
 
 _PATTERN = re.compile(r"%([0-9]*)([A-Za-z%])")
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})|\\([nrt])")
 _LABEL = re.compile(rb"\s*([0-9]{1,9}): ")
 _MARK = re.compile(rb"(?m)^deeplink: attempt ([0-9]+\.[0-9]+\.[0-9]+): ")
 
@@ -35,11 +37,32 @@ class OutputMissingError(DeepLinkError):
         self.path, self.problem = path, problem
 
 
+def named(text: str) -> str:
+    r"""Return the name of a file, with the bytes that Slurm's answer has as escapes (`command.text_of`).
+
+    >>> named(r"caf\xe9\t.out"), named("slurm-7.out")
+    ('caf\udce9\t.out', 'slurm-7.out')
+    """
+    return _ESCAPED.sub(_letter, text)
+
+
+def _letter(found: re.Match[str]) -> str:
+    byte, short, long, control = found.groups()
+    if control:
+        return {"n": "\n", "r": "\r", "t": "\t"}[control]
+    code = int(byte or short or long, 16)
+    if byte:
+        return os.fsdecode(bytes([code]))
+    return chr(code) if code <= sys.maxunicode else found[0]
+
+
 def expanded(pattern: str, row: JobRow) -> str:
     """Return the name of a batch job's output file (sbatch(1), FILENAME PATTERN).
 
-    A pattern that only a step or a task fills in stays as it is, and so does one that nobody knows.
+    Bytes of it that are no text are there as `os.fsdecode` has them. A pattern that only a step or a task fills in
+    stays as it is, and so does one that nobody knows.
     """
+    pattern = named(pattern)
     if "\\" in pattern:  # sbatch: then no pattern is replaced
         return pattern.replace("\\", "")
     array, underscore, task = row.label.partition("_")
@@ -58,7 +81,7 @@ def expanded(pattern: str, row: JobRow) -> str:
         "s": "batch",
         "t": "0",
         "u": row.user,
-        "x": row.name,
+        "x": named(row.name),
     }
 
     def value(found: re.Match[str]) -> str:

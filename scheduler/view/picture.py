@@ -8,16 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.view.folder import ranks_of
 from deeplink.scheduler.view.output import expanded
 from deeplink.scheduler.view.rates import Pace, pace
-from deeplink.scheduler.view.reasons import in_words
-from deeplink.scheduler.watch.records import Outcome
+from deeplink.scheduler.view.reasons import help_for, in_short, in_words, release_of
+from deeplink.scheduler.watch.records import Outcome, Severity
+from deeplink.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from deeplink.scheduler.slurm.parse import NodeRow
+    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.scheduler.view.folder import Left
     from deeplink.scheduler.view.queue import Queued
     from deeplink.scheduler.watch.records import AttemptRecord, Incident, NodeRecord
@@ -72,7 +75,9 @@ class Picture:
         seats: its nodes, in rank order, those that rest last.
         end: how it ended, in words, by its launcher.
         open_incident: the newest without an end.
+        remedies: commands that help it, or a node of its, as sentences.
         gone: Slurm does not know it any more.
+        held: it waits until somebody releases it.
         local: it never was Slurm's (`deeplink run --local`).
         watched: whether it left anything that DeepLink can read.
     """
@@ -106,7 +111,9 @@ class Picture:
     gone: bool = False
     local: bool = False
     final: bool = False
+    held: bool = False
     watched: bool = False
+    remedies: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -131,10 +138,11 @@ def picture(
     over = (row is not None and row.state.final) or gone or (local and word.lost)
     known = left.record
     said = newest if newest and not word.lost else None
+    label = row.label if row else known.label if known else str(job)
     measured = pace(left.points)
     return Picture(
         id=job,
-        label=row.label if row else str(job),
+        label=label,
         name=(row.name if row else "") or (known.name if known else ""),
         user=(row.user if row else "") or (known.user if known else ""),
         partition=queued.partition if queued else "",
@@ -142,13 +150,15 @@ def picture(
         reason=in_words(row.reason) if row else "",
         phase=said.phase.value if said else "",
         detail=said.detail if said else "",
-        attempt=str(newest.attempt) if newest else "",
+        attempt=f"{label}.{newest.attempt.restart}.{newest.attempt.relaunch}" if newest else "",
         restarts=row.restarts if row else newest.attempt.restart if newest else None,
         relaunches=newest.attempt.relaunch if newest else None,
         used_s=queued.used_s if queued else None,
         limit_s=queued.limit_s if queued else None,
         start_unix=queued.start_unix if queued else None,
-        seats=seats(queued, None if word.lost and over else current, left.nodes, nodes, now),
+        seats=seats(
+            queued, None if word.lost and over else current, left.nodes, nodes, now, ranks=_ranks(left, current)
+        ),
         world_size=(current.world_size or None) if current else None,
         ring=current.ring_crossings if current and current.nodes else None,
         ring_stock=current.ring_crossings_stock if current and current.nodes else None,
@@ -156,15 +166,42 @@ def picture(
         decision=left.decision,
         open_incident=next((one for one in left.incidents if one.outcome is Outcome.OPEN), None),
         incidents=len(left.incidents),
-        output=expanded(queued.output, queued.job) if queued else _output(left),
+        output=printable(expanded(queued.output, queued.job) if queued else _output(left)),
         end=_end(left) if not word.older else "",
         heard_unix=newest.beat_unix if newest else None,
         gone=gone,
         local=local,
         final=over or (newest is not None and newest.phase.ended and queued is None),
+        held=row is not None and bool(release_of(row)),
         watched=not left.empty,
+        remedies=(
+            *_freed(queued, left.decision),
+            *_remedies(row, left.nodes if said and not said.phase.ended else (), nodes),
+        ),
         problems=left.problems,
     )
+
+
+def _freed(queued: Queued | None, decision: Recorded | None) -> tuple[str, ...]:
+    """Return what frees a job that waits for the very nodes that were wished for it."""
+    wished = decision.decision.nodes if decision else ()
+    if queued is None or queued.job.state is not JobState.PENDING or not wished:
+        return ()
+    if {*queued.required} != {*wished}:
+        return ()
+    command = f"scontrol update jobid={queued.job.label} ReqNodeList="
+    return (f"it waits for the nodes that were wished for it, {fold(wished)}: `{command}` lets it start anywhere",)
+
+
+def _remedies(row: JobRow | None, seen: Sequence[NodeRecord], nodes: Mapping[str, NodeRow]) -> tuple[str, ...]:
+    """Return the commands that help: for a held job, and for nodes whose own checks found something."""
+    found = [release_of(row)] if row else []
+    for node in seen:
+        wrong = [one for one in node.health if one.severity is not Severity.UNKNOWN]
+        if wrong:
+            said = "; ".join([*map(in_short, wrong), help_for(node.name, nodes.get(node.name), wrong)])
+            found.append(f"{node.name}: {said}")
+    return tuple(filter(None, found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +230,9 @@ def _word(queued: Queued | None, left: Left, now: float) -> _Word:
     older = queued is not None and newest.attempt.restart < queued.job.restarts
     final = queued is not None and queued.job.state.final
     silent = final or now - newest.beat_unix > FRESH_S
-    return _Word(newest, older=older, lost=older or (silent and not newest.phase.ended))
+    # Back in the queue: its run has ended, and not the job.
+    waits = queued is not None and (queued.job.state is JobState.PENDING or queued.job.held)
+    return _Word(newest, older=older, lost=older or (waits if newest.phase.ended else silent))
 
 
 def _output(left: Left) -> str:
@@ -216,12 +255,19 @@ def _end(left: Left) -> str:
     return f"ended with exit code {event.get('code', 'unknown')}" + (f": {because}" if because else "")
 
 
+def _ranks(left: Left, newest: AttemptRecord | None) -> dict[str, range]:
+    event = left.last("attempt-started")
+    return ranks_of(event) if newest and event and event.get("attempt") == str(newest.attempt) else {}
+
+
 def seats(
     queued: Queued | None,
     newest: AttemptRecord | None,
     seen: Sequence[NodeRecord],
     nodes: Mapping[str, NodeRow],
     now: float,
+    *,
+    ranks: Mapping[str, range],
 ) -> tuple[Seat, ...]:
     """Return who sits where: by the launcher's word, else by Slurm's, which knows no ranks."""
     holds = queued.job.nodes if queued and queued.job.state in _HOLDS else ()
@@ -230,14 +276,13 @@ def seats(
         return tuple(Seat(node=name, trouble=_trouble(name, {}, nodes)) for name in holds)
     fresh = now - newest.beat_unix <= FRESH_S and not newest.phase.ended
     silent: dict[str, float] = {one.name: one.silent_s for one in seen if fresh and one.silent_s >= SILENT_S}
-    each = newest.world_size // len(newest.nodes) if newest.world_size % len(newest.nodes) == 0 else 0
     found = [
         Seat(
             node=name,
-            ranks=(place * each, (place + 1) * each - 1) if each else None,
+            ranks=(ranks[name][0], ranks[name][-1]) if name in ranks else None,
             trouble=_trouble(name, silent, nodes),
         )
-        for place, name in enumerate(newest.nodes)
+        for name in newest.nodes
     ]
     found += [Seat(node=name, spare=True, trouble=_trouble(name, silent, nodes)) for name in newest.spares]
     known = {seat.node for seat in found}

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.slurm.parse import JOB_FIELDS, SlurmTextError, parse_jobs
+from deeplink.scheduler.slurm.parse import JOB_FIELDS, SlurmTextError, names_of, parse_jobs
 from deeplink.scheduler.slurm.separator import fresh_separator
 
 if TYPE_CHECKING:
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.parse import JobRow
+    from deeplink.types import NodeName
 
-_MORE = ("Partition", "TimeUsed", "TimeLimit", "StartTime", "SubmitTime", "STDOUT")
+_MORE = ("Partition", "TimeUsed", "TimeLimit", "StartTime", "SubmitTime", "STDOUT", "ReqNodes")
 _DURATION = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]{2})")
 
 
@@ -27,6 +28,7 @@ class Queued:
         limit_s: how long it may; infinite where there is no limit.
         start_unix: when it began, or is expected to.
         output: where its output goes, as Slurm tells it: patterns may be left in it.
+        required: the nodes that it must have.
     """
 
     job: JobRow
@@ -36,6 +38,7 @@ class Queued:
     start_unix: float | None = None
     submit_unix: float | None = None
     output: str = ""
+    required: tuple[NodeName, ...] = ()
 
 
 def queue(slurm: Slurm, *, user: str = "") -> list[Queued]:
@@ -61,7 +64,8 @@ def parse_queue(text: str, separator: str) -> list[Queued]:
     for start in range(0, len(fields), width):
         plain = fields[start : start + len(JOB_FIELDS)]
         plain[0] = plain[0].lstrip("\n")
-        partition, used, limit, began, submitted, output = fields[start + len(JOB_FIELDS) : start + width]
+        more = fields[start + len(JOB_FIELDS) : start + width]
+        partition, used, limit, began, submitted, output, required = more
         (row,) = parse_jobs("".join(f"{field}{separator}" for field in plain), separator)
         found.append(
             Queued(
@@ -72,6 +76,7 @@ def parse_queue(text: str, separator: str) -> list[Queued]:
                 start_unix=_unix(began),
                 submit_unix=_unix(submitted),
                 output="" if output in {"(null)", "N/A"} else output,
+                required=names_of("" if required in {"(null)", "N/A"} else required.strip(), "squeue"),
             )
         )
     return found

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.slurm.states import LAUNCH_FAILED
+from deeplink.scheduler.watch.evidence import TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+    from deeplink.scheduler.watch.records import Finding
+
 _WORDS = {
     "Priority": "jobs of higher priority are before it",
     "Resources": "no suitable nodes are free",
     "Dependency": "it waits for another job",
     "DependencyNeverSatisfied": "what it waits for can never come true: cancel it, or update --dependency",
     "BeginTime": "its start was put off (--begin, or a requeue, after which Slurm holds a job for a while)",
-    "JobHeldUser": "its user holds it; `scontrol release` lets it go",
+    "JobHeldUser": "its user holds it",
+    "job requeued in held state": "it was put back into the queue and is held",
     "JobHeldAdmin": "an administrator holds it",
     "JobArrayTaskLimit": "so many tasks of its array run already as may at once",
     "ReqNodeNotAvail": "nodes it asks for are not available",
@@ -34,7 +46,7 @@ _WORDS = {
     "InvalidQOS": "its QOS is not valid",
     "BurstBufferResources": "no burst buffer is free",
     "FrontEndDown": "no front end is available",
-    "launch failed requeued held": "a launch failed; it is held: `scontrol release` lets it go",
+    "launch failed requeued held": "a launch failed, and it is held",
 }
 _LIMITS = (("QOS", "a limit of its QOS"), ("Assoc", "a limit of its account"))
 
@@ -52,3 +64,25 @@ def in_words(reason: str) -> str:
     if not words:
         words = next((f"{limit} is reached" for start, limit in _LIMITS if key.startswith(start)), "")
     return f"{reason}: {words}" if words else reason
+
+
+def release_of(job: JobRow, *, whole: bool = False) -> str:
+    """Return the command that lets a held job, or its whole array, start; empty where nobody holds it."""
+    if not job.held and job.reason != LAUNCH_FAILED:
+        return ""
+    command = f"`scontrol release {job.address.whole if whole or job.address.is_component else job.address}`"
+    if job.reason.startswith("JobHeldAdmin"):
+        return f"held by an administrator: an operator's {command} lets it start"
+    return f"held: {command} lets it start"
+
+
+def in_short(finding: Finding) -> str:
+    """Return what a check of a node finds wrong, in one line."""
+    return f"{finding.check} ({finding.severity.value}): {finding.problem}"
+
+
+def help_for(name: str, row: NodeRow | None, findings: Sequence[Finding]) -> str:
+    """Return the command that helps a node of which checks found something, or that we drained; else nothing."""
+    if row is not None and row.reason.startswith(TAG) and (row.drained or row.down):
+        return f"once it is mended: `scontrol update nodename={name} state=resume`"
+    return f"`deeplink health` on {name} looks again" if findings else ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.client import JobVanishedError
+from deeplink.scheduler.slurm.job_address import ComponentError
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.view.reasons import in_words
@@ -73,13 +74,13 @@ class UnknownNodeError(DeepLinkError):
 class RequeueUnfinishedError(DeepLinkError):
     """The job was requeued, and the time was up before the rest was done."""
 
-    def __init__(self, label: str, job: int, state: str, left: Sequence[str], waited_s: float) -> None:
+    def __init__(self, label: str, state: str, left: Sequence[str], waited_s: float) -> None:
         commands = "; ".join(left)
         super().__init__(
             f"job {label} was requeued and is still {state} after {waited_s:g} s",
-            remedy=f"Once it is PENDING: {commands}" if left else f"`deeplink status {job}` tells more.",
+            remedy=f"Once it is PENDING: {commands}" if left else f"`deeplink status {label}` tells more.",
         )
-        self.label, self.job, self.state, self.left = label, job, state, tuple(left)
+        self.label, self.state, self.left = label, state, tuple(left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +121,15 @@ class Requeuer:
 
         Raises:
             RequeueRefusedError: it may not.
+            ComponentError: it is a component of a heterogeneous job.
             UnknownNodeError: a node to exclude does not exist.
         """
         if row.state.final:
             raise RequeueRefusedError(row.label, f"it has ended ({row.state.value})", "Submit it again.")
+        if row.address.is_component:
+            raise ComponentError(row.address, "requeue")
         if not row.requeueable:
-            remedy = f"`scontrol update jobid={row.id} requeue=1` allows it; `deeplink sbatch` asks for it."
+            remedy = f"`scontrol update jobid={row.label} requeue=1` allows it; `deeplink sbatch` asks for it."
             raise RequeueRefusedError(row.label, "it may not be (--no-requeue)", remedy)
         known = {node.name for node in self.slurm.nodes()} if exclude else set()
         if strangers := [name for name in exclude if name not in known]:
@@ -151,8 +155,9 @@ class Requeuer:
     def commands(self, row: JobRow, exclude: Sequence[NodeName]) -> list[list[str]]:
         """Return the commands that will be executed, as far as can be said beforehand."""
         changes = self._release(row, exclude)
-        release = ["scontrol", "update", f"jobid={row.id}", *(f"{key}={value}" for key, value in changes.items())]
-        first = [] if row.state is JobState.PENDING else [["scontrol", "requeue", str(row.id)]]
+        fields = [f"{key}={value}" for key, value in changes.items()]
+        release = ["scontrol", "update", f"jobid={row.address}", *fields]
+        first = [] if row.state is JobState.PENDING else [["scontrol", "requeue", str(row.address)]]
         return [*first, release]
 
     def _release(self, row: JobRow, exclude: Sequence[NodeName]) -> dict[str, str]:
@@ -188,7 +193,7 @@ class Requeuer:
         now = row
         while self.clock.monotonic() - began < self.wait_s:
             try:
-                now = self.slurm.job(row.id)
+                now = self.slurm.job(row.address)
             except JobVanishedError:
                 raise RequeueRefusedError(
                     row.label, "Slurm does not know it any more", "Submit it again."
@@ -203,7 +208,7 @@ class Requeuer:
             else:
                 self.clock.sleep(TICK_S)
         left = [] if Step.RELEASE in self._sent else [" ".join(self.commands(now, exclude)[-1])]
-        raise RequeueUnfinishedError(row.label, row.id, now.state.value, left, self.wait_s)
+        raise RequeueUnfinishedError(row.label, now.state.value, left, self.wait_s)
 
     def _facts(self, now: JobRow, restarts: int) -> Facts:
         facts = Facts(job=now, sent={step: self.clock.monotonic() - at for step, at in self._sent.items()})
@@ -228,12 +233,11 @@ class Requeuer:
 
     def _send(self, step: Step, row: JobRow, exclude: Sequence[NodeName]) -> None:
         if step is Step.REQUEUE:
-            self.say(f"scontrol requeue {row.id}")
-            self.slurm.requeue(row.id)
+            self.say(f"scontrol requeue {row.address}")
+            self.slurm.requeue(row.address)
         else:
             fields = self._release(row, exclude)
-            self.say(
-                f"scontrol update jobid={row.id} {' '.join(f'{key}={value}' for key, value in fields.items())}"
-            )
-            self.slurm.update_job(row.id, **fields)
+            said = " ".join(f"{key}={value}" for key, value in fields.items())
+            self.say(f"scontrol update jobid={row.address} {said}")
+            self.slurm.update_job(row.address, **fields)
         self._sent[step] = self.clock.monotonic()

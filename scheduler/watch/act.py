@@ -58,6 +58,7 @@ _WORDS = {
     Remedy.RESUME: Action.NONE,
 }
 _OF_NODES = frozenset({Step.COMMENT, Step.DRAIN, Step.DOWN, Step.RESUME})
+_SUCCESSION = frozenset({Step.SUBMIT, Step.BEQUEATH, Step.CANCEL, Step.SET_FREE, Step.DISMISS})
 _NOT_AGAIN = frozenset({Step.COMMENT, Step.EXPLAIN, Step.SHED, Step.SUBMIT})
 """Refused for whatever reason, there is another way, or it is not worth a second try."""
 _NO_RIGHTS = ("denied", "invalid user", "disabled", "not permitted")
@@ -208,23 +209,24 @@ class Actor:
             if step in _NOT_AGAIN:  # else it was no word of Slurm's, and may pass
                 self._refused.setdefault(action.key, set()).add(step)
         else:
-            self.say(f"{action.incident}: {step.value} {self._object(action, step)}")
+            self.say(f"{action.incident}: {step.value} {self._object(action, step, facts)}")
         finally:
             # Also where no answer came in time: it may have been heard.
             self._sent.setdefault(action.key, {})[step] = self.clock.monotonic()
 
     @staticmethod
-    def _object(action: ActionRecord, step: Step) -> str:
+    def _object(action: ActionRecord, step: Step, facts: Facts) -> str:
         if step in _OF_NODES:
             return f"node {action.node}"
         without = f" without {fold(action.exclude)}" if step is Step.RELEASE and action.exclude else ""
-        return f"job {action.attempt.job if action.attempt else '-'}{without}"
+        known = facts.job.label if facts.job else action.attempt.job if action.attempt else "-"
+        return f"job {known}{without}"
 
     def _command(self, action: ActionRecord, step: Step, facts: Facts) -> None:
         if step in _OF_NODES and action.node:
             self._tell_node(action, action.node, step, facts)
         elif step not in _OF_NODES and action.attempt:
-            self._tell_job(action, action.attempt.job, step, facts)
+            self._tell_job(action, step, facts)
         else:
             raise ValueError(f"{step} is no command for {action.key}")
 
@@ -240,43 +242,44 @@ class Actor:
         else:
             self.slurm.update_node(node, NodeOrder.RESUME)
 
-    def _tell_job(self, action: ActionRecord, job: int, step: Step, facts: Facts) -> None:
+    def _tell_job(self, action: ActionRecord, step: Step, facts: Facts) -> None:
+        job = facts.job
+        if step in _SUCCESSION and self.heirs:
+            self._succeed(action, self.heirs, step, facts)
+            return
         match step:
-            case Step.EXPLAIN:
-                self.slurm.comment_job(job, with_ours(facts.comment or "", action.reason))
-            case Step.HOLD:
-                self.slurm.hold_waiting(job)
-            case Step.REQUEUE_HOLD:
-                self.slurm.hold(job)
-            case Step.SHED if facts.job:
-                self.slurm.keep_only(job, [name for name in facts.job.nodes if name not in facts.unreachable])
-            case Step.REQUEUE:
-                self.slurm.requeue(job)
-            case Step.SUBMIT | Step.BEQUEATH | Step.CANCEL | Step.SET_FREE | Step.DISMISS if self.heirs:
-                self._succeed(action, self.heirs, job, step, facts)
-            case Step.RELEASE:
-                held = facts.job is not None and facts.job.reason == LAUNCH_FAILED
-                self._releaser.release(job, action.exclude, held=held)
-            case Step.UNWISH if facts.job:
-                self._releaser.unwish(facts.job)
-            case Step.RELAX:
+            case Step.EXPLAIN if job:
+                self.slurm.comment_job(job.address, with_ours(facts.comment or "", action.reason))
+            case Step.HOLD if job:
+                self.slurm.hold_waiting(job.address)
+            case Step.REQUEUE_HOLD if job:
+                self.slurm.hold(job.address)
+            case Step.SHED if job:
+                kept = [name for name in job.nodes if name not in facts.unreachable]
+                self.slurm.keep_only(job.address, kept)
+            case Step.REQUEUE if job:
+                self.slurm.requeue(job.address)
+            case Step.RELEASE if job:
+                self._releaser.release(job, action.exclude, held=job.reason == LAUNCH_FAILED)
+            case Step.RELAX if job:
                 self._releaser.release(job, (), carry=False)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
 
-    def _succeed(self, action: ActionRecord, heirs: Heirs, job: int, step: Step, facts: Facts) -> None:
+    def _succeed(self, action: ActionRecord, heirs: Heirs, step: Step, facts: Facts) -> None:
+        job, heir = facts.job, facts.heir
         match step:
-            case Step.SUBMIT if facts.job:
-                heirs.submit_anew(facts.job, token(action), {*facts.unreachable, *action.exclude})
-            case Step.BEQUEATH if facts.job and facts.heir:
-                self._hand_down(action, job, facts.heir.id)
-                heirs.bequeath(facts.job, facts.heir)
-            case Step.CANCEL if facts.heir:
-                heirs.supersede(job, facts.heir)
-            case Step.SET_FREE:
-                heirs.set_free(job, token(action))
-            case Step.DISMISS if facts.heir:
-                self.slurm.cancel(facts.heir.id)
+            case Step.SUBMIT if job:
+                heirs.submit_anew(job, token(action), {*facts.unreachable, *action.exclude})
+            case Step.BEQUEATH if job and heir:
+                self._hand_down(action, job.id, heir.id)
+                heirs.bequeath(job, heir)
+            case Step.CANCEL if job and heir:
+                heirs.supersede(job, heir)
+            case Step.SET_FREE if action.attempt:
+                heirs.set_free(action.attempt.job, token(action))
+            case Step.DISMISS if heir:
+                self.slurm.cancel(heir.address)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
 
@@ -301,8 +304,6 @@ class Actor:
         self._sent.pop(action.key, None)
         self._refused.pop(action.key, None)
         self._footing.forget(action)
-        if action.attempt:
-            self._releaser.forget(action.attempt.job)
         self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
         took = f" ({now - action.began_unix:.1f} s after the verdict)" if done else ""
         self.say(f"{action.incident}: {action.remedy} {'done' if done else GAVE_UP}: {why}{took}")

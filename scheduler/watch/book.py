@@ -240,6 +240,7 @@ def _restored(job: JobRecord, attempt: AttemptRecord, now: float, unix: float) -
         phase=attempt.phase,
         user=job.user,
         job_name=job.name,
+        job_label=job.label,
         nodes=attempt.nodes,
         spares=attempt.spares,
         world_size=attempt.world_size,

@@ -12,15 +12,18 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.watch.records import Incident, JobRecord
 
-_OF_THE_CLUSTER = NODE_LOST | {Kind.SWITCH_SUSPECT, Kind.LAUNCHER_LOST, Kind.PREEMPTED, Kind.STORAGE_FROZEN}
+_OF_THE_CLUSTER = NODE_LOST | {
+    *(Kind.SWITCH_SUSPECT, Kind.LAUNCHER_LOST, Kind.LAUNCH_FAILED, Kind.PREEMPTED, Kind.STORAGE_FROZEN)
+}
 
 
 def fruitless_starts(job: JobRecord, incidents: Iterable[Incident]) -> int:
     """Return how many starts of a job in a row, the newest among them, failed by themselves without a new step.
 
     A start (Slurm's count of restarts) counts when it came no further than those before it, when its record blames
-    no node, switch or storage, and when it does blame the application; of the newest one, which may have no record
-    yet, the caller knows what it died of. A job that reports no steps is judged by its incidents alone.
+    no node, switch, storage or start of the ranks, and when it does blame the application; of the newest one,
+    which may have no record yet, the caller knows what it died of. A job that reports no steps is judged by its
+    incidents alone.
     """
     causes = defaultdict(set)
     for incident in incidents:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.watch.act import Actor
+    from deeplink.scheduler.watch.bindings import Bindings
     from deeplink.scheduler.watch.evidence import Policy, Sight
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.lead import Lead
@@ -48,6 +49,7 @@ class Daemon:
 
     Args:
         actor: the hands; None to observe only: then verdicts are told and recorded, and nothing is done.
+        bindings: takes nodes wished by name off waiting jobs; None to observe only.
         lead: our place among those with this journal; None where nobody would miss us.
         patient: a journal that cannot be written is waited for; else it is an error.
         say: told one line for each decision.
@@ -60,6 +62,7 @@ class Daemon:
     clock: Clock
     metrics: WatchMetrics
     say: Callable[[str], None]
+    bindings: Bindings | None = None
     lead: Lead | None = None
     patient: bool = True
     interval_s: float = 1.0
@@ -176,6 +179,8 @@ class Daemon:
             before, self._busy = self._busy, self.actor.work()
             if before or self._busy:
                 self.observer.acted()
+        if self.bindings:
+            (self.bindings.unable if self.observer.cluster.problem else self.bindings.look)()
 
     def _look(self, now: float) -> None:
         self._looked = now
@@ -223,7 +228,7 @@ class Daemon:
             self.metrics.verdicts.labels(verdict.kind).inc()
             what = verdict.remedy if self.actor or verdict.remedy is Remedy.NOTHING else f"would {verdict.remedy}"
             about = " of ".join(filter(None, (verdict.node, verdict.leaf)))
-            who = f"job {verdict.attempt.job}: " if verdict.attempt else ""
+            who = f"job {self.observer.called(verdict.attempt.job)}: " if verdict.attempt else ""
             self.say(f"{who}{verdict.kind} {about}: {what}: {'; '.join(verdict.reasons)}")
 
     def _close_ended(self, sight: Sight) -> None:

@@ -194,6 +194,7 @@ class JobSight:
 
     Attributes:
         attempt: the newest attempt that beat.
+        label: what the job is called, `12_3` for a task of an array.
         phase: by its newest beat.
         state: Slurm's word; None when Slurm does not know the job.
         reason: Slurm's word on why it waits.
@@ -240,6 +241,12 @@ class JobSight:
     told: frozenset[str] = frozenset()
     fruitless: int = 0
     deaf_s: float = 0.0
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the job is called."""
+        return self.label or str(self.attempt.job)
 
     @property
     def silent_s(self) -> float:

@@ -41,7 +41,7 @@ def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()
     if known is None and (known := _of_the_same_fault(db, told)) is not None:
         known = _joined(db, known, told)
     whole = merged(known, _as_part(db, known, told)) if known else replace(told, timeline=united(told.timeline))
-    whole = with_course(_with_scale(db, whole), known, replace(told, evidence=_said(known, told)))
+    whole = with_course(_with_scale(db, whole), known, replace(told, evidence=_said(db, known, told)))
     # Changed, not put anew: that would use up a number each time.
     db.execute(statements.CHANGE_INCIDENT if known else statements.NEW_INCIDENT, rows.of_incident(whole))
     if told.stacks:
@@ -84,7 +84,7 @@ def settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> boo
     for known in waiting:
         trains = first[1] or now_unix
         if _others_wait(db, known.id, attempt["job"], Outcome.RECOVERED):
-            put_moment(db, known.id, Moment(trains, f"job {attempt['job']} trains again"))
+            put_moment(db, known.id, Moment(trains, f"job {_called(db, attempt['job'])} trains again"))
             continue
         whole = replace(
             known,
@@ -104,7 +104,7 @@ def close(db: sqlite3.Connection, job: int, outcome: Outcome, now_unix: float) -
         if not waits:
             db.execute("UPDATE incidents SET outcome = ? WHERE id = ?", (outcome.value, known.id))
         if now_unix:
-            which = f"job {job}" if waits else "the job"
+            which = f"job {_called(db, job)}" if waits else "the job"
             put_moment(db, known.id, Moment(now_unix, f"{which} ended: {outcome.value}"))
     return bool(found)
 
@@ -138,16 +138,22 @@ def _joined(db: sqlite3.Connection, known: Incident, told: Incident) -> Incident
 
 def _as_part(db: sqlite3.Connection, known: Incident | None, told: Incident) -> Incident:
     """Return a telling as what it adds: of another job the evidence says so; its end may not be the whole's."""
-    said = replace(told, evidence=_said(known, told))
+    said = replace(told, evidence=_said(db, known, told))
     job = (told.attempt or (known.attempt if known else None) or Attempt(0, 0, 0)).job
     if known is None or told.outcome is Outcome.OPEN or not _others_wait(db, known.id, job, told.outcome):
         return said
     return replace(said, outcome=Outcome.OPEN, recovered_unix=0.0)
 
 
-def _said(known: Incident | None, told: Incident) -> str:
+def _called(db: sqlite3.Connection, job: int) -> str:
+    """Return what a job is called, `12_3` for a task of an array."""
+    found = db.execute(statements.LABEL, (job,)).fetchone()
+    return str(found[0] if found else job)
+
+
+def _said(db: sqlite3.Connection, known: Incident | None, told: Incident) -> str:
     other = known and known.attempt and told.attempt and known.attempt.job != told.attempt.job
-    return f"job {told.attempt.job}: {told.evidence}" if other and told.attempt else told.evidence
+    return f"job {_called(db, told.attempt.job)}: {told.evidence}" if other and told.attempt else told.evidence
 
 
 def _others_wait(db: sqlite3.Connection, incident: str, job: int, outcome: Outcome) -> bool:

@@ -106,7 +106,6 @@ class Footing:
             job=job,
             unreachable=away,
             comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
-            wished=self.releaser.wished(job.id),
             untrue=self._untrue(action, job, facts),
             waits_s=self._waits_s(action, job),
             kept_off=job.state is JobState.PENDING and bool(self.journal.excluded(job.id)),
@@ -159,7 +158,7 @@ class Footing:
         why = self.heirs.obstacle(job, submitted, {*facts.unreachable}, facts.age_s)
         if why and action.key not in self._told:
             self._told.add(action.key)
-            self.say(f"{action.incident}: job {job.id} is not submitted anew: {why}")
+            self.say(f"{action.incident}: job {job.label} is not submitted anew: {why}")
         return replace(facts, anew=not why)
 
     def _untrue(self, action: ActionRecord, job: JobRow, facts: Facts) -> bool:

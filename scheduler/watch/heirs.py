@@ -164,18 +164,18 @@ class Heirs:
 
     def bequeath(self, job: JobRow, heir: JobRow) -> None:
         """Say in the old job's comment which job stands for it from now on."""
-        self.slurm.comment_job(job.id, with_ours(self.slurm.comment(job.id), left_for(heir.id)))
+        self.slurm.comment_job(job.address, with_ours(self.slurm.comment(job.id), left_for(heir.id)))
 
-    def supersede(self, job: int, heir: JobRow) -> None:
+    def supersede(self, job: JobRow, heir: JobRow) -> None:
         """Cancel the old job; its folder, which lasts longer than Slurm's memory, tells which job stands for it.
 
         Raises:
             OSError: that cannot be noted.
         """
-        if not self.is_left_to(job, heir.id):
+        if not self.is_left_to(job.id, heir.id):
             facts = {"as": int(heir.id), "by": "deeplink watch"}
-            note(self._folder(job), "resubmitted", self.clock.unix(), **facts)
-        self.slurm.cancel(job)
+            note(self._folder(job.id), "resubmitted", self.clock.unix(), **facts)
+        self.slurm.cancel(job.address)
 
     def set_free(self, job: int, token: str) -> None:
         """Let the heir start, with the old job's record; whatever else carries the token goes.
@@ -190,7 +190,7 @@ class Heirs:
             raise JobVanishedError(job)
         heir, *others = found
         for other in others:
-            self.slurm.cancel(other.id)
+            self.slurm.cancel(other.address)
         folder = self._folder(heir.id)
         keep(folder, replace(submitted, generation=submitted.generation + 1, predecessor=job))
         if not any(event["event"] == "resubmission" for event in read_events(folder)):
@@ -198,7 +198,7 @@ class Heirs:
         decided = record.read(self._folder(job))
         if decided and not record.read(folder):
             record.append(folder, replace(decided[-1], unix=self.clock.unix(), by="watch", done=()))
-        self.slurm.release(heir.id)
+        self.slurm.release(heir.address)
 
     def _folder(self, job: int) -> Path:
         return record.job_folder(self.state, job)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import KNOWN_LATER, NODE_LOST, OF_THE_APPLICATION, Kind, Outcome
+from deeplink.scheduler.watch.records import KNOWN_LATER, NODE_LOST, OF_THE_APPLICATION, RANKS_ENDED, Kind, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -50,7 +50,7 @@ def _same_loss(old: Incident, new: Incident, below: Collection[NodeName]) -> boo
         return new.node in below and _together(old, new)
     if old.node != new.node:
         return False
-    if old.kind == Kind.RANK_FAILED:
+    if old.kind in RANKS_ENDED:
         soon = abs(new.began_unix - old.detected_unix) <= RANKS_FIRST_S
         return _same_job(old, new) and _lasts(old) and soon
     return old.kind in NODE_LOST and _together(old, new)

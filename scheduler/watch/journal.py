@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from deeplink.errors import DeepLinkError
+from deeplink.private import PrivateFolderError, check_private_file
 from deeplink.scheduler.watch import filing, rows, statements
-from deeplink.scheduler.watch.records import Incident, Moment, Outcome, sayable
+from deeplink.scheduler.watch.records import Incident, Moment, Outcome
 from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.types import NodeName
+from deeplink.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -130,7 +132,7 @@ class Journal:
         """Keep what a launcher said: its job, attempt, nodes, progress and incidents."""
         attempt = rows.of_attempt(beat.attempt)
         with self._transaction(durable=bool(beat.incidents)) as db:
-            db.execute(statements.PUT_JOB, {"job": beat.attempt.job, "name": beat.job_name, "user": beat.user})
+            db.execute(statements.PUT_JOB, rows.of_job(beat))
             db.execute(statements.PUT_ATTEMPT, rows.of_beat(beat, now_unix))
             db.execute(statements.END_OLDER, {**attempt, "unix": now_unix})
             db.executemany(statements.PUT_NODE, [rows.of_node(node) for node in beat.node_beats])
@@ -184,7 +186,7 @@ class Journal:
             open_one = db.execute("SELECT * FROM actions WHERE key = ? AND done_unix = 0", (key,)).fetchone()
             if open_one is None:
                 return
-            ended = (now_unix, sayable(result), key)
+            ended = (now_unix, printable(result), key)
             db.execute("UPDATE actions SET done_unix = ?, result = ? WHERE key = ?", ended)
             filing.put_moment(db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}"))
             if acted:
@@ -389,6 +391,8 @@ class Journal:
             raise JournalError(self.path, str(problem), hint) from problem
         except sqlite3.DatabaseError as problem:
             raise JournalCorruptError(self.path, str(problem)) from problem
+        except PrivateFolderError as problem:
+            raise JournalError(self.path, problem.problem, problem.remedy) from problem
         except OSError as problem:
             raise JournalError(self.path, str(problem), "Name another file with --journal.") from problem
 
@@ -433,6 +437,7 @@ def _execute_each(db: sqlite3.Connection, script: str) -> None:
 
 def _writing(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_private_file(path)
     return sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.planner.reasons import refused_nodes
+from deeplink.scheduler.slurm.job_address import OF_A_WHOLE
 from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.records import Kind
@@ -31,9 +31,6 @@ NEXT_SECOND_S = 1.1
 """A job that is started again in the second in which its last run was ended, on a node of that run, is lost:
 slurmd has revoked what was signed up to that second ("Killing non-startable batch job: Job credential revoked",
 measured with 22.05)."""
-UNWISH_S = 5.0
-"""A job that was wished to start on some nodes and has not for so long starts anywhere; before that, if Slurm has
-looked at it and did not start it."""
 RESUBMITTED = "resubmitted as job"
 """So begins the result of an action that ended in another job."""
 RELAX_S = 15.0
@@ -60,7 +57,6 @@ class Step(Enum):
     SHED = "shed"  # what is dead, out of the job's allocation
     REQUEUE = "requeue"
     RELEASE = "release"
-    UNWISH = "unwish"  # the nodes that the job was wished to start on
     RELAX = "relax"
     SUBMIT = "submit anew"  # held, in place of the job
     BEQUEATH = "bequeath"  # to its heir: from here on the job is to be cancelled
@@ -91,7 +87,6 @@ class Facts:
         being_downed: an action of ours is about to set one of them down.
         anew: the job may be submitted anew, which helps it sooner than Slurm does.
         heir: the job that was submitted in place of this one.
-        wished: nodes that it is to start on were named at its release.
         untrue: an excluded node does not answer, and Slurm would start the job on it all the same.
         kept_off: nodes that we exclude are on record, of this restart or of an earlier one.
         waits_s: for how long we have seen the job wait in the queue, at least.
@@ -111,7 +106,6 @@ class Facts:
     being_downed: bool = False
     anew: bool = False
     heir: JobRow | None = None
-    wished: bool = False
     untrue: bool = False
     kept_off: bool = False
     waits_s: float = math.inf
@@ -169,18 +163,25 @@ def _comment_step(action: ActionRecord, facts: Facts) -> Next:
     return _give(Step.COMMENT, facts)
 
 
+def _beyond_help(job: JobRow) -> Next | None:
+    """Return the end of an action whose job is over, or cannot be started again alone."""
+    if job.state.final:
+        return Next(Step.DONE, f"the job ended: {job.state.value}")
+    return Next(Step.GIVE_UP, OF_A_WHOLE) if job.address.is_component else None
+
+
 def _hold_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
     job = facts.job
     if job is None or action.attempt is None:
         return Next(Step.DONE, "Slurm does not know the job any more")
-    if job.state.final:
-        return Next(Step.DONE, f"the job ended: {job.state.value}")
+    if end := _beyond_help(job):
+        return end
     # The reason comes first: whoever finds the job held finds it there.
     said = facts.comment is None or with_ours(facts.comment, action.reason) == facts.comment
     if not said and Step.EXPLAIN not in facts.refused and Step.EXPLAIN not in facts.sent:
         return Next(Step.EXPLAIN)
-    if job.state in _SET_ASIDE or (job.state is JobState.PENDING and job.reason.startswith(HELD)):
-        return Next(Step.DONE, "held; `scontrol release` lets it go")
+    if job.held:
+        return Next(Step.DONE, f"held; `scontrol release {job.label}` lets it go")
     if Step.HOLD in facts.refused or Step.REQUEUE_HOLD in facts.refused:
         return Next(Step.GIVE_UP, "Slurm refused to hold the job")
     if job.state is JobState.PENDING:
@@ -250,17 +251,16 @@ def _resume_step(facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return 
 
 
 _COMING = frozenset({JobState.CONFIGURING, JobState.RUNNING})
-_SET_ASIDE = frozenset({JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
 
 
 def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
     job, attempt = facts.job, action.attempt
     if job is None or attempt is None:
         return Next(Step.DONE, "Slurm does not know the job any more")
-    if job.state.final:
-        return Next(Step.DONE, f"the job ended: {job.state.value}")
-    if job.state in _SET_ASIDE or (job.state is JobState.PENDING and job.reason.startswith(HELD)):
-        return Next(Step.GIVE_UP, "the job is held; `scontrol release` lets it go")
+    if end := _beyond_help(job):
+        return end
+    if job.held:
+        return Next(Step.GIVE_UP, f"the job is held; `scontrol release {job.label}` lets it go")
     if job.state is JobState.PENDING:
         return _waiting_step(action, facts, job)
     if job.restarts > attempt.restart:
@@ -290,7 +290,8 @@ def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0
     # However long whoever began this was away: what was promised to the old job's user is done.
     late = min(facts.age_s, facts.returned_s) > LONGEST_S
     if Step.SET_FREE in facts.refused or (late and (bequeathed or facts.sent.get(Step.DISMISS, 0.0) >= SETTLE_S)):
-        return Next(Step.GIVE_UP, f"job {heir.id}, submitted in its place, is held; `scontrol release` lets it go")
+        release = f"`scontrol release {heir.label}` lets it go"
+        return Next(Step.GIVE_UP, f"job {heir.id}, submitted in its place, is held; {release}")
     if bequeathed:
         over = job is None or job.state.final or job.state is JobState.COMPLETING
         return _give(Step.SET_FREE if over else Step.CANCEL, facts)
@@ -335,9 +336,6 @@ def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # n
         return Next(Step.WAIT, "for the second after its end")
     if released is None or (job.reason in {"BeginTime", LAUNCH_FAILED} and released >= SETTLE_S):
         return Next(Step.RELEASE)
-    looked_at = refused_nodes(job.reason) and job.reason != "BeginTime"
-    if facts.wished and (looked_at or released >= UNWISH_S) and not facts.lately(Step.UNWISH):
-        return Next(Step.UNWISH, job.reason)
     if Step.RELAX in facts.sent and facts.kept_off and Step.RELAX not in facts.refused:
         return _give(Step.RELAX, facts, "it showed no effect")
     if Step.RELAX not in facts.sent:

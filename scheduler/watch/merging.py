@@ -10,6 +10,7 @@ from deeplink.scheduler.watch.records import (
     KNOWN_LATER,
     NODE_LOST,
     OF_THE_APPLICATION,
+    RANKS_ENDED,
     Action,
     Kind,
     Moment,
@@ -67,7 +68,7 @@ def _tells_more(old: str, new: str) -> bool:
         return new in KNOWN_LATER
     if new == Kind.APPLICATION_FAILED:
         return old in OF_THE_APPLICATION
-    return old == Kind.RANK_FAILED and new in NODE_LOST
+    return old in RANKS_ENDED and new in NODE_LOST
 
 
 def united(*timelines: Iterable[Moment]) -> tuple[Moment, ...]:

@@ -6,19 +6,19 @@ slurmd logs two error lines for a connection that says nothing (measured), so pr
 from __future__ import annotations
 
 import errno
-import ipaddress
 import selectors
 import socket
-import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from deeplink.clock import Clock, SystemClock
+from deeplink.resolving import addresses_of_all
 from deeplink.scheduler.watch.evidence import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from deeplink.resolving import Address as AddressInfo
     from deeplink.types import NodeName
 
 Address = tuple[str, int]
@@ -27,7 +27,9 @@ _REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
 # What the network says when nobody is there; every other error is ours, and says nothing about the node.
 _NOBODY = frozenset({errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN})
 MOST_AT_ONCE = 512
-RESOLVE_S = 2.0
+_BY_WEIGHT = (Answer.ANSWERS, Answer.REFUSES, Answer.SILENT, Answer.UNKNOWN)
+"""Of the addresses of one node the first of these is the node's answer."""
+T = TypeVar("T")
 
 
 class Prober(Protocol):
@@ -38,92 +40,64 @@ class Prober(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TcpProber:
-    """Connects to each target without waiting for one after another. Not thread-safe."""
+    """Connects to each target without waiting for one after another."""
 
     clock: Clock = field(default_factory=SystemClock)
-    _resolved: dict[str, str] = field(default_factory=dict)
-    _asked: set[str] = field(default_factory=set)
 
     def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
-        """Return how each target answered; SILENT when it did not within the deadline.
+        """Return how each target answered; SILENT when none of its addresses did within the deadline.
 
-        At most 512 connections are open at once; with more targets each group has the deadline to itself.
+        At most 512 connections are open at once; with more of them each group has the deadline to itself.
         """
-        self._resolve({host for host, _ in targets.values() if host not in self._resolved})
+        answers = dict.fromkeys(targets, Answer.UNKNOWN)
         names = list(targets)
-        answers: dict[NodeName, Answer] = {}
-        for start in range(0, len(names), MOST_AT_ONCE):
-            answers |= self._round(
-                {name: targets[name] for name in names[start : start + MOST_AT_ONCE]}, deadline_s
-            )
+        for group in _groups(names):
+            found = addresses_of_all({targets[name] for name in group}, self.clock)
+            for doors in _groups([(name, door) for name in group for door in found.get(targets[name], ())]):
+                for name, answer in self._round(doors, deadline_s):
+                    answers[name] = min(answers[name], answer, key=_BY_WEIGHT.index)
         return answers
 
-    def _round(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
-        answers: dict[NodeName, Answer] = {}
+    def _round(
+        self, doors: Sequence[tuple[NodeName, AddressInfo]], deadline_s: float
+    ) -> list[tuple[NodeName, Answer]]:
+        answers: dict[int, Answer] = {}
         with selectors.DefaultSelector() as selector:
             try:
-                for name, (host, port) in targets.items():
-                    answers[name] = self._begin(selector, name, host, port)
+                for number, (_, door) in enumerate(doors):
+                    answers[number] = _begin(selector, number, door)
                 end = self.clock.monotonic() + deadline_s
                 while selector.get_map() and (left := end - self.clock.monotonic()) > 0:
                     for key, _ in selector.select(left):
-                        name, connection = key.data
+                        number, connection = key.data
                         selector.unregister(connection)
-                        answers[name] = _answer(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                        answers[number] = _answer(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
                         connection.close()
             finally:
                 for key in list(selector.get_map().values()):
                     key.data[1].close()
-        return answers
-
-    def _begin(self, selector: selectors.BaseSelector, name: NodeName, host: str, port: int) -> Answer:
-        address = self._resolved.get(host)
-        if address is None:
-            return Answer.UNKNOWN
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except OSError:
-            return Answer.UNKNOWN  # out of file descriptors: ours, not the node's
-        problem = connection.connect_ex((address, port))
-        if problem in {errno.EINPROGRESS, 0}:
-            selector.register(connection, selectors.EVENT_WRITE, (name, connection))
-            return Answer.SILENT  # until it answers
-        connection.close()
-        return _answer(problem)
-
-    def _resolve(self, hosts: Iterable[str]) -> None:
-        """Look up names once, for at most RESOLVE_S: a name server that hangs must not hold the watchdog."""
-        lookups = []
-        for host in hosts:
-            if _is_address(host):
-                self._resolved[host] = host
-            elif host not in self._asked:  # one that hangs is not asked again and again
-                self._asked.add(host)
-                lookup = threading.Thread(target=self._look_up, args=(host,), daemon=True)
-                lookup.start()
-                lookups.append(lookup)
-        end = self.clock.monotonic() + RESOLVE_S
-        for lookup in lookups:
-            lookup.join(max(0.0, end - self.clock.monotonic()))
-
-    def _look_up(self, host: str) -> None:
-        try:
-            self._resolved[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-        except OSError:
-            return  # asked again at the next probe
-        finally:
-            self._asked.discard(host)
+        return [(name, answers[number]) for number, (name, _) in enumerate(doors)]
 
 
-def _is_address(host: str) -> bool:
+def _groups(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(all_of_them), MOST_AT_ONCE):
+        yield all_of_them[start : start + MOST_AT_ONCE]
+
+
+def _begin(selector: selectors.BaseSelector, number: int, door: AddressInfo) -> Answer:
+    family, kind, protocol, _, where = door
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        connection = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+    except OSError:
+        return Answer.UNKNOWN  # out of file descriptors: ours, not the node's
+    problem = connection.connect_ex(where)
+    if problem in {errno.EINPROGRESS, 0}:
+        selector.register(connection, selectors.EVENT_WRITE, (number, connection))
+        return Answer.SILENT  # until it answers
+    connection.close()
+    return _answer(problem)
 
 
 def _answer(problem: int) -> Answer:

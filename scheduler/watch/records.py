@@ -11,6 +11,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,15 +19,6 @@ if TYPE_CHECKING:
     from deeplink.types import Attempt, NodeName
 
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,63}")
-
-
-def sayable(text: str) -> str:
-    r"""Return a text that can be kept and sent: of what was no UTF-8 where it was read, question marks are left.
-
-    >>> sayable("caf\udce9"), sayable("café")
-    ('caf?', 'café')
-    """
-    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 class RecordError(DeepLinkError):
@@ -67,6 +59,7 @@ class Kind(StrEnum):
     NODE_SILENT = "node-silent"
     NODE_DEAD = "node-dead"
     RANK_FAILED = "rank-failed"
+    LAUNCH_FAILED = "launch-failed"  # what starts the ranks failed, and no rank is known to have
     RANKS_HUNG = "ranks-hung"
     LAUNCHER_LOST = "launcher-lost"
     JOB_STRANDED = "job-stranded"
@@ -95,6 +88,8 @@ NODE_LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.JOB_STRANDED}) | K
 """Kinds that, with one node at one time, are one thing seen by different eyes."""
 OF_THE_APPLICATION = frozenset({Kind.RANK_FAILED, Kind.RANKS_HUNG, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
 """Kinds in which ranks went wrong, and no node, as far as is known."""
+RANKS_ENDED = frozenset({Kind.RANK_FAILED, Kind.LAUNCH_FAILED})
+"""Kinds that the loss of a node looks like before it is noticed."""
 
 
 class Action(StrEnum):
@@ -120,8 +115,8 @@ class Moment:
     what: str
 
     def __post_init__(self) -> None:
-        """Make what happened sayable."""
-        object.__setattr__(self, "what", sayable(self.what))
+        """Make what happened one printable line."""
+        object.__setattr__(self, "what", printable(self.what))
 
 
 BEGAN = "first sign of it"
@@ -168,6 +163,7 @@ class Incident:
         timeline: what happened, in order; the journal adds what it knows itself.
         ranks: of the attempt it ended: what stood still meanwhile; 0: not known.
         step_s: seconds of one step of that attempt; 0: not known.
+        job_label: what the job is called, `12_3` for a task of an array; the journal adds it, empty where unknown.
         stacks: where its ranks were, when that was asked. Told with it and kept apart: an incident read from a
             journal has none, `Journal.stacks` has them.
     """
@@ -189,9 +185,10 @@ class Incident:
     ranks: int = 0
     step_s: float = 0.0
     stacks: tuple[RankStack, ...] = ()
+    job_label: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be listed or found again, and make the evidence sayable.
+        """Refuse what could not be listed or found again, and make the evidence one printable line.
 
         Raises:
             RecordError: no id, or a kind or action that is no lower-case word.
@@ -201,7 +198,17 @@ class Incident:
         for name, word in (("kind", self.kind), ("action", self.action)):
             if not _SLUG.fullmatch(word):
                 raise RecordError(f"incident {self.id!r}", f"{name} {word!r} is no lower-case word")
-        object.__setattr__(self, "evidence", sayable(self.evidence))
+        object.__setattr__(self, "evidence", printable(self.evidence))
+
+    @property
+    def job(self) -> str:
+        """What the job is called; empty where it is about none."""
+        return (self.job_label or str(self.attempt.job)) if self.attempt else ""
+
+    @property
+    def attempt_name(self) -> str:
+        """The attempt, for people: by what its job is called."""
+        return f"{self.job}.{self.attempt.restart}.{self.attempt.relaunch}" if self.attempt else ""
 
 
 def incident_id(attempt: Attempt | None, kind: str, what: str = "") -> str:
@@ -250,12 +257,22 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One job the watchdog knows, with its attempts, oldest first (never empty)."""
+    """One job the watchdog knows, with its attempts, oldest first (never empty).
+
+    Attributes:
+        job: its raw id.
+        label: what it is called, `12_3` for a task of an array.
+    """
 
     job: int
     name: str
     user: str
     attempts: tuple[AttemptRecord, ...]
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        """Call a job of which its launcher, an older one, did not say it by its id."""
+        object.__setattr__(self, "label", self.label or str(self.job))
 
     @property
     def newest(self) -> AttemptRecord:
@@ -345,6 +362,7 @@ class Beat:
     """What one launcher says about its job, once a second.
 
     Attributes:
+        job_label: what the job is called, `12_3` for a task of an array.
         waited_s: since the launcher looked, until it was heard: what it says of nodes is older by so much.
     """
 
@@ -352,6 +370,7 @@ class Beat:
     phase: Phase
     user: str = ""
     job_name: str = ""
+    job_label: str = ""
     nodes: tuple[NodeName, ...] = ()
     spares: tuple[NodeName, ...] = ()
     world_size: int = 0
@@ -365,9 +384,9 @@ class Beat:
     waited_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Make what people named sayable."""
-        for name in ("user", "job_name", "detail"):
-            object.__setattr__(self, name, sayable(getattr(self, name)))
+        """Make what people named printable."""
+        for name in ("user", "job_name", "job_label", "detail"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,5 +415,5 @@ class ActionRecord:
     result: str = ""
 
     def __post_init__(self) -> None:
-        """Make the reason sayable, which quotes what was seen."""
-        object.__setattr__(self, "reason", sayable(self.reason))
+        """Make the reason printable, which quotes what was seen."""
+        object.__setattr__(self, "reason", printable(self.reason))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.command import CommandError
@@ -37,25 +37,19 @@ class Releaser:
     clock: Clock
     say: Callable[[str], None]
     wishes: Wishes | None = None
-    _wished: set[int] = field(default_factory=set)
 
-    def wished(self, job: int) -> bool:
-        """Whether nodes were named at the job's last release, and stand."""
-        return job in self._wished
-
-    def forget(self, job: int) -> None:
-        """The job is none of ours any more."""
-        self._wished.discard(job)
-
-    def release(self, job: int, exclude: tuple[NodeName, ...], *, carry: bool = True, held: bool = False) -> None:
+    def release(
+        self, row: JobRow, exclude: tuple[NodeName, ...], *, carry: bool = True, held: bool = False
+    ) -> None:
         """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for.
 
         Args:
-            job: which.
+            row: the job.
             exclude: nodes that it is not to run on again.
             carry: whether those of its earlier restarts that are suspected still are among them.
             held: it is held as by a user, so that an earlier start alone changes nothing.
         """
+        job = row.id
         place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
         users = {*place.excluded} - before.keys()
         older = (
@@ -77,36 +71,25 @@ class Releaser:
         if required is not None:
             changes["ReqNodeList"] = fold(required) if required else ""
         wish = self.wishes.anew(job, wanted) if self.wishes and carry else None
-        self._wished.discard(job)
-        if not wish or not self._let_go(job, changes, wish):
-            self.slurm.update_job(job, **changes, StartTime="now")
+        if not wish or not self._let_go(row, changes, wish):
+            self.slurm.update_job(row.address, **changes, StartTime="now")
         if held:
-            self.slurm.release(job)
+            self.slurm.release(row.address)
         self.journal.set_excluded(job, since)
 
-    def _let_go(self, job: int, changes: Mapping[str, str], wish: Wish) -> bool:
+    def _let_go(self, job: JobRow, changes: Mapping[str, str], wish: Wish) -> bool:
         """Let a job go with a wish; False where Slurm refuses that, which is no reason to keep it waiting."""
-        if wish.nodes:
-            self._wished.add(job)  # first: a command that is not answered in time may have been heard
         try:
-            self.slurm.update_job(job, **{**changes, **wish.changes}, StartTime="now")
+            self.slurm.update_job(job.address, **{**changes, **wish.changes}, StartTime="now")
         except CommandError as refused:
             if is_unanswered(refused):
                 raise
-            self._wished.discard(job)
-            self.say(f"job {job}: its wish is refused: {refused.stderr.strip()}")
+            self.say(f"job {job.label}: its wish is refused: {refused.stderr.strip()}")
             return False
         if wish.nodes:
-            self.say(f"job {job} is wished to run on {fold(wish.nodes)}")
+            self.say(f"job {job.label} is wished to run on {fold(wish.nodes)}")
         return True
 
     def look_ahead(self, exclude: tuple[NodeName, ...]) -> None:
         """Ask what a release will soon want to know of these nodes: a dead one says nothing for half a second."""
         self.observer.silent(exclude)
-
-    def unwish(self, job: JobRow) -> None:
-        """Let a waiting job start anywhere: it was not started on the nodes that it was wished to."""
-        self.slurm.update_job(job.id, ReqNodeList="")
-        self._wished.discard(job.id)
-        if self.wishes:
-            self.wishes.drop(job.id, job.user)

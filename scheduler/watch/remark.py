@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from deeplink.scheduler.watch.evidence import TAG
+from deeplink.wording import printable
 
 LONGEST = 200
 """Characters of ours: squeue and sinfo print a comment on one line."""
@@ -18,7 +19,7 @@ def remark(text: str) -> str:
     >>> remark("two\nlines")
     'two lines'
     """
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
 
 

@@ -19,8 +19,8 @@ from deeplink.scheduler.planner.ground import wishes_nodes
 from deeplink.scheduler.planner.loop import read_queue
 from deeplink.scheduler.planner.round import Mine, Move, plan
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decide import unasked
-from deeplink.scheduler.wish.decision import Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.binding import taking_back
+from deeplink.scheduler.wish.decision import Decision, Kind, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,19 +86,6 @@ class Wishes:
             log.info("job %d: no wish for nodes: %s", job, problem)
             return None
 
-    def drop(self, job: int, user: str) -> None:
-        """Note that the wish was taken back: the job was not started with it."""
-        try:
-            within(lambda: self._drop(job, user), self.longest_s)
-        except (DeepLinkError, OSError) as problem:
-            log.info("job %d: %s", job, problem)
-
-    def _drop(self, job: int, user: str) -> None:
-        known = self._known(user, str(job))
-        if known is not None:
-            folder, last = known
-            self._append(folder, user, last, unasked(Why.WITHDRAWN, "Slurm did not start it there"))
-
     def _anew(self, job: int, excluded: frozenset[NodeName]) -> Wish | None:
         queue = read_queue(self.run)
         row = next((row for row in queue if row.id == job and row.waits), None)
@@ -110,24 +97,24 @@ class Wishes:
         moves = plan(
             [mine], [mine.row if one is row else one for one in queue], self.ground([mine]), mine.wished_at
         )
-        if not moves:
-            return None
-        return self._carried(folder, row.user, last, moves[0])
+        return self._carried(folder, row, last, moves[0]) if moves else None
 
     def _mine(self, row: Row, last: Recorded, excluded: frozenset[NodeName]) -> Mine:
         # Slurm tells a job that lost nodes by those it had left, and its hold is about to be cleared.
-        nodes = max(row.nodes, last.ask.nodes)
+        # Nodes that were wished for its last run count no more.
+        nodes, required = max(row.nodes, last.ask.nodes), frozenset() if row.wished else row.required
         wish = last.decision
-        if wishes_nodes(wish) and not row.required:
+        if wishes_nodes(wish) and not required:
             wish = replace(wish, kind=Kind.NOTHING, nodes=())
-        row = replace(row, reason="", nodes=nodes, excluded=excluded)
+        row = replace(row, reason="", nodes=nodes, excluded=excluded, required=required)
         return Mine(row=row, ask=last.ask, wish=wish, wished_at=self.clock.unix())
 
-    def _carried(self, folder: Path, user: str, last: Recorded, move: Move) -> Wish:
+    def _carried(self, folder: Path, row: Row, last: Recorded, move: Move) -> Wish:
         nodes = move.decision.nodes if wishes_nodes(move.decision) else ()
-        if move.fields:
-            self._append(folder, user, last, move.decision)
-        return Wish(move.fields, nodes)
+        changes = {**(taking_back(row.comment) if row.wished else {}), **move.fields}
+        if changes:
+            self._append(folder, row.user, last, move.decision)
+        return Wish(changes, nodes)
 
     def _known(self, user: str, job: str) -> tuple[Path, Recorded] | None:
         state = self.state_of(user)

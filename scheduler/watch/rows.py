@@ -85,6 +85,16 @@ def of_point(point: ProgressPoint) -> Fields:
     }
 
 
+def of_job(beat: Beat) -> Fields:
+    """Return the columns of a job."""
+    return {
+        "job": beat.attempt.job,
+        "name": beat.job_name,
+        "user": beat.user,
+        "label": beat.job_label,
+    }
+
+
 def of_incident(incident: Incident) -> Fields:
     """Return the columns of an incident."""
     return {
@@ -141,6 +151,7 @@ def to_jobs(found: Iterable[sqlite3.Row]) -> tuple[JobRecord, ...]:
             name=group[0]["name"],
             user=group[0]["user"],
             attempts=tuple(_to_attempt(row) for row in group),
+            label=dict(group[0]).get("label", ""),  # an older schema has none
         )
         for job, group in ((job, list(group)) for job, group in groupby(found, lambda row: int(row["job"])))
     )

@@ -1,7 +1,7 @@
 """The tables of the journal. A change here is a new SCHEMA_VERSION, and a step in MIGRATIONS from the last one."""
 
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _OF_INCIDENTS = """
 CREATE TABLE stacks (
@@ -56,7 +56,8 @@ CREATE TABLE jobs (
   job INTEGER PRIMARY KEY,
   name TEXT NOT NULL,
   user TEXT NOT NULL,
-  excluded TEXT NOT NULL DEFAULT '[]'
+  excluded TEXT NOT NULL DEFAULT '[]',
+  label TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE attempts (
   job INTEGER NOT NULL,
@@ -119,7 +120,8 @@ CREATE TABLE incidents (
   steps_repeated INTEGER NOT NULL,
   timeline TEXT NOT NULL DEFAULT '[]',
   ranks INTEGER NOT NULL DEFAULT 0,
-  step_s REAL NOT NULL DEFAULT 0
+  step_s REAL NOT NULL DEFAULT 0,
+  job_label TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX incidents_of_job ON incidents (job);
 CREATE TABLE actions (
@@ -152,5 +154,9 @@ ALTER TABLE incidents ADD COLUMN step_s REAL NOT NULL DEFAULT 0;
 """
     + _OF_INCIDENTS,
     3: _HITS,
+    4: """
+ALTER TABLE jobs ADD COLUMN label TEXT NOT NULL DEFAULT '';
+ALTER TABLE incidents ADD COLUMN job_label TEXT NOT NULL DEFAULT '';
+""",
 }
 """Schema version -> the statements that lead from it to the next one."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
+from grpc_health.v1 import health
 from typing_extensions import override
 
+from deeplink.plainrpc import TOKEN_HEADER
+from deeplink.scheduler.watch.authorization import IDENTITY, REFUSAL, NotAuthorizedError
 from deeplink.scheduler.watch.evidence import SLURMD
 from deeplink.scheduler.watch.journal import JournalError
 from deeplink.scheduler.watch.merging import LONGEST_EVIDENCE
@@ -17,11 +21,12 @@ from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.watch import records
+    from deeplink.scheduler.watch.authorization import Authorizer
     from deeplink.scheduler.watch.book import BeatBook
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.records import Finding
@@ -34,11 +39,8 @@ SERVICE = watch_pb2.DESCRIPTOR.services_by_name["Watch"].full_name
 class WatchServicer(watch_pb2_grpc.WatchServicer):
     """Takes beats: into the journal first, then into the book that the loop reads. Thread-safe.
 
-    Who speaks while the journal takes nothing was heard, yet nothing is done for what is not on record.
+    What is reported while the journal fails was heard, yet nothing is done for it.
 
-    Args:
-        knows: whether Slurm knows a node of this name; True as well while Slurm has not been heard. Called from
-            any thread.
     """
 
     def __init__(
@@ -47,18 +49,23 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         book: BeatBook,
         clock: Clock,
         metrics: WatchMetrics,
-        *,
-        knows: Callable[[NodeName], bool] = lambda _name: True,
+        authorizer: Authorizer,
     ) -> None:
         self._journal, self._book, self._clock, self._metrics = journal, book, clock, metrics
-        self._knows = knows
+        self.authorizer = authorizer
 
     @override
     def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
-        """Keep a beat; INVALID_ARGUMENT where it cannot be kept, UNAVAILABLE where the journal fails."""
+        """Keep a beat; INVALID_ARGUMENT where it cannot be kept, UNAVAILABLE where the journal fails.
+
+        PERMISSION_DENIED where the job is not the caller's.
+        """
         came, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
-            beat = self._believed(beat_from_wire(request, now_unix))
+            said = beat_from_wire(request, now_unix)
+            with _aborting(context):
+                owner = self.authorizer.owner(_token(context), said.attempt)
+            beat = self._believed(replace(said, user=owner))
             failed = _failure(lambda: self._journal.record_beat(beat, now_unix))
         except RecordError as problem:
             self._metrics.beats.labels("refused").inc()
@@ -81,7 +88,9 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
             attempt = incident.attempt
             if attempt is None or not incident.id.startswith(f"{attempt}-"):
                 raise RecordError(f"incident {incident.id!r}", "a launcher tells of its own attempts alone")
-        return replace(beat, node_beats=tuple(node for node in beat.node_beats if self._knows(node.name)))
+        return replace(
+            beat, node_beats=tuple(node for node in beat.node_beats if self.authorizer.site.knows(node.name))
+        )
 
     @override
     def Attend(self, request: watch_pb2.AttendRequest, context: grpc.ServicerContext) -> watch_pb2.AttendReply:
@@ -89,8 +98,10 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         now, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
             node = node_from_wire(request, now_unix)
+            with _aborting(context):
+                self.authorizer.agent(_token(context), node.name)
             missed = [finding_from_wire(finding) for finding in request.missed]
-            if not self._knows(node.name):
+            if not self.authorizer.site.knows(node.name):
                 return watch_pb2.AttendReply(known=False)
             news = self._book.is_news(node, now)
             incidents = _while_away(node.name, missed, now_unix)
@@ -149,8 +160,40 @@ def _told(found: Iterable[Finding]) -> str:
     return "; ".join(f"{one.check} ({one.severity}): {one.problem}" for one in found)
 
 
-def watch_server(bind: str, token: str, servicer: WatchServicer) -> BoundServer:
-    """Return a server bound to `bind`, not yet serving; every call needs the token.
+class IdentityServicer(watch_pb2_grpc.IdentityServicer):
+    """Gives callers that prove who they are the tokens that `WatchServicer` takes."""
+
+    def __init__(self, authorizer: Authorizer) -> None:
+        self._authorizer = authorizer
+
+    @override
+    def Challenge(
+        self, request: watch_pb2.ChallengeRequest, context: grpc.ServicerContext
+    ) -> watch_pb2.ChallengeReply:
+        """Return a nonce for one proof within half a minute."""
+        return watch_pb2.ChallengeReply(nonce=self._authorizer.challenge())
+
+    @override
+    def Prove(self, request: watch_pb2.ProveRequest, context: grpc.ServicerContext) -> watch_pb2.ProveReply:
+        """Return a token for the job or node that a MUNGE credential speaks for."""
+        with _aborting(context):
+            return watch_pb2.ProveReply(token=self._authorizer.prove(request))
+
+
+@contextlib.contextmanager
+def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
+    try:
+        yield
+    except NotAuthorizedError as refused:
+        context.abort(refused.status, str(refused))
+
+
+def _token(context: grpc.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata() or ()).get(TOKEN_HEADER, ""))
+
+
+def watch_server(bind: str, servicer: WatchServicer) -> BoundServer:
+    """Return a server bound to `bind`, not yet serving; every call needs a token of the servicer's.
 
     Raises:
         ListenError: the address cannot be bound.
@@ -158,6 +201,13 @@ def watch_server(bind: str, token: str, servicer: WatchServicer) -> BoundServer:
 
     def register(server: grpc.Server) -> tuple[str, ...]:
         watch_pb2_grpc.add_WatchServicer_to_server(servicer, server)
-        return (SERVICE,)
+        watch_pb2_grpc.add_IdentityServicer_to_server(IdentityServicer(servicer.authorizer), server)
+        return SERVICE, IDENTITY
 
-    return bound_server(bind, token, register)
+    return bound_server(
+        bind,
+        servicer.authorizer.is_valid,
+        register,
+        refusal=REFUSAL,
+        open_services=(IDENTITY, health.SERVICE_NAME),
+    )

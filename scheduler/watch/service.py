@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CollectorRegistry
 
 from deeplink.clock import Clock, SystemClock
@@ -16,9 +17,12 @@ from deeplink.metrics import WatchMetrics, serve_metrics
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError, run
 from deeplink.scheduler.watch.act import Actor
+from deeplink.scheduler.watch.authorization import Authorizer
+from deeplink.scheduler.watch.bindings import Bindings
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.daemon import Daemon
 from deeplink.scheduler.watch.evidence import Policy
+from deeplink.scheduler.watch.identity import TokenMint
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.lead import leading
 from deeplink.scheduler.watch.notify.notifier import notifying
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from grpc_health.v1.health import HealthServicer
 
     from deeplink.scheduler.watch.heirs import Heirs
     from deeplink.scheduler.watch.lead import Lead
@@ -48,7 +54,8 @@ class WatchSettings:
     Attributes:
         journal: its file.
         bind: `host:port` where beats come in; port 0 for a free one.
-        token: what every beat must carry.
+        secret: makes and checks the tokens that callers carry.
+        agents: users whose standing agents are believed, besides root and the watchdog's own.
         act: act, or observe only.
         policy: when evidence is enough.
         interval_s: seconds between two looks in calm.
@@ -60,7 +67,8 @@ class WatchSettings:
 
     journal: Path
     bind: str
-    token: str
+    secret: str
+    agents: tuple[int, ...] = ()
     act: bool = False
     policy: Policy = field(default_factory=Policy)
     interval_s: float = 1.0
@@ -102,15 +110,23 @@ def watching(
         stack.enter_context(beating(settings.channels, journal, clock, metrics, socket.gethostname()))
         daemon = _daemon(settings, journal, metrics, say, lead=lead, clock=clock, book=BeatBook(alarm))
         observer = daemon.observer
-        servicer = WatchServicer(journal, observer.book, clock, metrics, knows=observer.knows)
-        bound = watch_server(settings.bind, settings.token, servicer)
+        authorizer = Authorizer(TokenMint(settings.secret), observer, journal, clock, settings.agents)
+        servicer = WatchServicer(journal, observer.book, clock, metrics, authorizer)
+        bound = watch_server(settings.bind, servicer)
         if settings.metrics_bind:
             stack.callback(serve_metrics(settings.metrics_bind, metrics.registry))
+        if daemon.bindings:
+            daemon.bindings.serves = partial(_tell_health, bound.health)
         bound.server.start()
         stack.callback(lambda: bound.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S))
         metrics.leading.set(1)
         metrics.acting.set(settings.act)
         yield daemon, bound.port
+
+
+def _tell_health(answers: HealthServicer, service: str, well: bool) -> None:  # noqa: FBT001 - of a callable
+    status = HealthCheckResponse.SERVING if well else HealthCheckResponse.NOT_SERVING
+    answers.set(service, status)
 
 
 def _daemon(
@@ -150,6 +166,7 @@ def _daemon(
         clock=clock,
         metrics=metrics,
         say=say,
+        bindings=Bindings(slurm=slurm, clock=clock, say=say) if settings.act else None,
         lead=lead,
         interval_s=settings.interval_s,
     )

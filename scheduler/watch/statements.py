@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 PUT_JOB = """
-INSERT INTO jobs (job, name, user) VALUES (:job, :name, :user)
+INSERT INTO jobs (job, name, user, label) VALUES (:job, :name, :user, :label)
 ON CONFLICT (job) DO UPDATE SET
+  label = CASE excluded.label WHEN '' THEN label ELSE excluded.label END,
   name = CASE excluded.name WHEN '' THEN name ELSE excluded.name END,
   user = CASE excluded.user WHEN '' THEN user ELSE excluded.user END
 """
+LABEL = "SELECT label FROM jobs WHERE job = ? AND label != ''"
 PUT_EXCLUDED = """
 INSERT INTO jobs (job, name, user, excluded) VALUES (:job, '', '', :excluded)
 ON CONFLICT (job) DO UPDATE SET excluded = excluded.excluded
@@ -78,15 +80,17 @@ WHERE (job = :job AND (restart, relaunch) < (:restart, :relaunch) OR id IN (
 """
 NEW_INCIDENT = """
 INSERT INTO incidents (id, kind, node, job, restart, relaunch, action, evidence, began_unix, detected_unix,
-  acted_unix, recovered_unix, outcome, steps_repeated, timeline, ranks, step_s)
+  acted_unix, recovered_unix, outcome, steps_repeated, timeline, ranks, step_s, job_label)
 VALUES (:id, :kind, :node, :job, :restart, :relaunch, :action, :evidence, :began_unix, :detected_unix,
-  :acted_unix, :recovered_unix, :outcome, :steps_repeated, :timeline, :ranks, :step_s)
+  :acted_unix, :recovered_unix, :outcome, :steps_repeated, :timeline, :ranks, :step_s,
+  ifnull((SELECT label FROM jobs WHERE jobs.job = :job), ''))
 """
 CHANGE_INCIDENT = """
 UPDATE incidents SET kind = :kind, node = :node, job = :job, restart = :restart, relaunch = :relaunch,
   action = :action, evidence = :evidence, began_unix = :began_unix, detected_unix = :detected_unix,
   acted_unix = :acted_unix, recovered_unix = :recovered_unix, outcome = :outcome,
-  steps_repeated = :steps_repeated, timeline = :timeline, ranks = :ranks, step_s = :step_s
+  steps_repeated = :steps_repeated, timeline = :timeline, ranks = :ranks, step_s = :step_s,
+  job_label = ifnull((SELECT label FROM jobs WHERE jobs.job = :job), '')
 WHERE id = :id
 """
 PUT_STACK = """
@@ -150,7 +154,7 @@ VALUES (:key, :incident, :remedy, :job, :restart, :relaunch, :node, :exclude, :r
 ON CONFLICT (key) DO NOTHING
 """
 JOBS = """
-SELECT jobs.name, jobs.user, attempts.* FROM attempts JOIN jobs USING (job)
+SELECT jobs.*, attempts.* FROM attempts JOIN jobs USING (job)
 WHERE attempts.job IN (
   SELECT job FROM attempts WHERE :job IS NULL OR job = :job
   GROUP BY job ORDER BY max(beat_unix) DESC, job DESC LIMIT :limit)

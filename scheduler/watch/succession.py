@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.nodeset import fold, unfold
-from deeplink.scheduler.slurm.options import SBATCH, directives
+from deeplink.scheduler.slurm.options import SBATCH
 from deeplink.scheduler.watch.evidence import TAG
 from deeplink.scheduler.watch.remark import with_ours
 
@@ -55,7 +55,7 @@ def why_not(submitted: Submitted, bad: Iterable[NodeName]) -> str:
 
 
 def _scripted(submitted: Submitted) -> CommandLine:
-    return SBATCH.parse(list(directives(submitted.script or "")))
+    return SBATCH.of_script(submitted.script or "")
 
 
 def depends_on(job: int, dependencies: Iterable[str]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.slurm.states import NodeFlag, NodeState
+from deeplink.scheduler.slurm.states import UNSETTLED_FLAGS, NodeState
 from deeplink.scheduler.watch.rules.returns import bars_return
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ LATER_S = 10.0
 LEAKS_EVERY_S = 60.0
 LEAKS_AGAIN_S = 15.0
 """How often GPUs are counted: in calm, and while some seem to have leaked."""
-_BUSY = frozenset({NodeFlag.COMPLETING, NodeFlag.NOT_RESPONDING, NodeFlag.POWERING_UP, NodeFlag.POWERED_DOWN})
 
 
 @dataclass(slots=True)
@@ -108,7 +107,10 @@ class Leaks:
         self._since = {
             row.name: (self._since[row.name][0] if row.name in self._since else now, now, row.gpus_used)
             for row in rows
-            if row.gpus_used and row.state is NodeState.IDLE and not row.flags & _BUSY and row.name not in taken
+            if row.gpus_used
+            and row.state is NodeState.IDLE
+            and not row.flags & UNSETTLED_FLAGS
+            and row.name not in taken
         }
 
     def of(self, name: NodeName) -> tuple[int, float]:

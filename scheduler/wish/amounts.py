@@ -1,4 +1,4 @@
-"""Slurm's ways to write times, sizes, counts and generic resources; pure."""
+"""Slurm's ways to write times, sizes and counts; pure."""
 
 from __future__ import annotations
 
@@ -106,37 +106,3 @@ def node_count(text: str) -> int:
     if -1 in counts:
         raise AmountError(text, "number of nodes")
     return counts.pop() if len(counts) == 1 and not text.strip().endswith("-") else 0
-
-
-_GPU = r"(?ai)(?:gres/)?gpu(?:[:=/]([a-z_][\w.-]*))?(?:[:=](\d{1,6}))?"
-
-
-def gpus_of(text: str) -> tuple[str, int]:
-    """Read how many GPUs of which kind `--gres` asks for; ("", 0) for none.
-
-    >>> gpus_of("gpu:8"), gpus_of("gpu:a100:4"), gpus_of("gpu"), gpus_of("none")
-    (('', 8), ('a100', 4), ('', 1), ('', 0))
-
-    Raises:
-        AmountError: it asks for something else, or for several kinds.
-    """
-    if text.strip().lower() in {"", "none", "(null)"}:
-        return "", 0
-    found = re.fullmatch(_GPU, text.strip())
-    if not found:
-        raise AmountError(text, "number of GPUs of one kind")
-    return found[1] or "", int(found[2] if found[2] is not None else 1)
-
-
-_HELD = r"(?i)(?:^|,)gpu(?::([^:,(]+))??(?::(\d+))?(?=[(,]|$)(?:\([^)]*\))?"
-
-
-def gpus_held(text: str, kind: str = "") -> int:
-    """Count the GPUs in what sinfo says of a node's generic resources, of one kind or of all.
-
-    >>> gpus_held("gpu:a100:4(S:0-1),gpu:1,shard:8", "a100"), gpus_held("gpu:a100:4(IDX:0-3),gpu:1")
-    (4, 5)
-    """
-    return sum(
-        int(number or 1) for named, number in re.findall(_HELD, text) if not kind or named.lower() == kind.lower()
-    )

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm.gres import GresTextError, gpus_asked
 from deeplink.scheduler.wish.amounts import (
     AmountError,
     count_of,
-    gpus_of,
     mebibytes,
     node_count,
     seconds_of,
@@ -23,7 +23,7 @@ from deeplink.scheduler.wish.decision import Ask
 from deeplink.types import NodeName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from deeplink.scheduler.slurm.options import CommandLine
 
@@ -38,10 +38,12 @@ def _names(text: str) -> frozenset[str]:
 
 # Neither bears on which nodes a job gets, nor on when it could start on those that are free.
 _ASIDE = _names("""
-account acctg-freq bb bbf chdir comment container cpu-freq deadline delay-boot error export export-file
+account acctg-freq bb bbf chdir comment container container-id container-type cpu-freq deadline delay-boot error
+export export-file
 get-user-env gid gpu-bind gpu-freq hint ignore-pbs input job-name kill-on-invalid-dep licenses mail-type
-mail-user mcs-label mem-bind network nice no-kill no-requeue open-mode output overcommit parsable power
-priority profile propagate qos reboot requeue signal uid verbose wait wait-all-nodes wckey wrap
+mail-user mcs-label mem-bind network nice no-kill no-requeue oom-kill-step open-mode output overcommit parsable
+power priority profile propagate qos reboot requeue signal stepmgr tres-bind uid verbose wait wait-all-nodes wckey
+wrap
 """)
 # They ask for more of a node than is weighed here. Slurm itself is asked before nodes are wished by name.
 _UNWEIGHED = _names("""
@@ -56,6 +58,7 @@ _CHOSEN = {
     "batch": "--batch chooses the batch host by its features",
     "cluster-constraint": "another cluster may get the job",
     "clusters": "another cluster may get the job",
+    "consolidate-segments": "--segment is a wish of its own",
     "contiguous": "--contiguous is a wish of its own",
     "nodefile": "the nodes are named on the command line",
     "nodelist": "the nodes are named on the command line",
@@ -63,7 +66,9 @@ _CHOSEN = {
     "prefer": "--prefer is a wish of its own",
     "quiet": "--quiet hides the job's id, and with it the job's record",
     "reservation": "the nodes are those of a reservation",
+    "segment": "--segment is a wish of its own",
     "spread-job": "--spread-job asks for the opposite",
+    "spread-segments": "--segment is a wish of its own",
     "switches": "--switches is given",
     "test-only": "nothing is submitted",
     "use-min-nodes": "--use-min-nodes leaves the number of nodes open",
@@ -89,9 +94,12 @@ _VARIABLES = {
     "SBATCH_PARTITION": "partition",
     "SBATCH_REQ_SWITCH": "switches",
     "SBATCH_RESERVATION": "reservation",
+    "SBATCH_SEGMENT_SIZE": "segment",
     "SBATCH_SPREAD_JOB": "spread-job",
+    "SBATCH_THREADS_PER_CORE": "threads-per-core",
     "SBATCH_THREAD_SPEC": "thread-spec",
     "SBATCH_TIMELIMIT": "time",
+    "SBATCH_TRES_PER_TASK": "tres-per-task",
     "SBATCH_USE_MIN_NODES": "use-min-nodes",
     "SLURM_HOSTFILE": "nodefile",
 }
@@ -126,6 +134,7 @@ def ask_of(
     patience_s: int | None = None,
     het: bool = False,
     profile: str = "",
+    place: bool | None = None,
 ) -> Ask:
     """Return what a job asks.
 
@@ -138,14 +147,16 @@ def ask_of(
         patience_s: how long it may wait for better nodes; None where not said.
         het: whether it is a job of several components.
         profile: what is known of its steps.
+        place: whether a wish may be made for it; None where not said.
     """
     settings, unknown = settings_of(line, scripted, env)
     try:
         _check(settings, unknown, het=het)
-        return replace(_asked(settings, data, patience_s, unfold), profile=profile)
+        asked = replace(_asked(settings, data, patience_s, unfold), profile=profile)
+        return replace(asked, no_wish="--deeplink-place=off") if place is False else asked
     except _NotUnderstoodError as reason:
         return Ask(data=data, patience_s=patience_s, no_wish=str(reason))
-    except AmountError as problem:
+    except (AmountError, GresTextError) as problem:
         return Ask(data=data, patience_s=patience_s, no_wish=str(problem))
 
 
@@ -157,10 +168,11 @@ def _check(settings: Settings, unknown: str, *, het: bool) -> None:
             raise _NotUnderstoodError(why)
     if settings.get("distribution", "").startswith("arbitrary"):
         raise _NotUnderstoodError("--distribution=arbitrary names the nodes")
-    known = _ASIDE | _UNWEIGHED | _WEIGHED
-    strange = unknown or next((f"--{name}" for name in settings if name not in known), "")
+    if unknown:
+        raise _NotUnderstoodError(f"{unknown} is an option whose meaning is not known here")
+    strange = next((name for name in settings if name not in _ASIDE | _UNWEIGHED | _WEIGHED), "")
     if strange:
-        raise _NotUnderstoodError(f"{strange} is an option whose meaning is not known here")
+        raise _NotUnderstoodError(f"--{strange} is not weighed")
 
 
 def _asked(settings: Settings, data: tuple[str, ...], patience_s: int | None, unfold: Unfold) -> Ask:
@@ -185,6 +197,7 @@ def _asked(settings: Settings, data: tuple[str, ...], patience_s: int | None, un
         limit_s=seconds_of(settings["time"]) if settings.get("time", "0") not in {"0", ""} else 0,
         data=data,
         patience_s=patience_s,
+        comment=settings.get("comment", ""),
     )
 
 
@@ -210,7 +223,7 @@ def _gpus(settings: Settings, nodes: int, tasks: int) -> tuple[str, int]:
         if name not in settings:
             continue
         text = settings[name]
-        kind, count = gpus_of(text if name == "gres" else f"gpu:{text}")
+        kind, count = gpus_asked(text if name == "gres" else f"gpu:{text}")
         if not share:
             return kind, count * tasks
         if count % share:
@@ -257,3 +270,26 @@ def _later(settings: Settings) -> str:
     if settings.get("dependency"):
         return f"it waits for other jobs (--dependency={settings['dependency']})"
     return "it is held" if "hold" in settings else ""
+
+
+def options_for(ask: Ask, excluded: Collection[NodeName] = ()) -> tuple[str, ...]:
+    """Return options of sbatch for a job that asks the same, on other nodes than these.
+
+    >>> options_for(Ask(nodes=2, gpus=4, exclusive=True, features=("fast",)))
+    ('--nodes=2', '--ntasks-per-node=1', '--cpus-per-task=1', '--gres=gpu:4', '--exclusive', '--constraint=fast')
+    """
+    gpus = f"--gres=gpu:{ask.gpu_type}:{ask.gpus}" if ask.gpu_type else f"--gres=gpu:{ask.gpus}"
+    avoided = sorted({*ask.excluded, *excluded})
+    said = {
+        f"--nodes={ask.nodes}": True,
+        "--ntasks-per-node=1": True,
+        f"--cpus-per-task={ask.cpus}": True,
+        gpus: ask.gpus,
+        f"--mem={ask.memory_mib}M": ask.memory_mib,
+        "--exclusive": ask.exclusive,
+        f"--partition={ask.partition}": ask.partition,
+        f"--constraint={'&'.join(ask.features)}": ask.features,
+        f"--exclude={','.join(avoided)}": avoided,
+        f"--time={-(-ask.limit_s // 60)}": ask.limit_s,
+    }
+    return tuple(option for option, wanted in said.items() if wanted)

@@ -15,7 +15,7 @@ from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.wish.decision import Decision, Kind, Option, Why
 from deeplink.scheduler.wish.room import CannotRunError, Rooms, partition_of, rooms_of
 from deeplink.scheduler.wish.scale import Machines, Scale, scale_of
-from deeplink.wording import counted
+from deeplink.wording import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -106,6 +106,11 @@ def decide(ask: Ask, around: Surroundings) -> Weighed:
         rooms = rooms_of(ask, around.now, dead=around.site.ties.dead, taken=around.taken)
     except CannotRunError as limit:
         return Weighed(unasked(Why.IMPOSSIBLE, limit.problem, notes))
+    if rooms.unread:
+        notes = (
+            *notes,
+            f"what Slurm says of the GPUs of {listed(rooms.unread)} is not understood: they count as busy",
+        )
     if rooms.able < ask.nodes:
         words = f"{counted(ask.nodes, 'node')} wanted; of those that would do, {rooms.able:,} are well"
         return Weighed(unasked(Why.BUSY, words, notes))

@@ -48,6 +48,7 @@ class Ask:
         patience_s: how long it may be made to wait for better nodes; None where nobody said: not at all.
         no_wish: why no wish may be made for it, whatever the cluster is like; empty where one may.
         profile: what is known of its steps, as `model.profile` writes it; empty where nothing was said.
+        comment: what its user wrote about it.
     """
 
     nodes: int = 0
@@ -66,6 +67,7 @@ class Ask:
     patience_s: int | None = None
     no_wish: str = ""
     profile: str = ""
+    comment: str = ""
 
 
 class Kind(StrEnum):
@@ -85,13 +87,13 @@ class Why(StrEnum):
     SCATTERED = "scattered"  # those that are free lie on more leaves than need be
     STARTS_LATER = "starts later"  # who knows what is free then
     NOTHING_TO_GAIN = "nothing to gain"
+    NOT_LOOKED_AFTER = "not looked after"  # no service would take the nodes off the job again
     LATER_WITH_IT = "later with it"  # Slurm would start the job later with the wish than without
     NOT_ASKED = "not asked"  # the user said so, or chose himself
     NOT_UNDERSTOOD = "not understood"
     IMPOSSIBLE = "impossible"  # no placement can meet it
     UNKNOWN = "unknown"  # the cluster's state could not be had
     WITHDRAWN = "withdrawn"  # a wish made before was taken back
-    MENDED = "mended"  # a wish made before was lost to others, and replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

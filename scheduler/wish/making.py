@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.placement.request import Residency
 from deeplink.scheduler.slurm.command import CommandTimeoutError
 from deeplink.scheduler.wish.amounts import time_text
-from deeplink.scheduler.wish.claims import Claims, locked
 from deeplink.scheduler.wish.decide import Surroundings, decide, unasked
 from deeplink.scheduler.wish.decision import Decision, Kind, Why
 from deeplink.scheduler.wish.scale import Machines
-from deeplink.scheduler.wish.settle import settle, without_wish
+from deeplink.scheduler.wish.settle import tried
 from deeplink.scheduler.wish.shapes import other_shapes
+from deeplink.scheduler.wish.submitting import alone
 from deeplink.scheduler.wish.survey import Sources, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from deeplink.scheduler.wish.decide import Weighed
     from deeplink.scheduler.wish.decision import Ask
     from deeplink.scheduler.wish.settle import Trial
+    from deeplink.types import NodeName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Means:
     Attributes:
         sources: of the survey.
         trial: asks Slurm what it would do with the job, given these further options of sbatch.
+        agreed: why nobody would look after a wish by name; empty where somebody agreed to.
+        kept: returns the nodes that waiting jobs will get; None where one may be given any of the free ones.
         residency: where the job's data lies.
         notes: what is not known of it.
         machines: how fast they are.
@@ -40,6 +44,8 @@ class Means:
 
     sources: Sources
     trial: Callable[[tuple[str, ...]], Trial]
+    agreed: Callable[[], str]
+    kept: Callable[[Ask, Surroundings], frozenset[NodeName] | None]
     residency: Residency = field(default_factory=Residency)
     notes: tuple[str, ...] = ()
     machines: Machines = field(default_factory=Machines)
@@ -47,41 +53,43 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A decision, while nobody else of this user decides.
+    """A decision. Where nodes are wished by name, no other submission of this user decides before `release`.
 
     Attributes:
         decision: it is.
-        claims: to be released where nothing is submitted; None where nothing was claimed.
+        place: is given up by `release`.
         unreachable: whether slurmctld did not answer in time.
     """
 
     decision: Decision
-    claims: Claims | None = None
+    place: ExitStack = field(default_factory=ExitStack)
     unreachable: bool = False
 
     def release(self) -> None:
-        """Take back what was claimed: nothing was submitted."""
-        if self.claims is not None:
-            self.claims.release()
+        """Let other submissions decide: the job is in the queue, or will not be."""
+        self.place.close()
 
 
-def options_of(decision: Decision) -> tuple[str, ...]:
-    """Return sbatch's options for a decision."""
+def options_of(decision: Decision, comment: str = "") -> tuple[str, ...]:
+    """Return sbatch's options for a decision about a job with this comment of its user's."""
     if decision.kind is Kind.NODES:
-        return (f"--nodelist={','.join(decision.nodes)}",)
+        # It takes time that most submissions need not spend.
+        from deeplink.scheduler.wish.binding import marked  # noqa: PLC0415
+
+        return (f"--nodelist={','.join(decision.nodes)}", f"--comment={marked(comment, decision.nodes)}")
     if decision.kind is Kind.SWITCHES:
         return (f"--switches={decision.switches}@{time_text(decision.patience_s)}",)
     return ()
 
 
-def make(ask: Ask, means: Means, *, claim: bool = True) -> Made:
+def make(ask: Ask, means: Means, *, dry: bool = False) -> Made:
     """Decide what to wish for a job. Whatever cannot be had leads to no wish, with the reason.
 
     Args:
         ask: what it asks.
         means: what to decide with.
-        claim: whether the nodes it will probably get count as taken for the next seconds. Where not, it is also
-            told on how many other nodes the same GPUs would be faster.
+        dry: whether nothing will be submitted. Then it is also told on how many other nodes the same GPUs would
+            be faster.
     """
     if ask.no_wish:
         return Made(unasked(Why.NOT_UNDERSTOOD, ask.no_wish, means.notes))
@@ -91,36 +99,34 @@ def make(ask: Ask, means: Means, *, claim: bool = True) -> Made:
         words = f"the cluster's state is not known: {problem}"
         silent = isinstance(problem, CommandTimeoutError)
         return Made(unasked(Why.UNKNOWN, words, means.notes), unreachable=silent)
-    with _claims(means.sources, claim=claim) as claims:
-        around = Surroundings(now, site, means.residency, claims.taken(), means.notes, means.machines)
-        weighed = decide(ask, around)
-        decision = _tried(weighed, means)
-        if claim and decision.expected:
-            claims.add(decision.expected)
-            return Made(decision, claims)
-    if not claim:
-        decision = replace(decision, notes=(*decision.notes, *other_shapes(ask, weighed, around)))
-    return Made(decision)
+    around = Surroundings(now, site, means.residency, frozenset(), means.notes, means.machines)
+    weighed = decide(ask, around)
+    with ExitStack() as place:
+        stands = partial(_standing, ask=ask, around=around, means=means, place=None if dry else place)
+        decision = tried(weighed, means.trial, stands)
+        if dry:
+            decision = replace(decision, notes=(*decision.notes, *other_shapes(ask, weighed, around)))
+        kept = place.pop_all() if decision.kind is Kind.NODES and not dry else ExitStack()
+    return Made(decision, kept)
 
 
-@contextmanager
-def _claims(sources: Sources, *, claim: bool) -> Iterator[Claims]:
-    claims = Claims(sources.folder, sources.clock, sources.cluster)
-    if not claim:
-        yield claims
-        return
-    with locked(sources.folder, sources.clock):
-        # Also where the lock could not be had: better to know of the others' claims than not.
-        yield claims
+def _standing(
+    weighed: Weighed, *, ask: Ask, around: Surroundings, means: Means, place: ExitStack | None
+) -> Weighed:
+    """Return the wish where it is looked after, on nodes that no waiting job will get; else none, with why."""
+    problem = means.agreed()
+    if problem:
+        return without(weighed, Why.NOT_LOOKED_AFTER, problem)
+    if place is not None and not place.enter_context(alone(means.sources.folder, means.sources.clock)):
+        words = "another submission of yours decides now, or the state folder takes no writes"
+        return without(weighed, Why.UNKNOWN, words)
+    kept = means.kept(ask, around)
+    if kept is None:
+        return without(weighed, Why.STARTS_LATER, "a job before it may be given any of the free nodes")
+    return decide(ask, replace(around, taken=kept)) if kept & {*weighed.decision.nodes} else weighed
 
 
-def _tried(weighed: Weighed, means: Means) -> Decision:
-    """Hold a wish for nodes by name against what Slurm would do with it, and without."""
-    if weighed.decision.kind is not Kind.NODES:
-        return weighed.decision
-    try:
-        plain = means.trial(())
-        settled = without_wish(weighed, plain)
-        return settled or settle(weighed, plain, means.trial(options_of(weighed.decision)))
-    except DeepLinkError as problem:
-        return unasked(Why.UNKNOWN, f"Slurm could not be asked about it: {problem}", weighed.decision.notes)
+def without(weighed: Weighed, why: Why, words: str) -> Weighed:
+    """Return what was weighed with no wish, and why."""
+    nothing = replace(weighed.decision, kind=Kind.NOTHING, why=why, words=words, nodes=(), expected=())
+    return replace(weighed, decision=nothing)

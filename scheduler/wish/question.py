@@ -19,7 +19,7 @@ class Asked:
     """
 
     def __init__(self) -> None:
-        self._early: command.Process[str] | None = None
+        self._early: command.Process[bytes] | None = None
         try:
             self._early = command.begun(ARGUMENTS)
         except command.CommandMissingError:

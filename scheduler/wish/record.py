@@ -8,6 +8,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from deeplink.private import private_folder
 from deeplink.scheduler.wish.decision import DecisionFormatError, Recorded
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def append(folder: Path, recorded: Recorded, owner: int | None = None) -> None:
         OSError: it cannot be written.
     """
     if owner is None:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     line = f"{json.dumps(recorded.document())}\n".encode()
     opened = _opened(folder / NAME, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if owner is None else os.O_NOFOLLOW))
     try:
@@ -51,7 +52,7 @@ def append(folder: Path, recorded: Recorded, owner: int | None = None) -> None:
 
 def _opened(path: Path, flags: int) -> int:
     """Open a file, and nothing else: a pipe that somebody put there would be waited for."""
-    opened = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    opened = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if stat.S_ISREG(os.fstat(opened).st_mode):
         return opened
     os.close(opened)

@@ -40,12 +40,15 @@ class Rooms:
         request: the job, as placement wants it.
         able: how many of them live.
         free: how many have the room now.
+        unread: nodes of which Slurm's word on their GPUs is not understood, where the job wants GPUs: they count
+            as busy.
     """
 
     rooms: Mapping[NodeName, Room]
     request: Request
     able: int
     free: int
+    unread: tuple[NodeName, ...] = ()
 
 
 def partition_of(ask: Ask, now: Now) -> Partition:
@@ -87,7 +90,8 @@ def rooms_of(ask: Ask, now: Now, *, dead: Collection[NodeName] = (), taken: Coll
     by_gpus = bool(ask.gpus) and not whole
     request = Request(nodes=ask.nodes, gpus_per_node=ask.gpus, exclusive=not by_gpus)
     free = sum(room.free_gpus >= ask.gpus if by_gpus else room.idle for room in rooms.values())
-    return Rooms(rooms, request, len(living), free)
+    unread = tuple(name for name, node in living.items() if ask.gpus and node.free_gpus(ask.gpu_type) is None)
+    return Rooms(rooms, request, len(living), free, unread)
 
 
 def _able(ask: Ask, partition: Partition, nodes: Mapping[NodeName, NodeNow]) -> dict[NodeName, NodeNow]:
@@ -99,7 +103,7 @@ def _able(ask: Ask, partition: Partition, nodes: Mapping[NodeName, NodeNow]) -> 
     _check(ask, left, "excluded", "without the excluded ones there are")
     left = {name: node for name, node in left.items() if features <= node.features}
     _check(ask, left, "features", f"with {'&'.join(ask.features)} there are")
-    left = {name: node for name, node in left.items() if node.gpus(ask.gpu_type) >= ask.gpus}
+    left = {name: node for name, node in left.items() if _may_have(node.gpus(ask.gpu_type), ask.gpus)}
     kind = f"{ask.gpu_type} GPU" if ask.gpu_type else "GPU"
     _check(ask, left, "gpus", f"with {counted(ask.gpus, kind)} each there are")
     left = {
@@ -115,7 +119,12 @@ def _check(ask: Ask, left: Collection[NodeName], limit: str, why: str) -> None:
         raise CannotRunError(limit, f"{counted(ask.nodes, 'node')} wanted; {why} {len(left):,}")
 
 
+def _may_have(there: int | None, wanted: int) -> bool:
+    return there is None or there >= wanted
+
+
 def _room(ask: Ask, node: NodeNow, *, whole: bool, now: bool) -> Room:
+    free = node.free_gpus(ask.gpu_type) or 0  # what is not known is not called free
     if whole:
         fits = now and node.idle
     else:
@@ -123,9 +132,11 @@ def _room(ask: Ask, node: NodeNow, *, whole: bool, now: bool) -> Room:
             now
             and node.free_cpus >= ask.cpus
             and (not ask.memory_mib or node.free_mib >= ask.memory_mib)
-            and node.free_gpus(ask.gpu_type) >= ask.gpus
+            and free >= ask.gpus
         )
     gpus = node.gpus(ask.gpu_type)
+    if gpus is None:
+        gpus = ask.gpus
     if ask.gpus and not whole:
-        return Room(gpus=gpus, free_gpus=node.free_gpus(ask.gpu_type) if fits else 0, idle=node.idle and fits)
+        return Room(gpus=gpus, free_gpus=free if fits else 0, idle=node.idle and fits)
     return Room(gpus=gpus, free_gpus=gpus if fits else 0, idle=fits)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from deeplink.errors import DeepLinkError
 from deeplink.scheduler.wish.decide import gains, unasked
 from deeplink.scheduler.wish.decision import Kind, Why
 
@@ -38,7 +39,8 @@ class Trial:
 
 
 # A text: compiled when it is needed.
-_START = r"Job \d+ to start at ((\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)) using \d+ processors on nodes (\S+) "
+# Only the words that are needed: 26.05 says `to start at TIME a using`.
+_START = r"\bto start at ((\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d))\b.*? on nodes (\S+)"
 
 
 def trial_of(text: str, unfold: Callable[[str], tuple[NodeName, ...]]) -> Trial:
@@ -59,7 +61,10 @@ def without_wish(weighed: Weighed, plain: Trial) -> Decision | None:
     if not plain.start:
         return unasked(Why.IMPOSSIBLE, f"Slurm would not take it: {plain.refused}", decision.notes)
     theirs = weighed.option(plain.nodes)
-    if theirs is None or gains(decision.candidates[0], theirs):
+    if theirs is None:
+        words = f"Slurm's own choice cannot be weighed: {_briefly(plain.nodes)}"
+        return replace(decision, kind=Kind.NOTHING, why=Why.UNKNOWN, words=words, nodes=(), expected=plain.nodes)
+    if gains(decision.candidates[0], theirs):
         return None
     return replace(
         decision,
@@ -88,6 +93,36 @@ def settle(weighed: Weighed, plain: Trial, wished: Trial) -> Decision:
         nodes=(),
         expected=plain.nodes,
     )
+
+
+def tried(
+    weighed: Weighed,
+    trial: Callable[[tuple[str, ...]], Trial],
+    stands: Callable[[Weighed], Weighed],
+) -> Decision:
+    """Hold a wish for nodes by name against what Slurm would do without it, and with it.
+
+    The one test of gain, of a submission and of whoever looks after a job that waits.
+
+    Args:
+        weighed: the wish.
+        trial: asks Slurm what it would do with the job, given these further options of sbatch.
+        stands: asked where there is something to gain: returns the wish, another one, or why there is none.
+    """
+    if weighed.decision.kind is not Kind.NODES:
+        return weighed.decision
+    try:
+        plain = trial(())
+        settled = without_wish(weighed, plain)
+        if settled is not None:
+            return settled
+        weighed = stands(weighed)
+        if weighed.decision.kind is not Kind.NODES:
+            return weighed.decision
+        settled = without_wish(weighed, plain)
+        return settled or settle(weighed, plain, trial((f"--nodelist={','.join(weighed.decision.nodes)}",)))
+    except DeepLinkError as problem:
+        return unasked(Why.UNKNOWN, f"Slurm could not be asked about it: {problem}", weighed.decision.notes)
 
 
 def _briefly(nodes: tuple[NodeName, ...]) -> str:

@@ -42,7 +42,7 @@ def other_shapes(ask: Ask, weighed: Weighed, around: Surroundings) -> tuple[str,
 def _others(ask: Ask, around: Surroundings) -> Iterator[tuple[int, Option]]:
     """Yield GPUs of each node, and the best choice of nodes with as many."""
     all_gpus = ask.nodes * ask.gpus
-    most = max((node.gpus(ask.gpu_type) for node in around.now.nodes.values()), default=0)
+    most = max((node.gpus(ask.gpu_type) or 0 for node in around.now.nodes.values()), default=0)
     for gpus in range(1, min(most, all_gpus) + 1):
         if all_gpus % gpus == 0 and gpus != ask.gpus:
             other = replace(ask, nodes=all_gpus // gpus, gpus=gpus, patience_s=0)

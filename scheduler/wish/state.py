@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.slurm.gres import GresTextError, gpus_in, gpus_used
 from deeplink.scheduler.slurm.states import LASTING_FLAGS, NodeFlag, NodeState, parse_node_state
-from deeplink.scheduler.wish.amounts import AmountError, gpus_held, seconds_of
+from deeplink.scheduler.wish.amounts import AmountError, seconds_of
 from deeplink.scheduler.wish.columns import FIELDS, SEPARATOR
 from deeplink.types import NodeName
 
@@ -86,13 +87,13 @@ class NodeNow:
     memory_mib: int
     free_mib: int
 
-    def gpus(self, kind: str = "") -> int:
-        """How many GPUs it has, of one kind or of all."""
-        return _gpus(self.gres, kind)
+    def gpus(self, kind: str = "") -> int | None:
+        """How many GPUs it has, of one type or of all; None where Slurm's word on it is not understood."""
+        return _gpus(self.gres, "", kind)[0]
 
-    def free_gpus(self, kind: str = "") -> int:
-        """How many of them no job has."""
-        return max(0, _gpus(self.gres, kind) - _gpus(self.gres_used, kind))
+    def free_gpus(self, kind: str = "") -> int | None:
+        """How many of them no job has; None where Slurm's word on it is not understood."""
+        return _gpus(self.gres, self.gres_used, kind)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,16 @@ def _partition(name: str, words: tuple[str, str, str], nodes: tuple[NodeName, ..
 
 
 @lru_cache(maxsize=256)
-def _gpus(gres: str, kind: str) -> int:
-    return gpus_held(gres, kind)
+def _gpus(gres: str, used: str, kind: str) -> tuple[int | None, int | None]:
+    """Return how many GPUs there are, and how many are free; None for what cannot be told."""
+    try:
+        there = gpus_in(gres, kind)
+    except GresTextError:
+        return None, None
+    try:
+        return there, max(0, there - gpus_used(used, kind))
+    except GresTextError:
+        return there, None
 
 
 @lru_cache(maxsize=256)

@@ -30,7 +30,7 @@ import pytest
 from deeplink.config import load_config
 from deeplink.scheduler.health.settings import load_settings
 from deeplink.scheduler.watch.notify.channels import Webhook, load_channels
-from deeplink.tokens import read_token
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "ansible"
@@ -46,17 +46,23 @@ LEFT_OUT = shutil.ignore_patterns(
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def run(*argv: str | Path, cwd: Path = ANSIBLE) -> subprocess.CompletedProcess[str]:
+def run(*argv: str | Path, cwd: Path = ANSIBLE, path: str | Path = BIN) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="ansible-") as own:  # nothing of the user's home is read or written
         env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE", "PYTHON"))},
-            "PATH": f"{BIN}:{os.environ['PATH']}:/usr/sbin:/sbin",
+            "PATH": f"{path}:{BIN}:{os.environ['PATH']}:/usr/sbin:/sbin",
             "NO_COLOR": "1",
             "ANSIBLE_HOME": own,
             "ANSIBLE_REMOTE_TEMP": f"{own}/tmp",
         }
         return subprocess.run(
-            list(map(str, argv)), cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False
+            list(map(str, argv)),
+            cwd=cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=3 * LIMIT_S,
+            check=False,
         )
 
 
@@ -85,6 +91,8 @@ class Site:
             "package_user": me,
             "package_group": grp.getgrgid(os.getegid()).gr_name,
             "watch_user": me,
+            "watch_make_operator": False,
+            "console_user": me,
             "node_bind": "127.0.0.1:0",
             "node_metrics_bind": "",
             "node_store": str(self.root / "ssd"),
@@ -92,10 +100,12 @@ class Site:
             "console_token": "a-token-for-the-console",
         }
 
-    def play(self, *options: str, more: Mapping[str, Any] | None = None) -> dict[str, dict[str, int]]:
-        """Apply site.yml and return its recap: host -> what -> how many."""
+    def play(
+        self, *options: str, more: Mapping[str, Any] | None = None, path: Path = BIN
+    ) -> dict[str, dict[str, int]]:
+        """Apply site.yml, with programs of `path` first, and return its recap: host -> what -> how many."""
         extra = json.dumps({**self.variables(), **(more or {})})
-        done = run("ansible-playbook", "-i", self.inventory, "site.yml", "-e", extra, *options)
+        done = run("ansible-playbook", "-i", self.inventory, "site.yml", "-e", extra, *options, path=path)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr
         recap = done.stdout.partition("PLAY RECAP")[2].splitlines()[1:]
         return {
@@ -146,7 +156,7 @@ class Site:
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=3 * LIMIT_S,
             check=False,
         )
 
@@ -217,7 +227,7 @@ def test_a_key_deeplink_does_not_know_is_refused_and_the_old_file_stays(site: Si
 
 
 def test_tokens_are_for_one_user_alone_and_one_for_all_members(site: Site) -> None:
-    for daemon in DAEMONS:
+    for daemon in ("node", "console"):  # the watchdog makes its secret itself
         path = site.root / "etc" / f"{daemon}.token"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     made = (site.inventory / ".tokens" / "node").read_text().split()[0]
@@ -266,7 +276,7 @@ def test_the_node_agent_starts_as_its_unit_says_and_ends_when_told(site: Site) -
             assert announced["token_file"] == str(site.root / "etc" / "node.token")
         finally:
             agent.send_signal(signal.SIGTERM)
-            assert agent.wait(20) == 0
+            assert agent.wait(LIMIT_S) == 0
 
 
 @pytest.mark.parametrize("daemon", SPOKEN_TO)
@@ -283,7 +293,7 @@ def test_the_command_of_a_daemons_name_has_its_units_user_and_settings_and_no_ot
     )
     umask, _, rest = done.stdout.partition("\n")
     found = dict(line.split("=", 1) for line in rest.split("\0") if line)
-    assert umask == "0077"
+    assert umask == ("0027" if daemon == "watch" else "0077")
     assert {name: value for name, value in found.items() if name not in {"PATH", "PWD"}} == site.environment(
         daemon
     )
@@ -355,10 +365,6 @@ def test_the_node_agent_may_start_slurmd_anew_and_looks_after_its_node_as_it_is_
     unit = (site.root / "units" / "deeplink-node.service").read_text()
     command = "sh -c 'systemctl is-failed --quiet slurmd.service && systemctl restart slurmd.service'"
     assert f'Environment="DEEPLINK_SLURMD_RESTART={command}"\n' in unit
-    token = site.root / "etc" / "node-watch.token"
-    assert f"Environment=DEEPLINK_WATCH_TOKEN_FILE={token}\n" in unit
-    assert token.read_text() == (site.root / "etc" / "watch.token").read_text()
-    assert stat.S_IMODE(token.stat().st_mode) == 0o600
     health = {
         "mount": {"most": "drain", "paths": ["/home"]},
         "site": {"burn": {"command": ["/bin/true"], "bad": 1}},
@@ -388,37 +394,61 @@ def test_slurmd_may_have_another_unit(site: Site) -> None:
         site.play("--limit", "node0")  # as it was, for the other tests
 
 
-def test_a_group_of_users_gets_the_watchdogs_token_and_the_daemons_keep_their_own(site: Site) -> None:
-    given = site.root / "etc" / "users-watch.token"
-    assert not given.exists()
-    group = grp.getgrnam("daemon")
-    config = {
-        **tomllib.loads((site.root / "etc" / "config.toml").read_text()),
-        "watch_token_file": str(given),
+def test_the_watchdogs_secret_stays_on_its_host_and_it_believes_the_node_agents_user(site: Site) -> None:
+    line = site.command_line("watch")
+    assert line[line.index("--token-file") + 1] == "/var/lib/deeplink-watch/watch.token"
+    assert line[line.index("--agents") + 1] == site.variables()["package_user"]
+    laid = [path.name for path in (site.root / "etc").iterdir()]
+    assert not [name for name in laid if "watch" in name], laid
+    assert "DEEPLINK_WATCH_TOKEN_FILE" not in site.environment("node")
+
+
+def test_watchdog_and_console_have_users_of_their_own_and_neither_is_slurms() -> None:
+    import yaml
+
+    defaults = {
+        role: yaml.safe_load((ANSIBLE / "roles" / role / "defaults" / "main.yml").read_text())
+        for role in ("package", "watch", "console")
     }
+    users = [
+        defaults["package"]["package_user"],
+        defaults["watch"]["watch_user"],
+        defaults["console"]["console_user"],
+    ]
+    assert users == ["deeplink", "deeplink-watch", "deeplink-console"]
+
+
+def test_the_console_reads_the_journal_as_a_member_of_the_watchdogs_group(site: Site) -> None:
+    watch, console = site.unit("watch")["Service"], site.unit("console")["Service"]
+    assert (watch["StateDirectoryMode"], watch["UMask"]) == ("0750", "0027")
+    assert (console["StateDirectoryMode"], console["UMask"]) == ("0700", "0077")
+    assert "ReadWritePaths" not in console
+
+
+SACCTMGR = """#!/bin/sh
+echo "$*" >> {folder}/asked
+case "$*" in
+*show*) cat {folder}/level;;
+*modify*) echo Operator > {folder}/level;;
+esac
+"""
+
+
+def test_an_acting_watchdog_is_made_a_slurm_operator_once(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "level").write_text("")
+    program = tmp_path / "sacctmgr"
+    program.write_text(SACCTMGR.format(folder=tmp_path))
+    program.chmod(0o755)
+    more = {"watch_act": True, "watch_make_operator": True}
     try:
-        more = {"package_config": config, "node_users_group": group.gr_name if IS_ROOT else ""}
-        site.play(more=more)
-        if IS_ROOT:  # nobody else makes a file of root's
-            found = given.stat()
-            assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, group.gr_gid, 0o640)
-            assert read_token(given) == read_token(site.root / "etc" / "watch.token")
-        else:
-            site.play("--check", more={**more, "node_users_group": group.gr_name})
-        theirs = {"DEEPLINK_CONFIG": str(site.root / "etc" / "config.toml")}
-        assert load_config(theirs).watch_token_file == given
-        assert load_config(site.environment("node")).watch_token_file == site.root / "etc" / "node-watch.token"
-        line = site.command_line("watch")
-        assert line[line.index("--token-file") + 1] == str(site.root / "etc" / "watch.token")
+        assert site.play("--limit", "head", more=more, path=tmp_path)["head"]["changed"] > 0
+        asked = (tmp_path / "asked").read_text()
+        me = site.variables()["watch_user"]
+        assert f"--immediate add user {me} account=root\n" in asked
+        assert f"--immediate modify user {me} set adminlevel=Operator\n" in asked
+        assert site.play("--limit", "head", more=more, path=tmp_path)["head"]["changed"] == 0
     finally:
-        given.unlink(missing_ok=True)
-        site.play()  # as it was, for the other tests
-    assert not given.exists()
-
-
-def test_the_console_runs_as_the_watchdogs_user_who_alone_can_read_its_journal(site: Site) -> None:
-    assert "console_user" not in site.variables()
-    assert site.unit("console")["Service"]["User"] == site.variables()["watch_user"]
+        site.play("--limit", "head")  # as it was, for the other tests
 
 
 @pytest.mark.parametrize("role", ROLES)

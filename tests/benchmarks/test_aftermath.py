@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.watchdog.aftermath import Aftermath, fed_wrongly, fences, page
+from benchmarks.watchdog.aftermath import Aftermath, drained_used, fed_wrongly, fences, page
 from benchmarks.watchdog.facts import Line
 from deeplink.data.digest import DeliveryDigest, receipt
 from deeplink.types import Attempt
@@ -28,6 +28,30 @@ def test_who_ended_before_it_resumed_fences_nobody() -> None:
     assert fences(lines) == [(Attempt(1, 0, number), 7.5) for number in range(3)]
     assert fences([line(0, "process", 1.0), line(1, "process", 2.0)]) == []
     assert fences([]) == []
+
+
+def at(attempt: str, node: str, unix: float) -> Line:
+    return Line(attempt=Attempt.parse(attempt), rank=0, what="step", unix=unix, step=1, node=node)
+
+
+def test_a_drained_node_is_used_only_where_no_other_spare_is_left() -> None:
+    drain = replace(
+        STRUCK, strike=replace(STRUCK.strike, fault="node-drained"), target="n2", hit_unix=10, over_unix=60
+    )
+    nodes = {0: {"n0", "n1", "n2", "n3"}}
+    before = [at("1.0.0", "n0", 1), at("1.0.0", "n1", 1)]
+    wrong = [*before, at("1.0.1", "n0", 20), at("1.0.1", "n2", 20)]
+    assert drained_used(wrong, [drain], nodes) == ["attempt 1.0.1 has ranks on n2, which is drained, not on n3"]
+    well = [*before, at("1.0.1", "n0", 20), at("1.0.1", "n3", 20)]
+    assert drained_used(well, [drain], nodes) == []
+    later = [*wrong, at("1.0.2", "n3", 30)]
+    assert len(drained_used(later, [drain], nodes)) == 1, "though the other one was used later"
+    last = [*well, at("1.0.2", "n2", 30), at("1.0.2", "n3", 30)]
+    assert drained_used(last, [drain], nodes) == [], "no other is left"
+    assert drained_used(wrong, [replace(drain, hit_unix=25)], nodes) == [], "drained since"
+    assert drained_used(wrong, [STRUCK], nodes) == []
+    elsewhere = [*before, at("1.1.0", "n2", 20)]
+    assert drained_used(elsewhere, [drain], {**nodes, 1: {"n2", "n3"}}) == [], "Slurm's own choice"
 
 
 def digest(*samples: int) -> DeliveryDigest:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.agents import agents
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +21,10 @@ def test_each_node_has_an_agent_for_so_long(tmp_path: Path) -> None:
         assert Path(env["DEEPLINK_TOKEN_FILE"]).exists()
         where = [(host, int(port)) for host, _, port in (address.rpartition(":") for address in members.values())]
         for one in where:
-            socket.create_connection(one, timeout=5).close()
+            socket.create_connection(one, timeout=LIMIT_S).close()
     for one in where:
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(one, timeout=5)
+            socket.create_connection(one, timeout=LIMIT_S)
 
 
 def test_one_that_does_not_come_up_is_named(tmp_path: Path) -> None:

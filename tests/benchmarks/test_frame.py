@@ -17,6 +17,7 @@ from benchmarks.frame import Asked, Bench, Subject
 from benchmarks.rows import make_row, write_rows
 from benchmarks.scheduler.__main__ import BENCH as SCHEDULER
 from benchmarks.watchdog.__main__ import BENCH as WATCHDOG
+from tests.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize("name", SCHEDULER.subjects)
@@ -153,7 +154,7 @@ def test_every_subject_of_the_watchdogs_is_a_program_that_is_short_when_asked(na
         [sys.executable, "-m", f"benchmarks.watchdog.{name}", "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     asked = frame.asked_for(WATCHDOG, ["--quick", "--only", name])

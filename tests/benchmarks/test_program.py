@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
+from tests.waiting import LIMIT_S
 
 TOP = Path(__file__).parents[2]
 # A benchmark of one subject, a shell script that says when it is up and when it was told to end.
@@ -54,7 +55,7 @@ def test_an_interrupt_ends_what_was_started_and_is_told_in_a_line(tmp_path: Path
     argv = [sys.executable, "-c", RUNS, str(tmp_path)]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=TOP) as bench:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + LIMIT_S
             while not (tmp_path / "up").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert bench.stderr is not None
@@ -62,7 +63,7 @@ def test_an_interrupt_ends_what_was_started_and_is_told_in_a_line(tmp_path: Path
             said = bench.stderr.readline()
             bench.send_signal(number)  # whoever has no patience does not break off the tidying
             said += bench.stderr.read()
-            bench.wait(60)
+            bench.wait(LIMIT_S)
         finally:
             bench.kill()
     assert bench.returncode == 128 + number

@@ -17,15 +17,19 @@ from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.tokens import write_token
+from tests.scheduler.watch.callers import MINT, authorizer
+from tests.waiting import LIMIT_S
 
 
 def test_the_crowd_is_heard_and_says_what_it_was_told(tmp_path: Path) -> None:
     token, cast, book = tmp_path / "token", tmp_path / "cast.json", BeatBook()
-    write_token(token, "secret")
+    write_token(token, MINT.secret)
     cast.write_text(json.dumps({"jobs": {"7": ["n0", "n1"]}, "standing": ["n0", "n1", "n2"]}))
     with Journal(tmp_path / "watch.sqlite") as journal:
-        servicer = WatchServicer(journal, book, SystemClock(), WatchMetrics(CollectorRegistry()))
-        bound = watch_server("127.0.0.1:0", "secret", servicer)
+        servicer = WatchServicer(
+            journal, book, SystemClock(), WatchMetrics(CollectorRegistry()), authorizer(journal, SystemClock())
+        )
+        bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
         argv = [
             sys.executable,
@@ -43,13 +47,13 @@ def test_the_crowd_is_heard_and_says_what_it_was_told(tmp_path: Path) -> None:
                 crowd.stdin.write("mute n1\n")
                 crowd.stdin.flush()
                 clock = SystemClock()
-                end = clock.monotonic() + 30.0
+                end = clock.monotonic() + LIMIT_S
                 while not _misses(book, "n1") and clock.monotonic() < end:
                     clock.sleep(0.05)
-                said, _ = crowd.communicate(timeout=30)
+                said, _ = crowd.communicate(timeout=LIMIT_S)
             finally:
                 crowd.kill()
-                bound.server.stop(0.5).wait(5.0)
+                bound.server.stop(0.5).wait(LIMIT_S)
     assert _misses(book, "n1")
     assert not _misses(book, "n0")
     told = json.loads(said)

@@ -13,6 +13,7 @@ from benchmarks.watchdog import stand
 from benchmarks.watchdog.scenarios import REPEATS, SCENARIOS, STOCK, STOCK_REPEATS, Scenario, StockCase, cases_of
 from benchmarks.watchdog.stand import Stand, StandError, until
 from benchmarks.watchdog.turns import estimate_s, longest_first, seconds, side_by_side
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def others_go_on() -> Iterator[None]:
 
 
 def test_all_are_handed_over_as_they_come_and_one_starts_at_a_time() -> None:
-    inside, most, waiting = 0, 0, threading.Barrier(3, timeout=10)
+    inside, most, waiting = 0, 0, threading.Barrier(3, timeout=LIMIT_S)
 
     def job(starting: AbstractContextManager[object]) -> int:
         nonlocal inside, most
@@ -42,7 +43,7 @@ def test_an_interrupt_lets_all_others_give_up_what_they_wait_for() -> None:
 
     def waits(_starting: object) -> None:
         try:
-            until(lambda: False, 600)
+            until(lambda: False, 3 * LIMIT_S)
         except StandError as why:
             ended.append(str(why))
             raise

@@ -103,7 +103,6 @@ class Agents:
             self.stop(name)
 
     def config(self, **settings: object) -> Config:
-        """Return the configuration of a node that is no member."""
-        return config_below(
-            self.root / "head", members=format_members(self.members), token_file=self.token_file, **settings
-        )
+        """Return the configuration of a node that is no member; members have the time of a busy machine."""
+        here = {"members": format_members(self.members), "token_file": self.token_file, "read_deadline_ms": 20_000}
+        return config_below(self.root / "head", **{**here, **settings})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import threading
@@ -19,6 +20,7 @@ from deeplink.cache.errors import (
 )
 from deeplink.types import Version
 from tests.cache.test_index import content
+from tests.deeplink.checkpoints.faults import refusing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,6 +150,28 @@ def test_who_reads_a_version_that_is_removed_reads_on_and_who_comes_later_is_tol
         catalog.open("digits")
     assert catalog.publish("digits", content(["a", "b"]), RECORD) == one
     assert catalog.open("digits").keys() == ["a", "b"]
+
+
+@pytest.mark.parametrize("deed", ["damaged", "lost", "unreadable"])
+def test_no_version_is_removed_while_it_is_not_known_which_is_the_newest(tmp_path: Path, deed: str) -> None:
+    catalog = Catalog(tmp_path)
+    one = catalog.publish("digits", content(["a"]), RECORD)
+    two = catalog.publish("digits", content(["a", "b"]), RECORD)
+    pointer = tmp_path / "digits" / "latest"
+    if deed == "damaged":
+        pointer.write_text("")
+    elif deed == "lost":
+        pointer.unlink()
+    with refusing(lambda _, path: deed == "unreadable" and path == str(pointer), code=errno.EIO):
+        for version in (one, two):
+            with pytest.raises((IndexFormatError, DatasetMissingError, CatalogError)):
+                catalog.remove("digits", version)
+    assert set(catalog.versions("digits")) == {one, two}
+    pointer.write_text(f"{two}\n")
+    catalog.remove("digits", one)
+    pointer.unlink()
+    catalog.remove("digits", two)  # the only one
+    assert catalog.versions("digits") == []
 
 
 def test_a_dataset_whose_newest_version_is_lost_is_named_when_asked_for(tmp_path: Path) -> None:

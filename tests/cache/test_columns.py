@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.cache.columns import fixed, numbers, strings
@@ -18,7 +18,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 # `pa.array` imports pandas when it is first called: longer than hypothesis waits.
-@settings(deadline=None)
 @given(values=st.lists(st.integers(0, 2**32 - 1)), step=st.integers(1, 3))
 def test_numbers_are_what_they_were(values: list[int], step: int) -> None:
     expected = pa.array(values[::step], pa.uint64())
@@ -34,7 +33,6 @@ def test_numbers_that_may_not_fit_are_refused(kind: type[np.integer]) -> None:
         numbers(np.array([1], kind), pa.uint32())
 
 
-@settings(deadline=None)
 @given(values=st.lists(st.text(max_size=5)))
 def test_texts_and_bytes_are_what_they_were(values: list[str]) -> None:
     raw = [value.encode() for value in values]

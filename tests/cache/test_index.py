@@ -23,7 +23,9 @@ PART = st.sampled_from(["a", "b", "a-b", "a0", "ä", "z.png", "0", "字", "A"])
 KEYS = st.sets(st.lists(PART, min_size=1, max_size=4).map("/".join), min_size=1, max_size=40).map(
     lambda keys: sorted(key for key in keys if not any(other.startswith(f"{key}/") for other in keys))
 )
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+SAME_FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
+)
 
 
 def content(keys: list[str]) -> IndexContent:

@@ -28,7 +28,9 @@ from tests.cache.indexing.test_seal import append_older_seal
 from tests.cache.test_index import content
 
 KEYS = sorted(f"{folder}/{i:03d}.x" for folder in ("a", "b/q", "zä") for i in range(20))
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+SAME_FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
+)
 
 
 def everything(index: Index) -> list[Any]:

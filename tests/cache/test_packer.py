@@ -34,6 +34,7 @@ from deeplink.cache.reader import Reader
 from deeplink.cache.store import Store
 from deeplink.types import Member, NodeName
 from tests.cache.agents import Agents, config_below, small_files, write_tree
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from deeplink.config import Config
@@ -83,7 +84,7 @@ def run(script: str, source: Path, root: Path) -> subprocess.CompletedProcess[st
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
     )
 
 
@@ -192,14 +193,14 @@ def test_a_full_disk_is_said_and_nothing_is_published(source: Path, tmp_path: Pa
 def test_a_full_ssd_is_said_and_nothing_is_published(source: Path, tmp_path: Path) -> None:
     ssd = tmp_path / "ssd"
     ssd.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(ssd)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(ssd)], check=True, timeout=LIMIT_S)
     try:
         config = config_below(tmp_path, store=ssd / "store")
         with pytest.raises(StoreFullError):
             pack(str(source), "digits", config=config)
         assert not list(config.store.glob("*/*.mdb"))
     finally:
-        subprocess.run(["umount", str(ssd)], check=True, timeout=10)
+        subprocess.run(["umount", str(ssd)], check=True, timeout=LIMIT_S)
     assert not config.catalog.exists()
 
 

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
-import pickle
 import random
 import socket
 import subprocess
@@ -29,15 +28,14 @@ from deeplink.cache.store import Store
 from deeplink.config import ConfigError
 from deeplink.types import Member, NodeName, ShardId, format_members
 from tests.cache.agents import Agents, config_below
-from tests.waiting import until
+from tests.pickled import pickled, unpickled
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.context import ForkContext, SpawnContext
 
     from deeplink.config import Config
-
-pytestmark = pytest.mark.timeout(60)
 
 
 READ_WITHOUT_DESCRIPTORS = """
@@ -360,7 +358,7 @@ class Misbehaving:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(LIMIT_S)
         for connection in self._open:
             connection.close()
 
@@ -424,7 +422,7 @@ def relay(address: str, answer: Callable[[socket.socket, bytes], None]) -> Calla
                 hand_on(data)
 
     def act(connection: socket.socket) -> None:
-        member = socket.create_connection((host, int(port)), timeout=20)
+        member = socket.create_connection((host, int(port)), timeout=LIMIT_S)
         for pumped in ((connection, member.sendall, member), (member, partial(answer, connection), connection)):
             threading.Thread(target=pump, args=pumped, daemon=True).start()
 
@@ -564,7 +562,7 @@ def test_running_out_of_descriptors_puts_no_shard_aside(source: Path, tmp_path: 
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
     )
     assert ended.returncode == 0, ended.stderr
     assert not (config.store / "quarantine").exists()
@@ -588,9 +586,9 @@ def test_child_processes_read_on_their_own(
         children = [start.Process(target=_read_in_child, args=(reader, results)) for _ in range(2)]
         for child in children:
             child.start()
-        found = [results.get(timeout=50) for _ in children]
+        found = [results.get(timeout=LIMIT_S) for _ in children]
         for child in children:
-            child.join(20)
+            child.join(LIMIT_S)
         assert found == [(files, len(files))] * 2
         assert read_all(reader) == files
         assert reader.stats().failures == 0
@@ -615,7 +613,7 @@ def test_forking_while_threads_read(spread: Config, files: dict[str, bytes]) -> 
                     child = context.Process(target=_read_in_child, args=(reader, results))
                     child.start()
                     assert results.get() == (files, len(files))
-                    child.join(20)
+                    child.join(LIMIT_S)
             finally:
                 stop.set()
             for worker in workers:
@@ -625,10 +623,10 @@ def test_forking_while_threads_read(spread: Config, files: dict[str, bytes]) -> 
 def test_a_pickled_reader_reads_the_same_version(
     local: Reader, source: Path, config: Config, files: dict[str, bytes]
 ) -> None:
-    pickled = pickle.dumps(local)
+    kept = pickled(local)
     (source / "new").write_bytes(b"new")
     pack(str(source), "digits", config=config)
-    with pickle.loads(pickled) as again:  # noqa: S301 - made above
+    with unpickled(kept) as again:
         assert again.version == local.version != Reader.open("digits", config=config).version
         assert read_all(again) == files
 

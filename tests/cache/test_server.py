@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from deeplink.types import Member, NodeName, ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from tests.cache.agents import Agents
 from tests.cache.test_shard import PAYLOADS, write
+from tests.deeplink.checkpoints.faults import refusing
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +62,7 @@ def ask(
     """Return status and bytes of each extent."""
     request = cache_pb2.ReadRequest(id=5, shards=shards, extents=np.array(extents, frames.EXTENT).tobytes())
     items: list[tuple[int, bytes]] = []
-    for reply in stub.Read(iter([request]), timeout=20):
+    for reply in stub.Read(iter([request]), timeout=LIMIT_S):
         assert reply.id == 5
         body, at = reply.body, 0
         for status, length in np.frombuffer(reply.head, frames.ITEM).tolist():
@@ -86,7 +89,7 @@ def test_a_doubted_shard_is_unverified_and_served_on(
     store = agents.stores[NodeName("n0")]
     names = [sealed.id, "0" * 40, "../" * 20, "nonsense"]
     assert store.is_verified(sealed.id)
-    assert [r.id for r in stub.Read(iter([cache_pb2.ReadRequest(id=1, doubted=names)]), timeout=20)] == [1]
+    assert [r.id for r in stub.Read(iter([cache_pb2.ReadRequest(id=1, doubted=names)]), timeout=LIMIT_S)] == [1]
     assert not store.is_verified(sealed.id)
     assert ask(stub, [sealed.id], [(0, 0, 0, len(PAYLOADS[0]))]) == [(0, PAYLOADS[0])]
     assert store.verify(sealed.id)
@@ -103,19 +106,19 @@ def test_reads_that_stay_open_leave_room_for_other_calls(
 
     def asking() -> Iterator[cache_pb2.ReadRequest]:
         yield message
-        enough.wait(20)
+        enough.wait(LIMIT_S)
 
     with wire.open_channel(member.address, agents.token) as channel:
         stub = cache_pb2_grpc.CacheStub(channel)
-        streams = [stub.Read(asking(), timeout=20) for _ in range(2)]
+        streams = [stub.Read(asking(), timeout=LIMIT_S) for _ in range(2)]
         assert [next(stream).id for stream in streams] == [5, 5]
         with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
-            list(stub.Read(iter([message]), timeout=20))
+            list(stub.Read(iter([message]), timeout=LIMIT_S))
         transport = PlainTransport(agents.token, SystemClock())
         request = frames.Request(0, [], np.empty(0, frames.EXTENT))
         with pytest.raises(MemberBusyError):
             transport.start(member, request, 10, Places.alone(request)).result()
-        assert stub.Stat(cache_pb2.StatRequest(), timeout=20).shards[0].id == sealed.id
+        assert stub.Stat(cache_pb2.StatRequest(), timeout=LIMIT_S).shards[0].id == sealed.id
         enough.set()
         assert [list(stream) for stream in streams] == [[], []]
         assert transport.start(member, request, 10, Places.alone(request)).result().status.tolist() == []
@@ -127,7 +130,7 @@ def test_several_requests_on_one_stream_are_answered_in_order(
 ) -> None:
     extents = np.array([(0, 5, 0, 10)], frames.EXTENT).tobytes()
     requests = [cache_pb2.ReadRequest(id=i, shards=[sealed.id], extents=extents) for i in range(20)]
-    assert [reply.id for reply in stub.Read(iter(requests), timeout=20)] == list(range(20))
+    assert [reply.id for reply in stub.Read(iter(requests), timeout=LIMIT_S)] == list(range(20))
 
 
 def test_a_large_answer_comes_in_several_messages(stub: cache_pb2_grpc.CacheStub, sealed: SealedShard) -> None:
@@ -172,7 +175,7 @@ def test_a_malformed_request_ends_the_call_and_not_the_agent(
     with wire.open_channel(member.address, agents.token) as channel:
         read: Any = channel.stream_stream("/deeplink.v1.Cache/Read")
         with pytest.raises(grpc.RpcError) as refused:
-            list(read(iter([message]), timeout=20))
+            list(read(iter([message]), timeout=LIMIT_S))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert ask(cache_pb2_grpc.CacheStub(channel), [sealed.id], [(0, 1, 0, 1)]) == [(0, PAYLOADS[1])]
 
@@ -184,6 +187,18 @@ def test_a_shard_cut_short_while_served_is_refused_set_aside_and_the_agent_lives
     os.truncate(agents.stores[NodeName("n0")].path(sealed.id), 8192)
     assert ask(stub, [sealed.id], [(0, 5, 0, 10)]) == [(cache_pb2.READ_STATUS_DAMAGED, b"")]
     assert ask(stub, [sealed.id], [(0, 5, 0, 10)]) == [(cache_pb2.READ_STATUS_NO_SHARD, b"")]
+
+
+def test_a_shard_that_cannot_be_read_for_a_moment_stays_and_is_served_then(
+    agents: Agents, stub: cache_pb2_grpc.CacheStub, sealed: SealedShard
+) -> None:
+    store = agents.stores[NodeName("n0")]
+    path, extents = str(store.path(sealed.id)), [(0, 0, 0, len(PAYLOADS[0]))]
+    with refusing(lambda event, opened: event == "open" and opened == path, code=errno.EIO):
+        assert [status for status, _ in ask(stub, [sealed.id], extents)] != [0]
+    assert store.has(sealed.id)
+    assert not store.is_verified(sealed.id)
+    assert ask(stub, [sealed.id], extents) == [(0, PAYLOADS[0])]
 
 
 def test_a_shard_that_is_no_shard_is_refused(agents: Agents, stub: cache_pb2_grpc.CacheStub) -> None:
@@ -216,7 +231,7 @@ def test_many_clients_at_once_get_their_own_answers(agents: Agents, member: Memb
 
 
 def test_stat_says_what_is_held(agents: Agents, stub: cache_pb2_grpc.CacheStub, sealed: SealedShard) -> None:
-    reply = stub.Stat(cache_pb2.StatRequest(), timeout=20)
+    reply = stub.Stat(cache_pb2.StatRequest(), timeout=LIMIT_S)
     assert reply.node == "n0"
     assert [(shard.id, shard.bytes, shard.verified) for shard in reply.shards] == [(sealed.id, sealed.bytes, True)]
     assert reply.free_bytes > 0
@@ -244,13 +259,13 @@ def test_what_is_not_the_shard_is_not_taken(agents: Agents, tmp_path: Path, seal
 
 def test_an_announced_size_beyond_the_disk_is_refused(stub: cache_pb2_grpc.CacheStub) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        stub.Put(iter([cache_pb2.PutRequest(id="ab" * 20, total_bytes=2**63)]), timeout=20)
+        stub.Put(iter([cache_pb2.PutRequest(id="ab" * 20, total_bytes=2**63)]), timeout=LIMIT_S)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_a_put_of_nothing_is_refused(stub: cache_pb2_grpc.CacheStub) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        stub.Put(iter([]), timeout=20)
+        stub.Put(iter([]), timeout=LIMIT_S)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -287,5 +302,5 @@ def test_a_member_that_is_not_there_is_silent(agents: Agents) -> None:
 def test_health_knows_the_service_by_name(agents: Agents, member: Member) -> None:
     with wire.open_channel(member.address, agents.token) as channel:
         request = health_pb2.HealthCheckRequest(service="deeplink.v1.Cache")
-        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=20)
+        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=LIMIT_S)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING

@@ -48,7 +48,7 @@ def test_the_same_content_gives_the_same_file(tmp_path: Path) -> None:
 
 def test_the_name_follows_from_every_byte_of_the_content(tmp_path: Path) -> None:
     names = {write(tmp_path / "a", PAYLOADS).id, write(tmp_path / "b", PAYLOADS[::-1]).id}
-    names.add(write(tmp_path / "c", [*PAYLOADS[:-1], PAYLOADS[-1][:-1] + b"?"]).id)
+    names.add(write(tmp_path / "c", [*PAYLOADS[:-1], PAYLOADS[-1][:-1] + bytes([PAYLOADS[-1][-1] ^ 1])]).id)
     assert len(names) == 3
 
 

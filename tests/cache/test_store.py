@@ -30,12 +30,12 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def test_a_store_is_its_users_alone_unless_it_was_there(tmp_path: Path) -> None:
+def test_a_store_is_its_users_alone_and_becomes_it_where_it_was_there(tmp_path: Path) -> None:
     assert stat.S_IMODE(Store(tmp_path / "disk" / "store").root.stat().st_mode) == 0o700
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o755)
-    assert stat.S_IMODE(Store(shared).root.stat().st_mode) == 0o755
+    assert stat.S_IMODE(Store(shared).root.stat().st_mode) == 0o700
 
 
 def chunks(path: Path) -> Iterator[bytes]:
@@ -231,6 +231,37 @@ def test_a_lack_of_descriptors_is_no_damage(
     with pytest.raises(OSError, match="Too many"):
         store.verify(sealed.id)
     assert store.has(sealed.id)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_doubted"),
+    [
+        (errno.EIO, True),
+        (errno.ESTALE, True),
+        (errno.ETIMEDOUT, True),
+        (errno.EUCLEAN, True),
+        (errno.EACCES, False),
+    ],
+    ids=errno.errorcode.get,
+)
+def test_an_error_of_the_file_system_is_no_damage(
+    tmp_path: Path, store: Store, sealed: SealedShard, code: int, *, is_doubted: bool
+) -> None:
+    store.adopt(tmp_path / "draft", sealed.id)
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", refuse)
+        patch.setattr(os, "preadv", refuse)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            store.verify(sealed.id)
+    assert store.has(sealed.id)
+    assert not (store.root / "quarantine").exists()
+    assert store.is_verified(sealed.id) is not is_doubted  # no page of it is touched in a mapping meanwhile
+    assert store.verify(sealed.id)
+    assert store.is_verified(sealed.id)
 
 
 def test_a_store_that_cannot_be_a_folder_is_said_so(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A launcher that only beats: for what `deeplink run` would cure itself before the watchdog may. A user's file.
 
-    beating.py ADDRESS TOKEN_FILE STEP_TIMEOUT_S
+    beating.py ADDRESS STEP_TIMEOUT_S
 
 Its first incarnation makes 20 steps and no more; the next ones go on from there.
 """
@@ -11,22 +11,20 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from deeplink.scheduler.watch.messages import beat_to_wire
+from deeplink.config import Config
+from deeplink.scheduler.launch.chronicle import to_watchdog
 from deeplink.scheduler.watch.records import Beat, NodeRecord, Phase, ProgressPoint
-from deeplink.tokens import read_token
 from deeplink.types import Attempt, NodeName
-from deeplink.v1 import watch_pb2_grpc
-from deeplink.wire import open_channel
 
-address, token, limit = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+address, limit = sys.argv[1], float(sys.argv[2])
 listed = subprocess.run(
     ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]], capture_output=True, text=True, check=True
 )
 nodes = tuple(NodeName(name) for name in listed.stdout.split())
 attempt = Attempt(int(os.environ["SLURM_JOB_ID"]), int(os.environ.get("SLURM_RESTART_COUNT", "0")), 0)
-stub = watch_pb2_grpc.WatchStub(open_channel(address, read_token(token)))
+deliver = to_watchdog(Config(watch=address))
+assert deliver is not None
 step = 15 * attempt.restart
 while True:
     step = min(step + 1, 20) if attempt.restart == 0 else step + 1
@@ -41,5 +39,5 @@ while True:
         progress=(ProgressPoint(attempt=attempt, step=step, unix=time.time()),),
         step_timeout_s=limit,
     )
-    stub.Beat(beat_to_wire(beat), timeout=2.0)
+    deliver(beat)
     time.sleep(0.2)

@@ -18,7 +18,7 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.ladder import NEXT_SECOND_S
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 RANK_SCRIPT = Path(__file__).parent / "light_rank.py"
 
@@ -42,11 +42,11 @@ class Job:
         found = [json.loads(line) for line in lines]
         return [event for event in found if not name or event["event"] == name]
 
-    def await_event(self, name: str, bound_s: float = 40.0, count: int = 1) -> dict[str, Any]:
+    def await_event(self, name: str, bound_s: float = LIMIT_S, count: int = 1) -> dict[str, Any]:
         until(lambda: len(self.events(name)) >= count, bound_s, self.told)
         return self.events(name)[count - 1]
 
-    def await_end(self, bound_s: float = 60.0) -> JobRow:
+    def await_end(self, bound_s: float = LIMIT_S) -> JobRow:
         until(lambda: self.row().state.final, bound_s, self.told)
         return self.row()
 
@@ -55,7 +55,7 @@ class Job:
         # Not in the second of its last run's end, in which slurmd starts nothing of the job. And Slurm sets the
         # hold once more when it is done with that run: until then it is asked again.
         time.sleep(NEXT_SECOND_S)
-        until(lambda: self._begins_now(changes), 40, self.told)
+        until(lambda: self._begins_now(changes), LIMIT_S, self.told)
 
     def _begins_now(self, changes: tuple[str, ...]) -> bool:
         argv = ["scontrol", "update", f"jobid={self.id}", "StartTime=now", *changes]

@@ -20,9 +20,9 @@ from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.records import Incident
 from deeplink.tokens import new_token, write_token
 from tests.cluster.test_watch import RUN, Watch, in_second_run, node, told
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 
 
 @pytest.fixture
@@ -54,12 +54,12 @@ def test_a_cut_leaf_is_named_and_its_job_runs_elsewhere(watch: Watch) -> None:
         (leaf,) = (name for name, nodes in below.items() if nodes & first and job.row().batch_host not in nodes)
         began = time.monotonic()
         Laboratory(watch.cluster).inject("leaf-cut", leaf)
-        until(lambda: bool(of_kind(watch, "switch-suspect")), 30, watch.said)
+        until(lambda: bool(of_kind(watch, "switch-suspect")), LIMIT_S, watch.said)
         told("leaf cut: named", began)
-        until(lambda: in_second_run(job), 60, watch.said)
+        until(lambda: in_second_run(job), LIMIT_S, watch.said)
         told("leaf cut: job runs again", began)
         assert not set(job.row().nodes) & below[leaf]
-        job.await_event("first-step", 60, count=2)
+        job.await_event("first-step", LIMIT_S, count=2)
         told("leaf cut: job trains again", began)
         drained = {row.name: row.reason for row in slurm.nodes() if row.drained}
         assert set(drained) == first & below[leaf], "what the job had of the leaf, and no more"
@@ -75,10 +75,10 @@ def test_a_slurmd_that_is_killed_is_told_and_costs_nothing(watch: Watch) -> None
         began = time.monotonic()
         laboratory = Laboratory(watch.cluster)
         laboratory.inject("slurmd-killed", victim)
-        until(lambda: bool(of_kind(watch, "slurmd-lost")), 30, watch.said)
+        until(lambda: bool(of_kind(watch, "slurmd-lost")), LIMIT_S, watch.said)
         told("slurmd killed: told", began)
         laboratory.undo("slurmd-killed", victim)
-        until(lambda: ": over" in watch.said(), 30, watch.said)
+        until(lambda: ": over" in watch.said(), LIMIT_S, watch.said)
         assert (job.row().state, job.row().restarts) == (JobState.RUNNING, 0)
         assert not node(watch.cluster, victim).drained
         assert watch.actions() == (), watch.said()
@@ -91,14 +91,14 @@ def test_a_slurmd_that_stays_dead_costs_nothing_until_it_is_back_and_then_a_rest
         victim = next(name for name in job.row().nodes if name != job.row().batch_host)
         laboratory = Laboratory(watch.cluster)
         laboratory.inject("slurmd-killed", victim)
-        until(lambda: node(watch.cluster, victim).down, 40, watch.said)
+        until(lambda: node(watch.cluster, victim).down, LIMIT_S, watch.said)
         time.sleep(3.0)  # Slurm has given the node up, and nobody ends the ranks there
         assert (job.row().state, job.row().restarts) == (JobState.RUNNING, 0)
         assert len(job.events("attempt-started")) == 1
         assert watch.actions() == (), watch.said()
         laboratory.undo("slurmd-killed", victim)  # it ends what is not its job's any more
-        until(lambda: in_second_run(job), 60, watch.said)
-        assert job.await_event("first-step", 60, count=2)["step"] > 1, "from a checkpoint"
+        until(lambda: in_second_run(job), LIMIT_S, watch.said)
+        assert job.await_event("first-step", LIMIT_S, count=2)["step"] > 1, "from a checkpoint"
         assert of_kind(watch, "slurmd-lost")
 
 
@@ -113,11 +113,11 @@ def test_a_reboot_that_slurm_does_not_notice_hangs_no_job(watch: Watch, which: s
         began = time.monotonic()
         Laboratory(watch.cluster).inject("fast-reboot", victim)
         told(f"{which} rebooted: up again", began)
-        until(lambda: bool(watch.incidents()), 30, watch.said)
+        until(lambda: bool(watch.incidents()), LIMIT_S, watch.said)
         told(f"{which} rebooted: told", began)
-        until(lambda: in_second_run(job), 60, watch.said)
+        until(lambda: in_second_run(job), LIMIT_S, watch.said)
         told(f"{which} rebooted: job runs again", began)
-        job.await_event("first-step", 60, count=2)
+        job.await_event("first-step", LIMIT_S, count=2)
         told(f"{which} rebooted: job trains again", began)
         (incident,) = watch.incidents()
         assert incident.node == victim, watch.said()

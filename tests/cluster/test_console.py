@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,14 +13,20 @@ from pathlib import Path
 import pytest
 
 from deeplink.console.collect import QUERY_S, Collector, Settings
+from deeplink.console.feed import encode
 from deeplink.console.nodes import Health
 from deeplink.console.readings import SourceState
 from deeplink.console.snapshot import Mood, Snapshot, build
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import NodeOrder, Slurm
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.wording import printable
+from tests.cluster.jobs import submit
+from tests.hostile import NAMES
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 
 
 def shown(collector: Collector) -> Snapshot:
@@ -26,7 +34,7 @@ def shown(collector: Collector) -> Snapshot:
     return build(collector.readings())
 
 
-def until(collector: Collector, question: Callable[[Snapshot], bool], bound_s: float = 60.0) -> Snapshot:
+def until(collector: Collector, question: Callable[[Snapshot], bool], bound_s: float = LIMIT_S) -> Snapshot:
     end = time.monotonic() + bound_s
     while True:
         snapshot = shown(collector)
@@ -34,6 +42,31 @@ def until(collector: Collector, question: Callable[[Snapshot], bool], bound_s: f
             return snapshot
         assert time.monotonic() < end, snapshot.headline
         time.sleep(0.2)
+
+
+def test_a_name_of_foreign_bytes_is_shown_and_freezes_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
+    slurm = Slurm(sandbox.runner())
+    jobs = {slurm.submit([f"--job-name={name}", "--hold", "--wrap", "true"]): name for name in NAMES}
+    collector = Collector(Settings(journal=tmp_path / "none"), slurm=slurm)
+    snapshot = shown(collector)
+    assert {row.id: row.name for row in snapshot.jobs if row.id in jobs} == {
+        job: printable(name) for job, name in jobs.items()
+    }
+    assert json.loads(encode(snapshot.document()))
+    job = next(job for job, name in jobs.items() if "\udce9\x1b" in name)
+    told = sandbox.run(CTL, ["deeplink", "status", str(job)])
+    assert printable(jobs[job]) in told.stdout, told
+    sandbox.run(CTL, ["scancel", *map(str, jobs)])
+
+
+def test_a_job_of_any_name_is_started_and_no_log_has_its_escapes(sandbox: Sandbox) -> None:
+    jobs = [
+        submit(sandbox, f"-N1 --job-name={shlex.quote(name)}", "deeplink run --nproc-per-node 1 -- true")
+        for name in NAMES
+    ]
+    for job in jobs:
+        assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
+        assert job.output().replace("\n", "").isprintable()
 
 
 def test_nodes_jobs_and_the_death_of_a_node_and_of_the_controller(

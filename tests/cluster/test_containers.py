@@ -11,16 +11,18 @@ import pytest
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.slurm.states import JobState
 from tests.cluster.jobs import folder_of, submit
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 
 READ = """\
-import os, pathlib, tempfile, deeplink
+import os, pathlib, tempfile
+from deeplink.cache.reader import Reader
 os.environ["DEEPLINK_STORE"] = tempfile.mkdtemp()  # nothing lies there: all comes from the agents, for the token
-dataset = deeplink.Dataset("pictures")
-total = sum(len(dataset[row][0]) for row in range(len(dataset)))
+pictures = Reader.open("pictures")
+total = sum(map(len, pictures.read(range(len(pictures)))))
 inside = pathlib.Path("/image-of-the-test").exists()
-print(f"rank {os.environ['RANK']}: {len(dataset)} samples, {total} bytes, inside {inside}")
+print(f"rank {os.environ['RANK']}: {len(pictures)} samples, {total} bytes, inside {inside}")
 """
 
 
@@ -55,6 +57,6 @@ $run --nnodes 1 -- true  # makes the places in the image: two at once would trip
 $run -- {python} {folder}/read.py
 """
     job = submit(sandbox, "-N2", script, folder=folder)
-    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     for rank in (0, 1):
         assert f"rank {rank}: 50 samples, 50000 bytes, inside True" in job.output(), job.told()

@@ -13,8 +13,9 @@ from deeplink.scheduler.slurm.states import JobState
 from deeplink.types import ShardId, parse_members
 from tests.cache.agents import small_files, write_tree
 from tests.cluster.jobs import folder_of, submit
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 
 
 def test_what_is_packed_in_an_allocation_lies_where_the_ranks_look_for_it_on_two_leaves(sandbox: Sandbox) -> None:
@@ -28,7 +29,7 @@ deeplink pack {source} copies --shard-size 50KB --json > {folder}/packed.json
 deeplink run --nproc-per-node 1 -- {{train}} 1
 """
     job = submit(sandbox, "-w n[0-3]", script, folder=folder)
-    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     placed = json.loads((folder / "packed.json").read_text())["placed"]
     members = parse_members((folder / f"{job.id}.0.0.members").read_text())
     leaf = dict(job.placed(f"{job.id}.0.0"))

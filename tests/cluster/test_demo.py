@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 
 @pytest.mark.cluster
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "said"), [("auto", "slurm"), ("loopback", "slurm-loopback")])
 def test_the_story_ends_well_on_a_real_slurm(tmp_path: Path, backend: str, said: str) -> None:
     facts = tmp_path / "demo.json"
     argv = [sys.executable, "-m", "deeplink", "demo", "--name", f"demo-{os.getpid()}", "--facts", str(facts)]
     argv += ["--backend", backend]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=3 * LIMIT_S, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(facts.read_text())
     assert found["backend"] == said

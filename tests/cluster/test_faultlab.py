@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.watchdog.playing import play
 from benchmarks.watchdog.scenarios import BY_NAME, After
+from deeplink.listening import ABOVE
 from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.errors import NotFreezableError
 from deeplink.scheduler.sandbox.lab import record
@@ -26,9 +27,9 @@ from deeplink.scheduler.sandbox.lab.record import Wound
 from deeplink.scheduler.sandbox.lab.steps import Step, Verb
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.shape import CTL, Shape
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 PORT = 7433
 SETTLE_S = 3.0
@@ -75,7 +76,7 @@ def state_of(who: ProcessId) -> str:
 
 def cli(lab: Laboratory, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "deeplink", "sandbox", "fault", "--name", lab.sandbox.name, *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def ranks(lab: Laboratory) -> Iterator[dict[int, ProcessId]]:
         found = {**ranks_on(lab.sandbox, "n0"), **ranks_on(lab.sandbox, "n1")}
         return {rank: those[0] for rank, those in found.items()}
 
-    until(lambda: len(there()) == 2, 20)
+    until(lambda: len(there()) == 2, LIMIT_S)
     time.sleep(0.2)  # bash has become sleep
     yield there()
     lab.sandbox.run(CTL, ["scancel", done.stdout.strip()])
@@ -104,10 +105,10 @@ def test_a_rank_is_stopped_slowed_and_killed(lab: Laboratory, ranks: dict[int, P
     assert (state_of(ranks[1]), state_of(ranks[0])) == ("T", "S")
     assert lab.inject("rank-stopped", "n1") == wound, "it is in effect already"
     assert lab.undo("rank-stopped") == (wound,)
-    until(lambda: state_of(ranks[1]) == "S", 5)
+    until(lambda: state_of(ranks[1]) == "S", LIMIT_S)
     lab.inject("slow-rank", "n0", How(share=0.5))
     for wanted in "TSTS":
-        until(lambda: state_of(ranks[0]) == wanted, 10)  # noqa: B023 - asked at once
+        until(lambda: state_of(ranks[0]) == wanted, LIMIT_S)  # noqa: B023 - asked at once
     lab.undo()
     time.sleep(0.5)
     assert {state_of(ranks[0]) for _ in range(20)} == {"S"}
@@ -115,7 +116,7 @@ def test_a_rank_is_stopped_slowed_and_killed(lab: Laboratory, ranks: dict[int, P
         lab.inject("rank-killed", "n0", How(rank=7))
     drawn = lab.inject("rank-killed", seed=3)
     assert drawn.target in {"n0", "n1"}, "a node on which ranks run"
-    until(lambda: not ranks[int(drawn.target[1])].alive, 5)
+    until(lambda: not ranks[int(drawn.target[1])].alive, LIMIT_S)
     assert lab.wounds() == (), "there is nothing to undo"
 
 
@@ -136,6 +137,71 @@ def test_disks_fill_and_turn_read_only(lab: Laboratory) -> None:
     assert said(lab, "n1", "touch /local/ssd/x && echo well") == "well"
 
 
+def test_a_squatted_store_is_another_users_and_one_thing_at_a_time_lies_over_a_disk(lab: Laboratory) -> None:
+    look = "stat -c %U /local/ssd/deeplink; ls /local/ssd/deeplink; touch /local/ssd/deeplink/x || echo refused"
+    said(lab, "n0", "mkdir -m 700 /local/ssd/deeplink && echo shard > /local/ssd/deeplink/shard")
+    lab.inject("folder-squatted", "n0")
+    assert said(lab, "n0", look).split() == ["nobody", "theirs", "refused"]
+    with pytest.raises(NotPossibleHereError, match="folder-squatted"):
+        lab.inject("disk-full", "n0")
+    lab.inject("disk-full", "n1")
+    lab.undo("folder-squatted", "n0")
+    assert said(lab, "n0", look).split() == [lab.sandbox.user.name, "shard"]
+    lab.inject("folder-squatted", "n2")
+    assert said(lab, "n2", look).split() == ["nobody", "theirs", "refused"], "who was first"
+    lab.undo()
+    assert said(lab, "n2", "ls -A /local/ssd") == ""
+
+
+def test_a_job_goes_on_without_a_node_on_whose_store_another_user_squats(lab: Laboratory) -> None:
+    lab.inject("folder-squatted", "n1")
+    script = "DEEPLINK_STORE=/local/ssd/deeplink exec salloc -N3 -w n0,n1,n2 deeplink run --nproc-per-node 1"
+    done = lab.sandbox.run(
+        CTL, ["bash", "-c", f"{script} --spares 1 -- printenv SLURMD_NODENAME"], timeout_s=LIMIT_S
+    )
+    assert (done.code, sorted(done.stdout.split())) == (0, ["n0", "n2"]), done.stderr
+    assert "belongs to user nobody" in done.stderr, "why, where people look"
+    assert said(lab, "n1", "ls -A /local/ssd/deeplink") == "theirs"
+
+
+def test_checkpoints_refuse_their_own_user_and_have_their_mode_back(lab: Laboratory) -> None:
+    folder = lab.sandbox.home / "unreadable"
+    state = folder / "step-0000000020.a1" / "state"
+    said(lab, "n0", f"umask 027; mkdir -p {state.parent}; echo whole > {state}")
+    lab.inject("checkpoints-unreadable", "unreadable")
+    assert said(lab, "n1", f"ls {folder} || echo refused") == "refused"
+    assert said(lab, "n1", f"cat {state} || echo refused") == "refused"
+    assert cli(lab, "--undo", "checkpoints-unreadable", "unreadable").returncode == 0, "another one, by the record"
+    assert said(lab, "n1", f"cat {state}; stat -c %a {folder}").split() == [
+        "whole",
+        "750",
+    ]
+    with pytest.raises(NoTargetError, match="no checkpoint"):
+        lab.inject("checkpoints-unreadable", "unreadable/step-0000000020.a1")
+
+
+def test_a_drained_node_is_resumed_unless_it_was_drained_for_another_reason(lab: Laboratory) -> None:
+    def is_in_service() -> bool:
+        return lab.sandbox.states()["n3"].startswith("idle")
+
+    lab.inject("node-drained", "n3")
+    assert lab.sandbox.states()["n3"].startswith("drained")
+    lab.undo("node-drained", "n3")
+    assert is_in_service()
+    lab.inject("node-drained", "n3")
+    said(lab, CTL, "scontrol update nodename=n3 state=drain reason='bad memory'", root=True)
+    lab.undo("node-drained", "n3")
+    assert lab.sandbox.states()["n3"].startswith("drained"), "somebody else's since"
+    lab.inject("node-drained", "n3")
+    lab.undo("node-drained", "n3")
+    assert "bad memory" in said(lab, CTL, "sinfo -h -n n3 -o %E"), "somebody else's before"
+    said(lab, CTL, "scontrol update nodename=n3 state=resume", root=True)
+    lab.inject("node-drained", "n3")
+    lab.inject("controller-frozen")
+    assert [wound.name for wound in lab.undo()] == ["controller-frozen", "node-drained"]
+    assert is_in_service()
+
+
 def test_shared_storage_stalls_whoever_writes_and_a_frozen_sandbox_can_be_taken_down(
     lab: Laboratory, fresh_sandbox: Callable[..., Sandbox]
 ) -> None:
@@ -145,38 +211,47 @@ def test_shared_storage_stalls_whoever_writes_and_a_frozen_sandbox_can_be_taken_
         writer.wait(1.0)
     assert said(lab, "n3", "ls -d .") == "."
     lab.undo()
-    assert writer.wait(10) == 0
+    assert writer.wait(LIMIT_S) == 0
     assert said(lab, "n3", "cat late") == "late"
     other = fresh_sandbox(Shape.of(1), Options(freezable=True))
     Laboratory(other).inject("storage-frozen")
     hung = other.spawn("n0", ["touch", "x"])
     other.down()
-    hung.wait(10)
+    hung.wait(LIMIT_S)
     assert not other.layout.folder.exists()
     with pytest.raises(NotFreezableError):
         Laboratory(fresh_sandbox(Shape.of(1))).inject("storage-frozen")
 
 
-def test_agents_fall_silent_and_machines_do_not(lab: Laboratory) -> None:
+def test_agents_or_their_data_ports_fall_silent_and_machines_do_not(lab: Laboratory) -> None:
     address = f"{lab.sandbox.shape.address('n0')}:{PORT}"
     token = lab.sandbox.home / "agent.token"
     argv = ["deeplink", "node", "--bind", address, "--store", "/local/ssd/store", "--token-file", str(token)]
     agent = lab.sandbox.spawn("n0", argv, stdin=subprocess.PIPE)
-    there = f"/dev/tcp/{lab.sandbox.shape.address('n0')}/{PORT}"
-    ask = f"timeout 2 bash -c 'exec 3<>{there}' && echo hears || echo nothing"
+    there = f"/dev/tcp/{lab.sandbox.shape.address('n0')}"
+    ask, ask_for_data = (
+        f"timeout 2 bash -c 'exec 3<>{there}/{port}' && echo hears || echo nothing"
+        for port in (PORT, PORT + ABOVE)
+    )
     try:
-        until(lambda: said(lab, "n1", ask) == "hears", 30)
+        until(lambda: said(lab, "n1", ask) == "hears", LIMIT_S)
         lab.inject("agents-silent")
         assert said(lab, "n1", ask) == "nothing"
-        until(lambda: lab.sandbox.states()["n0"] == "idle", 30)  # slurmd on the same machine is heard
+        until(lambda: lab.sandbox.states()["n0"] == "idle", LIMIT_S)  # slurmd on the same machine is heard
         lab.undo()
-        assert said(lab, "n1", ask) == "hears"
+        assert said(lab, "n1", ask) == said(lab, "n1", ask_for_data) == "hears"
+        lab.inject("data-cut", "n0")
+        assert (said(lab, "n1", ask), said(lab, "n1", ask_for_data)) == ("hears", "nothing")
+        lab.undo()
+        assert said(lab, "n1", ask_for_data) == "hears"
     finally:
         agent.kill()
-        agent.communicate(timeout=10)
-    until(lambda: not _agents(lab), 10)
+        agent.communicate(timeout=LIMIT_S)
+    until(lambda: not _agents(lab), LIMIT_S)
     with pytest.raises(NoTargetError, match="no node agent"):
         lab.inject("agents-silent")
+    with pytest.raises(NoTargetError, match="no node agent"):
+        lab.inject("data-cut", "n0")
 
 
 def _agents(lab: Laboratory) -> tuple[int, ...]:
@@ -194,7 +269,7 @@ def test_daemons_die_and_are_started_again(lab: Laboratory) -> None:
     daemons = {machine.name: machine.daemon for machine in lab.sandbox.status()}
     assert {name for name, daemon in daemons.items() if not daemon} == {CTL, "n2"}
     assert [wound.name for wound in lab.heal()] == ["controller-down", "slurmd-killed"]
-    until(lambda: bool(lab.sandbox.states()), 20)
+    until(lambda: bool(lab.sandbox.states()), LIMIT_S)
 
 
 def test_a_fast_reboot_is_another_boot_that_slurm_does_not_notice(lab: Laboratory) -> None:
@@ -204,7 +279,7 @@ def test_a_fast_reboot_is_another_boot_that_slurm_does_not_notice(lab: Laborator
     assert said(lab, "n0", f"cat {BOOT_ID}") == before["n0"]
     assert said(lab, "n1", f"cat {BOOT_ID}") != before["n1"]
     assert lab.wounds() == ()
-    until(lambda: "n1" in lab.sandbox.states(), 20)
+    until(lambda: "n1" in lab.sandbox.states(), LIMIT_S)
     assert "down" not in lab.sandbox.states()["n1"]
 
 
@@ -215,18 +290,18 @@ def test_a_killed_watchdog_comes_back_as_it_was(lab: Laboratory) -> None:
     argv = ["deeplink", "watch", "--observe", "--journal", "watch.sqlite", "--token-file", "watch.token"]
     with log.open("ab") as out:
         process = lab.sandbox.spawn(CTL, argv, stdout=out, stderr=out)
-    until(lambda: "watching: " in log.read_text(), 30, log.read_text)
+    until(lambda: "watching: " in log.read_text(), LIMIT_S, log.read_text)
     ((first, _),) = watchdogs_on(lab.sandbox, CTL)
     lab.inject("watchdog-killed")
-    assert process.wait(10)
+    assert process.wait(LIMIT_S)
     assert not watchdogs_on(lab.sandbox, CTL)
     lab.undo()
-    until(lambda: log.read_text().count("watching: ") == 2, 30, log.read_text)
+    until(lambda: log.read_text().count("watching: ") == 2, LIMIT_S, log.read_text)
     ((again, started),) = watchdogs_on(lab.sandbox, CTL)
     assert again != first
     assert started.uid == lab.sandbox.user.uid
     os.kill(again.pid, 15)
-    until(lambda: not again.alive, 20)
+    until(lambda: not again.alive, LIMIT_S)
 
 
 def test_the_command_does_lists_and_undoes(lab: Laboratory) -> None:

@@ -23,9 +23,10 @@ from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.types import Member, NodeName, format_members
 from tests.cache.agents import small_files, write_tree
-from tests.faults.processes import BOUND_S, ROOT, Lines, Loop, Record, let_go, ready, survived, task_of
+from tests.faults.processes import ROOT, Lines, Loop, Record, let_go, ready, survived, task_of
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 MEMBERS = ("n0", "n1", "n2", "n3")
 READER = "n4"
 PORT = 7419
@@ -62,8 +63,9 @@ class Far:
             let_go(popen)
 
     def signal(self, node: str, number: int) -> None:
-        """Send a signal to a member's agent."""
-        self.cluster.run(node, ["kill", f"-{number}", str(self.pids[node])], root=True)
+        """Send a signal to a member's agent: to what serves, and to what keeps its sockets."""
+        pid = self.pids[node]
+        self.cluster.run(node, ["sh", "-c", f"kill -{number} {pid} $(pgrep -P {pid})"], root=True)
 
     def received(self) -> int:
         """Return the bytes that came to the reader's machine over its cable."""
@@ -101,13 +103,19 @@ def far(sandbox: Sandbox) -> Iterator[Far]:
         "PYTHONPATH": str(ROOT),
     }
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder)
+        stack.callback(until, lambda: _is_gone(folder))
         pids = {str(member.name): _agent(stack, sandbox, member, folder, env) for member in members}
         command = [sys.executable, "-m", "deeplink", "pack", str(source), "digits"]
-        packed = sandbox.run(CTL, command, root=True, env=env, timeout_s=BOUND_S)
+        packed = sandbox.run(CTL, command, root=True, env=env, timeout_s=LIMIT_S)
         assert packed.code == 0, packed.stderr
         source.rename(source.with_name("moved"))
         yield Far(sandbox, folder, files, config, pids)
+
+
+def _is_gone(folder: Path) -> bool:
+    """Remove a folder into which agents that were told to end may write for a moment."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def _agent(stack: ExitStack, sandbox: Sandbox, member: Member, folder: Path, env: Mapping[str, str]) -> int:

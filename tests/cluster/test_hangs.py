@@ -15,9 +15,9 @@ from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Outcome
 from tests.cluster.jobs import submit
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 Record = Callable[[str, object], None]
 STOPPED_AT = 80
 """Ten reports of four ranks each are known by then: enough to learn from."""
@@ -27,7 +27,7 @@ def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox, re
     script = "exec deeplink run --nproc-per-node 1 --spares 1 -- {train} 260"
     job = submit(sandbox, "-N5 --no-kill", script)
     state = job.folder / "state"
-    until(lambda: state.exists() and int(state.read_text()) >= STOPPED_AT, 60, job.told)
+    until(lambda: state.exists() and int(state.read_text()) >= STOPPED_AT, LIMIT_S, job.told)
     victim = job.events("attempt-started")[0]["nodes"][2]
     for who in ranks_on(sandbox, victim)[2]:
         who.send(signal.SIGSTOP)
@@ -43,7 +43,7 @@ def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox, re
     record_property(
         "stopped to relaunch, to first step (s)", (relaunch["unix"] - stopped, first["unix"] - stopped)
     )
-    assert job.await_end(60).state is JobState.COMPLETED, job.told()
+    assert job.await_end(LIMIT_S).state is JobState.COMPLETED, job.told()
 
     (stacks,) = job.events("stacks")
     assert (stacks["blamed"], stacks["silent"]) == ([2], [])

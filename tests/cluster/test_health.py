@@ -16,11 +16,10 @@ from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.tokens import new_token, write_token
 from tests.cluster.jobs import folder_of, submit
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 
 
 @contextmanager
@@ -38,10 +37,10 @@ def running(
     finally:
         process.terminate()
         try:
-            process.wait(15)
+            process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(15)
+            process.wait(LIMIT_S)
 
 
 def slurmd_of(cluster: Sandbox, node: str) -> list[str]:
@@ -54,7 +53,6 @@ def test_a_slurmd_that_dies_is_started_anew_before_slurm_notices_and_its_job_run
     cluster = fresh_sandbox(Shape.of(2))
     folder = folder_of(cluster)
     token = folder / "watch.token"
-    write_token(token, new_token())
     address = f"{cluster.shape.address(CTL)}:7412"
     journal = folder / "watch.sqlite"
     watch = ["watch", "--bind", address, "--journal", str(journal), "--token-file", str(token)]
@@ -63,32 +61,31 @@ def test_a_slurmd_that_dies_is_started_anew_before_slurm_notices_and_its_job_run
         "DEEPLINK_STATE": "/tmp/state",
         "DEEPLINK_STORE": "/tmp/store",
         "DEEPLINK_WATCH": address,
-        "DEEPLINK_WATCH_TOKEN_FILE": str(token),
         "DEEPLINK_SLURMD_RESTART": f"slurmd -N n1 -f {cluster.layout.slurm_conf}",
     }
     job = submit(cluster, "-N2", "srun -N2 sleep 25\necho whole=$?\n", folder=folder)
-    until(lambda: job.row().state is JobState.RUNNING, 30, job.told)
+    until(lambda: job.row().state is JobState.RUNNING, LIMIT_S, job.told)
     with (
         running(cluster, CTL, folder, *watch, env={"DEEPLINK_CONFIG": "/dev/null"}) as watch_said,
         running(cluster, "n1", folder, "-v", "node", "--name", "n1", env=env) as said,
     ):
-        until(lambda: '"node": "n1"' in said(), 30, said)
+        until(lambda: '"node": "n1"' in said(), LIMIT_S, said)
         assert json.loads(next(line for line in said().splitlines() if line.startswith("{")))["node"] == "n1"
         time.sleep(8)  # its checks have had their first looks
         (before,) = slurmd_of(cluster, "n1")
         killed = time.monotonic()
         assert cluster.run("n1", ["kill", "-9", before], root=True).code == 0
-        until(lambda: slurmd_of(cluster, "n1") not in ([], [before]), 10, said)
+        until(lambda: slurmd_of(cluster, "n1") not in ([], [before]), LIMIT_S, said)
         sys.stdout.write(f"\n[health] slurmd killed, another one lives: {time.monotonic() - killed:.1f} s\n")
-        until(lambda: "slurmd was gone and was started anew" in said(), 10, said)
+        until(lambda: "slurmd was gone and was started anew" in said(), LIMIT_S, said)
 
         def heard() -> str:
             with Journal(journal, read_only=True) as kept:
                 return next((node.boot_id for node in kept.nodes() if node.name == "n1"), "")
 
-        until(lambda: bool(heard()), 20, watch_said)
+        until(lambda: bool(heard()), LIMIT_S, watch_said)
         assert heard() == cluster.run("n1", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout.strip()
-        row = job.await_end(80)
+        row = job.await_end(LIMIT_S)
     assert row.state is JobState.COMPLETED, job.told()
     assert "whole=0" in job.output()
     assert set(cluster.states().values()) <= {"idle", "completing"}

@@ -14,9 +14,9 @@ from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import JobState
 from tests.cluster.jobs import Job, folder_of, submit
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 RANK = Path(__file__).parent / "keeping_rank.py"
 
 
@@ -34,11 +34,11 @@ def test_before_the_time_limit_the_ranks_save_and_the_job_goes_on_from_there(
 ) -> None:
     cluster = fresh_sandbox(Shape.of(2))
     job = keeping(cluster, "-N2 --time=1 --requeue", "300", "60", "1000000", "0")
-    until(lambda: job.row().state is JobState.PENDING and job.row().restarts == 1, 70, job.told)
+    until(lambda: job.row().state is JobState.PENDING and job.row().restarts == 1, LIMIT_S, job.told)
     told = int((job.folder / "saved").read_text())
     assert 0 < told < 300, job.told()
     job.start_again("TimeLimit=5")
-    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     begins = [path.read_text().split()[:2] for path in job.folder.glob(f"{job.id}.1.0.from*")]
     assert begins == [[str(told)] * 2] * 2, "saved for its sake alone, and all ranks go on from there"
 
@@ -55,12 +55,12 @@ def test_a_preempted_job_goes_back_into_the_queue_and_on_from_its_newest_checkpo
     cluster = fresh_sandbox(Shape.of(2), Options(extra=extra))
     job = keeping(cluster, "-N2 -plow --requeue", "200", "60", "5", "0")
     saved = job.folder / "saved"
-    until(lambda: saved.exists() and int(saved.read_text() or 0) >= 15, 40, job.told)
+    until(lambda: saved.exists() and int(saved.read_text() or 0) >= 15, LIMIT_S, job.told)
     other = submit(cluster, "-N2 -phigh --exclusive", "srun sleep 1")
     assert other.await_end().state is JobState.COMPLETED, other.told()
-    until(lambda: job.row().state is JobState.PENDING and job.row().restarts == 1, 40, job.told)
+    until(lambda: job.row().state is JobState.PENDING and job.row().restarts == 1, LIMIT_S, job.told)
     newest = int(saved.read_text())
     job.start_again()
-    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     begins = [path.read_text().split()[:2] for path in job.folder.glob(f"{job.id}.1.0.from*")]
     assert begins == [[str(newest)] * 2] * 2

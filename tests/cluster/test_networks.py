@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import Shape
+from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.states import JobState
 from tests.cluster.jobs import folder_of, submit
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 
 # Not all of the environment: srun takes 1,024 bytes of one rank's line, and then of another's.
 SHOW = """\
@@ -41,6 +41,9 @@ def dead_end(cluster: Sandbox) -> None:
     hosts = cluster.layout.etc / "hosts"
     kept = [line for line in hosts.read_text().splitlines() if line.split()[-1] not in cluster.nodes]
     hosts.write_text("\n".join(kept) + "\n" + names)
+    for machine in (CTL, *cluster.nodes):
+        done = cluster.run(machine, ["mount", "--bind", str(hosts), "/etc/hosts"], root=True)
+        assert done.code == 0, done
 
 
 def shown(path: Path) -> list[dict[str, str]]:

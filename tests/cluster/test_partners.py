@@ -16,9 +16,9 @@ from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import JobState
 from tests.cluster.jobs import folder_of, submit
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 LEASE_S = 5.0
 RANK = Path(__file__).parent / "keeping_rank.py"
 
@@ -31,18 +31,18 @@ def test_a_dead_nodes_newest_checkpoint_is_had_from_its_partner(fresh_sandbox: C
     script = f"export DEEPLINK_STORE=/local/ssd/store; exec deeplink run --nproc-per-node 1 --spares 1 -- {train}"
     job = submit(cluster, "-N4 --no-kill", script, folder=folder)
     saved = folder / "saved"
-    until(lambda: saved.exists() and int(saved.read_text() or 0) >= 15, 40, job.told)
+    until(lambda: saved.exists() and int(saved.read_text() or 0) >= 15, LIMIT_S, job.told)
     shared = folder / "run"
     shared.rename(folder / "withheld")
     shared.write_text("the mount of the shared checkpoints is gone")
-    until(lambda: int(saved.read_text() or 0) >= 30, 40, job.told)
+    until(lambda: int(saved.read_text() or 0) >= 30, LIMIT_S, job.told)
     begun = job.events("attempt-started")[0]
     victim = begun["nodes"][-1]
     cluster.crash(victim)
     newest = int(saved.read_text())
     again = job.await_event("attempt-started", count=2)
     assert victim not in again["nodes"]
-    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     begins = [path.read_text().split(maxsplit=3) for path in folder.glob(f"{job.id}.0.1.from*")]
     assert len(begins) == 3, job.told()
     steps = {(int(step), int(state)) for step, state, _, _ in begins}
@@ -63,7 +63,7 @@ def test_a_job_of_one_node_outlives_storage_that_is_frozen_for_longer_than_its_l
     script = f"export DEEPLINK_STORE=/local/ssd/store; exec deeplink run --nproc-per-node 1 -- {train}"
     job = submit(cluster, "-N1", script, folder=folder)
     saved = folder / "saved"
-    until(lambda: saved.exists() and int(saved.read_text() or 0) >= 10, 40, job.told)
+    until(lambda: saved.exists() and int(saved.read_text() or 0) >= 10, LIMIT_S, job.told)
     storage.freeze(cluster.layout)
     try:
         time.sleep(3 * LEASE_S)

@@ -12,16 +12,11 @@ from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.states import JobState
 from tests.cluster.jobs import Job, folder_of
+from tests.hostile import WORDS
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 
-NASTY = (
-    *("", " ", "a b", "  two  ", "'", '"', "'\"'\"'", "\\", "\\n", "\\\\", "a\\ b", "a\nb", "\n", "\t", "\r\n"),
-    *("$HOME", "$(id)", "`id`", "${x:-y}", "!", "*", "?", "[a-z]", "~", "#no", "a;b", "a|b", "a&b", ">f", "<f"),
-    *("(x)", "{a,b}", "%j", "%%", "%s%n", "a,b=c,d", "=", "--", "-", "-x", "--spares=3", "--export=NONE"),
-    *("é", "日本語", "\U0001f600", "\u200b", "\x01", "\x7f", "\udcff\udcfe", "x" * 5000, "\\x41", "\\u0041"),
-    *("key='va lue'", '{"json": [1, "two"]}'),
-)
 SAY = """\
 import json, os, sys
 name = f"{sys.argv[1]}.{os.environ['DEEPLINK_ATTEMPT'].rpartition('.')[2]}.{os.environ['RANK']}"
@@ -41,7 +36,7 @@ def test_words_and_variables_arrive_unchanged(sandbox: Sandbox) -> None:
     folder = folder_of(sandbox)
     (folder / "say.py").write_text(SAY)
     (folder / "job.sh").write_text(SCRIPT.format(python=shlex.quote(sys.executable)))
-    value = "".join(NASTY)[:6000]
+    value = "".join(WORDS)[:6000]
     # What is no text in UTF-8 comes as it is: a file name of somebody else's, say.
     words = [
         "deeplink",
@@ -51,14 +46,14 @@ def test_words_and_variables_arrive_unchanged(sandbox: Sandbox) -> None:
         "--parsable",
         f"--output={folder}/out",
     ]
-    words += [str(folder / "job.sh"), str(folder), *NASTY]
+    words += [str(folder / "job.sh"), str(folder), *WORDS]
     script = f"export NASTY={shlex.quote(value)}; exec {shlex.join(words)}"
     done = sandbox.run(CTL, ["bash", "-c", script])
     assert done.code == 0, done.stderr
     job = Job(sandbox, int(done.stdout), folder)
-    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     found = {path.name: json.loads(path.read_text()) for path in folder.glob("*.*.[01]")}
     assert sorted(found) == ["run.0.0", "run.0.1", "shim.1.0", "shim.1.1"], job.told()
     for arrived, variable in found.values():
-        assert arrived == list(NASTY)
+        assert arrived == list(WORDS)
         assert variable == value

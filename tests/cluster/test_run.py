@@ -8,17 +8,18 @@ from collections.abc import Callable
 import pytest
 
 from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.scheduler.sandbox.lab.laboratory import Laboratory
 from deeplink.scheduler.sandbox.shape import CTL, Shape
-from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.client import NodeOrder, Slurm
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.order import ring_crossings
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Incident, Outcome
 from deeplink.types import NodeName, parse_members
 from tests.cluster.jobs import Job, folder_of, submit
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 
 RUN = "exec deeplink run --nproc-per-node 1"
 
@@ -76,7 +77,7 @@ def test_signals_reach_the_ranks_and_their_answer_comes_back(sandbox: Sandbox) -
     job.await_event("first-step")
     sandbox.run(CTL, ["scancel", "--batch", "--signal=USR1", str(job.id)])
     noted = job.folder / "signals"
-    until(lambda: noted.exists() and len(noted.read_text().split("\n")) > 2, 20, job.told)
+    until(lambda: noted.exists() and len(noted.read_text().split("\n")) > 2, LIMIT_S, job.told)
     assert sorted(noted.read_text().split()) == ["0", "1", "SIGUSR1", "SIGUSR1"]
     sandbox.run(CTL, ["scancel", "--batch", "--signal=TERM", str(job.id)])
     row = job.await_end()
@@ -91,7 +92,7 @@ def test_a_lost_node_costs_seconds_where_there_is_a_spare(fresh_sandbox: Callabl
     cluster = fresh_sandbox(Shape.of(4))
     job = submit(cluster, "-N4 --no-kill --gres=gpu:2", f"{RUN} --spares 1 -- {{train}} 70")
     job.await_event("first-step")
-    until((job.folder / "state").exists, 20, job.told)
+    until((job.folder / "state").exists, LIMIT_S, job.told)
     begun = job.events("attempt-started")[0]
     victim = begun["nodes"][-1]
     if how == "cut":
@@ -107,13 +108,85 @@ def test_a_lost_node_costs_seconds_where_there_is_a_spare(fresh_sandbox: Callabl
     assert job.row().restarts == 0, "the same job, the same run"
     if how == "cut":
         cluster.heal(victim)
-    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     assert job.events("ended")[0]["attempts"] == 2
     assert {node for node, _ in job.placed(f"{job.id}.0.1")} == set(again["nodes"])
     incident = recorded(job)
     assert (incident.kind, incident.node, incident.action) == ("node-silent", victim, "relaunch")
     assert incident.outcome is Outcome.RECOVERED
     assert incident.began_unix <= incident.detected_unix <= incident.acted_unix <= incident.recovered_unix
+
+
+def test_a_job_submitted_by_a_requeued_one_is_its_own_first_run(fresh_sandbox: Callable[..., Sandbox]) -> None:
+    cluster = fresh_sandbox(Shape.of(4))
+    handed_on = "env SLURM_RESTART_COUNT=1 sbatch"
+    job = submit(cluster, "-N2 --no-kill --requeue", f"{RUN} -- {{train}} 5000", program=handed_on)
+    begun = job.await_event("attempt-started")
+    assert (begun["attempt"], job.row().restarts) == (f"{job.id}.0.0", 0)
+    job.await_event("first-step")
+    cluster.crash(next(node for node in begun["nodes"] if node != job.row().batch_host))
+    until(lambda: job.row().restarts == 1, LIMIT_S, job.told)
+    assert not job.events("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("more", "spares", "starts_again"),
+    [("--requeue", 0, True), ("--requeue", 1, True), ("--no-requeue", 0, False)],
+)
+def test_a_node_that_is_lost_before_its_agent_comes_up_is_no_fault_of_the_ranks(
+    fresh_sandbox: Callable[..., Sandbox], more: str, spares: int, *, starts_again: bool
+) -> None:
+    cluster = fresh_sandbox(Shape.of(4))
+    folder = folder_of(cluster)
+    wait = f"touch {folder}/begun; while [ ! -e {folder}/go ]; do sleep 0.1; done"
+    job = submit(
+        cluster, f"-N3 --no-kill {more}", f"{wait}\n{RUN} --spares {spares} -- {{train}} 30", folder=folder
+    )
+    until((folder / "begun").exists, LIMIT_S, job.told)
+    row = job.row()
+    victim = next(node for node in row.nodes if node != row.batch_host)
+    cluster.crash(victim)
+    (folder / "go").touch()
+    if not starts_again:
+        assert job.await_end(2 * LIMIT_S).state is JobState.FAILED, job.told()
+        assert job.events("ended")[0]["code"] == 75
+        assert victim in job.events("ended")[0]["because"]
+        return
+    until(lambda: job.row().restarts == 1 or job.events("attempt-started"), 2 * LIMIT_S, job.told)
+    if job.row().restarts:
+        job.start_again()
+    assert victim not in job.await_event("attempt-started")["nodes"]
+    assert job.await_end(2 * LIMIT_S).state is JobState.COMPLETED, job.told()
+    assert job.row().restarts == 1 or spares
+
+
+@pytest.mark.parametrize("others", [1, 0])
+def test_a_resting_node_that_was_drained_is_used_last_and_that_is_said(
+    fresh_sandbox: Callable[..., Sandbox], others: int
+) -> None:
+    cluster = fresh_sandbox(Shape.of(4 + others))
+    spares = 1 + others
+    job = submit(cluster, f"-N{4 + others} --no-kill", f"{RUN} --spares {spares} -- {{train}} 600")
+    job.await_event("first-step")
+    begun = job.events("attempt-started")[0]
+    drained, victim = begun["spares"][0], begun["nodes"][-1]
+    Slurm(cluster.runner(root=True)).update_node(drained, NodeOrder.DRAIN, "fan 2 is loud")
+    cluster.crash(victim)
+    again = job.await_event("attempt-started", count=2)
+    assert victim not in again["nodes"]
+    said = job.await_event("drained")
+    assert said["nodes"] == [drained]
+    if others:
+        assert drained not in again["nodes"]
+        assert begun["spares"][1] in again["nodes"]
+        assert said["because"] == "drained: fan 2 is loud; left out"
+    else:
+        assert drained in again["nodes"]
+        assert said["because"] == "drained: fan 2 is loud; used all the same, no other node is left"
+    assert said["because"] in job.output()
+    job.await_event("first-step", count=2)
+    assert job.row().restarts == 0
+    cluster.run(CTL, ["scancel", str(job.id)])
 
 
 def recorded(job: Job) -> Incident:
@@ -132,12 +205,11 @@ def test_without_a_spare_slurm_is_asked_once_it_has_given_the_node_up(
     job.await_event("first-step")
     cluster.crash(victim)
     job.await_event("stranded")
-    job.await_event("requeue", 60)
-    until(lambda: job.row().state is JobState.PENDING, 30, job.told)
-    assert job.row().restarts == 1
+    # Slurm ends us, and the command that asked it, as soon as it has heard: nothing of ours need be told.
+    until(lambda: job.row().restarts == 1 and job.row().state is JobState.PENDING, 3 * LIMIT_S, job.told)
     assert job.events("ended")[0]["code"] == 75
-    gone = cluster.run(CTL, ["bash", "-c", "scontrol -o -d show node | grep -c 'GresUsed=gpu:[1-9]'"])
-    assert gone.stdout.strip() == "0", "no GPU leaked"
+    used = {row.name: row.gpus_used for row in Slurm(cluster.runner()).nodes(details=True)}
+    assert set(used.values()) == {0}, f"no GPU leaked: {used}"
     cluster.run(CTL, ["scancel", str(job.id)])
 
 
@@ -150,7 +222,7 @@ def test_ranks_that_fail_again_at_one_step_have_the_job_held_not_looping(sandbox
     ended = job.await_event("ended")
     assert (ended["code"], again["nodes"]) == (5, job.events("attempt-started")[0]["nodes"])
     assert "exit code 5 again at step 12: the application" in ended["because"]
-    until(lambda: job.row().state is JobState.PENDING, 30, job.told)
+    until(lambda: job.row().state is JobState.PENDING, LIMIT_S, job.told)
     assert "held" in job.row().reason
     assert "exit code 5 again at step 12" in Slurm(sandbox.runner()).comment(job.id)
     (folder / "fail").unlink()
@@ -173,7 +245,7 @@ def test_a_fast_reboot_that_slurm_overlooks_costs_seconds_without_a_spare(
     cluster = fresh_sandbox(Shape.of(2))
     job = submit(cluster, "-N2 --no-kill", f"{RUN} -- {{train}} 120")
     begun = job.await_event("attempt-started")
-    until((job.folder / "state").exists, 20, job.told)
+    until((job.folder / "state").exists, LIMIT_S, job.told)
     victim = begun["nodes"][-1] if begun["nodes"][-1] != job.row().batch_host else begun["nodes"][0]
     cluster.crash(victim)
     cluster.boot(victim)
@@ -181,7 +253,7 @@ def test_a_fast_reboot_that_slurm_overlooks_costs_seconds_without_a_spare(
     # It was missed, and found to be back; or, where it booted too fast to be missed, found to run another kernel.
     found = [*(event["rebooted"] for event in job.events("back")), *(e["because"] for e in job.events("relaunch"))]
     assert found in ([[victim]], [f"{victim} booted anew, and the ranks there are gone"]), job.told()
-    assert job.await_end(90).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     assert job.row().restarts == 0
 
 
@@ -197,9 +269,21 @@ def test_an_agent_that_is_killed_is_there_again_and_no_rank_notices(sandbox: San
 
     sandbox.run(victim, ["pkill", "-KILL", "-f", "deeplink node --job"])
     assert job.await_event("agents-again")["nodes"] == [victim]
-    until(listening, 30, job.told)
-    assert job.await_end(60).state is JobState.COMPLETED, job.told()
+    until(listening, LIMIT_S, job.told)
+    assert job.await_end(LIMIT_S).state is JobState.COMPLETED, job.told()
     assert not [*job.events("relaunch"), *job.events("late")], job.told()
+
+
+def test_an_agent_whose_serving_process_is_killed_never_lets_go_of_its_port(sandbox: Sandbox) -> None:
+    job = submit(sandbox, "-N3 --no-kill", f"{RUN} -- {{train}} 150")
+    agents = job.await_event("agents-ready")["agents"]
+    victim = job.await_event("attempt-started")["nodes"][1]
+    job.await_event("first-step")
+    port = agents[victim]["address"].rpartition(":")[2]
+    sandbox.run(victim, ["pkill", "-KILL", "-P", str(agents[victim]["pid"])])
+    assert f":{port} " in sandbox.run(victim, ["ss", "-ltn"]).stdout
+    assert job.await_end(LIMIT_S).state is JobState.COMPLETED, job.told()
+    assert not [*job.events("relaunch"), *job.events("agents-again")], job.told()
 
 
 def test_outside_of_a_job_the_remedy_is_named(sandbox: Sandbox) -> None:
@@ -215,6 +299,40 @@ def test_a_dry_run_says_where_ranks_would_run(sandbox: Sandbox) -> None:
     output = job.output()
     assert "resting: " in output
     assert "ranks 0-1" in output
-    assert "--distribution=arbitrary" in output
+    (line,) = [line for line in output.splitlines() if "--distribution=arbitrary" in line]
+    assert "--nodes" not in line, "from 24.11 on srun refuses both together"
     assert "python train.py 'a b'" in output
     assert not job.events()
+
+
+@pytest.mark.parametrize("others", [1, 0])
+def test_a_node_that_slurm_took_from_the_job_is_never_used_again_though_its_agent_answers(
+    fresh_sandbox: Callable[..., Sandbox], others: int
+) -> None:
+    cluster = fresh_sandbox(Shape.of(4 + others))
+    spares = 1 + others
+    job = submit(cluster, f"-N{4 + others} --no-kill --gres=gpu:2", f"{RUN} --spares {spares} -- {{train}} 600")
+    job.await_event("first-step")
+    begun = job.events("attempt-started")[0]
+    taken, victim = begun["spares"][0], begun["nodes"][-1]
+    Laboratory(cluster).inject("slurmd-killed", taken)  # nobody ends what runs there
+    Slurm(cluster.runner(root=True)).update_node(taken, NodeOrder.DOWN, "fan 2 is loud")
+    until(lambda: taken not in job.row().nodes, LIMIT_S, job.told)
+    assert job.row().state is JobState.RUNNING
+    cluster.crash(victim)
+    said = job.await_event("taken")
+    assert said["nodes"] == [taken]
+    assert said["because"] == "down: fan 2 is loud; Slurm has taken it from the job, it is not used any more"
+    assert said["because"] in job.output()
+    if others:
+        again = job.await_event("attempt-started", count=2)
+        assert taken not in again["nodes"]
+        assert taken not in again["spares"]
+        assert begun["spares"][1] in again["nodes"]
+        job.await_event("first-step", count=2)
+        assert job.row().restarts == 0
+    else:
+        job.await_event("stranded")
+        until(lambda: job.row().restarts == 1, LIMIT_S, job.told)
+        assert [event["attempt"] for event in job.events("attempt-started")] == [f"{job.id}.0.0"]
+    cluster.run(CTL, ["scancel", str(job.id)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,9 +27,13 @@ from deeplink.scheduler.sandbox.errors import (
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.sandbox.waiting import until
 from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.types import JobId
 from tests.cluster.conftest import Factory
+from tests.cluster.jobs import submit
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster]
 TWO = Shape.of(2)
 
 
@@ -124,7 +130,7 @@ def test_a_spawned_command_ends_with_its_handle(sandbox: Sandbox) -> None:
     process = sandbox.spawn("n2", ["sleep", "1234"])
     eventually(lambda: "sleep 1234" in said(sandbox, "n2", "ps", "ax"))
     process.kill()
-    process.wait(10)
+    process.wait(LIMIT_S)
     eventually(lambda: "sleep 1234" not in said(sandbox, "n2", "ps", "ax"))
 
 
@@ -194,9 +200,9 @@ def test_a_power_loss_is_silence_to_peers_and_a_mere_crash_is_not(
     assert listener.stdout.readline() == b"connected\n"
     cluster.crash("n1", keep_link=keep_link)
     assert listener.stdout.readline().decode().strip() == seen
-    listener.wait(10)
+    listener.wait(LIMIT_S)
     listener.stdout.close()
-    dialer.wait(10)
+    dialer.wait(LIMIT_S)
 
 
 def test_a_crashed_node_is_off_until_it_boots_and_keeps_its_disk(fresh_sandbox: Factory) -> None:
@@ -222,7 +228,7 @@ def test_a_crashed_node_is_off_until_it_boots_and_keeps_its_disk(fresh_sandbox: 
 def test_a_node_off_for_long_is_down_for_slurm_and_returns_after_its_boot(fresh_sandbox: Factory) -> None:
     cluster = fresh_sandbox(TWO, Options(slurmd_timeout=3))
     cluster.crash("n0")
-    eventually(lambda: cluster.states().get("n0", "").startswith("down"), 60)
+    eventually(lambda: cluster.states().get("n0", "").startswith("down"), LIMIT_S)
     cluster.boot("n0")
     eventually(lambda: cluster.states().get("n0") == "idle")
 
@@ -236,7 +242,7 @@ def test_boot_starts_a_dead_daemon_and_leaves_the_machine(fresh_sandbox: Factory
     assert {machine.name: machine.daemon for machine in cluster.status()}["n0"] is not None
     assert running.poll() is None
     running.kill()
-    running.wait(10)
+    running.wait(LIMIT_S)
 
 
 def test_the_control_host_can_crash_and_boot_too(fresh_sandbox: Factory) -> None:
@@ -297,7 +303,7 @@ def test_what_another_version_left_is_refused_but_taken_down(fresh_sandbox: Fact
     cluster.layout.record.write_text('{"version": 0}')
     for argv in (("status",), ("up", "--nodes", "2")):
         done = subprocess.run(
-            deeplink(*argv, "--name", cluster.name), capture_output=True, text=True, timeout=30, check=False
+            deeplink(*argv, "--name", cluster.name), capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
         assert done.returncode == 1
         assert f"deeplink sandbox down --name {cluster.name}" in done.stderr
@@ -314,6 +320,23 @@ def name() -> Iterator[str]:
     Sandbox.clear(chosen)
 
 
+def test_a_host_that_has_no_names_of_its_own_is_host_enough(name: str, tmp_path: Path) -> None:
+    steps = [
+        f"cp -a /etc {tmp_path}/etc",
+        *(f"rm -f {tmp_path}/etc/{file}" for file in ("hosts", "nsswitch.conf", "protocols", "services")),
+        f"mount --bind {tmp_path}/etc /etc",
+        shlex.join(deeplink("up", "--name", name, "--nodes", "2")),
+        shlex.join(deeplink("exec", "--name", name, "n0", "--", "getent", "ahostsv4", "n1")),
+        "test ! -e /etc/hosts",
+        shlex.join(deeplink("down", "--name", name)),
+    ]
+    argv = ["unshare", "--mount", "sh", "-c", " && ".join(steps)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=3 * LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^10[.]\S+ +STREAM n1$", done.stdout, re.MULTILINE), done.stdout
+    assert left_behind(name) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_up_that_is_broken_off_leaves_no_process(name: str, number: signal.Signals) -> None:
     folder = Path("/var/lib/deeplink-sandbox", name)
@@ -323,7 +346,7 @@ def test_an_up_that_is_broken_off_leaves_no_process(name: str, number: signal.Si
         eventually(lambda: (folder / "machines" / "n1" / "booted").exists() or process.poll() is not None)
         assert process.poll() is None
         process.send_signal(number)
-        process.wait(20)
+        process.wait(LIMIT_S)
     eventually(lambda: not [line for line in left_behind(name) if not line.startswith("/var")])
     if number == signal.SIGINT:
         assert not folder.exists()
@@ -334,7 +357,7 @@ def test_an_up_that_is_broken_off_leaves_no_process(name: str, number: signal.Si
 def test_two_that_bring_up_the_same_one_at_once_do_not_collide(name: str) -> None:
     argv = deeplink("up", "--name", name, "--nodes", "1")
     ups = [subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    complaints = [process.communicate(timeout=60)[1] for process in ups]
+    complaints = [process.communicate(timeout=LIMIT_S)[1] for process in ups]
     assert sorted(process.returncode for process in ups) == [0, 1]
     assert any("is up already" in text for text in complaints)
     assert said(Sandbox.open(name), CTL, "srun", "-N1", "hostname") == "n0"
@@ -452,6 +475,32 @@ def test_a_crash_on_loopback_ends_the_nodes_daemon_and_its_jobs_alone(without_ro
     assert without_root("down").returncode == 0
     left = without_root("exec", CTL, "true")
     assert "no sandbox" in left.stderr
+
+
+def test_a_crash_on_loopback_ends_what_was_brought_there_and_no_job_elsewhere(fresh_sandbox: Factory) -> None:
+    cluster = fresh_sandbox(TWO, Options(loopback=True))
+    with cluster.spawn("n1", ["sleep", "77"]) as there, cluster.spawn(CTL, ["sleep", "77"]) as elsewhere:
+        # Submitted from the node that dies: the job has the variables of what was brought there.
+        done = cluster.run("n1", ["sbatch", "--parsable", "-wn0", "--output=/dev/null", "--wrap", "sleep 77"])
+        job = int(done.stdout)
+        eventually(lambda: Slurm(cluster.runner()).job(JobId(job)).state is JobState.RUNNING)
+        cluster.crash("n1")
+        assert there.wait(LIMIT_S) == -signal.SIGKILL
+        assert elsewhere.poll() is None
+        assert Slurm(cluster.runner()).job(JobId(job)).state is JobState.RUNNING
+        elsewhere.kill()
+
+
+def test_a_node_that_dies_on_loopback_is_lost_as_one_whose_link_is_cut(fresh_sandbox: Factory) -> None:
+    cluster = fresh_sandbox(Shape.of(3), Options(loopback=True))
+    job = submit(cluster, "-N3 --no-kill", "exec deeplink run --nproc-per-node 1 --spares 1 -- {train} 9999")
+    job.await_event("first-step")
+    victim = job.events("attempt-started")[0]["nodes"][-1]
+    cluster.crash(victim)
+    assert job.await_event("node-silent")["nodes"] == [victim]
+    # Its ports refuse, where those of a dead machine do not answer: no reason to try again and again for an agent.
+    assert len(job.events("agents-again")) <= 2
+    assert victim not in job.await_event("attempt-started", count=2)["nodes"]
 
 
 def test_a_cluster_on_loopback_leaves_nothing(fresh_sandbox: Factory) -> None:

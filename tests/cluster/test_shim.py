@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from deeplink.demo.lesson import has_torch
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import JobState
 from tests.cluster.jobs import Job, submit
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 
 TORCHRUN = """\
 head=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
@@ -41,12 +43,13 @@ def test_a_script_with_srun(sandbox: Sandbox) -> None:
     assert job.events("attempt-started")[0]["ring_crossings"] in {0, 2}
 
 
+@pytest.mark.skipif(not has_torch(), reason="torchrun is torch's")
 @pytest.mark.parametrize(
     ("script", "per_node"), [(TORCHRUN, 2), (TORCHRUN_BELOW_SRUN, 1)], ids=["alone", "below srun"]
 )
 def test_a_script_with_torchrun(sandbox: Sandbox, script: str, per_node: int) -> None:
     job = submit(sandbox, "-N2 --deeplink-shim", script, program="deeplink sbatch")
-    assert job.await_end(150).state is JobState.COMPLETED, job.told()
+    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
     assert in_order(job, nodes=2, per_node=per_node), job.told()
 
 

@@ -10,10 +10,11 @@ import pytest
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.command import Finished
+from deeplink.wording import printable
 from tests.cluster.jobs import submit
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster]
 
 
 def deeplink(cluster: Sandbox, *words: str, code: int = 0) -> Finished:
@@ -35,7 +36,7 @@ def test_a_job_from_its_first_step_to_its_end(sandbox: Sandbox) -> None:
         program="deeplink sbatch",
     )
     job.await_event("first-step")
-    until(lambda: (status(sandbox, job.id)["step"] or 0) > 3, 20.0, job.told)
+    until(lambda: (status(sandbox, job.id)["step"] or 0) > 3, LIMIT_S, job.told)
     seen = status(sandbox, job.id)
     assert (seen["name"], seen["state"], seen["phase"], seen["attempt"]) == (
         "tr ü",
@@ -62,22 +63,32 @@ def test_a_job_from_its_first_step_to_its_end(sandbox: Sandbox) -> None:
     again = json.loads(deeplink(sandbox, "requeue", str(job.id), "--exclude", first, "--json").stdout)
     assert first not in again["nodes"]  # none where Slurm, on a busy machine, keeps it in the queue for a moment
     job.await_event("first-step", count=2)
-    until(lambda: status(sandbox, job.id)["attempt"] == f"{job.id}.1.0", 20.0, job.told)
-    until(lambda: first not in {seat["node"] for seat in status(sandbox, job.id)["seats"]}, 20.0, job.told)
+    until(lambda: status(sandbox, job.id)["attempt"] == f"{job.id}.1.0", LIMIT_S, job.told)
+    until(lambda: first not in {seat["node"] for seat in status(sandbox, job.id)["seats"]}, LIMIT_S, job.told)
     part = deeplink(sandbox, "logs", str(job.id), "--attempt", "1.0").stdout
     assert part.startswith(f"deeplink: attempt {job.id}.1.0: ")
 
     assert deeplink(sandbox, "cancel", "--dry-run", str(job.id)).stdout.startswith(f"scancel {job.id}\n")
     deeplink(sandbox, "cancel", str(job.id))
     job.await_end()
-    until(lambda: status(sandbox, job.id)["state"] == "CANCELLED", 20.0, job.told)
+    until(lambda: status(sandbox, job.id)["state"] == "CANCELLED", LIMIT_S, job.told)
     assert status(sandbox, job.id)["end"].startswith("cancelled by ")
     assert deeplink(sandbox, "logs", str(job.id), "-f", "-n", "1").stdout
 
 
+def test_the_output_of_a_job_is_shown_whatever_bytes_its_files_name_has(sandbox: Sandbox) -> None:
+    name = "caf\udce9 \x1b[2J ü"
+    home = sandbox.home
+    argv = ["sbatch", "--parsable", f"--job-name={name}", f"--output={home}/{name}-%x-%j", "--wrap=echo hallo"]
+    job = int(sandbox.run(CTL, argv).stdout.strip())
+    until((home / f"{name}-{name}-{job}").exists)
+    assert deeplink(sandbox, "logs", "-f", str(job)).stdout == "hallo\n"
+    assert status(sandbox, job)["output"] == printable(f"{home}/{name}-{name}-{job}")
+
+
 def test_a_job_with_an_unreachable_node_is_not_requeued(sandbox: Sandbox) -> None:
     job = submit(sandbox, "-N2", "sleep 600", program="deeplink sbatch")
-    until(lambda: len(job.row().nodes) == 2, 20.0, job.told)
+    until(lambda: len(job.row().nodes) == 2, LIMIT_S, job.told)
     lost = next(name for name in job.row().nodes if name != job.row().batch_host)
     sandbox.cut(lost)
     try:
@@ -89,7 +100,7 @@ def test_a_job_with_an_unreachable_node_is_not_requeued(sandbox: Sandbox) -> Non
         sandbox.heal(lost)
         deeplink(sandbox, "cancel", str(job.id))
         job.await_end()
-    until(lambda: set(sandbox.states().values()) == {"idle"}, 90.0, lambda: str(sandbox.states()))
+    until(lambda: set(sandbox.states().values()) == {"idle"}, 3 * LIMIT_S, lambda: str(sandbox.states()))
 
 
 def test_interactive_ranks_stand_along_the_fabric(sandbox: Sandbox) -> None:

@@ -43,5 +43,6 @@ def test_what_leads_nowhere_or_to_loopback_does_not_count(env: dict[str, str]) -
 
 def test_the_address_slurm_knows_this_node_by_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in others():
-        monkeypatch.setattr(socket, "gethostbyname", {"n7": address.ip}.__getitem__)
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address.ip, 0))]
+        monkeypatch.setattr("deeplink.address.addresses", lambda _host, _port, _clock, found=found: found)
         assert primary_address({"SLURMD_NODENAME": "n7"}) == address

@@ -23,17 +23,21 @@ from deeplink.cache.packer import pack
 from deeplink.config import Config
 from deeplink.listening import PortBusyError
 from deeplink.metrics import MetricsBindError
+from deeplink.runtokens import token_of
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.seats import SEATS_VARIABLE, packed_seats
-from deeplink.types import NodeName
+from deeplink.types import Attempt, NodeName
 from deeplink.v1 import cache_pb2, cache_pb2_grpc, node_pb2, node_pb2_grpc
 from deeplink.wire import open_channel
+from tests.processes import children
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-TOKEN = "a-token-of-this-job"  # noqa: S105 - of an agent that lives as long as its test
+pytestmark = [pytest.mark.slow]
+SECRET = "a-secret-of-this-run"  # noqa: S105 - of an agent that lives as long as its test
+TOKEN = token_of(SECRET, Attempt(42, 0, 0))
 
 
 class Process:
@@ -44,7 +48,7 @@ class Process:
 
     def end(self, number: int) -> int:
         self.popen.send_signal(number)
-        return self.popen.wait(10)
+        return self.popen.wait(LIMIT_S)
 
 
 @contextmanager
@@ -62,11 +66,11 @@ def running(*options: str, token: str | None = None, env: dict[str, str] | None 
             line_to(popen.stdin, token)
         assert popen.stdout is not None
         line = popen.stdout.readline()
-        assert line, popen.communicate(timeout=10)[1]
+        assert line, popen.communicate(timeout=LIMIT_S)[1]
         yield Process(popen, json.loads(line))
     finally:
         popen.kill()
-        popen.communicate(timeout=10)
+        popen.communicate(timeout=LIMIT_S)
 
 
 def line_to(stdin: IO[str] | None, line: str) -> None:
@@ -81,7 +85,7 @@ def refused(*options: str, token: str = "", env: dict[str, str] | None = None) -
         input=token,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=LIMIT_S,
         check=False,
         env={**os.environ, **(env or {})},
     )
@@ -89,7 +93,7 @@ def refused(*options: str, token: str = "", env: dict[str, str] | None = None) -
 
 def status(address: str, token: str = TOKEN) -> node_pb2.StatusReply:
     with open_channel(address, token) as channel:
-        return node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=5)
+        return node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=LIMIT_S)
 
 
 def test_an_agent_of_a_job_says_how_it_is_reached_serves_and_leaves_nothing(tmp_path: Path) -> None:
@@ -102,13 +106,13 @@ def test_an_agent_of_a_job_says_how_it_is_reached_serves_and_leaves_nothing(tmp_
         "SLURM_TOPOLOGY_ADDR": "core.spine0.leaf1.n3",
     }
     store = tmp_path / "ssd" / "store"
-    with running("--job", "--bind", "0.0.0.0:0", "--store", str(store), token=TOKEN, env=env) as agent:
+    with running("--job", "--bind", "0.0.0.0:0", "--store", str(store), token=SECRET, env=env) as agent:
         said = agent.said
         assert (said["node"], said["topology_address"]) == ("n3", "core.spine0.leaf1.n3")
         assert (said["store"], said["pid"]) == (str(store), agent.popen.pid)
         assert said["interface"]
         token_file = Path(said["token_file"])
-        assert token_file.read_text() == TOKEN
+        assert token_file.read_text() == SECRET
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
         assert token_file.is_relative_to(runtime)
         heartbeat = status(said["address"])
@@ -120,9 +124,9 @@ def test_an_agent_of_a_job_says_how_it_is_reached_serves_and_leaves_nothing(tmp_
         with open_channel(said["address"], TOKEN) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             for service in ("", "deeplink.v1.Node", "deeplink.v1.Cache"):
-                answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+                answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_S)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
-            assert cache_pb2_grpc.CacheStub(channel).Stat(cache_pb2.StatRequest(), timeout=5).node == "n3"
+            assert cache_pb2_grpc.CacheStub(channel).Stat(cache_pb2.StatRequest(), timeout=LIMIT_S).node == "n3"
         assert agent.end(signal.SIGTERM) == 0
     assert list(runtime.iterdir()) == []
 
@@ -131,35 +135,39 @@ def test_an_agent_that_is_started_once_more_takes_the_place_its_ranks_know(tmp_p
     tmp_path.chmod(0o700)
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "SLURMD_NODENAME": "n3"}
     options = ("--job", "--bind", "127.0.0.1:0", "--store", str(tmp_path / "store"))
-    with running(*options, token=TOKEN, env=env) as agent:
+    with running(*options, token=SECRET, env=env) as agent:
         before = agent.said
         agent.end(signal.SIGKILL)
     lock = Path(before["token_file"]).with_name("rank-0.lock")
     lock.touch()
     lost = NodeFacts(node="n3", address=before["address"], token_file=before["token_file"])
     env |= {SEATS_VARIABLE: packed_seats({lost.name: lost})}
-    with running(*options, token=TOKEN, env=env) as agent:
+    with running(*options, token=SECRET, env=env) as agent:
         assert (agent.said["address"], agent.said["token_file"]) == (before["address"], before["token_file"])
         assert status(before["address"]).node == "n3"
         assert lock.exists(), "a rank of before may hold it"
-        with running(*options, token=TOKEN, env=env | {"SLURMD_NODENAME": "n3"}) as other:
+        with running(*options, token=SECRET, env=env | {"SLURMD_NODENAME": "n3"}) as other:
             assert other.said["address"] != before["address"], "it is taken"
             assert status(other.said["address"]).node == "n3"
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of its own for a signal (proc(5))."""
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line)
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_agent_that_is_still_waiting_for_its_token_ends_too(tmp_path: Path, number: int) -> None:
     popen = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", "deeplink", "node", "--job", "--store", str(tmp_path)],
+        [sys.executable, "-m", "deeplink", "node", "--job", "--store", str(tmp_path)],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert popen.stderr is not None
-    # Its handlers are set by the time it imports the daemon's module to read the token.
-    assert any(line.rstrip().endswith("deeplink.daemon") for line in popen.stderr)
+    until(lambda: handles(popen.pid, signal.SIGTERM))  # the last of them
     popen.send_signal(number)
-    popen.communicate(timeout=10)
+    popen.communicate(timeout=LIMIT_S)
     assert popen.returncode == 0
 
 
@@ -170,11 +178,16 @@ def test_a_standing_agent_makes_its_token_and_serves_metrics_that_promtool_likes
         assert agent.said["address"].startswith("127.0.0.1:")
         assert agent.said["interface"] == "lo"
         assert status(agent.said["address"], token).node == "n1"
-        text = scrape(agent.popen.pid)
+        text = scrape(*children(agent.popen.pid))
         assert 'deeplink_node_info{node="n1"' in text
         assert "deeplink_node_heartbeats_total 1.0" in text
         promtool = subprocess.run(
-            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
+            ["promtool", "check", "metrics"],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
         )
         assert (promtool.returncode, promtool.stdout + promtool.stderr) == (0, "")
         assert agent.end(signal.SIGINT) == 0
@@ -192,7 +205,7 @@ def scrape(pid: int) -> str:
     ]
     for port in ports:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
                 return str(answer.read().decode())
         except (OSError, http.client.HTTPException):
             continue
@@ -207,7 +220,7 @@ def scrape(pid: int) -> str:
         (("--bind", "203.0.113.77:0"), "cannot listen on 203.0.113.77:0", 2),
         (("--name", "a=b"), "cannot be a member's name", 2),
         (("--metrics-bind", "nonsense"), "not HOST:PORT", 1),
-        (("--job",), "no token on standard input", 1),
+        (("--job",), "no secret on standard input", 1),
         (("--job", "--token-file", "x"), "leave --token-file out", 2),
         (("--store", "/proc/nowhere"), "/proc/nowhere", 1),
     ],
@@ -242,9 +255,9 @@ def test_the_heartbeat_tells_what_the_store_holds_and_unverified_shards_are_veri
     try:
         store = status(said.address).store
         assert (store.shards, list(store.shard_ids), store.bytes) == (1, [shard.stem], shard.stat().st_size)
-        agent.verified.wait(20)
+        agent.verified.wait(LIMIT_S)
         with open_channel(said.address, TOKEN) as channel:
-            stat_ = cache_pb2_grpc.CacheStub(channel).Stat(cache_pb2.StatRequest(), timeout=5)
+            stat_ = cache_pb2_grpc.CacheStub(channel).Stat(cache_pb2.StatRequest(), timeout=LIMIT_S)
         assert [(s.id, s.verified) for s in stat_.shards] == [(shard.stem, True)]
     finally:
         agent.stop()
@@ -268,7 +281,7 @@ def test_a_store_that_cannot_be_looked_at_is_told_always_and_logged_once(
 def test_what_start_could_not_finish_is_stopped(tmp_path: Path) -> None:
     def settings(bind: str, metrics_bind: str = "") -> AgentSettings:
         return AgentSettings(
-            node=NodeName("n0"), bind=bind, token=TOKEN, store=tmp_path / "s", metrics_bind=metrics_bind
+            node=NodeName("n0"), bind=bind, token=SECRET, store=tmp_path / "s", metrics_bind=metrics_bind
         )
 
     first = Agent(settings("127.0.0.1:0"))

@@ -37,7 +37,7 @@ def test_a_watchdog_allows_itself_more(
     tmp_path: Path, allowed: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # without Slurm it ends at once
-    settings = WatchSettings(journal=tmp_path / "journal", bind="127.0.0.1:0", token="secret")  # noqa: S106
+    settings = WatchSettings(journal=tmp_path / "journal", bind="127.0.0.1:0", secret="secret")  # noqa: S106
     with pytest.raises(CommandMissingError), watching(settings, print, threading.Event()):
         pass
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == allowed

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from deeplink.metrics import WatchMetrics
+from tests.waiting import LIMIT_S
 
 RULES = Path(__file__).parents[2] / "ansible" / "roles" / "watch" / "files" / "deeplink-alerts.yml"
 
@@ -75,7 +76,7 @@ tests:
 
 
 def promtool(*arguments: str | Path) -> str:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

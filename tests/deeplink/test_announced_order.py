@@ -87,7 +87,13 @@ class Node:
             for pin in read_pins(root, now)
         ]
         used = {place: round(now - self.kept.store.used_unix(shard), 2) for shard, place in number.items()}
-        return "\n".join([*said, f"used before so many seconds: {used}", *sorted(map(str, root.glob(".pins/*")))])
+        return "\n".join(
+            [
+                *said,
+                f"used before so many seconds: {used}",
+                *sorted(str(path) for there in (".pins/*", "quarantine/*") for path in root.glob(there)),
+            ]
+        )
 
     def needed(self) -> set[int]:
         """Return the shards of "train" that somebody is known to need."""
@@ -219,7 +225,7 @@ def test_workers_need_what_the_trainer_announced(node: Node, context: str, *, is
         assert len(pins) == 2  # the other job's, and the trainer's for all
         assert node.needed() == set(range(step, len(dataset.shards)))
         _, gone = node.bring_another()
-        assert gone <= set(range(step))
+        assert gone <= set(range(step)), node.account()
     assert gone
     dataset.close()
     assert not node.needed()

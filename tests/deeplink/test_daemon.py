@@ -26,6 +26,7 @@ from deeplink.daemon import (
     standing_token,
 )
 from deeplink.tokens import TokenFileError
+from tests.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_two_daemons_that_start_at_once_agree_on_a_token(tmp_path: Path) -> None
     together = threading.Barrier(8)
 
     def start(_number: int) -> str:
-        together.wait(10)
+        together.wait(LIMIT_S)
         return standing_token(path, path)[0]
 
     with ThreadPoolExecutor(8) as pool:
@@ -165,7 +166,7 @@ def test_the_folder_of_a_daemon_before_is_taken_again_only_if_it_is_ours_alone(t
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not before.exists()
     open_to_all.mkdir()
-    open_to_all.chmod(0o755)
+    open_to_all.chmod(0o777)
     elsewhere.symlink_to(open_to_all)
     for other in (open_to_all, elsewhere, tmp_path / "no" / "such"):
         with runtime_folder("n0", env, again=other) as folder:

@@ -6,7 +6,6 @@ import gzip
 import json
 import multiprocessing
 import os
-import pickle
 import subprocess
 import sys
 import zipfile
@@ -38,6 +37,8 @@ from deeplink.library import (
     forget_open_datasets,
 )
 from tests.cache.agents import Agents, config_below, write_tree
+from tests.pickled import copied
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -345,7 +346,7 @@ def test_an_open_file_seeks_and_reads_as_a_local_one_does(fs: DeepLinkFileSystem
         room = bytearray(7)
         assert file.readinto(room) == 7
         assert room == data[10:17]
-        copy = pickle.loads(pickle.dumps(file))  # noqa: S301 - our own bytes
+        copy = copied(file)
         assert copy.tell() == 17
         assert copy.read(3) == file.read(3) == data[17:20]
     assert file.closed
@@ -371,7 +372,7 @@ def test_of_a_long_sample_only_the_pieces_are_read_that_are_wanted(tmp_path: Pat
         assert file.read() == data[-100:]
         file.seek(SPAN - 5)
         assert file.read(10) == data[SPAN - 5 :][:10]
-        copy = pickle.loads(pickle.dumps(file))  # noqa: S301 - our own bytes
+        copy = copied(file)
         assert copy.read(10) == file.read(10) == data[SPAN + 5 :][:10]
     for start, end in ((0, 10), (-5, None), (SPAN - 1, SPAN + 1), (None, 3), (9, 3), (2 * SPAN, None)):
         assert fs.cat_file("long/long", start, end) == data[start:end]
@@ -525,7 +526,7 @@ def test_an_instance_stays_at_its_version_and_a_new_one_sees_the_newest(tmp_path
         assert fs.cat(f"moving@{second}/x") == b"new!"
         assert fs.ls(f"moving@{first[:8]}", detail=False) == [f"moving@{first[:8]}/x"]
     assert fsspec.filesystem("deeplink", config=config, versions={"moving": first}).cat("moving/x") == b"old"
-    copy = pickle.loads(pickle.dumps(old))  # noqa: S301 - our own bytes
+    copy = copied(old)
     assert copy == old
     assert hash(copy) == hash(old)
     assert copy.cat("moving/x") == b"old"
@@ -565,7 +566,7 @@ def test_fsspec_finds_it_by_its_entry_point_or_once_it_is_imported(line: str) ->
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert found.stdout.strip() == "deeplink.filesystem"
 
@@ -582,8 +583,8 @@ def test_it_goes_with_a_process_however_that_is_started(fs: DeepLinkFileSystem, 
     results = context.Queue()
     process = context.Process(target=_first_line, args=(fs, results))
     process.start()
-    assert results.get(timeout=50) == "first\n"
-    process.join(20)
+    assert results.get(timeout=LIMIT_S) == "first\n"
+    process.join(LIMIT_S)
     assert process.exitcode == 0
 
 

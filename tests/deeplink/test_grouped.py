@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import pickle
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from deeplink.grouped import ColumnMissingError, GroupedDataset, NoSamplesError
 from deeplink.grouping import TwoInOneColumnError, column, grouped, key_of
 from deeplink.types import SampleKey, ShardId
 from tests.cache.agents import config_below, write_tree
+from tests.pickled import copied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,7 +152,7 @@ def test_a_loader_with_workers_delivers_every_sample_once(config: Config, how: s
 
 def test_a_copy_reads_the_same(config: Config) -> None:
     dataset = GroupedDataset("pairs", ["jpg", "json"], config=config)
-    copy = pickle.loads(pickle.dumps(dataset))  # noqa: S301 - our own bytes
+    copy = copied(dataset)
     dataset.close()
     assert copy[3] == dataset[3]
     assert copy.stats().local_samples == 2
@@ -213,7 +213,7 @@ def test_groups_are_webdatasets(
     monkeypatch.setattr(grouping, "_AT_ONCE", at_once)
     base = tmp_path_factory.mktemp("model")
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(st.sets(PATHS, min_size=1, max_size=25))
     def check(paths: set[str]) -> None:
         keys = sorted(path for path in paths if not any(other.startswith(f"{path}/") for other in paths))

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.lately import WAIT_S, Lately
+from tests.waiting import LIMIT_S
 
 
 def test_one_look_does_for_all_who_ask_within_its_time() -> None:
@@ -22,7 +23,7 @@ def test_a_look_that_hangs_holds_up_nobody_and_is_the_only_one() -> None:
     def look() -> str:
         looks.append(1)
         if len(looks) > 1:
-            go.wait(30)
+            go.wait(LIMIT_S)
         return f"seen {len(looks)}"
 
     lately = Lately(look, "nothing yet", SystemClock(), kept_s=0.01, share=0)
@@ -34,7 +35,7 @@ def test_a_look_that_hangs_holds_up_nobody_and_is_the_only_one() -> None:
     assert time.monotonic() - began < 10 + WAIT_S
     assert len(looks) == 2
     go.set()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while lately() == "seen 1":
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -42,6 +43,6 @@ def test_a_look_that_hangs_holds_up_nobody_and_is_the_only_one() -> None:
 
 def test_until_the_first_look_has_ended_it_says_so() -> None:
     go = threading.Event()
-    lately = Lately(lambda: go.wait(30), None, SystemClock(), kept_s=0.01, share=0)
+    lately = Lately(lambda: go.wait(LIMIT_S), None, SystemClock(), kept_s=0.01, share=0)
     assert lately() is None
     go.set()

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from deeplink.clock import ManualClock
 from deeplink.listening import FREE_WAIT_S, ListenError, PortBusyError, free_again, try_to_bind
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_every_daemon_says_the_same_of_a_busy_port(taken: str, verb: str, tmp_pa
         "DEEPLINK_CONFIG": os.devnull,
     }
     argv = [sys.executable, "-m", "deeplink", verb, "--bind", taken]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     said = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
     assert said[0] == f"deeplink: cannot listen on {taken}: it is in use"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from deeplink.cache.packer import pack
 from deeplink.library import IsFolderError, NotThereError, ReadOnlyError
 from deeplink.mmengine_backend import DeepLinkBackend
 from tests.cache.agents import config_below, write_tree
+from tests.pickled import copied
 
 if TYPE_CHECKING:
     from deeplink.config import Config
@@ -202,6 +202,6 @@ def test_a_dataset_of_a_config_file_reads_packed_samples(tmp_path: Path) -> None
 
 
 def test_a_copy_in_another_process_reads_the_same_version(backend: DeepLinkBackend) -> None:
-    copy = pickle.loads(pickle.dumps(backend))  # noqa: S301 - our own bytes
+    copy = copied(backend)
     data = np.frombuffer(copy.get("deeplink://coco/images/b/5.bin"), np.uint8)
     assert data.tolist() == [5] * 6

@@ -18,7 +18,7 @@ from deeplink.types import NodeName
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import open_channel
 from tests.faults.disks import disk_in_memory
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 TOKEN = "a token for this test"  # noqa: S105 - opens nothing
 QUICK = "interval_s = 0.1\nbad = 2\ngood = 2\n"
@@ -34,7 +34,7 @@ def config(root: Path, text: str = "") -> Config:
 
 def status(address: str) -> node_pb2.StatusReply:
     with open_channel(address, TOKEN) as channel:
-        return node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=5)
+        return node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=LIMIT_S)
 
 
 @pytest.mark.slow

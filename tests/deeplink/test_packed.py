@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import pickle
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +22,7 @@ from deeplink.data.ring import Ring
 from deeplink.dataset import NoClassError
 from deeplink.packed import PackedBatch, RaggedBatchError, loader
 from tests.deeplink.packed_things import COUNT, body, packed_below
+from tests.pickled import copied
 
 TWO: dict[str, Any] = {"multiprocessing_context": "fork", "num_workers": 2}
 
@@ -97,7 +97,7 @@ def test_labels_are_left_out_or_an_error_where_there_are_none(config: Config) ->
 
 def test_batches_pickle_copy_and_move_whole(many: deeplink.Dataset) -> None:
     batch = many.__getitems__([5, 6])
-    for other in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), batch.to("cpu")):  # noqa: S301 - ours
+    for other in (copied(batch), copy.deepcopy(batch), batch.to("cpu")):
         assert torch.equal(other.whole, batch.whole)
         assert torch.equal(other.labels, batch.labels)
         assert torch.equal(other.receipts, batch.receipts)

@@ -23,7 +23,7 @@ from deeplink.tokens import write_token
 from deeplink.types import Attempt, FencedError, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
 from deeplink.wire import BoundServer, attempt_to_wire, bound_server, open_channel
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,12 +55,12 @@ class Agent:
         self.bound.server.start()
 
     def stop(self) -> None:
-        self.bound.server.stop(None).wait(5)
+        self.bound.server.stop(None).wait(LIMIT_S)
 
     def wish(self, save_at: int) -> None:
         asked = node_pb2.StatusRequest(attempt=attempt_to_wire(ATTEMPT), save_at=save_at)
         with open_channel(f"127.0.0.1:{self.port}", "secret") as channel:
-            node_pb2_grpc.NodeStub(channel).Status(asked, timeout=5)
+            node_pb2_grpc.NodeStub(channel).Status(asked, timeout=LIMIT_S)
 
     def steps(self) -> list[int]:
         return [record.step for record in self.servicer.bulletin.since(0).records]
@@ -305,7 +305,7 @@ if child == 0:
 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     env = {**os.environ, "DEEPLINK_AGENT": to.agent, "DEEPLINK_TOKEN_FILE": str(to.token_file)}
-    done = subprocess.run([sys.executable, "-c", script], env=env, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", script], env=env, timeout=LIMIT_S, check=False)
     assert done.returncode == 0
     assert agent.steps() == [1, 2]
 
@@ -326,13 +326,15 @@ with open_channel("127.0.0.1:{agent.port}", "secret") as channel:
         os._exit(4)
     os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=LIMIT_S, check=False).returncode == 0
 
 
 def test_the_agent_is_the_same_to_grpcio_and_to_plain_calls(agent: Agent) -> None:
     address = f"127.0.0.1:{agent.port}"
     with open_channel(address, "secret") as channel, PlainConnection(address, "secret", SystemClock()) as plainly:
-        node_pb2_grpc.NodeStub(channel).Report(node_pb2.ReportRequest.FromString(request(1, loss=0.5)), timeout=5)
-        plainly.call(REPORT, request(1, loss=0.5), time.monotonic() + 5)
+        node_pb2_grpc.NodeStub(channel).Report(
+            node_pb2.ReportRequest.FromString(request(1, loss=0.5)), timeout=LIMIT_S
+        )
+        plainly.call(REPORT, request(1, loss=0.5), time.monotonic() + LIMIT_S)
     first, second = agent.servicer.bulletin.since(0).records
     assert first == second

@@ -22,6 +22,7 @@ from deeplink.scheduler.node.asking import ASKING
 from deeplink.timing import KEPT, StepMeter
 from deeplink.types import Attempt
 from deeplink.v1 import node_pb2
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +130,7 @@ def test_outside_of_a_job_it_does_nothing() -> None:
     program = "import deeplink\nwith deeplink.section('evaluation'):\n    print('inside')"
     env = {name: value for name, value in os.environ.items() if not name.startswith("DEEPLINK_")}
     argv = [sys.executable, "-c", program]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "inside\n", "")
 
 
@@ -141,7 +142,7 @@ signal.signal({ASKING}, lambda *_: None)
 print(answer_in(pathlib.Path({str(tmp_path)!r})))
 """
     argv = [sys.executable, "-c", program]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.stdout == "False\n", done.stderr
     assert not list(tmp_path.iterdir())
 
@@ -151,7 +152,9 @@ def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     program = (
         f"import pathlib, deeplink.answering as a\nprint(a.answer_in(pathlib.Path({str(tmp_path / 'none')!r})))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert done.stdout == "False\n", done.stderr
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 from deeplink.cache.packer import pack
 from deeplink.checkpoints import Checkpoints
 from deeplink.config import Config
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,11 +72,10 @@ class Ranks:
     def kill(self) -> None:
         for process in self.processes:
             process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.wait(LIMIT_S)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_the_guides_script_killed_and_resumed_on_more_ranks_feeds_every_sample_once(tmp_path: Path) -> None:
     for number in range(300):
         home = tmp_path / "tree" / "train" / str(number % 3)

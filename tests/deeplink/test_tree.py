@@ -76,7 +76,7 @@ def test_a_packed_tree_lists_and_matches_as_fsspecs_own_do(tmp_path: Path) -> No
     config = config_below(tmp_path)
     record = PackRecord(source="", plan="", files=1, bytes=0, shards=1, packed_unix=0)
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(TREES, PATTERNS.map("/".join), st.one_of(st.none(), st.integers(1, 3)), st.booleans())
     def check(keys: list[str], pattern: str, depth: int | None, withdirs: bool) -> None:
         Catalog(config.catalog).publish("tree", content(keys), record)

@@ -12,13 +12,27 @@ from pathlib import Path
 
 from deeplink.cache.store import Store
 from deeplink.types import ShardId
+from tests.waiting import LIMIT_S, until
 
 _PROCESS_MADVISE = 440
 _MADV_PAGEOUT = 21
 
 
 def _run(*command: str | Path) -> None:
-    subprocess.run([str(word) for word in command], check=True, timeout=20, capture_output=True)
+    subprocess.run([str(word) for word in command], check=True, timeout=LIMIT_S, capture_output=True)
+
+
+def _unmount(path: Path) -> None:
+    """Unmount, as soon as nothing uses it: a loop device lets go of its image some time after it was unmounted."""
+    said = ""
+
+    def is_done() -> bool:
+        nonlocal said
+        done = subprocess.run(["umount", path], check=False, timeout=LIMIT_S, capture_output=True, text=True)
+        said = done.stderr
+        return done.returncode == 0
+
+    until(is_done, told=lambda: said)
 
 
 @dataclass(frozen=True)
@@ -56,11 +70,11 @@ class Disk:
 def disk_in_memory(path: Path, size: int) -> Iterator[Disk]:
     """Mount a file system of so many bytes, which lies in memory."""
     path.mkdir()
-    _run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", path)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", path)
     try:
         yield Disk(path)
     finally:
-        _run("umount", path)
+        _unmount(path)
 
 
 @contextmanager
@@ -77,7 +91,7 @@ def disk_on_loop(path: Path, size: int) -> Iterator[Disk]:
         try:
             yield Disk(path, image)
         finally:
-            _run("umount", path)
+            _unmount(path)
 
 
 def forget_pages(folder: Path, pid: int) -> None:

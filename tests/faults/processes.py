@@ -25,14 +25,14 @@ from deeplink.config import Config
 from deeplink.types import Member, NodeName, format_members
 from tests.cache.agents import config_below
 from tests.faults.reading import Task, digests
+from tests.processes import children
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 STALL_S = 2.0
 """The issue's bound on how long a fault may hold a batch up."""
 MARGIN_S = 1.5
-"""On top of it: this machine may be starting, testing and compiling other things at the same time."""
-BOUND_S = 30.0
-"""Whatever is waited for comes within this, or the test fails."""
+"""On top of it, for each process that a core has to run: this machine may be doing other things besides."""
 
 Record = Callable[[str, object], None]
 
@@ -77,8 +77,8 @@ class Lines:
     def take(self) -> dict[str, Any] | None:
         """Return the next line; None where the process has ended. Waits for it."""
         while b"\n" not in self._held:
-            came = select.select([self._output], [], [], BOUND_S)[0]
-            assert came, f"nothing was said within {BOUND_S:.0f} s: {self._told()}"
+            came = select.select([self._output], [], [], LIMIT_S)[0]
+            assert came, f"nothing was said within {LIMIT_S:.0f} s: {self._told()}"
             data = os.read(self._output.fileno(), 1 << 16)
             if not data:
                 return None
@@ -104,7 +104,7 @@ def tell(popen: subprocess.Popen[bytes], word: bytes) -> None:
 def let_go(popen: subprocess.Popen[bytes]) -> None:
     """Kill a process, unless it has ended, and close what leads to it."""
     popen.kill()
-    popen.wait(BOUND_S)
+    popen.wait(LIMIT_S)
     for pipe in (popen.stdin, popen.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -169,18 +169,21 @@ class Node:
         """End it and wait for it."""
         if self.popen is not None:
             self.popen.send_signal(number)
-            self.popen.wait(BOUND_S)
+            self.popen.wait(LIMIT_S)
             let_go(self.popen)
 
     def freeze(self) -> None:
         """Stop it: its port takes connections on, and nobody answers."""
-        assert self.popen is not None
-        self.popen.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
         assert self.popen is not None
-        self.popen.send_signal(signal.SIGCONT)
+        for pid in (self.popen.pid, *children(self.popen.pid)):
+            os.kill(pid, number)
 
 
 @dataclass
@@ -269,14 +272,14 @@ class Loop:
         self.catch_up()
         # One is under way: it may have read its samples before what has happened now.
         wanted = int(self.said["epochs"]) + 1 + count
-        deadline = time.monotonic() + BOUND_S
+        deadline = time.monotonic() + LIMIT_S
         while self.said["epochs"] < wanted:
             assert time.monotonic() < deadline, f"it does not get on: {self.said}\n{self.log()}"
             self.listen()
 
     def await_stats(self, true: Callable[[Mapping[str, int]], bool]) -> None:
         """Return once something holds of what the reader counts."""
-        deadline = time.monotonic() + BOUND_S
+        deadline = time.monotonic() + LIMIT_S
         while not true(self.listen()["stats"]):
             assert time.monotonic() < deadline, f"that does not come about: {self.said}\n{self.log()}"
 
@@ -304,7 +307,7 @@ class Loop:
         self.popen.stdin.close()
         while (said := self._lines.take()) is not None:
             self._heard(said)
-        assert self.popen.wait(BOUND_S) == 0, self.log()
+        assert self.popen.wait(LIMIT_S) == 0, self.log()
         return self.said
 
 
@@ -338,7 +341,8 @@ def survived(loop: Loop, record: Record) -> dict[str, int]:
         f"longest wait {loop.worst_s:.2f} s over {said['samples']:,} samples in {said['epochs']} epochs; {seen}",
     )
     assert not said["failures"], f"{said}\n{loop.log()[-6000:]}"
-    assert loop.worst_s <= STALL_S + MARGIN_S, f"{said}\n{loop.log()[-6000:]}"
+    margin_s = MARGIN_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert loop.worst_s <= STALL_S + margin_s, f"{said}\n{loop.log()[-6000:]}"
     return stats
 
 

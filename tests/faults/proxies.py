@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from tests.waiting import LIMIT_S
+
 Change = Callable[[bytes], bytes]
 
 
@@ -64,12 +66,12 @@ class Proxy:
             while True:
                 client, _ = listener.accept()
                 try:
-                    server = socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5)
+                    server = socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=LIMIT_S)
                 except OSError:
                     client.close()
                     continue
                 for found in (client, server):
-                    found.settimeout(60)
+                    found.settimeout(LIMIT_S)
                     self._open.add(found)
                 for origin, target, is_up in ((client, server, True), (server, client, False)):
                     thread = threading.Thread(target=self._pump, args=(origin, target, is_up), daemon=True)
@@ -95,7 +97,7 @@ class Proxy:
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(LIMIT_S)
         for found in self._open:
             found.close()
 

@@ -18,9 +18,10 @@ from deeplink.cache.server import MOST_READS
 from deeplink.clock import SystemClock
 from deeplink.plainrpc import PlainBusyError, PlainConnection
 from deeplink.v1 import cache_pb2
-from tests.faults.processes import BOUND_S, Nodes, Record, reading, survived, task_of
+from tests.faults.processes import Nodes, Record, reading, survived, task_of
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow]
 CLIENTS = 1000
 IS_THOROUGH = settings.get_current_profile_name() == "thorough"
 SAMPLES = 64
@@ -85,7 +86,7 @@ class Crowd:
     def __init__(self, address: str, nodes: Nodes, message: bytes, wanted: list[bytes]) -> None:
         self._address, self._token, self._pid = address, nodes.token, int(nodes[0].said["pid"])
         self._message, self._wanted = message, wanted
-        self._deadline = time.monotonic() + 2 * BOUND_S
+        self._deadline = time.monotonic() + 2 * LIMIT_S
         self.served = self.memory = 0
         self.hints: list[float] = []
 

@@ -14,7 +14,7 @@ from tests.faults.disks import copy_shards, disk_in_memory, disk_on_loop, flip, 
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root")
 SIZE = 16 << 20
 

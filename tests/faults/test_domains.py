@@ -15,7 +15,7 @@ from deeplink.types import NodeName, ShardId
 from tests.cache.agents import write_tree
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 
 COPIES = 2
 

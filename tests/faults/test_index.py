@@ -14,7 +14,7 @@ from tests.cache.agents import config_below, small_files, write_tree
 from tests.faults.disks import flip
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 FLIPS = 100
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 
 
 def test_a_member_is_killed(nodes: Nodes, record: Record, tmp_path: Path) -> None:

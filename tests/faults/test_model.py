@@ -28,7 +28,6 @@ def limits(runs: int, steps: int) -> settings:
     return settings(
         max_examples=runs,
         stateful_step_count=steps,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         print_blob=True,
     )

@@ -12,7 +12,7 @@ from tests.cache.agents import config_below, write_tree
 from tests.faults import slow_source
 from tests.faults.processes import Record, reading, survived, task_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 
 
 def test_the_source_is_slow_and_then_gone(record: Record, files: dict[str, bytes], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from deeplink.types import Member, NodeName, format_members
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 from tests.faults.proxies import HOST, Proxy, flipping, late, proxy, same
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ import pytest
 
 from deeplink.cache.packer import pack
 from tests.cache.agents import config_below, write_tree
-from tests.faults.processes import BOUND_S, Lines, let_go, started, task_of, tell
+from tests.faults.processes import Lines, let_go, started, task_of, tell
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 
 
 def killed_at_rest(popen: subprocess.Popen[bytes], lines: Lines, workers: Sequence[int], victim: int) -> None:
@@ -59,7 +60,7 @@ def test_a_dataloader_worker_is_killed(tmp_path: Path, files: dict[str, bytes], 
         popen.stdin.close()
         while "delivered" not in said:
             said = lines.next()
-        assert popen.wait(BOUND_S) == 0, log.read_text()
+        assert popen.wait(LIMIT_S) == 0, log.read_text()
     finally:
         let_go(popen)
     wanted = Counter(task.model.values())

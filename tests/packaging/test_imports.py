@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 HEAVY = ("torch", "grpc", "pyarrow", "rich", "numpy", "sklearn")
 
 
@@ -30,12 +32,16 @@ assert CliRunner().invoke(cli, {}).exit_code == 0
 )
 def test_nothing_heavy_is_imported(code: str) -> None:
     check = f"{code}\nimport sys\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
 
 def test_the_check_would_see_a_heavy_import() -> None:
     check = f"import numpy, sys\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
     assert done.stdout.split() == ["numpy"]

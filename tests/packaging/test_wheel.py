@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow]
 
 
 def run(*argv: str | Path, cwd: Path) -> str:
@@ -27,7 +29,7 @@ def run(*argv: str | Path, cwd: Path) -> str:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=3 * LIMIT_S,
         check=False,
         env=clean_environment(),
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import LIMIT_S
 
 TESTS = Path(__file__).parents[1]
 
@@ -20,7 +24,7 @@ def run(*argv: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
 
@@ -95,6 +99,19 @@ def test_the_developers_own_settings_do_not_reach_the_tests(suite: Path, monkeyp
     assert pytest_in(suite).returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
+def test_what_a_test_starts_heeds_a_signal_that_the_runs_caller_ignores(suite: Path, number: int) -> None:
+    (suite / "test_it.py").write_text(
+        f"import subprocess\ndef test_it(): assert subprocess.call(['sh', '-c', 'kill -{int(number)} $$']) < 0\n"
+    )
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        done = pytest_in(suite)
+    finally:
+        signal.signal(number, before)
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_command_that_leaves_nothing_keeps_its_exit_code(tmp_path: Path) -> None:
     for code in (0, 5):
         done = run(TESTS / "nothing_left.py", sys.executable, "-c", f"raise SystemExit({code})", cwd=tmp_path)
@@ -118,11 +135,21 @@ def test_a_process_left_behind_fails_the_run_and_is_ended(tmp_path: Path) -> Non
     assert state in {"gone", "Z"}, f"process {pid} of {os.getpid()} still runs"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces and mounts need root")
+def test_the_mount_point_that_the_first_ip_netns_makes_is_the_machines(tmp_path: Path) -> None:
+    words = [sys.executable, str(TESTS / "nothing_left.py"), "sh", "-c", "ip netns add once && ip netns del once"]
+    # A machine on which nobody has made a network namespace yet: all mounts are our own, and go with us.
+    argv = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs fresh /run && exec {shlex.join(words)}"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture
 def halves(tmp_path: Path) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cluster: drives one\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n cluster: drives one\n table: in many cases\n")
     (tmp_path / "test_halves.py").write_text(
         "import pytest\n@pytest.mark.cluster\ndef test_of_a_cluster(): pass\ndef test_of_others(): assert 1\n"
+        "@pytest.mark.cluster\n@pytest.mark.table\ndef test_of_many(): assert 2\n"
     )
     return tmp_path
 
@@ -134,16 +161,18 @@ def in_two(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_both_halves_run_and_are_shown(halves: Path) -> None:
     done = in_two(halves)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("1 passed, 1 deselected") == 2
+    assert done.stdout.count("1 passed, 2 deselected") == 3
 
 
-@pytest.mark.parametrize("half", ["test_of_a_cluster(): pass", "test_of_others(): assert 1"])
+@pytest.mark.parametrize(
+    "half", ["test_of_a_cluster(): pass", "test_of_others(): assert 1", "test_of_many(): assert 2"]
+)
 def test_a_failure_in_either_half_fails_the_run(halves: Path, half: str) -> None:
     path = halves / "test_halves.py"
     path.write_text(path.read_text().replace(half, half.partition(":")[0] + ": assert 0"))
     done = in_two(halves)
     assert done.returncode == 1, done.stdout
-    assert done.stdout.count("1 passed, 1 deselected") == 1
+    assert done.stdout.count("1 passed, 2 deselected") == 2
 
 
 def test_nothing_chosen_is_no_success(halves: Path) -> None:

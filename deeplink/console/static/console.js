@@ -97,6 +97,13 @@ function drawHeadline() {
   if (document.title !== title) document.title = title;
 }
 
+/** What the nodes' own checks find wrong, and what helps. */
+function drawFindings() {
+  const found = Object.values(page.state.nodes).filter((node) => node.findings.length).sort((a, b) => a.order - b.order);
+  keyed($("findings"), found, (node) => node.name, () => el("li"), (line, node) => say(line, `${node.name}: ${[...node.findings, node.remedy].filter(Boolean).join("; ")}`));
+  $("findings").hidden = !found.length;
+}
+
 function drawNotice(at) {
   const notice = $("notice");
   const problems = page.state ? Object.values(page.state.sources).filter((each) => each.state === "failing") : [];
@@ -122,6 +129,7 @@ function draw() {
   drawSources(at);
   drawAges(at);
   fabric.update(page.state, at);
+  drawFindings();
   jobs.update(page.state, at);
   incidents.update(page.state, at);
   shards.update(page.state, at);

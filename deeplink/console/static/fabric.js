@@ -36,6 +36,10 @@ export function jobHue(state, id) {
   return job ? job.hue : 0;
 }
 
+function jobName(state, id) {
+  return state.jobs[id]?.label || id;
+}
+
 function roleText(node) {
   if (node.ranks.length) return `rank${node.ranks.length > 1 ? "s" : ""} ${ranks(node.ranks)}`;
   if (node.spare) return "spare";
@@ -47,8 +51,10 @@ function explain(state, node, now) {
   if (node.state) parts.push(`Slurm says ${node.state}`);
   if (node.reason) parts.push(`reason: ${node.reason}`);
   if (node.gpus !== null) parts.push(`${node.gpus} GPUs`);
-  if (node.job !== null) parts.push(`job ${node.job} ${roleText(node)}`);
+  if (node.job !== null) parts.push(`job ${jobName(state, node.job)} ${roleText(node)}`);
   if (node.shards !== null) parts.push(`${whole(node.shards)} shards, ${bytes(node.shard_bytes)} held, of it verified ${percent(node.verified_bytes, node.shard_bytes)}, ${bytes(node.free_bytes)} free`);
+  parts.push(...node.findings);
+  if (node.remedy) parts.push(node.remedy);
   parts.push(node.heard_unix ? `agent heard ${ago(node.heard_unix, now)}` : "no agent heard");
   return parts;
 }
@@ -79,10 +85,10 @@ function fillTile(tile, node, state, now) {
   say(gpus, node.gpus === null ? "" : `${node.gpus} GPU`);
   const troubled = !["busy", "idle"].includes(node.health);
   say(word, troubled && node.reason ? `${stateWord(node.health)} – ${node.reason}` : stateWord(node.health));
-  say(job, node.job === null ? "" : `${node.job} · ${roleText(node)}`);
+  say(job, node.job === null ? "" : `${jobName(state, node.job)} · ${roleText(node)}`);
   say(shards, node.shards === null ? "" : `${whole(node.shards)} shards · ${bytes(node.shard_bytes)}`);
   say(heard, node.heard_unix ? ago(node.heard_unix, now) : "");
-  put(tile, "title", node.reason || null);
+  put(tile, "title", [node.reason, ...node.findings, node.remedy].filter(Boolean).join("; ") || null);
   put(tile, "aria-label", explain(state, node, now).join("; "));
 }
 

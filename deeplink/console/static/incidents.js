@@ -18,6 +18,7 @@ const KINDS = {
   "node-rebooted": "node was rebooted",
   "slurmd-lost": "slurmd lost",
   "straggler": "rank lags behind",
+  "launch-failed": "ranks were not started",
   "application-failed": "application failed",
   "out-of-memory": "out of memory",
   "preempted": "preempted",
@@ -101,7 +102,7 @@ function fillIncident(box, each, now) {
   const kind = KINDS[each.kind] || each.kind;
   box.dataset.incident = each.id;
   put(box, "data-outcome", each.outcome);
-  say(what, `${kind}${each.node ? ` · ${each.node}` : ""}${each.job === null ? "" : ` · job ${each.job}`}`);
+  say(what, `${kind}${each.node ? ` · ${each.node}` : ""}${each.job === null ? "" : ` · job ${each.job_label}`}`);
   say(badge, each.outcome);
   put(badge, "data-mood", { recovered: "good", failed: "bad", open: "warn" }[each.outcome] || "unknown");
   say(when, ago(each.began_unix, now));

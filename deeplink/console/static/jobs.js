@@ -16,6 +16,7 @@ export function condition(job) {
     succeeded: ["succeeded", "done"],
     failed: ["failed", "bad"],
   };
+  if (job.remedy) return ["held", "warn"];
   if (byPhase[job.phase]) return byPhase[job.phase];
   if (!job.slurm_state) return ["unknown", "unknown"];
   const word = job.slurm_state.toLowerCase().replaceAll("_", " ");
@@ -52,7 +53,7 @@ function makeJob(job) {
     facts.append(made);
   }
   const tries = el("details", "tries", el("summary"), el("ol"));
-  card.append(head, el("div", "job-body", facts, el("div", "plot"), el("p", "way"), el("p", "job-detail"), tries));
+  card.append(head, el("div", "job-body", facts, el("div", "plot"), el("p", "way"), el("p", "job-remedy"), el("p", "job-detail"), tries));
   return card;
 }
 
@@ -79,13 +80,13 @@ function valuesOf(job, now) {
 
 function fillJob(card, job, state, now) {
   const [head, body] = card.children;
-  const [facts, plot, way, detail, tries] = body.children;
+  const [facts, plot, way, remedy, detail, tries] = body.children;
   const [word, mood] = condition(job);
   put(card, "data-mood", mood);
   put(card, "data-hue", job.hue);
   put(card, "data-bare", job.watched ? null : "yes");
   card.dataset.job = job.id;
-  [job.id, job.name || "unnamed", job.user, word, tailText(job, now)].forEach((text, i) => say(head.children[i], text));
+  [job.label, job.name || "unnamed", job.user, word, tailText(job, now)].forEach((text, i) => say(head.children[i], text));
   put(head.children[3], "data-mood", mood);
   facts.hidden = !job.watched;
   plot.hidden = !job.watched;
@@ -99,6 +100,8 @@ function fillJob(card, job, state, now) {
     curves.get(card).update(job, state.curves[job.id] || { metric: "loss", points: [], version: 0 });
   }
   fillWay(way, job, state);
+  say(remedy, job.remedy);
+  remedy.hidden = !job.remedy;
   say(detail, job.detail);
   detail.hidden = !detail.textContent;
   fillTries(tries, job, now);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -68,6 +69,8 @@ def do(sandbox: Sandbox, step: Step) -> None:  # noqa: C901, PLR0912 - one branc
             _tear(Path(words[0]), Path(words[1]))
         case Verb.MEND:
             _mend(Path(words[0]), Path(words[1]))
+        case Verb.CHMOD:
+            _chmod(Path(words[0]), int(words[1], 8), int(words[2], 8))
         case Verb.WRITE:
             _write(sandbox, Path(words[0]), words[1])
         case Verb.REMOVE:
@@ -137,6 +140,17 @@ def _mend(file: Path, kept: Path) -> None:
         if file.stat().st_size == kept.stat().st_size // 2:
             shutil.copyfile(kept, file)
     kept.unlink(missing_ok=True)
+
+
+def _chmod(folder: Path, mode: int, new: int) -> None:
+    # Whoever removed the folder, or gave it a mode, is not undone; nor does a link in its place lead us elsewhere.
+    with suppress(FileNotFoundError, NotADirectoryError):
+        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if stat.S_IMODE(os.fstat(opened).st_mode) == mode:
+                os.chmod(f"/proc/self/fd/{opened}", new)  # noqa: PTH101 - O_PATH takes no fchmod
+        finally:
+            os.close(opened)
 
 
 def _write(sandbox: Sandbox, file: Path, text: str) -> None:

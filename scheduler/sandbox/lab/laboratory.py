@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 from dataclasses import dataclass, replace
 from hashlib import blake2s
 from pathlib import Path
@@ -91,6 +92,7 @@ class Laboratory:
 
     def _done(self, fault: Fault, where: str, how: How) -> Wound:
         self._refuse_while_frozen(fault, self.wounds())
+        self._refuse_on_top(fault, where)
         plan = fault.plan(self._scene(fault, where, how))
         # Written first: whatever ends us in between, it can be undone.
         wound = Wound(
@@ -125,8 +127,10 @@ class Laboratory:
         where = self._spelled(target)
         with state.laboratory(self.sandbox.layout, self.sandbox.clock):
             those = [wound for wound in reversed(self.wounds()) if wound.is_of(name, where)]
-            # Whoever writes to frozen storage hangs, and cannot be ended: that goes first.
-            taken = tuple(sorted(those, key=lambda wound: not wound.frozen))
+            # What is needed to undo others goes first. Whoever writes to frozen storage cannot even be ended.
+            taken = tuple(
+                sorted(those, key=lambda w: (not w.frozen, fault_of(w.name).target is not Target.CONTROL))
+            )
             staying = [wound for wound in self.wounds() if wound not in taken]
             for wound in taken:
                 self._refuse_while_frozen(fault_of(wound.name), staying)
@@ -157,6 +161,16 @@ class Laboratory:
                 fault.name,
                 "the shared storage is frozen",
                 f"`deeplink sandbox fault --name {self.sandbox.name} --undo storage-frozen` first.",
+            )
+
+    def _refuse_on_top(self, fault: Fault, where: str) -> None:
+        # The newer mount hides the older one, which could not be taken away alone.
+        below = next((w for w in self.wounds() if w.target == where and fault_of(w.name).mounts), None)
+        if fault.mounts and below is not None:
+            raise NotPossibleHereError(
+                fault.name,
+                f"{below.name} lies over the SSD of {where} already",
+                f"`deeplink sandbox fault --name {self.sandbox.name} --undo {below.name} {where}` first.",
             )
 
     def _take_away(self, wound: Wound) -> None:
@@ -222,11 +236,12 @@ class Laboratory:
             agents = {node: looking.agents_on(sandbox, node) for node in sandbox.nodes}
             return replace(scene, agents={node: ports for node, ports in agents.items() if ports})
         if fault.target is Target.FOLDER:
-            return replace(scene, torn=self._torn(Path(target)))
+            return replace(scene, torn=self._torn(Path(target)), mode=_mode(Path(target)))
         if fault.target in _ON_RUNNING:
             number = sandbox.hardware.daemon(target, processes.table())
             daemon = ProcessId.of(number) if number else None
-            return replace(scene, daemon=daemon, watchdogs=looking.watchdogs_on(sandbox, target))
+            watchdogs, ports = looking.watchdogs_on(sandbox, target), looking.data_ports_on(sandbox, target)
+            return replace(scene, daemon=daemon, watchdogs=watchdogs, data_ports=ports)
         return scene
 
     def _torn(self, folder: Path) -> tuple[str, str] | None:
@@ -237,3 +252,8 @@ class Laboratory:
         # Files of one name may be torn in several folders.
         kept = self.sandbox.layout.kept / f"{blake2s(os.fsencode(file)).hexdigest()[:16]}-{file.name}"
         return str(file), str(kept)
+
+
+def _mode(folder: Path) -> str | None:
+    """Return a folder's mode, octal; None where no checkpoint lies there."""
+    return f"{stat.S_IMODE(folder.stat().st_mode):o}" if looking.newest_checkpoint(folder) else None

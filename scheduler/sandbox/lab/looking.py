@@ -97,16 +97,16 @@ def listening(text: str) -> dict[int, int]:
 
 
 def ports_of(pid: int) -> tuple[int, ...]:
-    """Return the TCP ports a process listens on."""
+    """Return the TCP ports a process listens on, in the order in which it opened them."""
     proc = Path("/proc") / str(pid)
     try:
         tables = [(proc / "net" / name).read_text(encoding="ascii") for name in ("tcp", "tcp6")]
-        handles = list((proc / "fd").iterdir())
+        handles = sorted((proc / "fd").iterdir(), key=lambda handle: int(handle.name))
     except OSError:
         return ()
-    sockets = {_target(handle) for handle in handles}
-    ports = {port for text in tables for inode, port in listening(text).items() if f"socket:[{inode}]" in sockets}
-    return tuple(sorted(ports))
+    ports = {f"socket:[{inode}]": port for text in tables for inode, port in listening(text).items()}
+    found = (ports.get(_target(handle)) for handle in handles)
+    return tuple(dict.fromkeys(port for port in found if port is not None))
 
 
 def _target(handle: Path) -> str:
@@ -119,8 +119,16 @@ def _target(handle: Path) -> str:
 
 def agents_on(sandbox: Sandbox, machine: str) -> tuple[int, ...]:
     """Return the ports of the node agents on a machine."""
-    agents = [who for who in processes_on(sandbox, machine) if is_verb(arguments(who.pid), "node")]
-    return tuple(sorted({port for who in agents for port in ports_of(who.pid)}))
+    return tuple(sorted({port for ports in _agents(sandbox, machine) for port in ports}))
+
+
+def data_ports_on(sandbox: Sandbox, machine: str) -> tuple[int, ...]:
+    """Return the ports at which a machine's node agents serve samples: of each the second (`Listeners.at`)."""
+    return tuple(sorted({port for ports in _agents(sandbox, machine) for port in ports[1:2]}))
+
+
+def _agents(sandbox: Sandbox, machine: str) -> list[tuple[int, ...]]:
+    return [ports_of(who.pid) for who in processes_on(sandbox, machine) if is_verb(arguments(who.pid), "node")]
 
 
 def watchdogs_on(sandbox: Sandbox, machine: str) -> tuple[tuple[ProcessId, Started], ...]:

@@ -53,7 +53,9 @@ class Scene:
         daemon: the target's Slurm daemon.
         watchdogs: those on the target, each with how it was started.
         agents: the ports on which node agents listen, by machine.
+        data_ports: those of them on the target at which samples are served.
         torn: the file to tear, and where the whole one is to be kept.
+        mode: of the folder, octal; None where it holds no checkpoint.
         rank: which rank was asked for; None for the first one there.
         step: at which step, where the fault waits for one.
         always: whether it is to happen at each attempt.
@@ -65,7 +67,9 @@ class Scene:
     daemon: ProcessId | None = None
     watchdogs: tuple[tuple[ProcessId, Started], ...] = ()
     agents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    data_ports: tuple[int, ...] = ()
     torn: tuple[str, str] | None = None
+    mode: str | None = None
     rank: int | None = None
     step: int = 0
     always: bool = False

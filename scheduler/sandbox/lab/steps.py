@@ -30,6 +30,7 @@ class Verb(StrEnum):
     REST = "rest"  # end such a turn
     TEAR = "tear"  # words: file, where the whole one is kept
     MEND = "mend"
+    CHMOD = "chmod"  # words: folder, the mode it is to have now, the mode it gets; octal
     WRITE = "write"  # words: file, text
     REMOVE = "remove"  # words: file
 

@@ -90,7 +90,7 @@ def _title(news: News) -> str:
     if incident.node:
         about.append(f"on {incident.node}")
     if incident.attempt:
-        about.append(f"job {incident.attempt.job}")
+        about.append(f"job {incident.job}")
     return f"{' '.join(about)}: {incident.outcome.value}"
 
 

@@ -26,7 +26,7 @@ def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
         reasons.append(f"{len(quiet)} of {len(standing)} standing agents are not heard any more")
     deaf = [job for job in sight.jobs if agents_are_silent(job, sight, policy) and _is_news(job, sight, policy)]
     reasons += [
-        f"the launcher of job {job.attempt.job} misses {len(_silent(job, policy))} of its "
+        f"the launcher of job {job.name} misses {len(_silent(job, policy))} of its "
         f"{len(_agents(job))} agents at once"
         for job in deaf
     ]

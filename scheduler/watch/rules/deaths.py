@@ -58,9 +58,9 @@ def _witnesses(node: NodeSight, sight: Sight, policy: Policy) -> tuple[str, ...]
         if silent is not None and heard and silent < policy.witness_s:
             return ()
         if silent is not None and heard and silent >= policy.silence_s:
-            said.append(f"the launcher of job {job.attempt.job} misses its agent for {silent:.1f} s")
+            said.append(f"the launcher of job {job.name} misses its agent for {silent:.1f} s")
         if job.batch_host == node.name and job.silent_s >= policy.silence_s:
-            said.append(f"it is the batch host of job {job.attempt.job}, not heard for {job.silent_s:.1f} s")
+            said.append(f"it is the batch host of job {job.name}, not heard for {job.silent_s:.1f} s")
     if jobs and not node.responding and _silent(node) and node.away_s >= policy.silence_s:
         said.append("slurmctld misses it too")
     return tuple(said)

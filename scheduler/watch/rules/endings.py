@@ -18,7 +18,14 @@ _KINDS = {
     JobState.OUT_OF_MEMORY: (Kind.OUT_OF_MEMORY, "Slurm ended it for the memory it used"),
 }
 BLAMELESS = frozenset(
-    {Kind.RANK_FAILED, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY, Kind.PREEMPTED, Kind.TIME_LIMIT}
+    {
+        Kind.RANK_FAILED,
+        Kind.LAUNCH_FAILED,
+        Kind.APPLICATION_FAILED,
+        Kind.OUT_OF_MEMORY,
+        Kind.PREEMPTED,
+        Kind.TIME_LIMIT,
+    }
 )
 """Kinds for which no node is to blame, whichever they name: the next start may use it again."""
 

@@ -55,10 +55,9 @@ def _brake(grave: set[NodeName], sight: Sight, policy: Policy) -> tuple[str, ...
 
 
 def _verdict(node: NodeSight, findings: tuple[Finding, ...], held: tuple[str, ...]) -> Verdict:
+    """A drain that is braked, or that an administrator made already, leaves the milder remedy: the comment."""
     reasons = tuple(f"{one.check} ({one.severity}): {one.problem}" for one in findings)
     remedy = _REMEDIES[findings[0].severity]
-    if remedy is Remedy.DRAIN and held:
-        remedy, reasons = Remedy.NOTHING, (*reasons, *held)
-    elif remedy is Remedy.DRAIN and node.drained and not node.ours:
-        remedy = Remedy.NOTHING
+    if remedy is Remedy.DRAIN and (held or (node.drained and not node.ours)):
+        remedy, reasons = Remedy.COMMENT, (*reasons, *held)
     return Verdict(kind=Kind.NODE_SICK, remedy=remedy, reasons=reasons, node=node.name)

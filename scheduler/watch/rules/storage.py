@@ -36,7 +36,7 @@ def frozen_storage(
         where = f"{len(stuck)} of {len(telling)} nodes at once ({listed(stuck)})"
         reasons.append(f"a mount is stuck on {where}: {example}")
     if waiting:
-        reasons.append(f"writes hang, say the launchers of {', '.join(str(job.attempt.job) for job in waiting)}")
+        reasons.append(f"writes hang, say the launchers of {', '.join(job.name for job in waiting)}")
     alone = waiting[0].attempt if len(waiting) == 1 and not stuck else None
     return Verdict(kind=Kind.STORAGE_FROZEN, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)
 

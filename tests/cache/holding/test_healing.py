@@ -24,7 +24,7 @@ from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName, ShardId
 from tests.cache.agents import write_tree
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ def test_many_shards_come_back_in_one_thread(source: Path, agents: Agents, tmp_p
 
     for shard in [*shards, *shards]:
         healer.heal(wanted(shard), healed)
-    assert all_back.wait(20)
+    assert all_back.wait(LIMIT_S)
     assert set(threads) == {1}
     assert all(store.is_verified(shard.id) for shard in shards)
 
@@ -73,7 +73,7 @@ def test_a_shard_that_nobody_has_does_not_hold_up_the_others(source: Path, agent
     back = threading.Event()
     healer.heal(wanted(first), back.clear)
     healer.heal(wanted(second), back.set)
-    assert back.wait(20)
+    assert back.wait(LIMIT_S)
     assert store.ids() == [second.id]
     assert not store.has(first.id)
 
@@ -88,7 +88,7 @@ def test_a_store_that_cannot_be_written_does_not_end_healing(source: Path, agent
     assert not back.is_set()
     Store(tmp_path / "later")
     healer.heal(wanted(shard), back.set)
-    assert back.wait(20)
+    assert back.wait(LIMIT_S)
 
 
 def test_a_shard_that_is_doubted_while_it_is_looked_at_is_looked_at_once_more(
@@ -103,12 +103,12 @@ def test_a_shard_that_is_doubted_while_it_is_looked_at_is_looked_at_once_more(
         found = fetch(one)
         looks.append(one.id)
         begun.set()
-        assert let_go.wait(20)
+        assert let_go.wait(LIMIT_S)
         return found
 
     monkeypatch.setattr(healer._fetcher, "fetch", slowly)
     healer.heal(wanted(shard), lambda: healed.append(store.is_verified(shard.id)))
-    assert begun.wait(20)
+    assert begun.wait(LIMIT_S)
     store.doubt(shard.id)
     for _ in range(3):
         healer.heal(wanted(shard), lambda: healed.append(store.is_verified(shard.id)))
@@ -134,7 +134,7 @@ def test_what_goes_wrong_unforeseen_does_not_end_healing(
     back = threading.Event()
     healer.heal(wanted(first), back.clear)
     healer.heal(wanted(second), back.set)
-    assert back.wait(20)
+    assert back.wait(LIMIT_S)
     assert store.ids() == [second.id]
 
 

@@ -24,7 +24,7 @@ from deeplink.types import NodeName, ShardId, format_members
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from deeplink.wire import open_channel
 from tests.cache.keepers import QUICK, Keepers
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,15 +204,16 @@ def test_a_full_store_drops_what_others_hold_and_then_refuses(keepers: Keepers, 
     keepers.introduce()
     list(fill(keepers.running["n0"].member, keepers.token, "digits", index, every, members=keepers.members))
     replies = list(fill(small.member, keepers.token, "digits", index, every, members=keepers.members))
-    # The source has every file still, so whatever is here may leave.
-    assert {reply.outcome for reply in replies} == {OUTCOME.FILL_OUTCOME_FETCHED}
+    # The source has every file still, so whatever is here may leave. Some it may have taken on its own account.
+    here = {OUTCOME.FILL_OUTCOME_FETCHED, OUTCOME.FILL_OUTCOME_HELD}
+    assert {reply.outcome for reply in replies} <= here
     assert small.store.status().bytes <= 2 * largest
     for shard in small.store.ids():
         small.store.remove(shard)
     pin = Pin(small.store.root, index, SystemClock())
     replies = list(fill(small.member, keepers.token, "digits", index, every, members=keepers.members))
     outcomes = {reply.outcome for reply in replies}
-    assert outcomes == {OUTCOME.FILL_OUTCOME_FETCHED, OUTCOME.FILL_OUTCOME_NO_ROOM}
+    assert OUTCOME.FILL_OUTCOME_NO_ROOM in outcomes <= {*here, OUTCOME.FILL_OUTCOME_NO_ROOM}
     held = set(small.store.ids())
     pin.release()
     assert held
@@ -288,7 +289,7 @@ def test_a_request_for_what_is_not_there_is_refused(
 ) -> None:
     kept = keepers.start("n0")
     with open_channel(kept.member.address, keepers.token) as channel, pytest.raises(grpc.RpcError) as refused:
-        list(cache_pb2_grpc.CacheStub(channel).Fill(request_, timeout=10))
+        list(cache_pb2_grpc.CacheStub(channel).Fill(request_, timeout=LIMIT_S))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert says in (refused.value.details() or "")
     with pytest.raises(MemberError, match="not a shard's name"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.holding.known import KnownShards
 from deeplink.cache.packer import pack
-from deeplink.clock import SystemClock
+from deeplink.clock import ManualClock, SystemClock
 from tests.cache.agents import write_tree
+from tests.deeplink.checkpoints.faults import refusing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,3 +56,17 @@ def test_a_damaged_version_hides_no_other(config: Config, shared: tuple[ShardId,
     assert found is not None
     assert found.index is not None
     assert found.index.version == newer
+
+
+@pytest.mark.parametrize("what", ["latest", "folder"])
+def test_what_cannot_be_read_for_a_moment_stays_the_newest(
+    config: Config, shared: tuple[ShardId, Version, Version], what: str
+) -> None:
+    clock = ManualClock()
+    known = KnownShards(Catalog(config.catalog), clock)
+    newest = known.in_newest()
+    assert shared[0] in newest
+    clock.sleep(60.0)
+    hidden = str(config.catalog / "few" / "latest") if what == "latest" else str(config.catalog)
+    with refusing(lambda _, path: path == hidden, code=errno.EIO):
+        assert known.in_newest() == newest

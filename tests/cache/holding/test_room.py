@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from deeplink.cache.errors import StoreFullError
+from deeplink.cache.holding.fillservice import evict
 from deeplink.cache.holding.room import Room
+from deeplink.cache.keeping.pins import TTL_S
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.types import ShardId
+from deeplink.v1 import cache_pb2
+from tests.deeplink.checkpoints.faults import refusing
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
+
+    from deeplink.cache.holding.recovery import Recovery
 
 SHARDS = [ShardId(f"{number:040x}") for number in range(5)]
 
@@ -104,7 +112,7 @@ def test_the_store_can_be_used_while_a_source_is_looked_at(store: Store, act: st
     def look() -> None:
         asked = threading.Thread(target=room.spare, daemon=True)  # takes the lock for a moment
         asked.start()
-        asked.join(5)
+        asked.join(LIMIT_S)
         free.append(not asked.is_alive())
 
     recovery.looking = look
@@ -137,6 +145,25 @@ def test_what_is_pinned_while_its_source_is_looked_at_stays(store: Store, act: s
     assert len(store.ids()) < len(SHARDS)
 
 
+def test_a_pin_that_cannot_be_read_keeps_all_shards_for_a_time_but_not_from_force(store: Store) -> None:
+    room = room_of(store, 5_000, Kept(SHARDS))
+    pin = store.root / ".pins" / "job.json"
+    pin.parent.mkdir()
+    pin.write_text("{}")
+    with refusing(lambda event, path: event == "open" and path == str(pin), code=errno.EIO):
+        with pytest.raises(StoreFullError), store.room_for(1_000):
+            pass
+        assert room.drop_unused(SystemClock().unix() + 10) == 0
+        forced = evict(store, SHARDS[:1], cast("Recovery", Kept(())), SystemClock(), force=True, dry_run=False)
+        assert [shard.outcome for shard in forced.shards] == [cache_pb2.EVICT_OUTCOME_GONE]
+        assert store.ids() == SHARDS[1:]
+        long_ago = SystemClock().unix() - TTL_S - 1
+        os.utime(pin, (long_ago, long_ago))
+        with store.room_for(2_000):
+            assert len(store.ids()) < len(SHARDS) - 1
+    assert not pin.exists()
+
+
 def test_two_that_come_at_once_wait_for_each_other_and_not_for_nothing(store: Store) -> None:
     room_of(store, 6_000, Kept(()))
     first, ending = threading.Event(), threading.Event()
@@ -144,14 +171,14 @@ def test_two_that_come_at_once_wait_for_each_other_and_not_for_nothing(store: St
     def come() -> None:
         with store.room_for(1_000):
             first.set()
-            ending.wait(10)
+            ending.wait(LIMIT_S)
 
     other = threading.Thread(target=come, daemon=True)
     other.start()
-    assert first.wait(10)
+    assert first.wait(LIMIT_S)
     threading.Timer(0, ending.set).start()
     with store.room_for(1_000):
         pass
-    other.join(10)
+    other.join(LIMIT_S)
     with pytest.raises(StoreFullError), store.room_for(1_001):
         pass

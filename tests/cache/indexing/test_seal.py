@@ -13,7 +13,9 @@ from deeplink.cache.block import checksum
 from deeplink.cache.indexing.seal import Seal, append_seal, chunk_size, parities_of
 
 SIZES = [1 << power for power in range(12, 19)]
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+SAME_FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40
+)
 
 
 def sealed(path: Path, rows: int, behind: bytes = b"") -> tuple[bytearray, Seal]:

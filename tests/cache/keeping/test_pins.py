@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -18,9 +20,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from typing_extensions import override
 
 from deeplink.cache.index import Index
-from deeplink.cache.keeping.pins import Pin, Pinned, demand, read_pins
+from deeplink.cache.keeping.pins import TTL_S, Pin, Pinned, demand, read_pins
 from deeplink.clock import ManualClock
 from deeplink.types import ShardId
+from tests.deeplink.checkpoints.faults import refusing
 
 SHARDS = [ShardId(f"{number:040x}") for number in range(6)]
 
@@ -110,7 +113,7 @@ class Pinning(RuleBasedStateMachine):
 
 
 TestPinning = Pinning.TestCase
-TestPinning.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestPinning.settings = settings(max_examples=40, stateful_step_count=20)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,31 @@ def test_a_file_that_is_no_pin_pins_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / ".pins").mkdir()
     (tmp_path / ".pins" / "x.json").write_text(text)
     assert read_pins(tmp_path, 0.0) == []
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES], ids=errno.errorcode.get)
+def test_a_pin_that_cannot_be_read_needs_every_shard_until_any_lease_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    clock = ManualClock()
+    caplog.set_level(logging.INFO)
+    trainer = pinned(tmp_path, clock, "trainer", 60.0)
+    trainer.announce(SHARDS, 2)
+    other = pinned(tmp_path, clock, "other", 1e6)
+    other.announce(SHARDS, 1)
+    path = tmp_path / ".pins" / "trainer.json"
+    with refusing(lambda event, opened: event == "open" and opened == str(path), code=code):
+        clock.sleep(TTL_S - 1)
+        assert all(demand(read_pins(tmp_path, clock.unix())).needs(shard) for shard in SHARDS)
+        assert str(path) in caplog.text
+        assert path.exists()
+        clock.sleep(2)
+        found = demand(read_pins(tmp_path, clock.unix()))
+    assert [shard for shard in SHARDS if found.needs(shard)] == SHARDS[:1]
+    assert not path.exists()
+    assert f"pin {path} is forgotten" in caplog.text
+    trainer.release()
+    other.release()
 
 
 def test_the_pin_of_a_process_that_was_killed_is_gone_at_once(tmp_path: Path) -> None:
@@ -238,6 +266,7 @@ def test_the_nearest_use_and_anybodys_need_count() -> None:
 
     found = demand([one((a, b, c), 1), one((c, a), 0)])
     assert found.needed == {a}
+    assert [found.needs(shard) for shard in (a, b, c)] == [True, False, False]
     assert found.next_use == {a: 0, b: 1, c: 0}
 
 

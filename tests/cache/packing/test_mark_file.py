@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from deeplink.cache import block
 from deeplink.cache.packing.mark_file import RUN, read_marks, write_marks
 
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+SAME_FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=80
+)
 NOW = 1_760_000_000_123_456_789
 MARK = st.integers(0, (1 << 64) - 1) | st.sampled_from([0, 1, 1 << 63, (1 << 64) - 1])
 UNIT = st.sampled_from([1, 1000, 1_000_000, 1_000_000_000])

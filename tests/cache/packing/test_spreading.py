@@ -26,6 +26,7 @@ from deeplink.types import NodeName
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from deeplink.wire import open_channel
 from tests.cache.agents import Agents
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +129,7 @@ def test_a_busy_member_is_left_out_and_the_others_pack(
         yield cache_pb2.PackRequest(
             task=cache_pb2.PackTask(source=str(source), plan="0" * 40, members="n0=127.0.0.1:1", replicas=1)
         )
-        hold.wait(30)
+        hold.wait(LIMIT_S)
 
     with open_channel(agents.members[0].address, agents.token) as channel:
         call = cache_pb2_grpc.CacheStub(channel).Pack(asked())
@@ -171,7 +172,7 @@ def test_a_packer_that_was_killed_goes_on_where_it_was(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
     with pytest.raises(DatasetMissingError):
@@ -213,7 +214,9 @@ def test_with_no_member_left_the_packer_does_it_alone(
 def test_a_member_whose_ssd_is_full_is_left_out(source: Path, tmp_path: Path, files: dict[str, bytes]) -> None:
     (tmp_path / "n0").mkdir()
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=60k", "none", str(tmp_path / "n0")], check=True, timeout=10
+        ["mount", "-t", "tmpfs", "-o", "size=60k,mode=700", "none", str(tmp_path / "n0")],
+        check=True,
+        timeout=LIMIT_S,
     )
     agents = Agents(tmp_path)
     try:
@@ -225,4 +228,4 @@ def test_a_member_whose_ssd_is_full_is_left_out(source: Path, tmp_path: Path, fi
         assert not any("n0" in nodes for nodes in result.placed.values())
     finally:
         agents.stop_all()
-        subprocess.run(["umount", "-l", str(tmp_path / "n0")], check=True, timeout=10)
+        subprocess.run(["umount", "-l", str(tmp_path / "n0")], check=True, timeout=LIMIT_S)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, NoReturn
 
@@ -81,6 +82,22 @@ def test_a_good_copy_that_came_while_a_damaged_one_was_read_back_stays(
     (said,) = verified(store, shard)
     assert said.status == cache_pb2.VERIFY_STATUS_DAMAGED
     assert path.read_bytes() == good
+
+
+def test_a_copy_that_cannot_be_read_is_said_and_stays(source: Path, config: Config) -> None:
+    shard = next(iter(pack(str(source), "digits", config=config).placed))
+    store = Store(config.store)
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", refuse)
+        (said,) = verified(store, shard)
+    assert said.status == cache_pb2.VERIFY_STATUS_UNREADABLE
+    assert "Input/output error" in said.problem
+    (said,) = verified(store, shard)
+    assert said.status == cache_pb2.VERIFY_STATUS_OK
 
 
 def test_a_member_that_is_gone_is_said(source: Path, agents: Agents) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 # The module that the file is closed with goes first.
 KEPT_TO_THE_END = """
 import os, pathlib, sys
@@ -22,5 +24,5 @@ def test_a_file_that_is_open_as_the_interpreter_ends_goes_quietly(tmp_path: Path
     path = tmp_path / "shard"
     path.write_bytes(b"samples")
     argv = [sys.executable, "-c", KEPT_TO_THE_END, str(path), str(mapped)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")

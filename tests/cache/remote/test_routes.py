@@ -10,6 +10,7 @@ from deeplink.cache.remote.routes import DATA_PORT_HEADER, PROTOCOL, PROTOCOL_HE
 from deeplink.clock import ManualClock
 from deeplink.plainrpc import PlainBusyError, PlainConnection, PlainSilentError
 from deeplink.plainrpc.answers import check_status
+from tests.waiting import LIMIT_S
 
 AGENT, OTHER = "127.0.0.1:1", "127.0.0.1:2"
 SAID = {DATA_PORT_HEADER: "101", PROTOCOL_HEADER: str(PROTOCOL)}
@@ -25,7 +26,7 @@ def test_a_data_port_that_takes_long_to_look_up_holds_up_no_other_member(monkeyp
         if address.endswith(":101"):
             other = threading.Thread(target=lambda: routes.connection(OTHER, fresh=True).close(), daemon=True)
             other.start()
-            other.join(10.0)
+            other.join(LIMIT_S)
             assert not other.is_alive()
             raise PlainSilentError(address, "no such host")
         return PlainConnection(address, *rest)

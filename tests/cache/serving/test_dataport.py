@@ -18,8 +18,9 @@ from deeplink.cache.remote import frames, routes
 from deeplink.cache.remote.fleet import FleetStats
 from deeplink.cache.remote.transport import Places, PlainTransport
 from deeplink.cache.server import CacheServicer
-from deeplink.cache.serving.dataport import ABOVE, data_server
+from deeplink.cache.serving.dataport import data_server
 from deeplink.clock import SystemClock
+from deeplink.listening import ABOVE
 from deeplink.plainrpc.serving import Limits
 from deeplink.types import Member, NodeName, ShardId, format_members
 from deeplink.v1 import cache_pb2

@@ -20,6 +20,7 @@ from deeplink.cache.source import open_source
 from deeplink.cache.sources.origin import Listing, Source
 from deeplink.cache.sources.reading import FileReader
 from deeplink.clock import SystemClock
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ class Gate:
             self.waiting += 1
             self.most = max(self.most, self.waiting)
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.most >= self.wanted, timeout=20)
+            self.changed.wait_for(lambda: self.most >= self.wanted, timeout=LIMIT_S)
             self.waiting -= 1
 
 

@@ -11,6 +11,7 @@ from deeplink.config import Config
 from deeplink.scheduler.node.servicer import Bulletin
 from deeplink.tokens import new_token, write_token
 from deeplink.types import Member, NodeName, format_members
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +74,7 @@ class Nodes:
 
     def stop(self, node: str) -> None:
         """End a node's agent; its disk stays."""
-        self.servers.pop(node).server.stop(None).wait(5)
+        self.servers.pop(node).server.stop(None).wait(LIMIT_S)
 
     def close(self) -> None:
         """End all."""

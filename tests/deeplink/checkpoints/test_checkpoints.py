@@ -28,6 +28,7 @@ from deeplink.checkpoints import (
 from deeplink.checkpoints.saving import retire
 from deeplink.clock import ManualClock
 from deeplink.types import Attempt
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,7 +131,7 @@ def alter_the_meta(path: Path) -> None:
         (lose_a_file, "ranks/0.bin is missing"),
         (flip_a_bit, "state.bin was altered"),
         (lose_the_manifest, "manifest.json is missing"),
-        (tear_the_manifest, "manifest.json cannot be read"),
+        (tear_the_manifest, "manifest.json is no manifest"),
         (alter_the_meta, "manifest.json was altered"),
     ],
 )
@@ -151,14 +152,6 @@ def test_a_torn_newest_save_is_skipped_and_said(
         assert reader.skipped == found.skipped
         assert says in caplog.text
         caplog.clear()
-
-
-def test_when_none_is_whole_there_is_no_latest_and_the_reasons_are_told(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, attempt=FIRST)
-    truncate(save(checkpoints, 10))
-    again = Checkpoints(tmp_path, attempt=SECOND)
-    assert again.latest() is None
-    assert len(again.skipped) == 1
 
 
 def test_damaged_ones_do_not_push_whole_ones_out(tmp_path: Path) -> None:
@@ -197,7 +190,9 @@ def test_a_zombie_is_refused_at_the_rename(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-0000000010.a1"]
 
 
-def test_what_a_zombie_publishes_after_the_claim_is_ignored_said_and_removed(tmp_path: Path) -> None:
+def test_what_a_zombie_publishes_after_the_claim_is_ignored_said_and_removed_once_superseded(
+    tmp_path: Path,
+) -> None:
     zombie = Checkpoints(tmp_path, attempt=FIRST)
     good = save(zombie, 10)
     newer = Checkpoints(tmp_path, attempt=SECOND)
@@ -214,7 +209,10 @@ def test_what_a_zombie_publishes_after_the_claim_is_ignored_said_and_removed(tmp
         assert found.path == good
     assert "fenced attempt" in third.skipped[0].reason
     save(third, 40)
-    assert names(tmp_path) == ["step-0000000010.a1", "step-0000000040.a3"]
+    save(third, 50)
+    assert len(names(tmp_path)) == 5, "it looks like one that somebody brought back"
+    save(third, 60)
+    assert names(tmp_path) == [f"step-00000000{step}.a3" for step in (40, 50, 60)]
 
 
 def test_a_zombies_late_save_does_not_remove_what_the_newer_attempt_goes_on_from(
@@ -407,11 +405,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small file system needs root")
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], check=True, timeout=LIMIT_S)
     try:
         yield disk
     finally:
-        subprocess.run(["umount", disk], check=True, timeout=10)
+        subprocess.run(["umount", disk], check=True, timeout=LIMIT_S)
 
 
 def fill(path: Path) -> None:

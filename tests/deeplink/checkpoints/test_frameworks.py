@@ -22,7 +22,6 @@ STEPS = 12
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),  # theirs: of this host, of torch's
 ]
 

@@ -15,12 +15,12 @@ from deeplink.checkpoints import Checkpoints, lines
 from deeplink.checkpoints.hold import Hold
 from deeplink.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
 
 
@@ -31,10 +31,12 @@ class Storage:
     path: Path
 
     def freeze(self) -> None:
-        subprocess.run(["fsfreeze", "--freeze", str(self.path)], check=True, timeout=20)
+        subprocess.run(["fsfreeze", "--freeze", str(self.path)], check=True, timeout=LIMIT_S)
 
     def thaw(self) -> None:
-        subprocess.run(["fsfreeze", "--unfreeze", str(self.path)], check=False, timeout=20, capture_output=True)
+        subprocess.run(
+            ["fsfreeze", "--unfreeze", str(self.path)], check=False, timeout=LIMIT_S, capture_output=True
+        )
 
 
 @pytest.fixture
@@ -45,15 +47,15 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
     with image.open("wb") as file:
         file.truncate(64 << 20)
     path.mkdir()
-    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=30)
-    subprocess.run(["mount", "-o", "loop,noatime", str(image), str(path)], check=True, timeout=30)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=LIMIT_S)
+    subprocess.run(["mount", "-o", "loop,noatime", str(image), str(path)], check=True, timeout=LIMIT_S)
     mounted = Storage(path)
     try:
         yield mounted
     finally:
         mounted.thaw()
         lines.finish(20)
-        subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=30)
+        subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=LIMIT_S)
 
 
 def save(checkpoints: Checkpoints, step: int) -> None:
@@ -70,8 +72,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold the storage for frozen after half a second."""
     hold = Hold.__init__
 
-    def made(self: Hold, *args: object) -> None:
-        hold(self, *args)  # type: ignore[arg-type]
+    def made(self: Hold, *args: object, **more: object) -> None:
+        hold(self, *args, **more)  # type: ignore[arg-type]
         self.shared.patience_s = 0.5
 
     monkeypatch.setattr(Hold, "__init__", made)
@@ -146,7 +148,7 @@ def test_a_save_that_hangs_in_the_middle_is_whole_when_the_storage_goes_on(
 
     if is_waited_for:
         threading.Thread(target=saved).start()
-        assert frozen.wait(20)
+        assert frozen.wait(LIMIT_S)
     else:
         storage.freeze()
         checkpoints.save_state({"model": {"weight": 1}}, step=2)
@@ -155,7 +157,7 @@ def test_a_save_that_hangs_in_the_middle_is_whole_when_the_storage_goes_on(
     assert not done.wait(1)
     storage.thaw()
     if is_waited_for:
-        assert done.wait(20)
+        assert done.wait(LIMIT_S)
     checkpoints.close()
     found = checkpoints.latest()
     assert found is not None

@@ -41,6 +41,7 @@ from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.types import Attempt, FencedError, JobId, Member, NodeName
 from tests.deeplink.checkpoints.nodes import Nodes, Settings
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -363,7 +364,7 @@ def test_a_rank_whose_job_was_restarted_elsewhere_ends_itself(tmp_path: Path) ->
     assert zombie.stdout.readline() == "training\n"
     assert zombie.poll() is None
     Checkpoints(tmp_path, attempt=SECOND).latest()
-    _, said = zombie.communicate(timeout=30)
+    _, said = zombie.communicate(timeout=LIMIT_S)
     assert zombie.returncode == 77
     assert said == "deeplink: this rank ends: attempt 17.0.1 has taken over\n"
 
@@ -405,7 +406,7 @@ def two_nodes() -> Iterator[tuple[list[str], list[str]]]:
     names = [f"dlguard{os.getpid()}{side}" for side in "ab"]
 
     def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, timeout=10)
+        subprocess.run(["ip", *words], check=True, timeout=LIMIT_S)
 
     try:
         for number, name in enumerate(names):
@@ -420,7 +421,7 @@ def two_nodes() -> Iterator[tuple[list[str], list[str]]]:
         yield inside[0], inside[1]
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, timeout=10, stderr=subprocess.DEVNULL)
+            subprocess.run(["ip", "netns", "del", name], check=False, timeout=LIMIT_S, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.slow
@@ -437,9 +438,9 @@ def test_a_rank_that_is_cut_off_from_all_others_ends_itself_after_its_lease(
         assert cut.stdout is not None
         assert cut.stdout.readline() == "answered\n"
         assert cut.poll() is None
-        subprocess.run([*here, "ip", "link", "set", "veth0", "down"], check=True, timeout=10)
+        subprocess.run([*here, "ip", "link", "set", "veth0", "down"], check=True, timeout=LIMIT_S)
         began = time.monotonic()
-        _, said = cut.communicate(timeout=40)
+        _, said = cut.communicate(timeout=LIMIT_S)
         assert time.monotonic() - began > 1  # not at the first silence
         assert cut.returncode == 77
         assert said == "deeplink: this rank ends: cut off: the other nodes' agents did not answer for 3 s\n"
@@ -447,4 +448,4 @@ def test_a_rank_that_is_cut_off_from_all_others_ends_itself_after_its_lease(
         for process in (agent, cut):
             if process is not None:
                 process.kill()
-                process.communicate(timeout=10)
+                process.communicate(timeout=LIMIT_S)

@@ -71,7 +71,7 @@ def test_a_folder_advises_from_its_own_saves_and_restarts(tmp_path: Path) -> Non
     clock = ManualClock()
 
     def save(attempt: Attempt, step: int) -> Checkpoints:
-        checkpoints = Checkpoints(tmp_path, attempt=attempt, clock=clock)
+        checkpoints = Checkpoints(tmp_path, attempt=attempt, clock=clock, from_scratch=True)
         with checkpoints.save(step=step) as draft:
             clock.sleep(2)
             (draft / "a").write_bytes(b"a")

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from deeplink.checkpoints.lines import Line
+from tests.waiting import LIMIT_S
 
 HANGS = """
 import sys, threading
@@ -37,7 +38,7 @@ threading.Thread(target=saving).start()
 
 def ran(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 
@@ -58,7 +59,7 @@ def test_what_waits_gives_way_and_what_fails_is_told_once() -> None:
     opened, worked = threading.Event(), list[str]()
 
     def work(name: str) -> None:
-        assert opened.wait(30)
+        assert opened.wait(LIMIT_S)
         worked.append(name)
         if name == "b":
             raise OSError(5, "I/O")

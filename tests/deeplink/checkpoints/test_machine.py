@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from deeplink.checkpoints import Checkpoints, FencedError
+from deeplink.checkpoints import Checkpoint, Checkpoints, FencedError
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.saving import Save
 from deeplink.types import Attempt
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -40,6 +41,10 @@ def publish_behind_its_back(checkpoints: Checkpoints, step: int) -> None:
         shutil.rmtree(draft)  # the rename of a folder onto one that holds files fails
     else:
         draft.rename(checkpoints.folder / name)
+
+
+def looked_at(folder: Path) -> Checkpoint | None:
+    return Checkpoints(folder, readonly=True, from_scratch=True).latest()
 
 
 class Fencing(RuleBasedStateMachine):
@@ -69,7 +74,8 @@ class Fencing(RuleBasedStateMachine):
     @rule(ranks=st.integers(1, 3))
     def a_new_attempt_begins(self, ranks: int) -> None:
         self.restart += 1
-        group = [Checkpoints(self.folder, attempt=Attempt(1, self.restart, 0)) for _ in range(ranks)]
+        attempt = Attempt(1, self.restart, 0)
+        group = [Checkpoints(self.folder, attempt=attempt, from_scratch=True) for _ in range(ranks)]
         found = [rank.latest() for rank in group]
         expected = max(self.whole(), default=None)
         assert [item.step if item else None for item in found] == [expected] * ranks
@@ -110,24 +116,23 @@ class Fencing(RuleBasedStateMachine):
 
     @rule()
     def someone_looks_from_outside(self) -> None:
-        found = Checkpoints(self.folder).latest()
+        found = Checkpoints(self.folder, from_scratch=True).latest()
         assert (found.step if found else None) == max(self.whole(), default=None)
 
     @invariant()
     def what_is_found_was_written_by_the_surviving_trajectory(self) -> None:
-        if hasattr(self, "folder") and (found := Checkpoints(self.folder, readonly=True).latest()):
+        if hasattr(self, "folder") and (found := looked_at(self.folder)):
             assert (found.path / "state.bin").read_bytes() == b"state"
             assert manifests.check(found.path, contents=True).step == found.step
 
 
 TestFencing = Fencing.TestCase
-TestFencing.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
-TestFencing = pytest.mark.timeout(180)(TestFencing)
+TestFencing.settings = settings(max_examples=60, stateful_step_count=25)
 
 
 def claim_at_once(folder: Path, attempt: str, barrier: Barrier, answers: Queue[Answer]) -> None:
     checkpoints = Checkpoints(folder, attempt=Attempt.parse(attempt))
-    barrier.wait(20)
+    barrier.wait(LIMIT_S)
     try:
         found = checkpoints.latest()
     except FencedError as fenced:
@@ -139,7 +144,6 @@ def claim_at_once(folder: Path, attempt: str, barrier: Barrier, answers: Queue[A
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_processes_that_claim_at_the_same_moment_agree(tmp_path: Path) -> None:
     first = Checkpoints(tmp_path, attempt=Attempt(1, 0, 0))
     with first.save(step=5) as draft:
@@ -153,9 +157,9 @@ def test_processes_that_claim_at_the_same_moment_agree(tmp_path: Path) -> None:
     ]
     for process in processes:
         process.start()
-    said = [answers.get(timeout=60) for _ in attempts]
+    said = [answers.get(timeout=LIMIT_S) for _ in attempts]
     for process in processes:
-        process.join(20)
+        process.join(LIMIT_S)
     newer = [(number, step) for name, number, step in said if name == "1.2.0"]
     older = [(number, step) for name, number, step in said if name == "1.1.0"]
     assert len(set(newer)) == 1

@@ -16,6 +16,7 @@ from deeplink.checkpoints.hold import Hold
 from deeplink.checkpoints.meeting import Meeting
 from deeplink.clock import ManualClock
 from deeplink.types import Attempt
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     copy = mirror.copy_entry
 
     def slow(source: Path, final: Path, check: Callable[[], None] = lambda: None, **more: Any) -> None:
-        assert opened.wait(30)
+        assert opened.wait(LIMIT_S)
         copy(source, final, check, **more)
 
     monkeypatch.setattr(mirror, "copy_entry", slow)
@@ -99,8 +100,9 @@ def test_a_zombies_copy_is_refused_before_it_appears(tmp_path: Path, held: threa
     third = Checkpoints(shared, attempt=THIRD, local=tmp_path / "ssd0")
     assert third.latest() is None
     save(third, 5)
+    save(third, 6)
     third.close()
-    assert steps(tmp_path / "ssd0") == [5]
+    assert steps(tmp_path / "ssd0") == [5, 6]
 
 
 def test_a_restart_brings_in_what_this_node_alone_holds(

@@ -8,10 +8,12 @@ import os
 import shutil
 import stat
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,13 +27,13 @@ from deeplink.checkpoints import (
     council,
 )
 from deeplink.checkpoints.claims import Claim, Claims, claim_of, claim_text
-from deeplink.checkpoints.copies import FORGET_S, Copies, NoSuchRunError
+from deeplink.checkpoints.copies import FORGET_S, Copies, NoRoomError, NoSuchRunError
 from deeplink.checkpoints.council import NoAgreementError
 from deeplink.checkpoints.fetching import There
 from deeplink.checkpoints.manifest import FileEntry, Manifest, manifest_of, manifest_text
 from deeplink.checkpoints.partners import partners
 from deeplink.checkpoints.saving import withdraw_if_late
-from deeplink.clock import SystemClock
+from deeplink.clock import ManualClock, SystemClock
 from deeplink.config import Config
 from deeplink.types import Attempt, Member, NodeName
 from deeplink.v1 import keep_pb2
@@ -353,6 +355,45 @@ def test_what_does_not_fit_is_not_kept_and_said_once(tmp_path: Path, caplog: pyt
     assert Checkpoints(tmp_path / "shared", readonly=True).latest()
 
 
+def there_is(step: int) -> There:
+    """Return a checkpoint on n0: one file with `DATA`."""
+    entry = FileEntry("state.bin", len(DATA), xxhash.xxh3_64_hexdigest(DATA))
+    manifest = Manifest(step=step, attempt=str(FIRST), claim=1, created_unix=0.0, files=(entry,), meta={})
+    name = f"step-{step:010d}.a1"
+    return There("n0", "h0:1", name, "own", manifest, manifest_text(manifest), frozenset())
+
+
+def test_the_newest_copy_of_another_job_stays_until_nobody_comes_back_to_it(tmp_path: Path) -> None:
+    """Two jobs of one user share a node; or one waits in the queue, and what it goes on from lies here alone."""
+    waiting, at_work = "a" * 32, "b" * 32
+    copies = Copies(tmp_path / "checkpoints", int(len(DATA) * 2.7))
+    claim = Claim(number=1, attempt=FIRST, holder="h", recognised=(), skipped=(), created_unix=0.0)
+
+    def keep(run: str, step: int) -> None:
+        def fetch(_files: object, into: Path) -> None:
+            (into / "state.bin").write_bytes(DATA)
+
+        copies.keep(run, there_is(step), claim, fetch, lambda: None)
+
+    def kept(run: str) -> list[str]:
+        return sorted(path.name for path in copies.root.glob(f"{run}/from-n0/step-*"))
+
+    for step in (1, 2):
+        keep(waiting, step)
+    keep(at_work, 1)
+    assert kept(waiting) == ["step-0000000002.a1"], "what is superseded gives way"
+    with pytest.raises(NoRoomError, match="do not fit"):
+        keep(at_work, 2)
+    assert kept(waiting) == ["step-0000000002.a1"]
+    assert kept(at_work) == ["step-0000000001.a1"]
+    long_ago = time.time() - FORGET_S - 60
+    for path in (copies.root / waiting, copies.root / waiting / "from-n0"):
+        os.utime(path, (long_ago, long_ago))
+    keep(at_work, 2)
+    assert kept(waiting) == []
+    assert kept(at_work) == ["step-0000000001.a1", "step-0000000002.a1"]
+
+
 def test_room_for_one_copy_alone_keeps_the_newest(tmp_path: Path) -> None:
     job = Nodes(tmp_path, config=Config(copies_bytes=int(len(DATA) * 2.5)))
     checkpoints = begun(job, FIRST, "n0", ["n0"])
@@ -390,7 +431,8 @@ def test_the_agents_folders_hold_nothing_of_others(nodes: Nodes) -> None:
 
     copies = Copies(nodes.store("n2") / "checkpoints")
     run = run_of(nodes.root / "shared")
-    assert copies.file(run, "step-0000000001.a1", "from-n0", "deep/state.bin").read_bytes() == DATA + b"\1"
+    with copies.open(run, "step-0000000001.a1", "from-n0", "deep/state.bin") as file:
+        assert file.read() == DATA + b"\1"
     for name, origin, path in [
         ("step-0000000001.a1", "from-n0", "../../../../../secret"),
         ("step-0000000001.a1", "../..", "deep/state.bin"),
@@ -398,9 +440,14 @@ def test_the_agents_folders_hold_nothing_of_others(nodes: Nodes) -> None:
         ("step-0000000001.a1", "from-n0", "manifest.json"),
     ]:
         with pytest.raises(NoSuchRunError):
-            copies.file(run, name, origin, path)
+            copies.open(run, name, origin, path)
     with pytest.raises(NoSuchRunError):
-        copies.file("../" + run, "step-0000000001.a1", "from-n0", "deep/state.bin")
+        copies.open("../" + run, "step-0000000001.a1", "from-n0", "deep/state.bin")
+    state = nodes.store("n2") / "checkpoints" / run / "from-n0" / "step-0000000001.a1" / "deep" / "state.bin"
+    state.unlink()
+    state.symlink_to(secret)
+    with pytest.raises(OSError, match="symbolic links"):
+        copies.open(run, "step-0000000001.a1", "from-n0", "deep/state.bin")
     assert not nodes.store("n1").exists(), "an agent writes nothing where it keeps nothing"
 
 
@@ -487,7 +534,8 @@ def test_a_shared_folder_that_stands_still_while_an_attempts_own_checkpoints_are
 
 
 def test_copies_of_a_run_that_was_still_for_long_are_forgotten_and_no_others(tmp_path: Path) -> None:
-    copies, now = Copies(tmp_path / "checkpoints"), 1_000_000_000.0
+    clock = ManualClock()
+    copies, now = Copies(tmp_path / "checkpoints", clock=clock), clock.unix()
     still, at_work = "a" * 32, "b" * 32
     for run, age_s in [(still, FORGET_S + 60), (at_work, FORGET_S - 60)]:
         kept = copies.root / run / "from-n0"
@@ -496,7 +544,7 @@ def test_copies_of_a_run_that_was_still_for_long_are_forgotten_and_no_others(tmp
         for path in (kept, kept.parent):
             os.utime(path, (now - age_s, now - age_s))
     (copies.root / "not-a-run").mkdir()
-    copies.forget(now)
+    copies.forget()
     assert sorted(path.name for path in copies.root.iterdir()) == [at_work, "not-a-run"]
 
 

@@ -28,6 +28,7 @@ from deeplink.checkpoints.parts import FOLDER, Exchange, Group
 from deeplink.clock import ManualClock
 from deeplink.errors import DeepLinkError
 from deeplink.types import Attempt
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -287,12 +288,11 @@ def run_ranks(target: Any, world: int, folder: Path, attempt: str) -> list[int |
     for process in processes:
         process.start()
     for process in processes:
-        process.join(90)
+        process.join(3 * LIMIT_S)
     return [process.exitcode for process in processes]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_sharded_tensors_saved_by_two_ranks_outside_of_a_job_are_loaded_by_three_in_one(tmp_path: Path) -> None:
     assert run_ranks(save_sharded, 2, tmp_path, "") == [0, 0]
     assert names(tmp_path) == ["step-0000000001.a1", "step-0000000002.a1"]
@@ -309,7 +309,7 @@ def older(folder: Path, spread: str, began: Event, go_on: Event) -> None:
 
     def slow(state: Any, path: Path) -> None:
         began.set()
-        assert go_on.wait(60)
+        assert go_on.wait(LIMIT_S)
         write(state, path)
 
     tensors.write_state = slow
@@ -323,7 +323,6 @@ def older(folder: Path, spread: str, began: Event, go_on: Event) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("spread", ["alone", "sharded"])
 def test_a_real_older_process_cannot_publish_what_it_was_writing(tmp_path: Path, spread: str) -> None:
     with Checkpoints(tmp_path, attempt=FIRST) as before:
@@ -332,13 +331,13 @@ def test_a_real_older_process_cannot_publish_what_it_was_writing(tmp_path: Path,
     began, go_on = spawn.Event(), spawn.Event()
     zombie = spawn.Process(target=older, args=(tmp_path, spread, began, go_on), daemon=True)
     zombie.start()
-    assert began.wait(60)
+    assert began.wait(LIMIT_S)
     newer = Checkpoints(tmp_path, attempt=SECOND)
     found = newer.latest()
     assert found is not None
     assert found.step == 10
     go_on.set()
-    zombie.join(60)
+    zombie.join(LIMIT_S)
     assert zombie.exitcode == 77
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000010.a1"]
     with newer:

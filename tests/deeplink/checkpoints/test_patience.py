@@ -14,6 +14,7 @@ from typing_extensions import override
 from deeplink.checkpoints import Checkpoints, StorageSilentError, hold
 from deeplink.checkpoints.patience import Patience
 from deeplink.types import Attempt
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,11 +70,11 @@ def test_an_answer_that_comes_as_it_is_given_up_is_taken_and_the_next_is_asked_f
         @override
         def _gives_up(self, question: Any) -> bool:
             let.set()
-            assert question.answered.wait(20)
+            assert question.answered.wait(LIMIT_S)
             return super()._gives_up(question)
 
     patience = Late(tmp_path, 0.05)
-    assert patience.ask(lambda: let.wait(20) and "read") == "read"
+    assert patience.ask(lambda: let.wait(LIMIT_S) and "read") == "read"
     assert patience.ask(lambda: "again", 20) == "again"
 
 
@@ -81,11 +82,11 @@ def test_a_late_answer_makes_way_for_the_next_question(tmp_path: Path) -> None:
     let = threading.Event()
     patience = Patience(tmp_path, 0.05)
     with pytest.raises(TimeoutError):
-        patience.ask(lambda: let.wait(20))
+        patience.ask(lambda: let.wait(LIMIT_S))
     with pytest.raises(TimeoutError):
         patience.ask(lambda: "asked meanwhile")
     let.set()
-    end = time.monotonic() + 20
+    end = time.monotonic() + LIMIT_S
     while patience.is_overdue:
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -26,6 +26,7 @@ from deeplink.checkpoints import (
     tensors,
 )
 from deeplink.types import Attempt
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ class Gate:
 
         def held(state: Any, path: Path) -> None:
             self.reached.set()
-            assert self.opened.wait(30)
+            assert self.opened.wait(LIMIT_S)
             write(state, path)
 
         monkeypatch.setattr(tensors, "write_state", held)
@@ -73,7 +74,7 @@ def test_what_is_saved_is_what_it_was_when_the_call_returned(tmp_path: Path, gat
     weights = torch.arange(5.0)
     with Checkpoints(tmp_path, attempt=FIRST) as checkpoints:
         assert checkpoints.save_state({"model": {"w": weights, "note": [1, "a"]}}, step=3, meta={"k": 1})
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(LIMIT_S)
         assert names(tmp_path)[0].startswith(".draft-")
         weights += 100
         gate.opened.set()
@@ -149,7 +150,7 @@ def test_one_save_at_a_time_and_the_next_waits_or_is_skipped(tmp_path: Path, gat
     checkpoints = Checkpoints(tmp_path, attempt=FIRST, waiting=waiting)
     state = {"w": torch.ones(2)}
     assert checkpoints.save_state(state, step=1)
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(LIMIT_S)
     assert checkpoints.is_saving
     if waiting == "skip":
         assert not checkpoints.save_state(state, step=2)
@@ -162,7 +163,7 @@ def test_one_save_at_a_time_and_the_next_waits_or_is_skipped(tmp_path: Path, gat
     second.join(0.2)
     assert second.is_alive()
     gate.opened.set()
-    second.join(30)
+    second.join(LIMIT_S)
     checkpoints.close()
     assert names(tmp_path) == ["step-0000000001.a1", "step-0000000002.a1"]
     # The second's copy did not go where the first's still was.
@@ -216,7 +217,7 @@ def test_closing_raises_what_failed_and_the_blocks_own_error_goes_first(
 def test_a_newer_attempt_fences_a_save_that_is_under_way(tmp_path: Path, gate: Gate) -> None:
     old = Checkpoints(tmp_path, attempt=FIRST)
     old.save_state({"w": torch.ones(1)}, step=1)
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(LIMIT_S)
     assert Checkpoints(tmp_path, attempt=SECOND).latest() is None
     gate.opened.set()
     with pytest.raises(FencedError) as fenced:
@@ -351,7 +352,7 @@ def test_a_folder_that_another_wrote_is_taken_in_and_may_go_at_once(tmp_path: Pa
 def test_a_fork_in_the_middle_of_a_save_does_not_wait_for_its_parents(tmp_path: Path, gate: Gate) -> None:
     checkpoints = Checkpoints(tmp_path, attempt=FIRST)
     checkpoints.save_state({"w": torch.ones(1)}, step=1)
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(LIMIT_S)
     background = checkpoints._states._background
     background._process = os.getpid() - 1  # as a child sees it
     assert not checkpoints.is_saving
@@ -362,7 +363,7 @@ def mounted(disk: Path, size: str) -> Path:
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True, timeout=LIMIT_S)
     return disk
 
 
@@ -372,7 +373,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield disk
     finally:
-        subprocess.run(["umount", disk], check=True, timeout=10)
+        subprocess.run(["umount", disk], check=True, timeout=LIMIT_S)
 
 
 def test_a_disk_that_fills_up_in_the_background_leaves_the_last_checkpoint(small_disk: Path) -> None:
@@ -391,7 +392,7 @@ def test_a_disk_that_fills_up_in_the_background_leaves_the_last_checkpoint(small
 def test_a_disk_that_turns_read_only_is_a_clear_error(small_disk: Path) -> None:
     checkpoints = Checkpoints(small_disk, attempt=FIRST)
     checkpoints.save_state({"w": torch.ones(10)}, step=1, wait=True)
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True, timeout=10)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True, timeout=LIMIT_S)
     checkpoints.save_state({"w": torch.ones(10)}, step=2)
     with pytest.raises(CheckpointWriteError, match="Read-only"):
         checkpoints.close()
@@ -434,16 +435,16 @@ def script(folder: Path, step: int, then: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_a_process_that_ends_finishes_its_save_and_one_that_is_killed_leaves_none(tmp_path: Path) -> None:
     ending = script(tmp_path, 1, "end")
-    _, said = ending.communicate("\n", timeout=30)
+    _, said = ending.communicate("\n", timeout=LIMIT_S)
     assert (ending.returncode, said) == (0, "")
     interrupted = script(tmp_path, 2, "loop")
     interrupted.send_signal(2)
-    _, said = interrupted.communicate("\n", timeout=30)
+    _, said = interrupted.communicate("\n", timeout=LIMIT_S)
     assert interrupted.returncode != 0
     assert "KeyboardInterrupt" in said
     killed = script(tmp_path, 3, "loop")
     killed.kill()
-    killed.communicate(timeout=30)
+    killed.communicate(timeout=LIMIT_S)
     found = stored(Checkpoints(tmp_path))
     assert found is not None
     assert found[0] == 2

@@ -18,6 +18,7 @@ from deeplink.files import FileTroubleError
 from deeplink.scheduler.model.read_sweep import ReadSweep
 from deeplink.scheduler.model.stored import constants_from
 from deeplink.scheduler.model.sweep import Reach, Seat, Sweep, Timing
+from tests.waiting import LIMIT_S
 
 
 def calibrate(*words: str) -> Result:
@@ -61,14 +62,13 @@ def launched(
         env={**outside, **own, "OMP_NUM_THREADS": "1", **more},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=3 * LIMIT_S,
         check=False,
         cwd=folder,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_ranks_over_loopback_become_constants(tmp_path: Path) -> None:
     out = tmp_path / "constants.json"
     # Up to 64 MiB: on a busy machine small ones take milliseconds, as long as 4 MiB do.
@@ -104,7 +104,6 @@ def test_a_file_that_cannot_be_written_does_not_cost_the_measurement(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_one_rank_alone_is_told_so(tmp_path: Path) -> None:
     done = launched(tmp_path, 1, 1)
     assert done.returncode == 2
@@ -112,7 +111,6 @@ def test_one_rank_alone_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_reading_is_timed_from_each_place(tmp_path: Path) -> None:
     files = {f"{number % 3}/{number}": bytes([number % 251]) * 5_000 for number in range(600)}
     for name, data in files.items():
@@ -128,7 +126,7 @@ def test_reading_is_timed_from_each_place(tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     assert pack.returncode == 0, pack.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from click.testing import CliRunner, Result
 
 from deeplink.checkpoints import Checkpoints
 from deeplink.checkpoints.claims import Claims
-from deeplink.checkpoints.entries import Retention, entries, superfluous
+from deeplink.checkpoints.entries import Retention, entries, surplus
 from deeplink.checkpoints.inspection import plan_pruning
 from deeplink.cli import cli
 from deeplink.clock import ManualClock
 from deeplink.errors import DeepLinkError
 from deeplink.files import FileTroubleError
 from deeplink.types import Attempt
+from tests.deeplink.checkpoints.faults import refusing
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +125,18 @@ def test_verify_reads_all_and_names_what_is_wrong(folder: Path) -> None:
     assert isinstance(unknown.exception, DeepLinkError)
 
 
+def test_what_the_storage_refuses_is_unreadable_and_not_damaged(folder: Path) -> None:
+    with refusing(lambda _event, path: "/step-0000000040" in path, code=errno.EIO):
+        said = deeplink("verify", folder)
+        assert "unreadable: [Errno 5] Input/output error" in said.output
+        assert said.output.count("damaged") == 1, "the torn one"
+        assert verify(folder).return_value == 1
+        assert "latest" not in deeplink("ls", folder).output, "what a job goes on from is not known"
+        refused = deeplink("prune", folder, "--keep", "1")
+    assert isinstance(refused.exception, FileTroubleError)
+    assert "step-0000000010.a1" in names(folder)
+
+
 def test_verify_of_an_empty_folder_finds_nothing_to_trust(tmp_path: Path) -> None:
     assert verify(tmp_path).return_value == 1
 
@@ -153,8 +167,10 @@ def test_the_newest_that_is_whole_to_its_last_byte_stays(folder: Path) -> None:
     # Its size is right and its contents are not: the rule alone would keep it and drop the only whole one.
     (folder / "step-0000000040.a2" / "state.bin").write_bytes(b"x" * 200)
     said = deeplink("prune", folder, "--keep", "1")
-    assert "kept step-0000000010.a1: nothing newer is whole" in said.output
-    assert names(folder) == {"step-0000000040.a2", "step-0000000010.a1"}
+    assert "set step-0000000040.a2 aside: it is damaged" in said.output
+    assert {"step-0000000010.a1"} <= names(folder)
+    assert "step-0000000040.a2" not in names(folder)
+    assert ".damaged-step-0000000040.a2" in deeplink("ls", folder).output
 
 
 def test_what_the_rule_keeps(tmp_path: Path) -> None:
@@ -165,7 +181,10 @@ def test_what_the_rule_keeps(tmp_path: Path) -> None:
             save(checkpoints, step)
     assert sorted(entry.step for entry in entries(tmp_path)) == [30, 60, 90, 100]
     claim = Claims(tmp_path).all()[-1]
-    assert superfluous(tmp_path, claim, Retention(keep=1)) == [f"step-00000000{step}.a1" for step in (90, 60, 30)]
+    found = surplus(tmp_path, claim, Retention(keep=1), "step-0000000100.a1")
+    assert found.superseded == tuple(f"step-00000000{step}.a1" for step in (90, 60, 30))
+    assert surplus(tmp_path, claim, Retention(keep=1), "step-0000000060.a1").superseded == ("step-0000000030.a1",)
+    assert surplus(tmp_path, claim, Retention(keep=1), "").superseded == (), "nothing is proved"
     assert plan_pruning(tmp_path, Retention(keep=9)).names == ()
     for wrong in ((0, 0), (1, -1)):
         with pytest.raises(ValueError, match="keep must be"):

@@ -19,13 +19,16 @@ import pytest
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Incident
+from tests.waiting import LIMIT_S
 
 COMMAND = [sys.executable, "-m", "deeplink", "console"]
 
 
 def ran(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "HOME": str(tmp_path), "DEEPLINK_STATE": str(tmp_path)}
-    return subprocess.run([*COMMAND, *arguments], env=env, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        [*COMMAND, *arguments], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
 
 
 @contextmanager
@@ -43,9 +46,9 @@ def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[
 
 
 def opened(port: int, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    until = time.monotonic() + 20
+    until = time.monotonic() + LIMIT_S
     while True:
-        asker = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        asker = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         try:
             asker.request("GET", path)
             return asker, asker.getresponse()
@@ -64,7 +67,7 @@ def test_it_leaves_when_told_with_pages_open(tmp_path: Path, number: signal.Sign
             assert answer.readline().startswith(b"id: ")
         began = time.monotonic()
         process.send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(LIMIT_S) == 0
         took = time.monotonic() - began
         for asker, _ in pages:
             asker.close()
@@ -89,7 +92,7 @@ def test_a_page_that_reads_nothing_does_not_hold_it_up(tmp_path: Path) -> None:
         assert stuck.recv(1, socket.MSG_PEEK) == b"H"
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(LIMIT_S) == 0
         print(f"left {time.monotonic() - began:.2f} s after SIGTERM")  # noqa: T201 - a figure for people
 
 
@@ -99,12 +102,12 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path) -> None:
     env = {**os.environ, "HOME": str(tmp_path), "DEEPLINK_STATE": str(tmp_path)}
     command = [sys.executable, "-c", program, "console"]
     done = subprocess.run(
-        [*command, "--no-slurm"], env=env, capture_output=True, text=True, timeout=50, check=False
+        [*command, "--no-slurm"], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 1
     assert "deeplink[console]" in done.stderr
     one = [*command, "--no-slurm", "--json"]
-    assert subprocess.run(one, env=env, capture_output=True, timeout=50, check=False).returncode == 0
+    assert subprocess.run(one, env=env, capture_output=True, timeout=LIMIT_S, check=False).returncode == 0
 
 
 @pytest.mark.slow
@@ -122,7 +125,7 @@ def test_a_hanging_slurm_delays_neither_the_page_nor_the_end_and_is_ended(tmp_pa
             document = json.loads(answer.read())
             asker.close()
             assert document["sources"]["nodes"]["state"] in {"waiting", "failing"}
-            until = time.monotonic() + 20
+            until = time.monotonic() + LIMIT_S
             while not (asked.exists() and asked.read_text().endswith("\n")):
                 assert time.monotonic() < until
                 time.sleep(0.02)

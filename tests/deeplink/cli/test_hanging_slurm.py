@@ -16,10 +16,10 @@ from deeplink.scheduler.sandbox.processes import ProcessId
 Fails = Callable[[], tuple[int, str]]
 
 
-def srun(bin_folder: Path, text: str) -> None:
-    program = bin_folder / "srun"
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
+def program(bin_folder: Path, text: str, name: str = "srun") -> None:
+    path = bin_folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 @pytest.fixture
@@ -35,6 +35,11 @@ def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
+    program(
+        folder,
+        r"printf 'JobId=7 JobName=x\n   Requeue=1 Restarts=0\n   NumNodes=2 NumCPUs=2 NumTasks=2 CPUs/Task=1\n'",
+        "scontrol",
+    )
     return folder
 
 
@@ -66,7 +71,7 @@ def test_an_srun_that_hangs_is_named_and_ended(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    srun(bin_folder, f"echo $$ >{tmp_path}/pid; exec /bin/sleep 60")
+    program(bin_folder, f"echo $$ >{tmp_path}/pid; exec /bin/sleep 60")
     monkeypatch.setattr(fleet, "QUIET_S", 0.2)
     monkeypatch.setattr(fleet, "START_S", 3.0)
     code, said = fails()
@@ -85,9 +90,9 @@ def test_an_srun_that_fails_is_quoted(bin_folder: Path, fails: Fails, tmp_path: 
     log = tmp_path / "state" / "jobs" / "7" / "agents.log"
     log.parent.mkdir(parents=True)
     log.write_text("of an earlier step\n")
-    srun(bin_folder, "exit 3")
+    program(bin_folder, "exit 3")
     assert "srun exited 3 before an agent came up on n0, n1: (it said nothing)" in fails()[1]
-    srun(bin_folder, "echo 'srun: error: Invalid account' >&2; exit 1")
+    program(bin_folder, "echo 'srun: error: Invalid account' >&2; exit 1")
     code, said = fails()
     assert code == 1
     assert "srun: error: Invalid account" in said

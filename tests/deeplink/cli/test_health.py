@@ -12,6 +12,7 @@ import pytest
 from deeplink.cli.health_printing import exit_code, nagios
 from deeplink.scheduler.health.seen import file_in
 from deeplink.scheduler.watch.records import Finding, Severity
+from tests.waiting import LIMIT_S
 
 QUIET = "".join(f"[{name}]\noff = true\n" for name in ("memory", "clock", "mount", "network", "gpu", "processes"))
 
@@ -38,7 +39,7 @@ def health(site: Path, *options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "deeplink", "health", *options],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LIMIT_S,
         check=False,
         env={"DEEPLINK_CONFIG": str(site / "config.toml")},
         cwd="/",

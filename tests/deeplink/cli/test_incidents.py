@@ -16,7 +16,7 @@ from deeplink.cli.incidents import command
 from deeplink.cli.incidents_reading import IncidentUnknownError
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal, JournalMissingError
-from deeplink.scheduler.watch.records import ActionRecord, Incident, Outcome, RankStack
+from deeplink.scheduler.watch.records import ActionRecord, Beat, Incident, Outcome, Phase, RankStack
 from deeplink.types import Attempt, NodeName
 
 ENDED = Incident(
@@ -163,6 +163,18 @@ def test_json_for_programs(state: Path) -> None:
     one = json.loads(told(state, "1", "--json").output)
     assert (one["attempt"], one["outcome"], one["actions"][0]["result"]) == ("17.0.0", "recovered", "down")
     assert [incident["number"] for incident in json.loads(told(state, "--json", "--job", "18").output)] == [2]
+
+
+def test_a_task_of_an_array_is_asked_for_by_its_name(state: Path) -> None:
+    attempt = Attempt(19, 0, 0)
+    hung = Incident(id="19.0.0-ranks-hung", kind="ranks-hung", attempt=attempt, began_unix=1.0, detected_unix=2.0)
+    with Journal(state / "watch.sqlite") as journal:
+        journal.record_beat(Beat(attempt=attempt, phase=Phase.RUNNING, job_label="12_3", incidents=(hung,)), 3.0)
+    (one,) = json.loads(told(state, "--json", "--job", "12_3").output)
+    assert (one["id"], one["job_label"]) == (hung.id, "12_3")
+    assert "12_3.0.0" in told(state, "--job", "12_3").output
+    assert json.loads(told(state, "--json", "--job", "12_4").output) == []
+    assert told(state, "--job", "12_[1-3]").exit_code
 
 
 def test_an_unknown_one_is_an_error(state: Path) -> None:

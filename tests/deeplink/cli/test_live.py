@@ -18,6 +18,7 @@ import pytest
 from deeplink.clock import SystemClock
 from tests.scheduler.view.left import launched
 from tests.scheduler.view.programs import TOPOLOGY, Programs, job, nodes
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ class Terminal:
         os.close(slave)
         self.said = ""
 
-    def until(self, text: str, bound_s: float = 40.0) -> str:
+    def until(self, text: str, bound_s: float = LIMIT_S) -> str:
         """Read until a text comes; return what was said from before it."""
         end = time.monotonic() + bound_s
         while not re.search(text, self.said):
@@ -56,19 +57,19 @@ class Terminal:
         os.write(self.master, key.encode())
 
     def ended(self) -> int:
-        end = time.monotonic() + 30
+        end = time.monotonic() + LIMIT_S
         while self.process.poll() is None and time.monotonic() < end:
             if select.select([self.master], [], [], 0.1)[0]:
                 try:
                     self.said += os.read(self.master, 65536).decode(errors="replace")
                 except OSError:
                     break
-        return self.process.wait(10)
+        return self.process.wait(LIMIT_S)
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(LIMIT_S)
         os.close(self.master)
 
 

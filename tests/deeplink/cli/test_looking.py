@@ -22,6 +22,7 @@ from deeplink.config import load_config
 from deeplink.types import format_members
 from tests.cache.agents import Agents, config_below, small_files, write_tree
 from tests.deeplink.cli.test_pack import Deeplink
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,7 +203,7 @@ def cat(config: Config, *args: str) -> subprocess.CompletedProcess[bytes]:
         "DEEPLINK_CONFIG": "/dev/null",
     }
     command = [sys.executable, "-m", "deeplink", "cat", *args]
-    return subprocess.run(command, capture_output=True, env=env, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, env=env, timeout=LIMIT_S, check=False)
 
 
 def test_cat_writes_the_very_bytes(config: Config) -> None:
@@ -230,7 +231,7 @@ def in_shell(config: Config, words: str, into: str) -> str:
         ["bash", "-c", f"({sys.executable} -m deeplink {words}; echo code $? >&2) {into}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
         env={**os.environ, "DEEPLINK_CATALOG": str(config.catalog), "DEEPLINK_STORE": str(config.store)},
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -15,6 +17,7 @@ import deeplink.cli
 from deeplink.cli import VERBS, cli
 from deeplink.errors import DeepLinkError
 from deeplink.ranges import FiniteRange
+from tests.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -116,3 +119,24 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         deeplink.cli.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_what_is_logged_and_what_went_wrong_reach_the_terminal_without_escapes(tmp_path: Path) -> None:
+    program = r"""
+import logging, sys
+from deeplink.cli import cli, main
+cli.main(["ls"], standalone_mode=False)
+logging.getLogger("ranks").warning("job %s", "\x1b[2J\nroot# rm")
+sys.argv = ["deeplink", "info", "\x1b[2Jgone"]
+main()
+"""
+    raw = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"HOME": str(tmp_path)},
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    ).stderr
+    assert b"\x1b" not in raw
+    assert b"job \\x1b[2J\\nroot# rm\n" in raw
+    assert b"\\x1b[2Jgone" in raw

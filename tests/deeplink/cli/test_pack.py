@@ -18,6 +18,7 @@ from deeplink.cli import main
 from deeplink.config import load_config
 from deeplink.types import format_members
 from tests.cache.agents import Agents, small_files, write_tree
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,7 +281,7 @@ def test_what_an_ordinary_user_may_not_read_is_named_and_nothing_published(close
             [sys.executable, "-c", PACK_AS_NOBODY],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=LIMIT_S,
             check=False,
             cwd=top,
             env=env,

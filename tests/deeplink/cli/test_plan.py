@@ -22,7 +22,7 @@ from deeplink.clock import ManualClock
 from deeplink.config import Config
 from deeplink.scheduler.model.constants import Constants
 from deeplink.scheduler.model.stored import constants_text
-from deeplink.scheduler.planner.ground import Ground, Survey
+from deeplink.scheduler.planner.ground import Ground
 from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path
 from deeplink.scheduler.planner.loop import Planner
 from deeplink.scheduler.planner.queue import parse_queue
@@ -32,12 +32,12 @@ from deeplink.scheduler.slurm.command import CommandMissingError
 from deeplink.scheduler.wish import record
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
 from deeplink.types import NodeName
-from tests.scheduler.planner.simulated import SITE, now_of
+from tests.scheduler.planner.simulated import survey_of
 
 SQUEUE = f"""#!/usr/bin/env python3
 import sys
 separator = sys.argv[-1].removeprefix("%A").partition("%")[0]
-print("7|7|PENDING|Resources|{user_name()}|main|2|5|||(null)|(null)||".replace("|", separator))
+print("7|7|PENDING|Resources|{user_name()}|main|2|5|||(null)|(null)|||".replace("|", separator))
 """
 SCONTROL = """#!/bin/sh
 [ "$1" = update ] && echo "$@" >> "$DONE"
@@ -136,14 +136,14 @@ def planner(tmp_path: Path, rounds: list[str], said: list[str]) -> Planner:
             os.kill(os.getpid(), signal.SIGTERM)
         if found in {"", "TERM"}:
             return ""
-        row = f"7|7|{found}|Priority|me|main|2|5|||(null)|(null)||\n"
+        row = f"7|7|{found}|Priority|me|main|2|5|||(null)|(null)|||\n"
         return row.replace("|", argv[-1].removeprefix("%A").partition("%")[0])
 
     return Planner(
         slurm=Slurm(run),
         user="me",
         state=tmp_path,
-        ground=lambda _jobs: Survey(now_of(set()), SITE),
+        ground=lambda _jobs: survey_of(set()),
         clock=ManualClock(),
         say=said.append,
     )
@@ -234,6 +234,9 @@ def test_the_planner_compares_by_the_step_too(state: Path, tmp_path: Path) -> No
     (tmp_path / "bin" / "sinfo").write_text(
         '#!/bin/sh\nfor n in 0 1 2; do echo "n$n|main*|up|infinite|NO|idle|fast||gpu:0|0/4/0/4|4000|0|"; done\n'
     )
+    said_by_slurm = "Job 9 to start at 2030-01-01T00:00:00 using 8 processors on nodes n[0-1] in partition main"
+    (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/sh\necho '{said_by_slurm}' >&2\n")
+    (tmp_path / "bin" / "sbatch").chmod(stat.S_IRWXU)
     config = Config(state=state, model=tmp_path / "constants.json")
     profile = '{"format": 1, "batch": 1, "sample_s": 1, "gradient_bytes": 1}'
     asks = [Ask(nodes=2, exclusive=True, profile=text) for text in (profile, "")]
@@ -243,5 +246,5 @@ def test_the_planner_compares_by_the_step_too(state: Path, tmp_path: Path) -> No
 
 
 def mine_asking(ask: Ask) -> Mine:
-    row = parse_queue("7|7|PENDING|Resources|me|main|2|5|||(null)|(null)||\n", "|")[0]
+    row = parse_queue("7|7|PENDING|Resources|me|main|2|5|||(null)|(null)|||\n", "|")[0]
     return Mine(row=row, ask=ask, wish=FEW, wished_at=1.0)

@@ -17,6 +17,7 @@ from deeplink.scheduler.launch.backend import NoAllocationError
 from deeplink.scheduler.launch.container import ContainerError
 from deeplink.scheduler.launch.order import Order
 from deeplink.scheduler.launch.recipes import RECIPES
+from deeplink.scheduler.launch.shape import RankLayoutError
 from deeplink.scheduler.topology.groups import GroupSizeError
 from deeplink.scheduler.topology.order import TooFewNodesError
 
@@ -96,19 +97,13 @@ def test_the_jobs_default_of_spares(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(plan("--local", "3", "--", "true")["spares"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("env", "ranks"),
-    [
-        ({}, 1),
-        ({"SLURM_GPUS_ON_NODE": "8", "SLURM_NTASKS_PER_NODE": "2"}, 8),
-        ({"SLURM_NTASKS_PER_NODE": "2"}, 2),
-        ({"SLURM_GPUS_ON_NODE": "0"}, 1),
-    ],
-)
-def test_ranks_per_node_follow_the_job(env: dict[str, str], ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in env.items():
+def test_without_slurm_a_node_runs_one_rank_whatever_a_job_around_it_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "8"}.items():
         monkeypatch.setenv(name, value)
-    assert plan("--local", "1", "--", "true")["per_node"] == ranks
+    found = plan("--local", "2", "--", "true")
+    assert (found["per_node"], found["ranks"]) == (1, [1, 1])
 
 
 def test_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
@@ -139,6 +134,32 @@ def test_one_of_many_tasks_of_a_step_is_no_launcher(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, value)
     with pytest.raises(DeepLinkError, match="without srun"):
         plan("--", "true")
+
+
+GIVEN = """JobId=7 JobName=x
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   NumNodes=2 NumCPUs=4 NumTasks=4 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+     Nodes=n2 CPU_IDs=0-1 Mem=0 GRES=gpu:2(IDX:0-1)
+     Nodes=n3 CPU_IDs=0-1 Mem=0 GRES=gpu:1(IDX:0)
+   TresPerJob=gres:gpu:3
+"""
+
+
+def test_gpus_that_the_user_asks_srun_for_are_not_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    other = "No topology information available"
+    scontrol.write_text(
+        f"#!/bin/sh\ncase \"$*\" in\n*' job '*) cat <<'E'\n{GIVEN}E\n;;\n*) echo '{other}';;\nesac\n"
+    )
+    scontrol.chmod(0o755)
+    job = {"JOB_ID": "7", "JOB_NODELIST": "n[2-3]", "NTASKS": "4", "TASKS_PER_NODE": "2(x2)"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(RankLayoutError, match="differ in them"):
+        plan("--srun-option=--gres-flags=disable-binding", "--", "true")
+    found = plan("--srun-option=--gres=gpu:1", "--", "true")
+    assert (found["ranks"], "--gres=gpu:1" in found["argv"]) == ([2, 2], True)
 
 
 @pytest.mark.parametrize(

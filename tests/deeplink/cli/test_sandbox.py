@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from deeplink.cli.sandbox import command
 from deeplink.scheduler.sandbox import programs
 from deeplink.scheduler.sandbox.errors import SlurmMissingError
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def deeplink(*argv: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "deeplink", "sandbox", *argv],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=LIMIT_S,
         check=False,
     )
 

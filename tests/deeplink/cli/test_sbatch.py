@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc_health.v1 import health, health_pb2
+from prometheus_client import CollectorRegistry
 
+from deeplink.cli.plan_life import user_name
+from deeplink.clock import ManualClock
+from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.model.constants import Constants, Link
 from deeplink.scheduler.model.stored import constants_text
 from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.watch.agreement import BINDINGS, bindings_of
+from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from tests.scheduler.watch.callers import authorizer
+from tests.waiting import LIMIT_S
 
 # With --test-only it says when and where: on the nodes of `plain`, or with nodes named when `wished` says so.
 FAKE = f"""#!{sys.executable}
@@ -33,6 +48,7 @@ open(here, "w").write(json.dumps(facts))
 print(os.environ.get("SAYS", "Submitted batch job 12"))
 sys.exit(3)
 """
+WISHED = ["--nodelist=n0,n1,n2,n3", "--comment=deeplink-wish=n[0-3]"]
 ADDED = ["--requeue", "--open-mode=append"]
 SOON, LATER = "2030-01-01T00:00:00", "2030-01-01T02:00:00"
 
@@ -63,7 +79,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def cluster(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+def cluster(env: dict[str, str], tmp_path: Path, watchdog: Watchdog) -> dict[str, str]:
     """Eight idle nodes on two leaves, of which Slurm would take those of the second."""
     lines = "".join(
         f"n{number}|main*|up|infinite|NO|idle|fast|gpu:2|gpu:0|0/4/0/4|4000|0|\n" for number in range(8)
@@ -74,7 +90,50 @@ def cluster(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
     (tmp_path / "switches").write_text(f"{switches}SwitchName=s Level=1 Nodes=n[0-7] Switches=l[0-1]\n")
     program(env, "scontrol", f"cat {tmp_path}/switches")
     foresees(env, plain=(SOON, "n[4-7]"), wished=(SOON, "n[0-3]"))
-    return env
+    waiting(env)
+    return {**env, "DEEPLINK_WATCH": watchdog.address}
+
+
+def waiting(env: dict[str, str], *rows: str) -> None:
+    """Have these jobs wait: `9|Priority|n[0-3]` with its reason and the nodes that it requires."""
+    lines = []
+    for row in rows:
+        job, reason, required = row.split("|")
+        lines.append(f"{job}|{job}|PENDING|{reason}|me|main|4|5|{required}||(null)|(null)||(null)|")
+    listed = Path(env["TOLD"]).parent / "waiting"
+    listed.write_text("\n".join([*lines, ""]))
+    separator = "for word; do last=$word; done; separator=${last#%A}; separator=${separator%%\\%*}"
+    program(env, "squeue", f'{separator}; sed "s/|/$separator/g" {listed}')
+
+
+@dataclass
+class Watchdog:
+    address: str
+    health: health.HealthServicer
+
+    def agrees(self, *, well: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if well else health_pb2.HealthCheckResponse.NOT_SERVING
+        self.health.set(BINDINGS, status)
+
+
+@pytest.fixture
+def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
+    """A watchdog that agreed to look after nodes wished by name."""
+    with serving(tmp_path / "watch.sqlite") as found:
+        found.agrees(well=True)
+        yield found
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[Watchdog]:
+    clock = ManualClock()
+    with Journal(path) as journal:
+        metrics = WatchMetrics(CollectorRegistry())
+        servicer = WatchServicer(journal, BeatBook(), clock, metrics, authorizer(journal, clock))
+        bound = watch_server("127.0.0.1:0", servicer)
+        bound.server.start()
+        yield Watchdog(f"127.0.0.1:{bound.port}", bound.health)
+        bound.server.stop(0).wait(LIMIT_S)
 
 
 def foresees(env: dict[str, str], **said: tuple[str, str]) -> None:
@@ -84,7 +143,7 @@ def foresees(env: dict[str, str], **said: tuple[str, str]) -> None:
 
 def sbatch(env: dict[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "deeplink", "sbatch", *words]
-    return subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def told(env: dict[str, str]) -> dict[str, Any]:
@@ -194,7 +253,7 @@ def test_nodes_that_hold_the_data_are_wished_by_name(cluster: dict[str, str]) ->
     held(cluster, {"n0": 40, "n1": 30, "n2": 30, "n3": 5}, 100)
     done = sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=images", "job.sh")
     assert done.stderr == ""
-    assert told(cluster)["argv"] == ["--nodelist=n0,n1,n2,n3", *ADDED, "-N4", "--exclusive", "job.sh"]
+    assert told(cluster)["argv"] == [*WISHED, *ADDED, "-N4", "--exclusive", "job.sh"]
     decision = record(cluster)[0]["decision"]
     assert (decision["kind"], decision["candidates"][0]["percent_local"]) == ("nodes", 100.0)
     assert "n4, n5, n6, n7" in decision["words"]
@@ -208,17 +267,70 @@ def test_a_wish_with_which_the_job_would_start_later_is_dropped(cluster: dict[st
     assert record(cluster)[0]["decision"]["why"] == "later with it"
 
 
-def test_two_submissions_at_once_are_not_expected_on_the_same_nodes(cluster: dict[str, str]) -> None:
-    sbatch(cluster, "-N4", "--exclusive", "job.sh")
-    sbatch({**cluster, "SAYS": "Submitted batch job 13"}, "-N4", "--exclusive", "job.sh")
-    assert record(cluster)[0]["decision"]["expected"] == ["n4", "n5", "n6", "n7"]
-    assert record(cluster, 13)[0]["decision"]["nodes"] == ["n0", "n1", "n2", "n3"]
+def near_its_data(cluster: dict[str, str], *words: str) -> tuple[dict[str, Any], str]:
+    """Submit a job whose data lies where Slurm would not put it; return the decision and the nodes named."""
+    if not Path(cluster["HOME"], ".local/share").exists():
+        held(cluster, {"n0": 40, "n1": 30, "n2": 30, "n3": 5}, 100)
+    sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=images", *words, "job.sh")
+    named = [word for word in told(cluster)["argv"] if word.startswith("--nodelist=")]
+    return record(cluster)[-1]["decision"], "".join(named)
 
 
-def test_what_sbatch_refuses_claims_nothing(cluster: dict[str, str]) -> None:
-    sbatch({**cluster, "SAYS": "no"}, "-N4", "--exclusive", "job.sh")
-    sbatch(cluster, "-N4", "--exclusive", "job.sh")
-    assert record(cluster)[0]["decision"]["expected"] == ["n4", "n5", "n6", "n7"]
+def test_nodes_named_for_a_job_that_waits_are_left_to_it_and_free_once_it_is_gone(cluster: dict[str, str]) -> None:
+    waiting(cluster, "9||n[0-3]")
+    decision, named = near_its_data(cluster)
+    assert (decision["kind"], named) == ("nothing", "")
+    waiting(cluster)
+    assert near_its_data(cluster)[1] == "--nodelist=n0,n1,n2,n3"
+
+
+def test_behind_a_job_that_may_be_given_any_of_the_free_nodes_none_are_named(cluster: dict[str, str]) -> None:
+    waiting(cluster, "9||")
+    assert near_its_data(cluster)[0]["why"] == "starts later"
+    waiting(cluster, "9|Dependency|")
+    assert near_its_data(cluster)[1]
+
+
+def test_no_nodes_are_named_where_no_watchdog_looks_after_them(
+    cluster: dict[str, str], watchdog: Watchdog
+) -> None:
+    watchdog.agrees(well=False)
+    assert near_its_data(cluster)[0]["why"] == "not looked after"
+    Path(cluster["HOME"], ".local/state/deeplink/wishes/agreed.json").unlink()
+    watchdog.agrees(well=True)
+    assert near_its_data(cluster)[1]
+    alone = {**cluster, "DEEPLINK_WATCH": ""}
+    assert near_its_data(alone) == (record(alone)[-1]["decision"], "")
+
+
+def test_a_watchdog_of_the_user_alone_does_not_count_on_the_loopback(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    with serving(tmp_path / "own.sqlite") as own:
+        own.health.set(bindings_of(user_name()), health_pb2.HealthCheckResponse.SERVING)
+        port = own.address.rpartition(":")[2]
+        for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
+            decision, named = near_its_data({**cluster, "DEEPLINK_WATCH": f"{host}:{port}"})
+            assert (decision["why"], named) == ("not looked after", ""), host
+
+
+def test_what_a_watchdog_said_on_another_host_is_asked_for_again(
+    cluster: dict[str, str], watchdog: Watchdog
+) -> None:
+    assert near_its_data(cluster)[1]
+    kept = Path(cluster["HOME"], ".local/state/deeplink/wishes/agreed.json")
+    watchdog.agrees(well=False)
+    assert near_its_data(cluster)[1], "kept for a minute"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "host": "login2"}))
+    assert near_its_data(cluster)[0]["why"] == "not looked after"
+
+
+def test_what_its_user_wrote_about_the_job_stays(cluster: dict[str, str]) -> None:
+    near_its_data(cluster, "--comment", "mine", "--time=5")
+    argv = told(cluster)["argv"]
+    assert argv[:2] == ["--nodelist=n0,n1,n2,n3", "--comment=deeplink-wish=n[0-3] | mine"]
+    assert argv[-2:] == ["--time=5", "job.sh"]
+    assert "mine" not in argv
 
 
 def test_the_sites_own_topology_counts(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -231,7 +343,6 @@ def test_the_sites_own_topology_counts(cluster: dict[str, str], tmp_path: Path) 
     for _ in range(2):  # the second time from the compiled file
         sbatch(env, "-N4", "--exclusive", "job.sh")
         assert "--nodelist=n0,n2,n4,n6" in told(env)["argv"]
-        Path(env["HOME"], ".local/state/deeplink/wishes/wishes.json").unlink()
     fabric.write_text("switches:\n  a: {nodes: 'n[0-1,6-7]'}\n  b: {nodes: 'n[2-5]'}\n  c: {switches: [a, b]}\n")
     sbatch(env, "-N4", "--exclusive", "job.sh")
     assert "--nodelist=n0,n1,n6,n7" in told(env)["argv"]
@@ -288,21 +399,18 @@ def test_a_dry_run_tells_the_placement(cluster: dict[str, str], tmp_path: Path) 
     script.write_text("#!/bin/sh\n#SBATCH -N4 --exclusive\n#DEEPLINK --data images\n")
     done = sbatch(cluster, "--dry-run", str(script))
     lines = done.stdout.splitlines()
-    assert lines[0] == f"sbatch --nodelist=n0,n1,n2,n3 {' '.join(ADDED)} {script}"
+    assert lines[0] == f"sbatch {shlex.join([*WISHED, *ADDED, str(script)])}"
     assert lines[1:3] == ["script: #SBATCH -N4 --exclusive", "script: #DEEPLINK --data images"]
     assert lines[3] == "placement: 4 nodes wished by name"
     assert "n0,n1,n2,n3" in done.stdout.split("local  nodes", 1)[1]
     said = json.loads(sbatch(cluster, "--dry-run", "--deeplink-json", str(script)).stdout)
-    assert said["command"] == lines[0].split()
+    assert said["command"] == shlex.split(lines[0])
     assert said["decision"]["nodes"] == ["n0", "n1", "n2", "n3"]
     assert said["ask"]["nodes"] == 4
     assert not Path(cluster["TOLD"]).exists()
 
 
-def test_without_a_record_nobody_looks_after_a_wish_so_it_is_taken_back(
-    cluster: dict[str, str], tmp_path: Path
-) -> None:
-    program(cluster, "scontrol", f"echo $* >>{tmp_path}/scontrol; cat {tmp_path}/switches")
+def test_where_nothing_can_be_noted_no_nodes_are_named(cluster: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     held(cluster, dict.fromkeys(["n0", "n1", "n2", "n3"], 100), 400)
     words = ["-N4", "--exclusive", "--deeplink-data", "images", "job.sh"]
@@ -310,14 +418,13 @@ def test_without_a_record_nobody_looks_after_a_wish_so_it_is_taken_back(
     assert (done.returncode, done.stdout) == (3, "Submitted batch job 12\n")
     assert "job 12 is submitted" in done.stderr
     assert Path(f"{cluster['TOLD']}.calls").read_text() == "called\n"
-    assert "--nodelist=n0,n1,n2,n3" in told(cluster)["argv"]
-    assert (tmp_path / "scontrol").read_text().splitlines()[-1] == "update jobid=12 ReqNodeList="
+    assert told(cluster)["argv"][0] == ADDED[0]
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_our_caller_closed_cost_no_submission(cluster: dict[str, str], closed: str) -> None:
     argv = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-m", "deeplink", "sbatch", "-N4", "job.sh"]
-    done = subprocess.run(argv, env=cluster, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(argv, env=cluster, capture_output=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stderr) == (3, b"")
     assert record(cluster)
 
@@ -337,7 +444,7 @@ def test_a_script_that_can_be_read_once_is_submitted_whole(
     if given != "fifo":
         line = line.partition("; ")[2]
     argv = ["bash", "-c", line, sys.executable]
-    done = subprocess.run(argv, env=cluster, cwd=tmp_path, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(argv, env=cluster, cwd=tmp_path, capture_output=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"12\n", b"")
     last = Path(cluster["TOLD"]).read_text().split("--open-mode=append")[-1]  # before it, the trials with Slurm
     assert last.endswith((tmp_path / "script").read_text())
@@ -389,7 +496,7 @@ main()
 
 def impatient(env: dict[str, str], ping_s: float, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", IMPATIENT, *words, str(ping_s)]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def test_a_controller_that_hangs_is_said_in_bounded_time(env: dict[str, str], tmp_path: Path) -> None:
@@ -446,11 +553,11 @@ print(sorted(set({HEAVY!r}) & set(sys.modules)))
 
 
 def test_nothing_heavy_is_imported(cluster: dict[str, str]) -> None:
-    """ClusterShell (11 ms) reads folded names: of the nodes Slurm would choose, and once of Slurm's switches."""
-    held(cluster, {"n0": 40}, 100)
+    """ClusterShell (11 ms) reads folded names. The watchdog is asked once a minute, which takes gRPC (0.1 s)."""
+    near_its_data(cluster)
     argv = [sys.executable, "-c", LOADED, "--deeplink-data=images", "--deeplink-shim"]
     for _ in range(2):
-        done = subprocess.run(argv, env=cluster, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(argv, env=cluster, capture_output=True, text=True, timeout=LIMIT_S, check=True)
         assert done.stdout.splitlines()[-1] == "['ClusterShell']"
 
 
@@ -510,8 +617,9 @@ def test_a_profile_that_is_none_submits_nothing(
 
 
 def test_numpy_is_loaded_where_there_is_a_profile(profiled: dict[str, str], tmp_path: Path) -> None:
+    sbatch(profiled, "-N4", "--exclusive", f"--deeplink-profile={tmp_path}/bert.json", "job.sh")
     argv = [sys.executable, "-c", LOADED, f"--deeplink-profile={tmp_path}/bert.json", "--exclusive"]
-    done = subprocess.run(argv, env=profiled, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(argv, env=profiled, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert done.stdout.splitlines()[-1] == "['ClusterShell', 'numpy']"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.slurm.programs import make_stand_ins
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -26,7 +27,9 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def shell(env: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        ["sh", "-c", line], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
 
 
 def test_a_helper_command_reaches_the_real_srun_word_by_word(env: dict[str, str]) -> None:
@@ -67,6 +70,6 @@ def test_no_real_program_behind_it(env: dict[str, str], tmp_path: Path) -> None:
 
 def test_an_unknown_program_is_refused() -> None:
     argv = [sys.executable, "-m", "deeplink", "shim", "mpirun", "x"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
     assert "mpirun" in done.stderr

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from deeplink.cli import cli
 from deeplink.errors import DeepLinkError
+from tests.waiting import LIMIT_S
 
 ROWS = "\n".join(f"{60 * row},{100 + row},{[1, 2, 8, 16][row % 4]}" for row in range(200))
 
@@ -96,7 +97,7 @@ def test_an_interrupt_ends_it_and_leaves_nothing(trace: Path, tmp_path: Path) ->
         assert process.stderr is not None
         assert "jobs" in process.stderr.readline()
         process.send_signal(2)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err

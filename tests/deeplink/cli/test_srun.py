@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.view.programs import TOPOLOGY, Programs
+from tests.waiting import LIMIT_S
 
 SRUN = f"""#!{sys.executable} -S
 import json, os, sys
@@ -38,7 +39,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 def srun(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "deeplink", "srun", *words]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_JOB_NUM_NODES": "3"}
@@ -57,7 +58,7 @@ def test_in_an_allocation_ranks_are_put_in_order(env: dict[str, str]) -> None:
     (Path(env["DEEPLINK_STATE"]) / "slurm" / "said").write_text(json.dumps({"scontrol show topology": shuffled}))
     fresh = {**env, **INSIDE, "SLURM_JOB_NODELIST": "n[0-3]", "SLURM_CONF": "/other"}
     assert json.loads(srun(fresh, "true").stdout)[1:] == [
-        *("--nodes=4", "--ntasks=4", "--distribution=arbitrary", "--nodelist=n0,n2,n1,n3", "true")
+        *("--ntasks=4", "--distribution=arbitrary", "--nodelist=n0,n2,n1,n3", "true")
     ]
 
 
@@ -85,7 +86,9 @@ def test_without_srun_it_is_127(env: dict[str, str], tmp_path: Path) -> None:
 
 def imported(modules: str) -> set[str]:
     code = f"import sys, json, {modules}; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 

@@ -25,6 +25,10 @@ from deeplink.scheduler.view.look import One
 from deeplink.scheduler.view.notes import note
 from deeplink.scheduler.view.picture import Picture
 from deeplink.scheduler.view.rates import Pace
+from deeplink.scheduler.watch.records import Phase
+from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.record import append
+from deeplink.types import NodeName
 from tests.scheduler.view.left import event, launched
 from tests.scheduler.view.programs import TOPOLOGY, Programs, job, nodes
 
@@ -106,6 +110,55 @@ def test_the_table(call: Call, state: Path) -> None:
     assert re.search(r"7 +tr ü +RUNNING +0\.0 +3 +5 +1 +8 +0\.2 +unknown", said)
     assert "1 more job of yours without DeepLink: --all" in said
     assert "PENDING" in call("status", "--all").stdout
+
+
+def test_a_held_job_is_told_with_the_command_that_lets_it_go(call: Call, slurm: Programs, state: Path) -> None:
+    launched(state, 9, SystemClock().unix(), phase=Phase.FAILED, sick="n0")
+    held = job(9, "PENDING", Reason="job requeued in held state", JobArrayID="6_2", RestartCnt="1")
+    slurm.say(jobs=[held])
+    said = call("status").stdout
+    assert "PENDING held" in said
+    assert "failed" not in said
+    assert "job 6_2: held: `scontrol release 6_2` lets it start" in said
+    one = call("status", "6_2").stdout
+    assert re.search(r"remedy +held: `scontrol release 6_2` lets it start", one)
+    assert "its launcher" not in one
+    told = json.loads(call("status", "6_2", "--json").stdout)
+    assert (told["held"], told["phase"], told["remedies"]) == (
+        True, None, ["held: `scontrol release 6_2` lets it start"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("required", "now", "is_told"),
+    [
+        ("n[0-1]", "PENDING", True),
+        ("n[0-2]", "PENDING", False),
+        ("(null)", "PENDING", False),
+        ("n[0-1]", "RUNNING", False),
+    ],
+)
+def test_a_job_that_waits_for_the_nodes_wished_for_it_is_told_with_what_frees_it(
+    call: Call, slurm: Programs, state: Path, required: str, now: str, *, is_told: bool
+) -> None:
+    wished = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NodeName("n1"), NodeName("n0")))
+    append(
+        state / "jobs" / "9", Recorded(unix=SystemClock().unix(), by="sbatch", ask=Ask(nodes=2), decision=wished)
+    )
+    slurm.say(jobs=[job(9, now, ReqNodes=required)])
+    said = (
+        "it waits for the nodes that were wished for it, n[0-1]: "
+        "`scontrol update jobid=9 ReqNodeList=` lets it start anywhere"
+    )
+    assert call("status").stdout.count(f"job 9: {said}") == is_told
+    assert bool(re.search(r"remedy +" + re.escape(said), call("status", "9").stdout)) is is_told
+
+
+def test_what_checks_find_on_a_jobs_nodes_is_told_with_what_helps(call: Call, state: Path) -> None:
+    launched(state, 7, SystemClock().unix(), sick="n0")
+    expected = "n0: disk (comment): slow; `deeplink health` on n0 looks again"
+    assert f"job 7: {expected}" in call("status").stdout
+    assert expected in call("status", "7").stdout
 
 
 def test_json_has_null_for_what_is_not_known(call: Call, state: Path) -> None:
@@ -192,9 +245,11 @@ def test_a_name_that_would_write_on_the_terminal_is_made_harmless(call: Call, sl
     assert "a\\x1b[31m\\nb" in call("status", "7").stdout
 
 
-def test_a_state_without_a_name_is_an_error_with_its_word(call: Call, slurm: Programs) -> None:
-    slurm.say(jobs=[job(7, "TELEPORTING")])
-    assert "'TELEPORTING'" in str(call("status").exception)
+def test_a_job_in_a_state_of_a_newer_slurm_hides_no_other(call: Call, slurm: Programs) -> None:
+    slurm.say(jobs=[job(7, "TELEPORTING"), job(8)])
+    said = call("status", "--all").stdout
+    assert "OTHER" in said
+    assert "RUNNING" in said
 
 
 def test_output_of_a_job_and_its_end(call: Call, slurm: Programs, tmp_path: Path, state: Path) -> None:
@@ -238,6 +293,20 @@ def test_cancel_is_scancel_and_a_note(call: Call, slurm: Programs, state: Path) 
     assert slurm.asked("scancel") == [["scancel", "7", "8"]]
     assert json.loads((folder / "notes.jsonl").read_text())["by"] == "eve"
     assert not (state / "jobs" / "8").exists()
+
+
+def test_cancelling_a_task_that_has_not_started_is_not_noted_for_the_one_that_will_have_its_id(
+    call: Call, slurm: Programs, state: Path
+) -> None:
+    """All that wait carry the array's id, which the task that starts last keeps."""
+    folder = launched(state, 6, SystemClock().unix())
+    waiting = [job(6, "PENDING", Reason="Resources", JobArrayID=f"6_{task}") for task in (1, 2, 3)]
+    slurm.say(jobs=waiting)
+    shown = call("cancel", "--dry-run", "6_[1-2]").stdout
+    assert ("6_1 " in shown, "6_2 " in shown, "6_3 " in shown) == (True, True, False)
+    assert call("cancel", "6_1").exit_code == 0
+    assert slurm.asked("scancel") == [["scancel", "6_1"]]
+    assert not (folder / "notes.jsonl").exists()
 
 
 def test_a_signal_is_passed_on_and_no_end(call: Call, slurm: Programs, state: Path) -> None:

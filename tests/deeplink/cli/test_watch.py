@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from deeplink.cli.watch import _speaker, command
+from deeplink.scheduler.watch.identity import Caller, TokenMint
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.records import Beat, Phase
@@ -25,13 +26,20 @@ from deeplink.tokens import read_token
 from deeplink.types import Attempt
 from deeplink.v1 import watch_pb2_grpc
 from deeplink.wire import open_channel
+from tests.scheduler.watch.callers import ME, NEVER
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
 # A Slurm that knows nobody: what the cluster tests show is not repeated here.
 SLURM = """#!/bin/sh
-case "$1 $2" in "show node") echo "No nodes in the system";; esac
-"""
+case "$0 $1 $2" in
+*"show node") echo "No nodes in the system";;
+*squeue*)
+    end=$(echo "$*" | sed -n 's/.*JobID:\\(~[0-9a-f]*~\\).*/\\1/p')
+    for field in 17 17 RUNNING None 0 1 USER '' '' x; do printf '%s%s' "$field" "$end"; done;;
+esac
+""".replace("USER", ME)
 
 
 class Watchdog:
@@ -61,7 +69,7 @@ class Watchdog:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(15)
+        return self.process.wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -80,7 +88,7 @@ def watchdogs(folder: Path) -> Iterator[list[Watchdog]]:
     for each in started:
         if each.process.poll() is None:
             each.process.kill()
-        each.process.wait(10)
+        each.process.wait(LIMIT_S)
         each.out.close()
 
 
@@ -91,12 +99,19 @@ def test_it_takes_beats_tells_its_metrics_and_ends_at_sigterm(folder: Path, watc
     assert "observing only" in ready
     found = re.search(r"beats at (\S+),", ready)
     assert found
-    with open_channel(found[1], read_token(folder / "watch.token")) as channel:
-        beat = Beat(attempt=Attempt(17, 0, 0), phase=Phase.RUNNING, user="ada")
-        assert watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat), timeout=5).known
+    with open_channel(
+        found[1], TokenMint(read_token(folder / "watch.token")).token(Caller(uid=os.getuid()), NEVER)
+    ) as channel:
+        beat = Beat(attempt=Attempt(17, 0, 0), phase=Phase.RUNNING, user=ME)
+        assert watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat), timeout=LIMIT_S).known
     scraped = await_metric(with_metrics, "deeplink_watch_loop_seconds_count")
     checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=scraped, capture_output=True, text=True, timeout=20, check=False
+        ["promtool", "check", "metrics"],
+        input=scraped,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
     assert 'deeplink_watch_beats_total{answer="kept"} 1.0' in scraped
@@ -116,7 +131,7 @@ def absences(folder: Path) -> int:
 
 def await_round(folder: Path) -> None:
     """Wait until a watchdog has come round: from then on it would be missed."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + LIMIT_S
     while not (folder / "watch.sqlite.lock").read_bytes():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -130,29 +145,35 @@ def test_one_that_was_killed_is_told_of_by_the_next_and_one_that_was_ended_is_no
         watchdogs[-1].line("watching: ")
         await_round(folder)
         watchdogs[-1].process.send_signal(signum)
-        assert watchdogs[-1].process.wait(20) == (-signum if signum is signal.SIGKILL else 0)
+        assert watchdogs[-1].process.wait(LIMIT_S) == (-signum if signum is signal.SIGKILL else 0)
         if signum is signal.SIGKILL:
             watchdogs.append(Watchdog(folder, "--once"))
-            assert watchdogs[-1].process.wait(30) == 0
+            assert watchdogs[-1].process.wait(LIMIT_S) == 0
             assert absences(folder) == 0, "who looks once leaves that to the next watchdog"
     assert absences(folder) == 1
 
 
-def test_one_in_the_background_of_a_script_ends_at_sigint(folder: Path, watchdogs: list[Watchdog]) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell without jobs has it for what it starts so
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_one_goes_on_at_a_signal_that_its_caller_ignores(
+    folder: Path, watchdogs: list[Watchdog], signum: signal.Signals
+) -> None:
+    before = signal.signal(signum, signal.SIG_IGN)  # a shell does so for its background jobs, nohup for SIGHUP
     try:
         watchdogs.append(Watchdog(folder))
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signum, before)
     watchdogs[0].line("watching: ")
-    watchdogs[0].process.send_signal(signal.SIGINT)
-    assert watchdogs[0].process.wait(20) == 0
+    watchdogs[0].process.send_signal(signum)
+    await_round(folder)
+    assert watchdogs[0].process.poll() is None
+    watchdogs[0].process.send_signal(signal.SIGTERM)
+    assert watchdogs[0].process.wait(LIMIT_S) == 0
 
 
 def test_one_whose_port_is_taken_never_watched(folder: Path, watchdogs: list[Watchdog]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         watchdogs.append(Watchdog(folder, "--bind", f"127.0.0.1:{taken.getsockname()[1]}"))
-        assert watchdogs[0].process.wait(20) != 0
+        assert watchdogs[0].process.wait(LIMIT_S) != 0
     assert (folder / "watch.sqlite.lock").read_bytes() == b""
 
 
@@ -164,9 +185,9 @@ def free_port() -> int:
 
 def await_metric(address: str, name: str) -> str:
     """Scrape until the loop has come round."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + LIMIT_S
     while True:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=LIMIT_S) as answer:
             scraped = str(answer.read().decode())
         counted = re.search(rf"^{name} (\S+)$", scraped, re.MULTILINE)
         if counted and float(counted[1]) > 0:
@@ -209,19 +230,19 @@ def test_a_second_one_that_is_to_look_once_does_not_wait(folder: Path, watchdogs
     watchdogs[0].line("watching: ")
     watchdogs.append(Watchdog(folder, "--once"))
     assert "another watchdog holds" in watchdogs[1].line("another")
-    assert watchdogs[1].process.wait(15) == 1
+    assert watchdogs[1].process.wait(LIMIT_S) == 1
 
 
 def test_once_ends_by_itself(folder: Path, watchdogs: list[Watchdog]) -> None:
     watchdogs.append(Watchdog(folder, "--once", "--dry-run", "--act"))
     assert "observing only" in watchdogs[0].line("watching: "), "--dry-run has the last word"
-    assert watchdogs[0].process.wait(30) == 0
+    assert watchdogs[0].process.wait(LIMIT_S) == 0
 
 
 def test_without_slurm_it_says_so_and_ends(tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path), "DEEPLINK_STATE": str(tmp_path), "HOME": str(tmp_path)}
     argv = [sys.executable, "-m", "deeplink", "watch", "--bind", "127.0.0.1:0"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 127
     assert "squeue is not on PATH" in done.stderr
 
@@ -245,3 +266,14 @@ def test_what_slurm_said_in_another_encoding_ends_no_watchdog(
 ) -> None:
     _speaker(as_json=as_json)(os.fsdecode(b"drain refused: caf\xe9"))
     assert "drain refused: caf" in capsys.readouterr().out
+
+
+def test_a_minted_token_ends_after_the_days_that_were_said(folder: Path) -> None:
+    argv = [sys.executable, "-m", "deeplink", "watch", "--mint", str(os.getuid()), "--days", "2"]
+    env = {**os.environ, "DEEPLINK_STATE": str(folder)}
+    began = time.time()
+    made = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    mint = TokenMint(read_token(folder / "watch.token"))
+    assert mint.caller(made.stdout.strip(), began + 2 * 86_400 - 2) == Caller(uid=os.getuid())
+    assert mint.caller(made.stdout.strip(), time.time() + 2 * 86_400) is None
+    assert "it ends on " in made.stderr

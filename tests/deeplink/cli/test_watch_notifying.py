@@ -18,7 +18,7 @@ from deeplink.config import ConfigError
 from deeplink.scheduler.watch.journal import Journal
 from tests.scheduler.watch.notify.servers import Heard, Post, mail_server, web
 from tests.scheduler.watch.notify.things import dead, recovered
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 SLURM = '#!/bin/sh\ncase "$1 $2" in "show node") echo "No nodes in the system";; esac\n'
 
@@ -111,6 +111,6 @@ def test_a_watchdog_tells_what_its_journal_holds_and_was_not_told(tmp_path: Path
                     until(lambda: len(heard.documents) == 1)
                 finally:
                     one.send_signal(signal.SIGTERM)
-                    assert one.wait(20) == 0
+                    assert one.wait(LIMIT_S) == 0
         (document,) = heard.documents
         assert [(hit["id"], hit["outcome"]) for hit in document["incidents"]] == [(dead(2, "n2").id, "recovered")]

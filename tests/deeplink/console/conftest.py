@@ -36,6 +36,7 @@ from deeplink.scheduler.watch.records import (
     incident_id,
 )
 from deeplink.types import Attempt, NodeName
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -228,7 +229,7 @@ class RecordedSlurm:
     jobs: tuple[tuple[str, ...], ...] = ()
     asked: list[str] = field(default_factory=list)
 
-    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = LIMIT_S) -> str:
         kind = " ".join(argv[:3]) if argv[0] == "scontrol" else argv[0]
         self.asked.append(kind)
         if self.dead:
@@ -236,7 +237,7 @@ class RecordedSlurm:
         if kind == "scontrol show config":
             return "ClusterName             = recorded\n"
         if kind == "squeue":  # the separator is behind each field, and new each time
-            separator = next(iter(re.findall("\x1f\\w+\x1f", " ".join(argv))))
+            separator = next(iter(re.findall("~[0-9a-f]{16}~", " ".join(argv))))
             return "".join(f"{field}{separator}" for job in self.jobs for field in job)
         file = {
             "scontrol show node": "scontrol-show-node-o.txt",
@@ -253,7 +254,7 @@ class Served:
     console: Console
     server: Server
 
-    def connection(self, timeout_s: float = 10.0) -> http.client.HTTPConnection:
+    def connection(self, timeout_s: float = LIMIT_S) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -329,11 +330,11 @@ def serve() -> Iterator[Callable[..., Served]]:
     yield start
     for server, thread in running:
         server.should_exit = True
-        thread.join(10)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
 
 
-def eventually(question: Callable[[], Any], bound_s: float = 15.0) -> Any:
+def eventually(question: Callable[[], Any], bound_s: float = LIMIT_S) -> Any:
     """Return the first true answer; fail when there was none within the bound."""
     until = time.monotonic() + bound_s
     while time.monotonic() < until:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from deeplink.console import app as apps
-from deeplink.console.collect import Collector
+from deeplink.console.collect import Collector, Settings
 from deeplink.console.delta import apply
 from deeplink.console.errors import BindFormatError, BindRefusedError
 from deeplink.console.guard import Access
+from deeplink.console.run import run
 from deeplink.console.serve import listen, parse_address
 from deeplink.listening import ListenError, PortBusyError
+from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Incident
+from tests.deeplink.console.conftest import RecordedSlurm
+from tests.waiting import LIMIT_S, until
 
 
 def events(answer: http.client.HTTPResponse) -> tuple[str, str, Any]:
@@ -153,16 +159,18 @@ def test_slurm_is_asked_no_more_often_for_many_pages(
 ) -> None:
     served = serve(collector)
     askers = [served.connection() for _ in range(20)]
+    answers = []
     for asker in askers:
         asker.request("GET", "/api/v1/events")
-        events(asker.getresponse())
+        answers.append(asker.getresponse())
+        events(answers[-1])
     eventually(lambda: served.console.feed.clients == 20)
     before, frames = slurm.asked.count("squeue"), served.console.feed.latest.seq
     eventually(lambda: served.console.feed.latest.seq >= frames + 6)
     rounds = served.console.feed.latest.seq - frames
     assert slurm.asked.count("squeue") - before <= rounds + 1
-    for asker in askers:
-        asker.close()
+    for answer in answers:
+        answer.close()
     eventually(lambda: served.console.feed.clients == 0)
 
 
@@ -194,7 +202,7 @@ def test_a_page_that_reads_nothing_is_let_go_and_holds_nobody_up(
             )
         return bool(served.console.feed.clients == 0)
 
-    eventually(pushed_out, 30)
+    eventually(pushed_out, LIMIT_S)
     assert served.json("/healthz")["ok"]
     slow.close()
 
@@ -208,11 +216,23 @@ def test_too_many_pages_are_told_so(
     served = serve(collector)
     first = served.connection()
     first.request("GET", "/api/v1/events")
-    events(first.getresponse())
-    status, headers, _ = served.get("/api/v1/events")
-    assert status == 503
-    assert headers["retry-after"]
-    first.close()
+    with first.getresponse() as answer:
+        events(answer)
+        status, headers, _ = served.get("/api/v1/events")
+        assert status == 503
+        assert headers["retry-after"]
+
+
+def test_a_page_that_cannot_be_published_ends_the_console(journal: Journal) -> None:
+    class Odd(RecordedSlurm):
+        @override
+        def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+            said = super().__call__(argv, timeout_s=timeout_s)
+            return said.replace("recorded", "caf\udce9") if argv[-1] == "config" else said
+
+    collector = Collector(Settings(journal=journal.path, interval_s=0.2), slurm=Slurm(Odd()))
+    with pytest.raises(UnicodeEncodeError):
+        run(collector, "127.0.0.1:0", Access(), lambda url: None)
 
 
 @pytest.mark.slow  # asks promtool, which only the whole test run installs
@@ -229,7 +249,12 @@ def test_metrics_name_every_source(
     for source in ("nodes", "jobs", "switches", "journal"):
         assert f'deeplink_console_source_up{{source="{source}"}} 1.0' in text()
     promtool = subprocess.run(
-        ["promtool", "check", "metrics"], input=text(), capture_output=True, text=True, timeout=30, check=False
+        ["promtool", "check", "metrics"],
+        input=text(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert (promtool.returncode, promtool.stdout + promtool.stderr) == (0, "")
 
@@ -262,3 +287,65 @@ def test_an_address_of_another_machine_is_refused_by_the_system() -> None:
 def test_no_address(text: str) -> None:
     with pytest.raises(BindFormatError):
         parse_address(text)
+
+
+def held(port: int, said: bytes) -> socket.socket:
+    peer = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
+    with contextlib.suppress(OSError):  # cut off already
+        peer.sendall(said)
+    return peer
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"GET / HTTP/1.1\r\nHost: localhost", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\n"],
+    ids=["nothing", "half a request", "half a request after a whole one"],
+)
+def test_the_page_is_served_beside_hundreds_that_say_nothing_whole(
+    said: bytes, collector: Collector, serve: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    with contextlib.ExitStack() as stack:
+        for _ in range(600):
+            stack.enter_context(held(served.port, said))
+        assert served.get("/healthz")[0] == 200
+        assert len(served.server.server_state.connections) < 200
+
+
+def test_a_half_request_is_not_waited_for_whatever_drips(
+    collector: Collector, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deeplink.console.serve.PROOF_S", 0.5)
+    served = serve(collector)
+    with held(served.port, b"GET / HTTP/1.1\r\nX: ") as slow:
+
+        def is_over() -> bool:
+            slow.settimeout(0.02)
+            try:
+                slow.sendall(b"x")
+                return not slow.recv(1 << 16)
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        until(is_over)
+
+
+def test_a_stream_behind_a_proxy_outlives_the_time_to_prove_oneself(
+    collector: Collector, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deeplink.console.serve.PROOF_S", 0.5)
+    served = serve(collector)
+    proxy = http.client.HTTPConnection("127.0.0.1", served.port, timeout=LIMIT_S)
+    with contextlib.closing(proxy):
+        proxy.request(
+            "GET", "/api/v1/events", headers={"X-Forwarded-For": "10.0.0.9", "X-Forwarded-Proto": "https"}
+        )
+        answer = proxy.getresponse()
+        assert answer.status == 200
+        with held(served.port, b"GET / HTTP/1.1\r\nX: ") as later, contextlib.suppress(ConnectionResetError):
+            assert not later.recv(1 << 16)
+        until(lambda: len(served.server.server_state.connections) <= 1)
+        assert events(answer)[1] == "snapshot"
+        assert served.server.server_state.connections, "its time was over before that of the later one"

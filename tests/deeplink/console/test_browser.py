@@ -15,8 +15,9 @@ from selenium.webdriver.common.keys import Keys
 
 from deeplink.console.collect import Collector
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Incident, Outcome
+from deeplink.scheduler.watch.records import Beat, Finding, Incident, NodeRecord, Outcome, Phase, Severity
 from deeplink.types import Attempt, NodeName
+from tests.waiting import LIMIT_S
 
 BUILD = Path(__file__).parents[3] / "build"
 DRIVER, BROWSER = Path("/usr/bin/chromedriver"), Path("/usr/bin/chromium")
@@ -27,7 +28,6 @@ FLAGS = (
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     pytest.mark.skipif(
         not (DRIVER.exists() and BROWSER.exists()), reason="needs Debian's chromium and chromium-driver"
     ),
@@ -84,7 +84,7 @@ def test_the_page_shows_the_cluster_and_follows_it(
     eventually: Callable[..., Any],
 ) -> None:
     browser.get(f"http://127.0.0.1:{serve(collector).port}/")
-    eventually(lambda: len(texts(browser, ".tile")) == 8, 60)
+    eventually(lambda: len(texts(browser, ".tile")) == 8, LIMIT_S)
     assert texts(browser, ".tile .t-name") == [f"n{number}" for number in range(8)]
     assert texts(browser, ".switch-name") == [
         "core", "spine0", "leaf0", "leaf1", "spine1", "leaf2", "leaf3",
@@ -153,7 +153,7 @@ def test_keys_reach_nodes_and_curves(
     eventually: Callable[..., Any],
 ) -> None:
     browser.get(f"http://127.0.0.1:{serve(collector).port}/")
-    eventually(lambda: len(texts(browser, ".tile")) == 8, 60)
+    eventually(lambda: len(texts(browser, ".tile")) == 8, LIMIT_S)
     body = browser.find_element(By.TAG_NAME, "body")
     body.send_keys(Keys.TAB)
     assert browser.switch_to.active_element.text == "Skip to the fabric"
@@ -173,6 +173,40 @@ def test_keys_reach_nodes_and_curves(
     assert unnamed == []
 
 
+def test_a_held_job_and_findings_are_on_the_page_with_what_helps(  # noqa: PLR0917 - fixtures
+    living: Journal,
+    collector: Collector,
+    slurm: Any,
+    serve: Callable[..., Any],
+    browser: webdriver.Chrome,
+    eventually: Callable[..., Any],
+) -> None:
+    now = time.time()
+    living.record_beat(Beat(attempt=Attempt(31, 0, 1), phase=Phase.FAILED, job_label="30_2", user="eve"), now)
+    found = Finding(check="disk", severity=Severity.COMMENT, problem="slow <b>", since_unix=now)
+    living.record_node(NodeRecord(name=NodeName("n4"), seen_unix=now, health=(found,)))
+    slurm.jobs = (
+        ("31", "30_2", "PENDING", "job requeued in held state", "1", "1", "eve", "", "", "array"),
+        ("30", "30_3", "FAILED", "None", "0", "1", "eve", "n7", "n7", "array"),
+    )
+    browser.get(f"http://127.0.0.1:{serve(collector).port}/")
+    card = ".job[data-job='31']"
+    eventually(lambda: texts(browser, f"{card} .badge") == ["held"], LIMIT_S)
+    assert texts(browser, f"{card} .job-id") == ["30_2"]
+    assert texts(browser, f"{card} .job-remedy") == ["held: `scontrol release 30_2` lets it start"]
+    assert browser.find_element(By.CSS_SELECTOR, card).get_attribute("open"), "not among those that ended"
+    assert browser.find_element(By.CSS_SELECTOR, f"{card} .job-remedy").is_displayed()
+    assert "job 30_2 is held" in texts(browser, "#headline")[0].lower()
+    line = "n4: disk (comment): slow <b>; `deeplink health` on n4 looks again"
+    eventually(lambda: line in texts(browser, "#findings li"))
+    picture(browser, "console-held.png")
+    slurm.jobs = (("31", "30_2", "PENDING", "Resources", "1", "1", "eve", "", "", "array"),)
+    living.record_node(NodeRecord(name=NodeName("n4"), seen_unix=time.time()))
+    eventually(lambda: texts(browser, f"{card} .badge") == ["pending"])
+    assert not browser.find_element(By.CSS_SELECTOR, f"{card} .job-remedy").is_displayed()
+    eventually(lambda: not [each for each in texts(browser, "#findings li") if each.startswith("n4")])
+
+
 @pytest.mark.usefixtures("living")
 def test_a_dead_controller_and_a_lost_console_are_said(
     collector: Collector,
@@ -183,7 +217,7 @@ def test_a_dead_controller_and_a_lost_console_are_said(
 ) -> None:
     served = serve(collector)
     browser.get(f"http://127.0.0.1:{served.port}/")
-    eventually(lambda: len(texts(browser, ".tile")) == 8, 60)
+    eventually(lambda: len(texts(browser, ".tile")) == 8, LIMIT_S)
     slurm.dead = True
     eventually(lambda: "Slurm stopped answering" in texts(browser, "#headline")[0])
     eventually(lambda: "Unable to contact slurm controller" in texts(browser, "#notice")[0])

@@ -18,8 +18,9 @@ from deeplink.console.readings import JournalFacts, Readings, Source, SourceStat
 from deeplink.console.snapshot import Mood, Snapshot, build
 from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import parse_node_state
+from deeplink.scheduler.view.reasons import help_for
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Beat, NodeRecord, Phase, ProgressPoint
+from deeplink.scheduler.watch.records import Beat, Finding, NodeRecord, Phase, ProgressPoint, Severity
 from deeplink.types import Attempt, NodeName
 
 
@@ -108,6 +109,37 @@ def test_an_agent_that_does_not_answer_its_fresh_launcher_is_silent(journal: Jou
     assert snapshot.headline.mood is Mood.BAD
 
 
+def test_a_watchdog_that_hears_nobody_is_said_where_jobs_run(
+    journal: Journal, collector: Collector, slurm: Any
+) -> None:
+    slurm.jobs = (("41", "41", "RUNNING", "None", "0", "1", "dora", "n[2-3]", "n2", "someone's own"),)
+    journal.record_beat(Beat(attempt=Attempt(41, 0, 0), phase=Phase.RUNNING), time.time() - 3601)
+    silent = shown(collector).headline
+    assert "the watchdog has heard no agent and no launcher for 60 minutes" in silent.text.replace("The", "the")
+    assert silent.mood in {Mood.WARN, Mood.BAD}
+    journal.record_node(NodeRecord(name=NodeName("n2"), seen_unix=time.time() - 601))
+    assert "no launcher for 10 minutes" in shown(collector).headline.text
+    journal.record_node(NodeRecord(name=NodeName("n2"), seen_unix=time.time()))
+    assert "has heard no agent" not in shown(collector).headline.text
+
+
+@pytest.mark.parametrize("phase", [None, Phase.SUCCEEDED], ids=["not on record", "its attempt has ended"])
+def test_a_job_that_no_launcher_speaks_for_makes_no_watchdog_deaf(
+    phase: Phase | None, journal: Journal, collector: Collector, slurm: Any
+) -> None:
+    slurm.jobs = (("41", "41", "RUNNING", "None", "0", "1", "dora", "n[2-3]", "n2", "someone's own"),)
+    if phase is not None:
+        journal.record_beat(Beat(attempt=Attempt(41, 0, 0), phase=phase), time.time() - 3601)
+    assert "has heard no agent" not in shown(collector).headline.text
+
+
+def test_a_standing_agent_that_was_removed_is_missed_for_a_day(journal: Journal, collector: Collector) -> None:
+    journal.record_node(NodeRecord(name=NodeName("n2"), seen_unix=time.time() - 90_000))
+    assert "has heard no agent" not in shown(collector).headline.text
+    journal.record_node(NodeRecord(name=NodeName("n3"), seen_unix=time.time() - 80_000))
+    assert "has heard no agent" in shown(collector).headline.text
+
+
 def test_jobs_that_slurm_alone_knows(collector: Collector, slurm: Any) -> None:
     slurm.jobs = (
         ("41", "41", "RUNNING", "None", "0", "1", "dora", "n[2-3]", "n2", "someone's own"),
@@ -122,6 +154,20 @@ def test_jobs_that_slurm_alone_knows(collector: Collector, slurm: Any) -> None:
     assert snapshot.jobs[1].pending_reason == "Resources"
     assert {node.name for node in snapshot.nodes if node.job == 41} == {"n2", "n3"}
     assert snapshot.jobs[0].step is None
+
+
+def test_tasks_that_wait_together_are_one_line_that_counts_them(collector: Collector, slurm: Any) -> None:
+    rest = ("PENDING", "Resources", "0", "1", "dora", "", "", "sweep")
+    slurm.jobs = (
+        *(("6", f"6_{task}", *rest) for task in (1, 2, 3)),
+        ("7", "6_0", "RUNNING", "None", "0", "1", "dora", "n2", "n2", "sweep"),
+    )
+    assert [(job.id, job.label) for job in shown(collector).jobs] == [(7, "6_0"), (6, "6 (3 tasks)")]
+    slurm.jobs = tuple(
+        ("6", f"6_{task}", "PENDING", "JobHeldUser" if task == 2 else "Priority", *rest[2:]) for task in (1, 2, 3)
+    )
+    (held,) = shown(collector).jobs
+    assert held.remedy == "held: `scontrol release 6` lets it start", "that of one task would leave others held"
 
 
 def test_more_jobs_than_a_page_can_hold(filled: Journal, collector: Collector, slurm: Any) -> None:
@@ -139,6 +185,68 @@ def test_what_slurm_knows_of_the_end_goes_before_a_launchers_last_word(
     job = next(job for job in shown(collector).jobs if job.id == 17)
     assert (job.phase, job.slurm_state, job.rate) == ("", "CANCELLED", None)
     assert all(node.job != 17 for node in shown(collector).nodes)
+
+
+HELD = "job requeued in held state"
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        (("PENDING", HELD), "held: `scontrol release 12_3` lets it start"),
+        (("PENDING", "JobHeldUser"), "held: `scontrol release 12_3` lets it start"),
+        (("PENDING", "launch failed requeued held"), "held: `scontrol release 12_3` lets it start"),
+        (
+            ("PENDING", "JobHeldAdmin"),
+            "held by an administrator: an operator's `scontrol release 12_3` lets it start",
+        ),
+        (("REQUEUE_HOLD", "None"), "held: `scontrol release 12_3` lets it start"),
+        (("PENDING", "Resources"), ""),
+    ],
+)  # fmt: skip
+def test_a_job_that_went_back_into_the_queue_has_not_failed_and_one_that_is_held_says_what_helps(
+    journal: Journal, collector: Collector, slurm: Any, said: tuple[str, str], remedy: str
+) -> None:
+    beat = Beat(attempt=Attempt(17, 0, 1), phase=Phase.FAILED, job_label="12_3", detail="exit code 5 again")
+    journal.record_beat(beat, time.time())
+    slurm.jobs = (("17", "12_3", *said, "1", "1", "alice", "", "", "digits-ddp"),)
+    snapshot = shown(collector)
+    (job,) = snapshot.jobs
+    assert (job.label, job.phase, job.slurm_state, job.remedy) == ("12_3", "", said[0], remedy)
+    assert (job.attempt, job.attempts[0].name) == ("12_3.0.1", "12_3.0.1")
+    assert ("job 12_3 is held" in snapshot.headline.text.lower()) == bool(remedy)
+
+
+def test_a_launcher_that_failed_has_failed_where_slurm_knows_nothing_newer(
+    journal: Journal, collector: Collector, slurm: Any
+) -> None:
+    journal.record_beat(Beat(attempt=Attempt(17, 0, 0), phase=Phase.FAILED), time.time())
+    assert shown(collector).jobs[0].phase == "failed"
+    slurm.jobs = (("17", "17", "FAILED", "NonZeroExitCode", "0", "1", "alice", "n0", "n0", "x"),)
+    assert (shown(collector).jobs[0].phase, shown(collector).jobs[0].remedy) == ("failed", "")
+
+
+def test_what_the_checks_of_a_node_find_is_shown_with_what_helps(journal: Journal, collector: Collector) -> None:
+    worn = Finding(check="disk", severity=Severity.COMMENT, problem="slow <b>", since_unix=1.0)
+    late = Finding(check="clock", severity=Severity.OBSERVE, problem="late")
+    unknown = Finding(check="gpu", severity=Severity.UNKNOWN, problem="no nvidia-smi")
+    journal.record_node(NodeRecord(name=NodeName("n2"), seen_unix=time.time(), health=(worn, unknown)))
+    journal.record_node(NodeRecord(name=NodeName("n3"), seen_unix=time.time(), health=(late,)))
+    snapshot = shown(collector)
+    nodes = {node.name: node for node in snapshot.nodes}
+    assert nodes["n3"].findings == ("clock (observe): late",)
+    assert "n3" not in snapshot.headline.text
+    assert nodes["n2"].findings == ("disk (comment): slow <b>",)
+    assert nodes["n2"].remedy == "`deeplink health` on n2 looks again"
+    assert (nodes["n0"].findings, nodes["n0"].remedy) == ((), "")
+    assert "n2: disk (comment): slow" in snapshot.headline.text
+    assert snapshot.document()["nodes"]["n2"]["findings"] == ["disk (comment): slow <b>"]
+
+
+def test_a_node_that_we_drained_says_how_it_comes_back() -> None:
+    row = dataclasses.replace(node_row("IDLE+DRAIN"), name=NodeName("n3"), reason="deeplink: n3")
+    assert help_for("n3", row, ()) == "once it is mended: `scontrol update nodename=n3 state=resume`"
+    assert not help_for("n3", dataclasses.replace(row, reason="fan is loud"), ())
 
 
 def test_a_spare_is_called_one(journal: Journal, collector: Collector) -> None:
@@ -205,8 +313,12 @@ def test_a_quiet_page_says_so() -> None:
     ],
 )
 def test_what_slurm_says_becomes_one_word(said: str, health: Health) -> None:
+    assert slurm_health(node_row(said)) is health
+
+
+def node_row(said: str) -> NodeRow:
     state, flags = parse_node_state(said)
-    row = NodeRow(
+    return NodeRow(
         name=NodeName("n0"),
         address="n0",
         host="n0",
@@ -218,7 +330,6 @@ def test_what_slurm_says_becomes_one_word(said: str, health: Health) -> None:
         boot_time="",
         gpus=0,
     )
-    assert slurm_health(row) is health
 
 
 def test_the_snapshot_is_frozen(collector: Collector) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from deeplink.clock import ManualClock
 from deeplink.data import Blocks, Order, Residency, ResumableSampler, announcing
 from deeplink.data.announcing import EVERY_S, Announcer, announcer_of, upcoming, uses_in
 from deeplink.data.blocks import BlockOrder
+from tests.pickled import copied
 
 ORDERS = st.sampled_from([Order.SEQUENTIAL, Order.SHUFFLED, Order.BLOCKS])
 
@@ -191,7 +192,7 @@ def test_a_workers_copy_has_what_it_needs_to_say_the_same() -> None:
     packed = Packed(np.arange(100) // 10, np.zeros(100, np.int64))
     announcer = Announcer(packed, Order.SEQUENTIAL, None)
     announcer.tell(0, 5)
-    copy = pickle.loads(pickle.dumps(announcer))  # noqa: S301 - our own
+    copy: Any = copied(announcer)
     copy.tell(0, 5, anew=True)
     assert copy._dataset.told == packed.told * 2
 

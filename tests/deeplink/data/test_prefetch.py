@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from deeplink.data import Blocks, Order, Prefetcher, ResumableSampler, SamplerMisuseError
+from tests.waiting import LIMIT_S
 
 
 class Samples:
@@ -33,7 +34,7 @@ class Samples:
 
     def __getitems__(self, rows: list[int]) -> list[int]:
         self.begun.append(rows)
-        assert self.gate.wait(30)
+        assert self.gate.wait(LIMIT_S)
         if self.bad in rows:
             raise OSError(f"sample {self.bad}")
         return rows
@@ -197,7 +198,7 @@ raise SystemExit(3)
 
 
 def test_a_program_that_ends_in_the_middle_of_a_pass_does_not_read_on() -> None:
-    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 3, done.stderr
     assert 1 <= done.stdout.count(b"read") <= 4  # 64 were asked for
     assert not done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -16,6 +15,8 @@ import numpy as np
 import pytest
 
 from deeplink.data.ring import Ring, RingMemoryError, StaleTicketError, Ticket
+from tests.pickled import copied
+from tests.waiting import LIMIT_S
 
 fork = multiprocessing.get_context("fork")
 
@@ -54,13 +55,13 @@ class Worker:
 
     def end(self) -> None:
         self.orders.send(None)
-        self.process.join(30)
+        self.process.join(LIMIT_S)
         self.orders.close()
 
     def kill(self) -> None:
         assert self.process.pid
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(30)
+        self.process.join(LIMIT_S)
         self.orders.close()
 
 
@@ -156,7 +157,7 @@ def test_a_spawned_worker_is_given_the_ring() -> None:
 
 
 def test_a_pickled_ring_is_none_and_an_impossible_one_an_error() -> None:
-    assert pickle.loads(pickle.dumps(Ring(1, 1, 1))) is None  # noqa: S301 - our own
+    assert copied(Ring(1, 1, 1)) is None
     with pytest.raises(RingMemoryError, match="MiB of shared memory"):
         Ring(1, 1, 1 << 60)
 

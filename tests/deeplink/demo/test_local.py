@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_story_ends_well_under_the_local_launcher(tmp_path: Path) -> None:
     facts = tmp_path / "demo.json"
     done = subprocess.run(
         [sys.executable, "-m", "deeplink", "demo", "--backend", "local", "--facts", str(facts)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=3 * LIMIT_S,
         check=False,
         cwd=tmp_path,
     )

@@ -24,7 +24,9 @@ from deeplink.plainrpc import (
     PlainRefusedError,
     PlainSilentError,
     PlainStatusError,
+    PlainStrangerError,
 )
+from deeplink.strangers import STRANGERS
 from deeplink.wire import BoundServer, bound_server
 
 if TYPE_CHECKING:
@@ -83,9 +85,9 @@ def soon(seconds: float = 10.0) -> float:
 @contextmanager
 def impostor(answer: bytes, *, is_over: bool = True) -> Iterator[PlainConnection]:
     """Give a connection to a server that says `answer`, whatever it is asked, and then no more."""
-    with socket.create_server(("127.0.0.1", 0)) as server, connect(address_of(server)) as connection:
-        accepted, _ = server.accept()
-        with accepted:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        STRANGERS.forget()  # ports come again, of other tests and of this one's other examples
+        with connect(address_of(server)) as connection, server.accept()[0] as accepted:
             accepted.sendall(answer)
             if is_over:
                 accepted.shutdown(socket.SHUT_WR)
@@ -281,12 +283,21 @@ def test_a_server_that_is_none_of_ours_is_an_error(answer: bytes, problem: str) 
         connection.call(METHOD + "Say", b"x", soon())
 
 
+def test_what_is_no_server_of_ours_is_shown_the_token_no_more() -> None:
+    with impostor(b"HTTP/1.1 400 Bad Request\r\n\r\n") as connection:
+        with pytest.raises(PlainFormatError):
+            connection.call(METHOD + "Say", b"x", soon())
+        with pytest.raises(PlainStrangerError, match="what answered before is none"):
+            connect(connection.address)
+        connect(connection.address, "of the next attempt").close()
+
+
 FRAMES = st.builds(
     frame, st.integers(0, 10), st.integers(0, 63), st.sampled_from([0, 1, 3]), st.binary(max_size=30)
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(FRAMES, max_size=6), st.binary(max_size=20))
 def test_whatever_a_server_says_is_replies_or_an_error(frames: list[bytes], rest: bytes) -> None:
     with impostor(b"".join(frames) + rest) as connection:

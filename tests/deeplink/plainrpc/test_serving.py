@@ -38,7 +38,7 @@ from deeplink.plainrpc.framing import settings as settings_frame
 from deeplink.plainrpc.hpack import request_head
 from deeplink.plainrpc.scattered import Scattered
 from deeplink.plainrpc.serving import Limits, PlainServer, _send_unpaced
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ class Served:
             return [len(reply) for reply in connection.replies()]
 
     def raw(self) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.server.port), timeout=20)
+        made = socket.create_connection(("127.0.0.1", self.server.port), timeout=LIMIT_S)
         made.settimeout(20)
         return made
 
@@ -102,7 +102,7 @@ def served(limits: Limits | None = None) -> Iterator[Served]:
             yield Said([bytes([number % 256]) * (int(size) // 2), memoryview(bytes(int(size) - int(size) // 2))])
 
     def hold(message: bytes) -> Iterator[Said]:
-        assert go_on.wait(30)
+        assert go_on.wait(LIMIT_S)
         yield Said([message])
 
     def show(_: bytes) -> Iterator[Said]:
@@ -168,26 +168,26 @@ def test_grpcio_is_served_too_several_calls_at_once_with_windows_of_its_own(shar
     with wire.open_channel(shared.address, TOKEN) as channel:
         ask: Any = channel.stream_stream(REPEAT)
         nothing: Any = channel.stream_stream("/t.T/Nothing")
-        calls = [ask(iter([b"%d 100000" % count, b"2 50"]), timeout=30) for count in (40, 1, 0, 7)]
+        calls = [ask(iter([b"%d 100000" % count, b"2 50"]), timeout=LIMIT_S) for count in (40, 1, 0, 7)]
         assert [[len(reply) for reply in found] for found in calls] == [
             [100_000] * count + [50, 50] for count in (40, 1, 0, 7)
         ]
-        assert list(ask(iter([]), timeout=30)) == []
+        assert list(ask(iter([]), timeout=LIMIT_S)) == []
         with pytest.raises(grpc.RpcError) as refused:
-            list(ask(iter([b"x"]), timeout=30))
+            list(ask(iter([b"x"]), timeout=LIMIT_S))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert refused.value.details() == "no number: 100 %"
         with pytest.raises(grpc.RpcError) as unknown:
-            list(nothing(iter([]), timeout=30))
+            list(nothing(iter([]), timeout=LIMIT_S))
         assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        cancelled = ask(iter([b"1000 1000000"]), timeout=30)
+        cancelled = ask(iter([b"1000 1000000"]), timeout=LIMIT_S)
         next(cancelled)
         cancelled.cancel()
-        assert [len(reply) for reply in ask(iter([b"1 9"]), timeout=30)] == [9]
+        assert [len(reply) for reply in ask(iter([b"1 9"]), timeout=LIMIT_S)] == [9]
     with wire.open_channel(shared.address, "wrong") as channel:
         ask = channel.stream_stream(REPEAT)
         with pytest.raises(grpc.RpcError) as denied:
-            list(ask(iter([b"1 1"]), timeout=30))
+            list(ask(iter([b"1 1"]), timeout=LIMIT_S))
     assert denied.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -301,10 +301,11 @@ def test_more_callers_than_may_wait_are_told_to_come_again() -> None:
 
 def test_more_connections_than_it_holds_are_told_so() -> None:
     with served(Limits(connections=3)) as found, ExitStack() as stack:
-        kept = [stack.enter_context(found.connect()) for _ in range(3)]
-        for one in kept:
-            one.send(REPEAT, b"1 1", soon())
-            list(one.replies())
+        kept = []
+        for _ in range(3):
+            kept.append(stack.enter_context(found.connect()))
+            kept[-1].send(REPEAT, b"1 1", soon())
+            list(kept[-1].replies())
         with pytest.raises((PlainBusyError, PlainSilentError)):  # by a frame, or the close overtakes it
             found.repeat()
         assert found.refused
@@ -340,6 +341,52 @@ def test_idle_connections_end_after_a_while() -> None:
         idle.send(REPEAT, b"1 1", soon())
         list(idle.replies())
         until(lambda: not found.server.open_connections())
+
+
+PING = frame(Kind.PING, 0, 0, b"are you?")
+
+
+@pytest.mark.parametrize("start", [HELLO, HELLO + call()[:-18]], ids=["no call", "a call without a request"])
+def test_pings_do_not_lengthen_the_time_that_a_peer_has(start: bytes) -> None:
+    with served(Limits(stall_s=0.5)) as found, found.raw() as peer:
+        peer.sendall(start)
+        until(lambda: _is_gone_after(peer, PING))
+        assert not found.server.open_connections()
+
+
+def test_pings_between_calls_do_not_keep_a_connection() -> None:
+    with served(Limits(idle_s=0.5)) as found, found.raw() as peer:
+        peer.sendall(HELLO + call())
+        until(lambda: _is_gone_after(peer, PING))
+
+
+def _is_gone_after(peer: socket.socket, said: bytes) -> bool:
+    """Say something, and tell whether the other end has closed the connection."""
+    try:
+        peer.sendall(said)
+        peer.settimeout(0.05)
+        while peer.recv(1 << 16):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", [b"", HELLO, HELLO + PING, HELLO + call(token=TOKEN[:-1])])
+def test_who_has_the_token_is_served_while_strangers_take_every_place_they_can(said: bytes) -> None:
+    limits = Limits(connections=400)
+    with served(limits) as found, ExitStack() as stack, found.connect() as proven:
+        proven.send(REPEAT, b"1 1", soon())
+        list(proven.replies())
+        for _ in range(2 * limits.connections):
+            stack.enter_context(found.raw()).sendall(said)
+        assert found.repeat() == [10, 10], "one that comes now proves itself"
+        proven.send(REPEAT, b"1 2", soon())
+        assert [len(reply) for reply in proven.replies()] == [2]
+        until(lambda: found.server.open_connections() <= 1 + limits.connections // 2)
 
 
 HEADERS_AND_ON = frame(Kind.HEADERS, 0, 1, b"\x83")
@@ -416,7 +463,7 @@ FRAMES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.one_of(FRAMES, st.just(call()), st.just(call(3))), max_size=6), st.binary(max_size=20))
 def test_whatever_comes_the_server_lives(shared: Served, frames: list[bytes], rest: bytes) -> None:
     with shared.raw() as peer:
@@ -438,10 +485,11 @@ def test_a_thousand_clients_are_held_and_served_within_bounds() -> None:
     with served() as found, ExitStack() as stack:
         try:
             before = _resident()
-            clients = [stack.enter_context(found.connect()) for _ in range(1000)]
-            for client in clients:
-                client.send(REPEAT, b"1 4096", soon(40))
-                client.flush()
+            clients = []
+            for _ in range(1000):
+                clients.append(stack.enter_context(found.connect()))
+                clients[-1].send(REPEAT, b"1 4096", soon(40))
+                clients[-1].flush()
             for client in clients:
                 try:
                     assert [len(reply) for reply in client.replies()] == [4096]

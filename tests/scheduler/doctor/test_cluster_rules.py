@@ -47,6 +47,8 @@ def test_gpus_that_leaked_in_a_real_slurm_are_found_with_the_cure() -> None:
     assert worst("leaked-gpus", site()).severity is Severity.UNKNOWN, "asked without -d"
     suspended = site(nodes=nodes, suspended=(NodeName("n0"), NodeName("n1")))
     assert worst("leaked-gpus", suspended).severity is Severity.OK, "a suspended job keeps its GPUs"
+    some = found("leaked-gpus", site(nodes=(nodes[0], replace(nodes[1], gpus_used=None), *nodes[2:])))
+    assert {(one.severity, one.where) for one in some} == {(Severity.UNKNOWN, "n1"), (Severity.ERROR, "n0")}
     untold = worst("leaked-gpus", site(nodes=nodes, suspended=None))
     assert (untold.severity, untold.where) == (Severity.UNKNOWN, "n[0-1]")
 

@@ -17,15 +17,18 @@ from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.doctor import examine, here, part
 from deeplink.scheduler.doctor.asking import nodes_to_look_at
 from deeplink.scheduler.doctor.evidence import Evidence
-from deeplink.scheduler.doctor.examine import Examination, Wish, asked_watchdog
+from deeplink.scheduler.doctor.examine import Examination, Wish
 from deeplink.scheduler.doctor.finding import Severity
 from deeplink.scheduler.slurm.command import CommandError, CommandMissingError
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
+from deeplink.scheduler.watch.agreement import asked_watchdog
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.tokens import new_token
 from tests.scheduler.doctor.sites import RECORDED, found, site, worst
+from tests.scheduler.watch.callers import TOKEN, authorizer
+from tests.waiting import LIMIT_S
 
 ANSWERS = {
     "config": "6-unfit/scontrol-show-config.txt",
@@ -125,18 +128,20 @@ def test_a_mount_that_hangs_here_is_told_and_holds_nobody_up(
 
 @pytest.mark.usefixtures("config")
 def test_a_watchdog_is_asked_with_the_token(tmp_path: Path) -> None:
-    clock, token = ManualClock(), new_token()
+    clock = ManualClock()
     with Journal(tmp_path / "watch.sqlite") as journal:
-        servicer = WatchServicer(journal, BeatBook(), clock, WatchMetrics(CollectorRegistry()))
-        bound = watch_server("127.0.0.1:0", token, servicer)
+        servicer = WatchServicer(
+            journal, BeatBook(), clock, WatchMetrics(CollectorRegistry()), authorizer(journal, clock)
+        )
+        bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
         try:
             address = f"127.0.0.1:{bound.port}"
-            assert asked_watchdog(address, token) == ""
+            assert asked_watchdog(address, TOKEN) == asked_watchdog(address, "") == ""
             assert "refuses our token" in asked_watchdog(address, new_token())
         finally:
-            bound.server.stop(0).wait(5)
-    assert asked_watchdog(address, token).startswith("unavailable: ")
+            bound.server.stop(0).wait(LIMIT_S)
+    assert asked_watchdog(address, "").startswith("unavailable: ")
 
 
 def test_a_watchdog_whose_token_cannot_be_read_is_not_asked(config: Config, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 
 from deeplink.clock import SystemClock
 from deeplink.config import Config
+from deeplink.scheduler.doctor import reach
 from deeplink.scheduler.doctor.here import dangers, looked_at, this_host
 from deeplink.scheduler.doctor.part import Part, sweep
 from deeplink.scheduler.doctor.report import Host, Measured, Plan, ReportFormatError
+from deeplink.tokens import write_token
 
 
 def config(tmp_path: Path) -> Config:
@@ -113,3 +116,17 @@ def test_lines_of_scripts_that_wipe_or_kill(tmp_path: Path) -> None:
     assert lines[0].startswith(f"{script}:3: ")
     assert unread == (missing,)
     assert os.access(script, os.R_OK)
+
+
+def test_a_node_asks_the_watchdog_as_its_agent_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That its port takes connections says nothing of who is heard."""
+    token = tmp_path / "token"
+    write_token(token, "secret")
+    monkeypatch.setattr(reach, "WATCH_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"localhost:{mute.getsockname()[1]}"
+        ours = replace(config(tmp_path), watch=address, watch_token_file=token)
+        part = Part(ours, "run", SystemClock())
+        with part.host("127.0.0.1") as host:
+            measured = part.measure(host, Plan(services=(address,)))
+    assert measured.services[address].startswith(("deadline exceeded", "unavailable"))

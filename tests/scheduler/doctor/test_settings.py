@@ -129,9 +129,12 @@ def test_without_a_watchdog_what_it_would_do_is_missed() -> None:
 
 @pytest.mark.parametrize(("store", "expected"), [("/tmp/dl", "error"), ("/local/ssd", "ok"), ("/tmp2/dl", "ok")])
 def test_a_store_in_a_private_tmp_ends_with_its_job(store: str, expected: str) -> None:
-    told = settings(JobContainerType="job_container/tmpfs")
-    evidence = site(settings=told, config=replace(CONFIG, store=Path(store)))
-    assert worst("private-tmp", evidence).severity.value == expected
+    for changed in (
+        {"JobContainerType": "job_container/tmpfs"},
+        {"JobContainerType": None, "NamespaceType": "namespace/linux"},  # as 26.05 calls it
+    ):
+        evidence = site(settings=settings(**changed), config=replace(CONFIG, store=Path(store)))
+        assert worst("private-tmp", evidence).severity.value == expected
 
 
 def test_a_sandbox_in_which_much_is_wrong_is_found_out() -> None:

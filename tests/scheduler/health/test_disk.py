@@ -21,6 +21,7 @@ from deeplink.scheduler.health.seen import Seen
 from deeplink.scheduler.health.settings import DiskSettings
 from deeplink.scheduler.watch.records import Severity
 from tests.faults.disks import disk_in_memory, disk_on_loop
+from tests.waiting import LIMIT_S
 
 SETTINGS = DiskSettings(min_free_bytes=1 << 20)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
@@ -116,11 +117,11 @@ def test_a_folder_that_we_may_not_enter_is_unknown() -> None:
 @contextmanager
 def frozen(folder: Path) -> Iterator[None]:
     """Have every write to the file system of a folder wait, in the kernel, until the end of the block."""
-    subprocess.run(["fsfreeze", "--freeze", folder], check=True, timeout=20)
+    subprocess.run(["fsfreeze", "--freeze", folder], check=True, timeout=LIMIT_S)
     try:
         yield
     finally:
-        subprocess.run(["fsfreeze", "--unfreeze", folder], check=True, timeout=20)
+        subprocess.run(["fsfreeze", "--unfreeze", folder], check=True, timeout=LIMIT_S)
 
 
 @needs_root
@@ -138,13 +139,13 @@ def test_a_disk_that_really_hangs_is_to_be_drained_after_minutes_and_not_before(
         with frozen(disk.path):
             thread = threading.Thread(target=look)
             thread.start()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + LIMIT_S
             while not (threads and state_of(threads[0]) == "D") and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert told(check.hung(15.0)) == {"slow": Severity.COMMENT}
             assert told(check.hung(179.0)) == {"slow": Severity.COMMENT}
             assert told(check.hung(200.0)) == {"hangs": Severity.DRAIN}
-        thread.join(20)
+        thread.join(LIMIT_S)
         assert [told(look) for look in seen] == [{}]
         late = check.hung(500.0)  # its thread is gone: nothing can be told
         assert (told(late), bool(late.unknown)) == ({}, True)

@@ -18,6 +18,7 @@ from deeplink.scheduler.health.hysteresis import (
 )
 from deeplink.scheduler.health.look import GOOD, MOST_COMPLAINTS, Complaint, Look, at_gravity, gravity
 from deeplink.scheduler.watch.records import Severity
+from tests.hostile import WORDS
 
 RULE = Rule(bad=3, good=2)
 
@@ -140,10 +141,11 @@ def test_what_once_flapped_makes_room_for_what_is_bad_now() -> None:
 
 
 def test_what_a_look_says_is_on_one_line_and_short() -> None:
-    look = Look((Complaint("s\n" * 300, Severity.DRAIN, "a\nb\x1b[31m" + "c" * 999),), "u" * 999).bounded()
-    for text in (look.complaints[0].subject, look.complaints[0].problem, look.unknown):
-        assert len(text) <= 256
-        assert text.isprintable()
+    for word in ("s\n" * 300, *WORDS):
+        look = Look((Complaint(word, Severity.DRAIN, word + "c" * 999),), word * 99).bounded()
+        for text in (look.complaints[0].subject, look.complaints[0].problem, look.unknown):
+            assert len(text) <= 256
+            assert text.isprintable()
 
 
 LOOKS = st.lists(

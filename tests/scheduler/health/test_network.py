@@ -17,7 +17,7 @@ from deeplink.scheduler.health.network import NetworkCheck, read_interfaces
 from deeplink.scheduler.health.seen import Seen
 from deeplink.scheduler.health.settings import NetworkSettings
 from deeplink.scheduler.watch.records import Severity
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 IN_NAMESPACE = """
 import json, sys
@@ -48,7 +48,7 @@ def namespace(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         "ip link set peer0 up",
     )
     yield shell
-    shell.communicate(timeout=10)
+    shell.communicate(timeout=LIMIT_S)
 
 
 def tell(shell: subprocess.Popen[str], *lines: str) -> None:

@@ -16,6 +16,7 @@ from deeplink.clock import ManualClock
 from deeplink.scheduler.health.processes import ProcessCheck, Still, judge_processes, parse_stat, read_still
 from deeplink.scheduler.health.settings import ProcessSettings
 from deeplink.scheduler.watch.records import Severity
+from tests.waiting import LIMIT_S
 
 SETTINGS = ProcessSettings(zombie_s=600, stuck_s=120)
 # A parent sleeps uninterruptibly until the child of its vfork execs or ends.
@@ -35,7 +36,7 @@ def state_of(pid: int) -> str:
 
 
 def wait_for(pid: int, state: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while state_of(pid) != state:
         assert time.monotonic() < deadline, state_of(pid)
         time.sleep(0.01)

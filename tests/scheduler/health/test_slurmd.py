@@ -25,23 +25,20 @@ from deeplink.scheduler.health.slurmd import (
     processes_of_slurmd,
 )
 from deeplink.scheduler.watch.records import Severity
+from tests.waiting import LIMIT_S
 
 NODE = f"test{os.getpid()}"
 
 
 @pytest.fixture
-def closed() -> int:
-    """A port of this host on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-@pytest.fixture
 def slurmd(tmp_path: Path) -> Iterator[Path]:
-    """A program that is called slurmd and does nothing; those that run at the end are ended."""
-    path = tmp_path / "slurmd"
-    path.write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+    """A program that is called slurmd and does nothing; those that run at the end are ended.
+
+    It waits without a child: one that is forked and not yet another program would be a second slurmd.
+    """
+    path, never = tmp_path / "slurmd", tmp_path / "never"
+    os.mkfifo(never)
+    path.write_text(f"#!/bin/sh\nexec < {never}\n")
     path.chmod(0o755)
     yield path
     for pid in processes_of_slurmd(Path("/proc"), NODE):
@@ -50,7 +47,7 @@ def slurmd(tmp_path: Path) -> Iterator[Path]:
 
 def begun(slurmd: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([slurmd, "-N", NODE])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while not is_slurmd(Path(f"/proc/{process.pid}"), NODE):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -61,8 +58,8 @@ def check(port: int, **more: str | bool) -> SlurmdCheck:
     return SlurmdCheck(SlurmdSettings(port=port), SystemClock(), NODE, **more)  # type: ignore[arg-type]
 
 
-def test_one_that_dies_is_told_and_where_nothing_says_how_not_started(slurmd: Path, closed: int) -> None:
-    here = check(closed)
+def test_one_that_dies_is_told_and_where_nothing_says_how_not_started(slurmd: Path, closed_port: int) -> None:
+    here = check(closed_port)
     with begun(slurmd) as process:
         assert here.look() == GOOD
         process.kill()
@@ -73,12 +70,13 @@ def test_one_that_dies_is_told_and_where_nothing_says_how_not_started(slurmd: Pa
         process.kill()
 
 
-def test_one_that_dies_is_started_anew_at_the_second_look(slurmd: Path, closed: int, tmp_path: Path) -> None:
+def test_one_that_dies_is_started_anew_at_the_second_look(slurmd: Path, closed_port: int, tmp_path: Path) -> None:
     # Like slurmd itself, it goes into the background.
     starts = tmp_path / "start"
-    starts.write_text(f"#!/bin/sh\n{slurmd} -N {NODE} >/dev/null 2>&1 &\nsleep 0.3\n")
+    up = "until grep -q slurmd /proc/$!/comm; do sleep 0.01; done"
+    starts.write_text(f"#!/bin/sh\n{slurmd} -N {NODE} >/dev/null 2>&1 &\n{up}\n")
     starts.chmod(0o755)
-    here = check(closed, restart=str(starts))
+    here = check(closed_port, restart=str(starts))
     with begun(slurmd) as process:
         assert here.look() == GOOD
         process.kill()
@@ -91,8 +89,8 @@ def test_one_that_dies_is_started_anew_at_the_second_look(slurmd: Path, closed: 
     here.close()
 
 
-def test_a_command_that_does_not_help_is_told(slurmd: Path, closed: int) -> None:
-    here = check(closed, restart="sh -c 'echo no such unit >&2; exit 5'")
+def test_a_command_that_does_not_help_is_told(slurmd: Path, closed_port: int) -> None:
+    here = check(closed_port, restart="sh -c 'echo no such unit >&2; exit 5'")
     with begun(slurmd) as process:
         here.look()
         process.kill()
@@ -101,18 +99,18 @@ def test_a_command_that_does_not_help_is_told(slurmd: Path, closed: int) -> None
     assert told.problem == "slurmd is gone, being started anew (try 1: sh exited 5: no such unit)"
 
 
-def test_one_that_was_never_seen_is_neither_missed_nor_started(closed: int, tmp_path: Path) -> None:
+def test_one_that_was_never_seen_is_neither_missed_nor_started(closed_port: int, tmp_path: Path) -> None:
     touched = tmp_path / "touched"
-    here = check(closed, restart=f"touch {touched}")
+    here = check(closed_port, restart=f"touch {touched}")
     for _ in range(3):
         assert here.look() == GOOD
-    expected = check(closed, restart=f"touch {touched}", expected=True)
+    expected = check(closed_port, restart=f"touch {touched}", expected=True)
     for _ in range(3):
         assert [one.problem for one in expected.look().complaints] == ["slurmd is gone"]
     assert not touched.exists()
 
 
-def test_one_that_listens_lives_though_its_process_is_not_seen(closed: int, tmp_path: Path) -> None:
+def test_one_that_listens_lives_though_its_process_is_not_seen(closed_port: int, tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -121,7 +119,7 @@ def test_one_that_listens_lives_though_its_process_is_not_seen(closed: int, tmp_
         here = SlurmdCheck(SlurmdSettings(port=port), SystemClock(), NODE, proc=tmp_path)
         assert here.look() == GOOD
         assert here.expected
-    assert knock(closed) is Life.DEAD
+    assert knock(closed_port) is Life.DEAD
 
 
 def test_what_a_port_said_before_its_process_was_seen_counts_no_more(slurmd: Path) -> None:
@@ -136,8 +134,8 @@ def test_what_a_port_said_before_its_process_was_seen_counts_no_more(slurmd: Pat
         assert told.problem == "slurmd is gone"
 
 
-def test_where_its_process_is_hidden_and_its_port_unknown_it_cannot_tell(closed: int, tmp_path: Path) -> None:
-    here = SlurmdCheck(SlurmdSettings(port=closed), SystemClock(), NODE, expected=True, proc=tmp_path)
+def test_where_its_process_is_hidden_and_its_port_unknown_it_cannot_tell(closed_port: int, tmp_path: Path) -> None:
+    here = SlurmdCheck(SlurmdSettings(port=closed_port), SystemClock(), NODE, expected=True, proc=tmp_path)
     look = here.look()
     assert not look.complaints
     assert look.unknown

@@ -19,7 +19,7 @@ from deeplink.scheduler.health.settings import Timing
 from deeplink.scheduler.health.switch import Off, read_switch
 from deeplink.scheduler.health.watching import HealthWatch
 from deeplink.scheduler.watch.records import Severity
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 QUICK = Timing(interval_s=0.02, deadline_s=0.2, bad=2, good=2)
 
@@ -44,7 +44,7 @@ class Probe:
     def look(self) -> Look:
         self.threads += 1
         self.most_at_once = max(self.most_at_once, self.threads)
-        self.go.wait(20)
+        self.go.wait(LIMIT_S)
         self.threads -= 1
         self.looks += 1
         return self.says
@@ -171,7 +171,7 @@ def test_stopping_waits_once_for_all_that_cannot_be_ended() -> None:
     freed, tidied = threading.Event(), threading.Event()
 
     def wait() -> None:
-        freed.wait(20)
+        freed.wait(LIMIT_S)
 
     stuck = [Check(name=f"c{n}", look=lambda: GOOD, timing=QUICK, close=wait) for n in range(8)]
     last = Check(name="last", look=lambda: GOOD, timing=QUICK, close=tidied.set)
@@ -179,7 +179,7 @@ def test_stopping_waits_once_for_all_that_cannot_be_ended() -> None:
     watch.start()
     try:
         watch.stop()
-        assert tidied.wait(10)
+        assert tidied.wait(LIMIT_S)
         assert not freed.is_set()
     finally:
         freed.set()

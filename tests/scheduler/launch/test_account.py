@@ -17,7 +17,7 @@ from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Action, Beat, Finding, Incident, Kind, Outcome, Phase
 from deeplink.types import NodeName
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 N1, N2 = NodeName("n1"), NodeName("n2")
 
@@ -139,7 +139,7 @@ def test_storage_that_takes_no_word_is_an_incident_until_it_does_again(tmp_path:
 
     def on_frozen_storage(_: Beat) -> None:
         stalled.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(LIMIT_S)
 
     backend = LocalBackend(7, "ann", (N1, N2), {}, tmp_path, tmp_path)
     couriers = [Courier(on_frozen_storage, "journal", clock), Courier(beats.append, "watchdog", clock)]
@@ -152,7 +152,7 @@ def test_storage_that_takes_no_word_is_an_incident_until_it_does_again(tmp_path:
         return [one.outcome for one in kinds]
 
     account.enter(Phase.RUNNING)
-    assert stalled.wait(30)
+    assert stalled.wait(LIMIT_S)
     clock.sleep(FROZEN_S - 1)
     account.tick()
     clock.sleep(2)

@@ -105,7 +105,7 @@ def test_a_launch_travels_with_its_container() -> None:
         attempt=Attempt(1, 0, 0),
         nodes=(NodeFacts(node="n0", address="h:1"),),
         spares=(),
-        per_node=1,
+        ranks=(1,),
         master_port=1,
         passed_on={},
         container=container,

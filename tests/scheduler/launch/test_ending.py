@@ -24,7 +24,7 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S, CommandError
 from deeplink.scheduler.watch.records import Action, Beat, Kind, Outcome
 from deeplink.types import NodeName
-from tests.scheduler.slurm.answers import job_answer
+from tests.scheduler.slurm.answers import answer, job_answer
 from tests.waiting import until
 
 COMMAND = ("python", "train.py")
@@ -54,8 +54,8 @@ class Controller:
             raise CommandError(
                 argv, 1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
             )
-        if argv[0] == "squeue" and "%k" in argv:
-            return self.comment
+        if argv[0] == "squeue" and "%k" in " ".join(argv):
+            return answer(argv, 17, self.comment)
         if argv[0] == "squeue":
             self.pending_for -= 1
             if self.pending_for >= 0:
@@ -74,6 +74,7 @@ class Controller:
 
 class NoAgents:
     starter = doubt = ""
+    gone = frozenset[NodeName]()
 
     def announced(self) -> list[Any]:
         return []
@@ -101,9 +102,17 @@ class Run:
     def ending(self, controller: Controller, *, hold: bool | None = None, limits: Limits | None = None) -> Ending:
         nodes = (NodeName("n0"), NodeName("n1"))
         backend = SlurmBackend(
-            17, 0, "ada", "resnet", nodes, {}, self.folder, slurm=Slurm(controller), clock=self.clock
+            17,
+            0,
+            "ada",
+            "resnet",
+            nodes,
+            {"SLURM_JOB_ID": "17"},
+            self.folder,
+            slurm=Slurm(controller),
+            clock=self.clock,
         )
-        self.account = Account(backend, Fleet(NoAgents(), "", self.clock), self.chronicle, self.clock)
+        self.account = Account(backend, Fleet(NoAgents(), lambda _: "", self.clock), self.chronicle, self.clock)
         return Ending(
             backend,
             self.account,

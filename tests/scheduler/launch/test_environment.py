@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from deeplink.scheduler.launch.environment import (
@@ -10,11 +17,13 @@ from deeplink.scheduler.launch.environment import (
     NodeFacts,
     NotLaunchedError,
     Task,
+    mpi_task,
     rank_environment,
     slurm_task,
-    step_environment,
 )
+from deeplink.scheduler.launch.stepenv import step_environment
 from deeplink.types import Attempt, parse_members
+from tests.waiting import LIMIT_S
 
 
 def facts(node: str, number: int) -> NodeFacts:
@@ -32,7 +41,7 @@ LAUNCH = Launch(
     attempt=Attempt(17, 1, 2),
     nodes=(facts("n5", 15), facts("n0", 10)),
     spares=(facts("n9", 19),),
-    per_node=2,
+    ranks=(2, 2),
     master_port=23456,
     passed_on={"DEEPLINK_CATALOG": "/shared/catalog"},
 )
@@ -45,7 +54,7 @@ def test_packed_and_unpacked_is_the_same() -> None:
 def test_a_thousand_nodes_fit_into_one_variable() -> None:
     nodes = tuple(facts(f"node-{number:04}", number % 250) for number in range(1000))
     packed = Launch(
-        attempt=Attempt(1, 0, 0), nodes=nodes, spares=(), per_node=8, master_port=1, passed_on={}
+        attempt=Attempt(1, 0, 0), nodes=nodes, spares=(), ranks=(8,) * 1000, master_port=1, passed_on={}
     ).packed()
     assert len(packed) < 128 << 10
 
@@ -109,3 +118,61 @@ def test_what_bends_a_step_is_left_out() -> None:
     }
     assert step_environment(env, resources=True) == {"SLURM_GPUS_PER_TASK": "1", "SLURM_JOB_ID": "7", "PATH": "p"}
     assert step_environment(env, resources=False) == {"SLURM_JOB_ID": "7", "PATH": "p"}
+
+
+UNEVEN = replace(LAUNCH, ranks=(3, 1))
+
+
+def test_ranks_of_nodes_that_differ_are_numbered_one_node_after_the_other() -> None:
+    assert (UNEVEN.world_size, UNEVEN.processes, UNEVEN.started) == (4, 4, (3, 1))
+    assert [UNEVEN.place(rank) for rank in range(4)] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    env = rank_environment(UNEVEN, Task(3, 0, "n0"), {})
+    found = [env[name] for name in ("RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")]
+    assert found == ["3", "1", "1", "3", "4"]
+    for rank, node in ((2, "n0"), (4, "n0"), (-1, "n5")):
+        with pytest.raises(NotLaunchedError):
+            rank_environment(UNEVEN, Task(rank, 0, node), {})
+    assert mpi_task(UNEVEN, {"PMI_RANK": "3"}) == Task(3, 0, "n0")
+    starters = replace(UNEVEN, recipe_name="torchrun")
+    assert (starters.world_size, starters.processes) == (4, 2)
+    told = [rank_environment(starters, Task(n, 0, node), {}) for n, node in enumerate(("n5", "n0"))]
+    assert [env["PET_NPROC_PER_NODE"] for env in told] == ["3", "1"]
+
+
+def test_threads_are_the_tasks_cpus_and_one_where_ranks_share_a_node() -> None:
+    def threads(task: Task, **env: str) -> str | None:
+        return rank_environment(UNEVEN, task, env).get("OMP_NUM_THREADS")
+
+    shared, alone = Task(0, 0, "n5"), Task(3, 0, "n0")
+    assert (threads(shared), threads(alone)) == ("1", None)
+    assert threads(shared, SLURM_CPUS_PER_TASK="6") == "6"
+    assert threads(shared, SLURM_CPUS_PER_TASK="6", OMP_NUM_THREADS="3") == "3"
+    assert threads(alone, OMP_NUM_THREADS="3") == "3"
+
+
+def test_restarts_are_counted_for_whoever_reads_them_as_torchrun_has_them() -> None:
+    env = rank_environment(replace(LAUNCH, restarts=2, max_restarts=4), Task(0, 0, "n5"), {})
+    found = [
+        env[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")
+    ]
+    assert found == ["17", "2", "4", "False"]
+    torchrun = rank_environment(replace(LAUNCH, recipe_name="torchrun"), Task(0, 0, "n5"), {})
+    assert not [name for name in torchrun if name.startswith(("TORCHELASTIC", "ROLE_", "OMP_"))], "it sets its own"
+
+
+@pytest.mark.slow
+def test_a_rank_finds_all_that_a_worker_of_torchrun_finds(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text("import json, os; print(json.dumps(dict(os.environ)))\n")
+    before = {
+        name: value for name, value in os.environ.items() if name not in {"OMP_NUM_THREADS", LAUNCH_VARIABLE}
+    }
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    argv += ["--local-ranks-filter=1", str(tmp_path / "worker.py")]
+    done = subprocess.run(argv, env=before, capture_output=True, text=True, timeout=3 * LIMIT_S, check=True)
+    worker = json.loads(done.stdout.splitlines()[-1])
+    ours = rank_environment(LAUNCH, Task(1, 1, "n5"), before)
+    missing = {name for name in worker if name not in ours and name not in before}
+    # Where torchrun finds a worker's traceback, ours being in the job's output; and what its own agent handles.
+    assert missing <= {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+    same = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_NAME", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    assert {name: ours[name] for name in same} == {name: worker[name] for name in same}

@@ -165,3 +165,40 @@ def test_no_row_of_setbacks_without_progress_goes_on_for_ever(row: list[tuple[Ca
 @given(endings, st.integers(0, 10_000))
 def test_progress_always_allows_another(ending: tuple[Cause, int], relaunches: int) -> None:
     assert stop_for(*ending, Kind.RANK_FAILED, Tried(relaunches=relaunches, best=3), Limits()) is None
+
+
+@pytest.mark.parametrize(
+    ("node", "sick", "suspects", "kind"),
+    [
+        (A, {}, (A,), Kind.LAUNCH_FAILED),
+        (A, {A: (BROKEN,)}, (A,), Kind.NODE_SICK),
+        (A, {B: (BROKEN,)}, (A,), Kind.LAUNCH_FAILED),
+        (None, {B: (BROKEN,)}, (B,), Kind.NODE_SICK),
+    ],
+)
+def test_a_node_that_ranks_cannot_be_started_on_is_better_left_out(
+    node: NodeName | None, sick: dict[NodeName, tuple[Finding, ...]], suspects: tuple[NodeName, ...], kind: Kind
+) -> None:
+    found = diagnose(1, Failed(said="srun itself exited 1", node=node, is_of_rank=False), (A, B), sick, RAN)
+    assert (found.cause, found.kind, found.suspects) == (Cause.NOT_STARTED, kind, suspects)
+    assert stop_for(found.cause, 1, found.kind, Tried(), Limits(retries=False)) is None
+
+
+def test_ranks_that_were_not_started_say_nothing_against_the_application() -> None:
+    launches = (Setback(Cause.NOT_STARTED, 1), Setback(Cause.NOT_STARTED, 1))
+    for recent in (launches, (launches[0], Setback(Cause.UNKNOWN, 2)), (Setback(Cause.HANG), launches[0])):
+        stop = stop_for(Cause.UNKNOWN, 1, Kind.RANK_FAILED, Tried(since_progress=recent, relaunches=2), Limits())
+        assert stop is not None
+        assert stop.kind is Kind.RANK_FAILED
+
+
+@given(st.integers(1, 255), st.frozensets(st.sampled_from(Hint)), st.integers(0, 5), st.booleans())
+def test_what_starts_the_ranks_is_never_the_application(
+    code: int, hints: frozenset[Hint], before: int, retries: bool
+) -> None:
+    found = diagnose(code, Failed(said="srun itself exited", hints=hints, is_of_rank=False), [A, B], {}, RAN)
+    assert (found.cause, found.kind, found.suspects) == (Cause.NOT_STARTED, Kind.LAUNCH_FAILED, ())
+    tried = Tried(since_progress=(Setback(Cause.NOT_STARTED, code),) * before, relaunches=before)
+    stop = stop_for(found.cause, code, found.kind, tried, Limits(retries=retries, final_codes=frozenset({code})))
+    assert (stop is None) == (before < Limits().most_fruitless)
+    assert stop is None or stop.kind is Kind.LAUNCH_FAILED

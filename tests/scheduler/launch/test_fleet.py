@@ -7,28 +7,52 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import grpc
 import pytest
 from typing_extensions import override
 
 from deeplink.clock import ManualClock, SystemClock
-from deeplink.scheduler.launch.backend import AgentsFailedError
+from deeplink.runtokens import RunTokens, token_of
+from deeplink.scheduler.launch.backend import AgentsFailedError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.fleet import Fleet
+from deeplink.scheduler.launch.fleet import START_S, Fleet
+from deeplink.scheduler.launch.process import last_line
 from deeplink.scheduler.launch.revival import Revival
+from deeplink.scheduler.launch.unheard import Unheard
 from deeplink.scheduler.launch.watched import Watched
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.tokens import new_token
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2
 from deeplink.wire import BoundServer, attempt_to_wire, bound_server
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 TOKEN = new_token()
+
+
+def token_of_any(_attempt: Attempt) -> str:
+    """Return what agents of these tests take, whichever attempt it is."""
+    return TOKEN
+
+
 ATTEMPT = Attempt(7, 0, 0)
+
+
+def came_up(
+    fleet: Fleet,
+    nodes: Collection[NodeName],
+    need: int,
+    *,
+    logs: str,
+    told_to_end: bool = False,
+    unheard: Unheard | None = None,
+) -> bool:
+    silent = unheard or Unheard(lambda _nodes: {}, fleet._clock, 0.0)
+    return fleet.gather(nodes, need, logs=logs, told_to_end=lambda: told_to_end, unheard=silent)
 
 
 @dataclass
@@ -41,6 +65,7 @@ class Agents:
     words: str = ""
     starter: str = "srun"
     doubt: str = "Does it?"
+    gone: frozenset[NodeName] = frozenset()
 
     def announced(self) -> list[NodeFacts]:
         said, self.said = self.said, []
@@ -79,18 +104,18 @@ def node() -> Iterator[Callable[[str], Node]]:
 
     yield start
     for bound in servers:
-        bound.server.stop(0).wait(5)
+        bound.server.stop(0).wait(LIMIT_S)
 
 
 def gathered(*nodes: Node, late: tuple[str, ...] = ()) -> tuple[Fleet, Agents]:
     agents = Agents([one.facts for one in nodes])
-    fleet = Fleet(agents, TOKEN, SystemClock())
+    fleet = Fleet(agents, token_of_any, SystemClock())
     names = [NodeName(one.facts.node) for one in nodes] + [NodeName(name) for name in late]
-    assert fleet.gather(names, len(nodes), logs="the log", told_to_end=lambda: False)
+    assert came_up(fleet, names, len(nodes), logs="the log")
     return fleet, agents
 
 
-def ticked(fleet: Fleet, question: Callable[[], bool], bound_s: float = 20.0) -> list[common_pb2.Progress]:
+def ticked(fleet: Fleet, question: Callable[[], bool], bound_s: float = LIMIT_S) -> list[common_pb2.Progress]:
     end = time.monotonic() + bound_s
     heard: list[common_pb2.Progress] = []
     while not question():
@@ -105,6 +130,51 @@ def report(node: Node, step: int, attempt: Attempt = ATTEMPT) -> None:
     node.servicer.bulletin.report(progress)
 
 
+@pytest.mark.parametrize("answers_as", ["another node", "another token"])
+def test_what_is_not_the_agent_is_asked_no_more(node: Callable[[str], Node], answers_as: str) -> None:
+    there = node("n2" if answers_as == "another node" else "n1")
+    token = TOKEN if answers_as == "another node" else new_token()
+    one = Watched.begun(replace(there.facts, node="n1"), 0.0)
+    one.token = token
+    try:
+        now = 1.0
+        while not one.is_stranger:
+            if one.is_due(now, 0.0):
+                one.ask(node_pb2.StatusRequest(attempt=attempt_to_wire(ATTEMPT)), now)
+            time.sleep(0.01)
+            one.harvest(now, [])
+            now += 0.5
+            assert now < 3000.0
+        assert not one.is_due(now + 100.0, now + 100.0)
+        assert one.heard == 0.0
+    finally:
+        one.close()
+
+
+def test_an_agent_that_has_heard_of_the_next_attempt_first_is_no_stranger() -> None:
+    tokens, following = RunTokens("secret"), replace(ATTEMPT, relaunch=1)
+    servicer = NodeServicer(NodeName("n0"), "", node_pb2.StoreStatus)
+    bound = bound_server("127.0.0.1:0", tokens.is_valid, lambda server: [add_to(server, servicer)])
+    bound.server.start()
+    assert tokens.is_valid(token_of("secret", following)), "from one of its ranks"
+    one = Watched.begun(NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}"), 0.0)
+    try:
+        one.token = token_of("secret", ATTEMPT)
+        one.ask(node_pb2.StatusRequest(attempt=attempt_to_wire(ATTEMPT)), 1.0)
+        until(one._pending[0][2].done, LIMIT_S)
+        one.token = token_of("secret", following)
+        assert one.harvest(1.5, [])
+        assert not one.is_stranger
+        assert one.is_due(2.0, 0.0)
+        one.ask(node_pb2.StatusRequest(attempt=attempt_to_wire(following)), 2.0)
+        until(one._pending[0][2].done, LIMIT_S)
+        assert not one.harvest(2.5, [])
+        assert one.heard == 2.5
+    finally:
+        one.close()
+        bound.server.stop(0).wait(LIMIT_S)
+
+
 def test_reports_arrive_once_and_in_order(node: Callable[[str], Node]) -> None:
     one = node("n0")
     fleet, agents = gathered(one)
@@ -114,7 +184,7 @@ def test_reports_arrive_once_and_in_order(node: Callable[[str], Node]) -> None:
         heard += [progress.step for progress in fleet.tick(ATTEMPT)]
         time.sleep(0.03)
     heard += [progress.step for progress in ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s < 0.1)]
-    end = time.monotonic() + 10
+    end = time.monotonic() + LIMIT_S
     while heard[-1:] != [39] and time.monotonic() < end:
         heard += [progress.step for progress in fleet.tick(ATTEMPT)]
     assert heard == list(range(1, 40))
@@ -135,7 +205,7 @@ class Overtaken(NodeServicer):
         is_first, reply = not self.ready.is_set(), super().Status(request, context)
         if is_first:
             self.ready.set()
-            self.free.wait(10)
+            self.free.wait(LIMIT_S)
         return reply
 
 
@@ -152,7 +222,7 @@ def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
         return step in heard
 
     heard += [progress.step for progress in ticked(fleet, servicer.ready.is_set)]
-    (_, first), *_ = fleet._nodes[NodeName("n0")]._pending
+    (_, _, first), *_ = fleet._nodes[NodeName("n0")]._pending
     report(one, 2)
     until(lambda: has_heard(2))
     servicer.free.set()
@@ -161,15 +231,15 @@ def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
     until(lambda: has_heard(3))
     assert heard == [1, 2, 3]
     fleet.close()
-    bound.server.stop(0).wait(5)
+    bound.server.stop(0).wait(LIMIT_S)
 
 
 def test_a_launcher_that_stalls_again_and_again_takes_in_what_agents_answer(node: Callable[[str], Node]) -> None:
     one, clock = node("n0"), ManualClock()
-    fleet = Fleet(Agents([one.facts]), TOKEN, clock)
-    assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+    fleet = Fleet(Agents([one.facts]), token_of_any, clock)
+    assert came_up(fleet, [NodeName("n0")], 1, logs="")
     report(one, 1)
-    end = time.monotonic() + 20
+    end = time.monotonic() + LIMIT_S
     heard: list[int] = []
     while 1 not in heard:
         assert time.monotonic() < end
@@ -185,8 +255,8 @@ def test_for_the_agents_of_many_nodes_more_files_may_be_opened() -> None:
     try:
         for count, is_raised in ((2, False), (1_000, True)):
             nodes = [NodeName(f"n{number}") for number in range(count)]
-            fleet = Fleet(Agents(), TOKEN, SystemClock())
-            assert not fleet.gather(nodes, count, logs="", told_to_end=lambda: True)
+            fleet = Fleet(Agents(), token_of_any, SystemClock())
+            assert not came_up(fleet, nodes, count, logs="", told_to_end=True)
             assert (resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512) is is_raised
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -196,7 +266,7 @@ def test_the_asked_agents_fence_older_attempts(node: Callable[[str], Node]) -> N
     one = node("n0")
     fleet, _ = gathered(one)
     newer = Attempt(7, 0, 1)
-    end = time.monotonic() + 10
+    end = time.monotonic() + LIMIT_S
     while one.servicer.bulletin.learn(ATTEMPT) != newer:
         assert time.monotonic() < end
         fleet.tick(newer)
@@ -207,7 +277,7 @@ def test_the_asked_agents_fence_older_attempts(node: Callable[[str], Node]) -> N
 def test_a_stopped_agent_falls_silent_and_the_other_does_not(node: Callable[[str], Node]) -> None:
     one, two = node("n0"), node("n1")
     fleet, _ = gathered(one, two)
-    two.server.server.stop(0).wait(5)
+    two.server.server.stop(0).wait(LIMIT_S)
     ticked(fleet, lambda: fleet.silence()[NodeName("n1")].contact_s > 1.6)
     assert fleet.silence()[NodeName("n0")].answer_s < 1.5
     fleet.close()
@@ -216,8 +286,8 @@ def test_a_stopped_agent_falls_silent_and_the_other_does_not(node: Callable[[str
 def test_a_frozen_agent_stays_in_contact() -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # its kernel accepts, nobody answers
         facts = NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")
-        fleet = Fleet(Agents([facts]), TOKEN, SystemClock())
-        assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+        fleet = Fleet(Agents([facts]), token_of_any, SystemClock())
+        assert came_up(fleet, [NodeName("n0")], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 2.5)
         assert fleet.silence()[NodeName("n0")].contact_s < 2.0
         fleet.close()
@@ -227,12 +297,12 @@ def test_a_node_that_dies_as_the_agents_come_up_late_is_not_forgiven_in_advance(
     node: Callable[[str], Node],
 ) -> None:
     one, clock = node("n0"), ManualClock()
-    one.server.server.stop(0).wait(5)
+    one.server.server.stop(0).wait(LIMIT_S)
     agents = Agents()
-    fleet = Fleet(agents, TOKEN, clock)
+    fleet = Fleet(agents, token_of_any, clock)
     clock.now += 60.0
     agents.said = [one.facts]
-    assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+    assert came_up(fleet, [NodeName("n0")], 1, logs="")
     fleet.tick(ATTEMPT)
     clock.now += 4.0
     assert fleet.silence()[NodeName("n0")].contact_s >= 4.0
@@ -246,11 +316,11 @@ def revived_by(step: Agents) -> Revival:
 def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callable[[str], Node]) -> None:
     one, two, again = node("n0"), node("n1"), Agents()
     agents = Agents([one.facts, two.facts])
-    fleet = Fleet(agents, TOKEN, SystemClock(), revived_by(again))
+    fleet = Fleet(agents, token_of_any, SystemClock(), revived_by(again))
     n0, n1 = NodeName("n0"), NodeName("n1")
-    assert fleet.gather([n0, n1], 2, logs="", told_to_end=lambda: False)
+    assert came_up(fleet, [n0, n1], 2, logs="")
     ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
-    two.server.server.stop(0).wait(5)
+    two.server.server.stop(0).wait(LIMIT_S)
     longest = 0.0
 
     def is_bereft() -> bool:
@@ -266,14 +336,37 @@ def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callab
     fleet.close()
 
 
+def test_a_machine_that_has_lost_slurmd_too_was_in_no_contact_since_it_refuses(
+    node: Callable[[str], Node],
+) -> None:
+    def start(nodes: Mapping[NodeName, NodeFacts]) -> Agents:
+        raise NoSlurmdError(nodes)
+
+    one, two = node("n0"), node("n1")
+    fleet = Fleet(Agents([one.facts, two.facts]), token_of_any, SystemClock(), Revival(start, SystemClock()))
+    n0, n1 = NodeName("n0"), NodeName("n1")
+    assert came_up(fleet, [n0, n1], 2, logs="")
+    ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
+    two.server.server.stop(0).wait(LIMIT_S)
+
+    def is_lost() -> bool:
+        fleet.revive(fleet.bereft([n0, n1]))
+        return fleet.silence()[n1].contact_s > 2.5
+
+    ticked(fleet, is_lost)
+    assert fleet.silence()[n1].answer_s < 5.0, "from the first refusal on"
+    assert fleet.silence()[n0].contact_s < 1.0
+    fleet.close()
+
+
 def test_while_the_starter_ends_all_agents_none_is_missed(node: Callable[[str], Node]) -> None:
     one = node("n0")
     agents = Agents([one.facts])
-    fleet = Fleet(agents, TOKEN, SystemClock(), revived_by(Agents()))
+    fleet = Fleet(agents, token_of_any, SystemClock(), revived_by(Agents()))
     n0 = NodeName("n0")
-    assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
+    assert came_up(fleet, [n0], 1, logs="")
     ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.1)
-    one.server.server.stop(0).wait(5)
+    one.server.server.stop(0).wait(LIMIT_S)
     ticked(fleet, lambda: fleet.silence()[n0].answer_s > 2.5)
     assert fleet.bereft([n0]) == ()
     agents.code = 143
@@ -288,8 +381,8 @@ def test_a_machine_that_was_out_of_reach_and_refuses_now_was_booted_anew() -> No
             caller.setblocking(False)
             caller.connect_ex(full.getsockname())
         facts = NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}")
-        fleet = Fleet(Agents([facts], code=1), TOKEN, SystemClock(), revived_by(Agents()))
-        assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
+        fleet = Fleet(Agents([facts], code=1), token_of_any, SystemClock(), revived_by(Agents()))
+        assert came_up(fleet, [n0], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[n0].contact_s > 1.8)
     ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
     assert fleet.bereft([n0]) == ()
@@ -311,7 +404,7 @@ def test_a_machine_whose_agent_is_filtered_away_answers_at_slurmds_port(listens:
         address = slurmd.getsockname()
         if not listens:
             slurmd.close()  # refused is an answer, too
-        one = Watched.begun(NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}"), TOKEN, 1000.0)
+        one = Watched.begun(NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}"), 1000.0)
         one.slurmd = address
         longest, moment = 0.0, 1000.0
         for _ in range(100):
@@ -342,8 +435,8 @@ def test_who_is_in_reach_again_is_asked_at_once_by_a_connection_of_its_own(node:
         for caller in callers:
             caller.setblocking(False)
             caller.connect_ex(full.getsockname())
-        fleet = Fleet(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), TOKEN, SystemClock())
-        assert fleet.gather([n0], 1, logs="", told_to_end=lambda: False)
+        fleet = Fleet(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), token_of_any, SystemClock())
+        assert came_up(fleet, [n0], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
         before = fleet.silence()[n0]
         assert before.deaf_s > 2.0
@@ -353,9 +446,9 @@ def test_who_is_in_reach_again_is_asked_at_once_by_a_connection_of_its_own(node:
     server.server.start()
     ticked(fleet, lambda: fleet.silence()[n0].contact_s < 0.5)
     assert fleet.silence()[n0].deaf_s < 1.0, "the time out of reach is not the agent's"
-    ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.5, 5.0)
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.5, LIMIT_S)
     fleet.close()
-    server.server.stop(0).wait(5)
+    server.server.stop(0).wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -374,9 +467,11 @@ def many_files() -> Iterator[None]:
 def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         fleet = Fleet(
-            Agents([NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")]), TOKEN, SystemClock()
+            Agents([NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")]),
+            token_of_any,
+            SystemClock(),
         )
-        assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+        assert came_up(fleet, [NodeName("n0")], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 1.8)
         assert fleet.silence()[NodeName("n0")].contact_s < 1.5
         fleet.close()
@@ -384,8 +479,8 @@ def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
 
 def test_time_in_which_we_did_nothing_blames_nobody(node: Callable[[str], Node]) -> None:
     one, clock = node("n0"), ManualClock()
-    fleet = Fleet(Agents([one.facts]), TOKEN, clock)
-    assert fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+    fleet = Fleet(Agents([one.facts]), token_of_any, clock)
+    assert came_up(fleet, [NodeName("n0")], 1, logs="")
     fleet.tick(ATTEMPT)
     clock.sleep(1.6)
     fleet.tick(ATTEMPT)
@@ -403,11 +498,13 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
         return NodeFacts(node="n0", address=f"127.0.0.1:{servers[-1].port}", interface="ib0")
 
     n0, again = NodeName("n0"), Agents()
-    fleet = Fleet(Agents([start("first")]), TOKEN, SystemClock(), Revival(lambda _nodes: again, SystemClock()))
-    assert fleet.gather([n0], 1, logs="the log", told_to_end=lambda: False)
+    fleet = Fleet(
+        Agents([start("first")]), token_of_any, SystemClock(), Revival(lambda _nodes: again, SystemClock())
+    )
+    assert came_up(fleet, [n0], 1, logs="the log")
     ticked(fleet, lambda: fleet.boot_ids()[n0] == "first")
     assert not fleet.sick()
-    servers[0].server.stop(0).wait(5)
+    servers[0].server.stop(0).wait(LIMIT_S)
     ticked(fleet, lambda: fleet.silence()[n0].answer_s > 0.6)
     fleet.revive([n0])
     broken = common_pb2.Finding(check="disk", severity="drain", problem="read-only")
@@ -418,23 +515,23 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
     assert abs(fleet.unix()[n0] - SystemClock().unix()) < 60
     fleet.close()
     assert again.stopped
-    servers[1].server.stop(0).wait(5)
+    servers[1].server.stop(0).wait(LIMIT_S)
 
 
 def test_too_few_agents_is_an_error_that_names_the_nodes(node: Callable[[str], Node]) -> None:
     agents = Agents([node("n0").facts], code=1)
-    fleet = Fleet(agents, TOKEN, SystemClock())
+    fleet = Fleet(agents, token_of_any, SystemClock())
     with pytest.raises(AgentsFailedError) as caught:
-        fleet.gather([NodeName("n0"), NodeName("n1")], 2, logs="/the/log", told_to_end=lambda: False)
+        came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="/the/log")
     assert caught.value.missing == ("n1",)
     assert "/the/log" in caught.value.remedy
     fleet.close()
 
 
 def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    fleet = Fleet(Agents(), TOKEN, ManualClock())
+    fleet = Fleet(Agents(), token_of_any, ManualClock())
     with pytest.raises(AgentsFailedError, match="srun still hangs") as caught:
-        fleet.gather([NodeName("n0")], 1, logs="/the/log", told_to_end=lambda: False)
+        came_up(fleet, [NodeName("n0")], 1, logs="/the/log")
     assert caught.value.remedy == "Does it? /the/log has what was said."
     assert [record.message for record in caplog.records] == [
         "srun has not started the agents yet, after 10 s. Does it?"
@@ -443,16 +540,90 @@ def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureF
 
 
 def test_who_ended_is_quoted(caplog: pytest.LogCaptureFixture) -> None:
-    fleet = Fleet(Agents(code=1, words="srun: error: no such node"), TOKEN, SystemClock())
+    fleet = Fleet(Agents(code=1, words="srun: error: no such node"), token_of_any, SystemClock())
     with pytest.raises(AgentsFailedError, match=r"srun exited 1 .* n0: srun: error: no such node"):
-        fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: False)
+        came_up(fleet, [NodeName("n0")], 1, logs="")
     assert not caplog.records
     fleet.close()
 
 
+def test_who_did_not_come_up_is_quoted_though_the_others_are_up(
+    node: Callable[[str], Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    words, both = "deeplink: /ssd/x: it belongs to user nobody", [NodeName("n0"), NodeName("n1")]
+    fleet = Fleet(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
+    assert came_up(fleet, both, 1, logs="")
+    assert caplog.messages == [f"going on without agents on n1: {words}"]
+    fleet.close()
+    fleet = Fleet(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
+    with pytest.raises(AgentsFailedError, match="no node agent came up on n1 within 120 s: deeplink: /ssd/x"):
+        came_up(fleet, both, 2, logs="")
+    fleet.close()
+
+
+def test_a_programs_own_words_count_before_those_of_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "agents.log"
+    before = "deeplink: of the run before\n"
+    log.write_text(before)
+    assert last_line(log, len(before)) == ""
+    log.write_text(f"{before}srun: error: no such node\n\n")
+    assert last_line(log, len(before)) == "srun: error: no such node"
+    log.write_text(f"{before}deeplink: it belongs to nobody\n  Name another.\nsrun: error: n1: task 1: Exited\n")
+    assert last_line(log, len(before)) == "deeplink: it belongs to nobody"
+
+
+@dataclass
+class Answered(Agents):
+    """Agents that are looked at again only once Slurm has answered: the clock does not run ahead of it."""
+
+    unheard: Unheard | None = None
+
+    @override
+    def announced(self) -> list[NodeFacts]:
+        thread = None if self.unheard is None else self.unheard._last._thread
+        if thread is not None:
+            thread.join(LIMIT_S)
+        return super().announced()
+
+
+@pytest.mark.parametrize("code", [None, 1])
+@pytest.mark.parametrize(
+    ("told", "patience_s", "wanted"),
+    [
+        ({"n1": True}, 900.0, NodesLostError),
+        ({"n1": False}, 30.0, NodesLostError),  # as while Slurm's own patience is long
+        ({}, 900.0, AgentsFailedError),
+        (None, 900.0, AgentsFailedError),
+        ({"n0": True}, 900.0, AgentsFailedError),  # which has its agent
+    ],
+)
+def test_a_node_that_slurm_does_not_hear_of_is_lost_and_no_other(
+    node: Callable[[str], Node],
+    told: dict[NodeName, bool] | None,
+    patience_s: float,
+    code: int | None,
+    wanted: type[Exception],
+) -> None:
+    clock, asked = ManualClock(), set[tuple[NodeName, ...]]()
+
+    def ask(nodes: Collection[NodeName]) -> dict[NodeName, bool] | None:
+        asked.add(tuple(nodes))
+        return told
+
+    unheard = Unheard(ask, clock, patience_s)
+    fleet = Fleet(Answered([node("n0").facts], code=code, unheard=unheard), token_of_any, clock)
+    began = clock.monotonic()
+    with pytest.raises(wanted, match="n1"):
+        came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="", unheard=unheard)
+    assert asked == {("n1",)}
+    if told == {"n1": True}:
+        assert clock.monotonic() - began < START_S, "not waited for"
+    fleet.close()
+
+
 def test_told_to_end_while_agents_start() -> None:
-    fleet = Fleet(Agents(), TOKEN, SystemClock())
-    assert not fleet.gather([NodeName("n0")], 1, logs="", told_to_end=lambda: True)
+    fleet = Fleet(Agents(), token_of_any, SystemClock())
+    assert not came_up(fleet, [NodeName("n0")], 1, logs="", told_to_end=True)
     fleet.close()
 
 
@@ -460,11 +631,11 @@ def test_a_pressed_agent_is_asked_at_that_moment_however_lately_it_was_asked(nod
     one, name = node("n0"), NodeName("n0")
     clock = ManualClock()
     agents = Agents([one.facts])
-    fleet = Fleet(agents, TOKEN, clock)
-    assert fleet.gather([name], 1, logs="the log", told_to_end=lambda: False)
+    fleet = Fleet(agents, token_of_any, clock)
+    assert came_up(fleet, [name], 1, logs="the log")
 
     def asked_s() -> float:
-        end = time.monotonic() + 10
+        end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             fleet.tick(ATTEMPT)
             if fleet.silence()[name].question_s < 0.05:

@@ -18,8 +18,9 @@ import pytest
 
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Outcome
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.slow]
 
 RANK = """
 import os, sys, time
@@ -79,7 +80,7 @@ class Run:
         ]
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
-    def wait_for(self, question: Callable[[], object], bound_s: float = 60.0) -> None:
+    def wait_for(self, question: Callable[[], object], bound_s: float = LIMIT_S) -> None:
         end = time.monotonic() + bound_s
         while not question():
             assert self.process.poll() is None or question(), self.process.communicate()[1]
@@ -94,7 +95,7 @@ class Run:
         os.kill(int((self.folder / f"0.{rank}").read_text()), signal.SIGSTOP)
 
     def ended(self) -> tuple[int, str]:
-        said = self.process.communicate(timeout=90)[1]
+        said = self.process.communicate(timeout=3 * LIMIT_S)[1]
         return self.process.returncode, said
 
 
@@ -113,7 +114,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             for file in one.folder.glob("[0-9].[0-9]"):  # a stopped one minds nothing else
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(file.read_text()), signal.SIGKILL)
-            one.process.communicate(timeout=10)
+            one.process.communicate(timeout=LIMIT_S)
 
 
 def test_a_stopped_rank_is_found_by_what_was_learned_and_its_node_left_out(run: Callable[..., Run]) -> None:

@@ -13,6 +13,7 @@ from deeplink.scheduler.launch.progress import LONG_RUN_S, Progress
 from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.watch.records import Kind, ProgressPoint
 from deeplink.types import Attempt
+from tests.waiting import LIMIT_S
 
 
 def test_setbacks_count_since_the_newest_step() -> None:
@@ -111,7 +112,7 @@ def test_a_run_that_got_further_takes_back_what_was_left_though_it_ends_without_
         second.note_progress()
         for thread in threading.enumerate():
             if thread.name == "deeplink-history":
-                thread.join(10)
+                thread.join(LIMIT_S)
         assert path.exists() is is_kept
     third = Log(path, 2, Progress())
     assert (third.tried(0.0).since_progress, third.history.before) == ((), None)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from deeplink.scheduler.launch.interactive import (
     Interactive,
     InteractiveError,
-    counts_of,
     interactive,
     understood,
 )
+from deeplink.scheduler.slurm.nodeset import unfold_counts
 from deeplink.scheduler.slurm.options import SRUN
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
@@ -22,7 +22,7 @@ from deeplink.types import NodeName
 OURSELVES = ["deeplink", "srun"]
 DEALT = Fabric({NodeName(f"n{number}"): ("core", f"leaf{number % 2}") for number in range(8)})
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-3]", "SLURM_JOB_NUM_NODES": "4"}
-SHAPE = ("srun", "--nodes=4", "--ntasks=4", "--distribution=arbitrary", "--nodelist=n0,n2,n1,n3")
+SHAPE = ("srun", "--ntasks=4", "--distribution=arbitrary", "--nodelist=n0,n2,n1,n3")
 
 
 def made(words: list[str], env: Mapping[str, str] = INSIDE, fabric: Fabric = DEALT) -> Interactive:
@@ -36,11 +36,20 @@ def test_inside_an_allocation_the_ranks_of_a_step_stand_along_the_fabric() -> No
     assert "2 times, and 4" in found.because
 
 
+@pytest.mark.parametrize("words", [["-N4"], ["-N", "4", "-l"], ["--nodes=4"], ["-lN4"]])
+def test_a_number_of_nodes_is_not_passed_on_beside_arbitrary(words: list[str]) -> None:
+    """From 24.11 on srun refuses it."""
+    found = made([*words, "true"])
+    assert found.argv[: len(SHAPE)] == SHAPE
+    assert not [word for word in found.argv if word.startswith(("-N", "--nodes="))]
+    assert ("-l" in found.argv) == any("l" in word for word in words)
+
+
 def test_tasks_stay_on_the_nodes_that_srun_would_give_them_to() -> None:
     each = made(["--ntasks-per-node=2", "true"])
-    assert each.argv[2:5] == ("--ntasks=8", "--distribution=arbitrary", "--nodelist=n0,n0,n2,n2,n1,n1,n3,n3")
+    assert each.argv[1:4] == ("--ntasks=8", "--distribution=arbitrary", "--nodelist=n0,n0,n2,n2,n1,n1,n3,n3")
     uneven = made(["true"], {**INSIDE, "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4,2,1(x2)"})
-    assert uneven.argv[2:5] == ("--ntasks=8", "--distribution=arbitrary", "--nodelist=n0,n0,n0,n0,n2,n1,n1,n3")
+    assert uneven.argv[1:4] == ("--ntasks=8", "--distribution=arbitrary", "--nodelist=n0,n0,n0,n0,n2,n1,n1,n3")
 
 
 @pytest.mark.parametrize(
@@ -146,4 +155,4 @@ def test_any_words_become_a_command_of_srun_or_salloc(words: list[str]) -> None:
 
 @given(st.text(max_size=12))
 def test_any_text_is_counts_or_none(text: str) -> None:
-    assert all(count > 0 for count in counts_of(text))
+    assert all(count > 0 for count in unfold_counts(text))

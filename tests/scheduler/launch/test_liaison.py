@@ -19,6 +19,7 @@ from deeplink.scheduler.launch.standing import AGAIN_S, Standing
 from deeplink.scheduler.launch.verdict import Move, Verdict
 from deeplink.scheduler.watch.records import Kind, ProgressPoint
 from deeplink.types import Attempt, NodeName
+from tests.waiting import LIMIT_S
 
 OURS = Standing(ours=True, runs=True, left_s=3600.0, requeueable=True, word="RUNNING")
 ELSEWHERE = Standing(ours=False, runs=True, requeueable=True, word="RUNNING")
@@ -37,7 +38,7 @@ class Controller:
 
     def standing(self) -> Standing | None:
         self.asked += 1
-        assert self.free.wait(10)
+        assert self.free.wait(LIMIT_S)
         return self.word
 
 
@@ -74,7 +75,7 @@ class Run:
         self.slurm.free.set()
         for thread in threading.enumerate():
             if thread.name == "deeplink-standing":
-                thread.join(10)
+                thread.join(LIMIT_S)
         self.clock.now += TICK_S
         return found
 
@@ -96,7 +97,7 @@ class Run:
             if self.clock.now >= free_at:
                 self.slurm.free.set()
                 for thread in asking:
-                    thread.join(10)
+                    thread.join(LIMIT_S)
                 self.slurm.free.clear()
                 free_at = float("inf")
             self.clock.now += TICK_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -27,8 +28,9 @@ from deeplink.scheduler.launch.verdict import AGAIN_CODE, Policy
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.types import NodeName
+from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 
 RANK = """
 import os, signal, sys, time
@@ -82,7 +84,7 @@ class Run:
         ]
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
-    def wait_for(self, question: Callable[[], object], bound_s: float = 60.0) -> None:
+    def wait_for(self, question: Callable[[], object], bound_s: float = LIMIT_S) -> None:
         end = time.monotonic() + bound_s
         while not question():
             assert self.process.poll() is None or question(), self.process.communicate()[1]
@@ -90,7 +92,7 @@ class Run:
             time.sleep(0.05)
 
     def ended(self) -> tuple[int, str]:
-        said = self.process.communicate(timeout=90)[1]
+        said = self.process.communicate(timeout=3 * LIMIT_S)[1]
         return self.process.returncode, said
 
 
@@ -292,3 +294,36 @@ def test_an_error_of_ours_leaves_no_rank_unwatched(tmp_path: Path, monkeypatch: 
     with pytest.raises(ArithmeticError):
         run_job(backend, order, load_config(), clock=BrokenClock(pid_file))
     assert ProcessId.of(int(pid_file.read_text())) is None
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_again_are_told_how_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "own"))
+    rank = (
+        "import os, pathlib, sys; "
+        f"said = pathlib.Path({str(tmp_path)!r}) / os.environ['TORCHELASTIC_RESTART_COUNT']; "
+        "said.write_text(os.environ['TORCHELASTIC_MAX_RESTARTS']); sys.exit(3 if said.name == '0' else 0)"
+    )
+    backend = LocalBackend.on_this_machine(1, os.environ, tmp_path / "store", tmp_path / "own")
+    order = Order(command=(sys.executable, "-c", rank), per_node=1, count=1)
+    assert run_job(backend, order, load_config()) == 0
+    assert ((tmp_path / "0").read_text(), (tmp_path / "1").read_text()) == ("2", "3")
+
+
+@pytest.mark.slow
+def test_what_a_launcher_leaves_is_its_users_alone_and_ranks_have_the_umask_they_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "own"))
+    backend = LocalBackend.on_this_machine(1, os.environ, tmp_path / "store", tmp_path / "own")
+    order = Order(command=("sh", "-c", f"umask > {tmp_path}/mask"), per_node=1, count=1)
+    before = os.umask(0o022)
+    try:
+        assert run_job(backend, order, load_config()) == 0
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    assert (tmp_path / "mask").read_text() == "0022\n"
+    modes = {path.name: f"{stat.S_IMODE(path.stat().st_mode):04o}" for path in backend.folder.iterdir()}
+    assert {"events.jsonl", "attempt", "journal.sqlite"} <= set(modes)
+    assert set(modes.values()) <= {"0600", "0700"}, modes

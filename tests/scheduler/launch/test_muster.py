@@ -32,6 +32,15 @@ def test_the_worse_a_node_is_the_later_it_is_taken() -> None:
         assert chosen == [a, e, f, *worst]
 
 
+def test_a_drained_node_is_taken_last_of_those_that_answer() -> None:
+    a, b, c, d, e, f = NAMES
+    for count, worst in ((3, []), (4, [b]), (5, [b, c]), (6, [b, c, d])):
+        chosen = muster(NAMES, count, silence=silence(), doubt_s=1.5, suspects=[b], sick=[c], out=[d])
+        assert chosen == [a, e, f, *worst]
+    assert muster(NAMES, 6, silence=silence("a"), doubt_s=1.5, out=[d]) == [b, c, e, f, d, a]
+    assert muster(NAMES, 1, silence=silence(), doubt_s=1.5, here=a, out=NAMES) == [a]
+
+
 def test_the_node_we_run_on_lives() -> None:
     assert NAMES[3] in muster(NAMES, 1, silence=silence("d"), doubt_s=1.5, here=NAMES[3])
 
@@ -39,10 +48,11 @@ def test_the_node_we_run_on_lives() -> None:
 nodes = st.sets(st.sampled_from(NAMES))
 
 
-@given(st.lists(st.sampled_from(NAMES), unique=True), st.integers(1, 6), nodes, nodes, nodes)
+@given(st.lists(st.sampled_from(NAMES), unique=True), st.integers(1, 6), st.tuples(nodes, nodes, nodes, nodes))
 def test_there_are_as_many_as_are_wanted_where_there_are_so_many(
-    usable: list[NodeName], count: int, doubtful: set[NodeName], suspects: set[NodeName], sick: set[NodeName]
+    usable: list[NodeName], count: int, worse: tuple[set[NodeName], ...]
 ) -> None:
-    chosen = muster(usable, count, silence=silence(*doubtful), doubt_s=1.5, suspects=suspects, sick=sick)
+    doubtful, suspects, sick, out = worse
+    chosen = muster(usable, count, silence=silence(*doubtful), doubt_s=1.5, suspects=suspects, sick=sick, out=out)
     assert len(chosen) == len(set(chosen)) >= min(count, len(usable))
     assert set(chosen) <= set(usable)

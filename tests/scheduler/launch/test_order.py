@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deeplink.scheduler.launch.environment import NodeFacts
@@ -75,3 +77,15 @@ def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
     order = Order(command=("true",), per_node=1, count=3, group_sizes=(2,))
     with pytest.raises(GroupSizeError):
         lay_out(order, Attempt(7, 0, 0), dealt(0, 0, 0), port=1)
+
+
+def test_nodes_that_differ_in_their_ranks_run_their_own_wherever_they_stand_in_the_order() -> None:
+    each = {NodeName("n0"): 3, NodeName("n1"): 1, NodeName("n2"): 2}
+    order = Order(command=("true",), per_node=3, each=each, count=3, elastic=2)
+    layout = lay_out(order, Attempt(7, 0, 0), dealt(0, 1, 0), port=1)
+    assert layout.active == ("n0", "n2", "n1")
+    assert (layout.launch.ranks, layout.launch.world_size) == ((3, 2, 1), 6)
+    left = {node: facts for node, facts in dealt(0, 1, 0).items() if node != "n0"}
+    again = lay_out(replace(order, count=2), Attempt(7, 0, 1), left, port=1, restarts=1, max_restarts=3)
+    assert (set(again.active), again.launch.world_size) == ({"n1", "n2"}, 3)
+    assert (again.launch.restarts, again.launch.max_restarts) == (1, 3)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from deeplink.scheduler.launch import rank
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, Task
 from deeplink.types import Attempt
+from tests.waiting import LIMIT_S
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -26,13 +27,13 @@ def starter(*arguments: str) -> list[str]:
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     node = NodeFacts(node="n0", address="127.0.0.1:4000", token_file=str(tmp_path / "token"), store="/s")
-    launch = Launch(attempt=Attempt(1, 0, 0), nodes=(node,), spares=(), per_node=2, master_port=1234, passed_on={})
+    launch = Launch(attempt=Attempt(1, 0, 0), nodes=(node,), spares=(), ranks=(2,), master_port=1234, passed_on={})
     slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n0"}
     return {**os.environ, **slurm, LAUNCH_VARIABLE: launch.packed()}
 
 
 def run(argv: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def test_it_becomes_the_command_with_the_ranks_environment(env: dict[str, str]) -> None:
@@ -50,7 +51,7 @@ def test_the_task_can_be_named_where_there_is_no_slurm(env: dict[str, str]) -> N
 @given(st.lists(st.text(st.characters(exclude_characters="\0"), min_size=1)), st.booleans())
 def test_every_word_behind_the_dashes_is_the_commands(words: list[str], is_local: bool) -> None:
     node = NodeFacts(node="n0", address="127.0.0.1:4000")
-    launch = Launch(attempt=Attempt(1, 0, 0), nodes=(node,), spares=(), per_node=1, master_port=1, passed_on={})
+    launch = Launch(attempt=Attempt(1, 0, 0), nodes=(node,), spares=(), ranks=(1,), master_port=1, passed_on={})
     before = ["--task", "0", "0", "n0"] if is_local else []
     slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n0"}
     assert rank.arguments([*before, "--", "python", *words], launch, slurm) == (
@@ -107,5 +108,5 @@ def test_a_rank_waits_until_its_predecessor_is_gone(env: dict[str, str]) -> None
             with pytest.raises(subprocess.TimeoutExpired):
                 second.wait(1.0)
             first.kill()
-            assert second.communicate(timeout=20)[0] == "second\n"
+            assert second.communicate(timeout=LIMIT_S)[0] == "second\n"
             assert second.returncode == 0

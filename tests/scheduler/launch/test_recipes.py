@@ -25,7 +25,7 @@ def launch(recipe: str, *hosts: str, per_node: int = 2, relaunch: int = 2) -> La
         attempt=Attempt(17, 1, relaunch),
         nodes=nodes,
         spares=(),
-        per_node=per_node,
+        ranks=(per_node,) * len(nodes),
         master_port=23456,
         passed_on={},
         recipe_name=recipe,
@@ -36,7 +36,8 @@ def launch(recipe: str, *hosts: str, per_node: int = 2, relaunch: int = 2) -> La
 def added(recipe: str, rank: int, env: dict[str, str] | None = None) -> dict[str, str]:
     """What a recipe adds to the environment of a rank of two nodes with two each."""
     started = launch(recipe)
-    place = Task(rank, rank % started.started, f"n{rank // started.started}")
+    node, local_rank = started.place(rank)
+    place = Task(rank, local_rank, f"n{node}")
     plain = rank_environment(launch("torch"), Task(0, 0, "n0"), {})
     found = rank_environment(started, place, env or {})
     return {name: value for name, value in found.items() if name not in plain}
@@ -53,7 +54,7 @@ def test_there_is_a_recipe_for_each_framework() -> None:
         ("torch", {}),
         ("accelerate", {}),
         ("mpi", {}),
-        ("lightning", {"TORCHELASTIC_RUN_ID": "17.1.2"}),
+        ("lightning", {}),
         ("deepspeed", {"CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "2"}),
         ("jax", {"JAX_COORDINATOR_ADDRESS": "10.77.0.15:23456", "JAX_LOCAL_DEVICE_IDS": "1"}),
         ("horovod", {"HOROVOD_CONTROLLER": "mpi"}),

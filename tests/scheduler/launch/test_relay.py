@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.launch.relay import FailureWatcher, exit_code_of
+from tests.waiting import LIMIT_S
 
+DATA = Path(__file__).parents[2] / "data" / "slurm"
 # As recorded: rank 1 exits 5, srun ends the others.
 SAID = """\
 srun: error: n0: task 1: Exited with exit code 5
@@ -44,6 +46,68 @@ def test_bytes_that_are_no_text_stop_nothing(capfdbinary: pytest.CaptureFixture[
     watcher, _ = watched(written)
     assert (watcher.code, watcher.failed().node) == (5, None)
     assert capfdbinary.readouterr().err == written
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        # As recorded with Slurm 24.11.5 and 26.05.5.
+        (b"srun: error: --nodes is incompatible with --distribution=arbitrary\n", False),
+        (b"srun: error: Unable to create step for job 4: Requested node configuration is not available\n", False),
+        (b"srun: error: Task launch for StepId=7.2 failed on node n3: Invalid job credential\n", False),
+        (b"", False),
+        (b"srun: unrecognized option '--no-such'\n", False),
+        (b"srun: option '--time' requires an argument\n", False),
+        (b"srun: error: n0: task 1: Exited with exit code 5\n", True),
+        (b"srun: error: n0: task 1: Some words that no version has said\n", True),
+        (b"epoch 3: 50%|##   |srun: error: n0: task 1: Exited with exit code 5\n", True),
+    ],
+)
+def test_an_end_of_sruns_own_is_told_from_that_of_a_rank(written: bytes, named: bool) -> None:
+    watcher, _ = watched(written)
+    assert watcher.is_rank_named is named
+    said = watcher.failed_itself(1)
+    assert not said.is_of_rank
+    words = written.decode().removeprefix("srun: ").removeprefix("error: ").strip()
+    assert words in said.said or named
+
+
+def test_the_node_that_ranks_cannot_be_started_on_is_read() -> None:
+    launch = b"srun: error: Task launch for StepId=7.2 failed on node n3: Invalid job credential\n"
+    watcher, _ = watched(b"srun: error: a word of srun's\n" + launch)
+    assert watcher.failed_itself(1).node == "n3"
+    watcher, _ = watched(launch + b"srun: error: n0: task 1: Exited with exit code 5\n")
+    assert watcher.failed().node == "n0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"srun: error: \x1b[31mn1: task 0: Exited with exit code 7\n",
+        b"srun: error: n1: task 0: Exited with exit code \x1b]0;title\x07\n",
+        b"srun: error: a word\x1b[2J of srun's\n",
+        b"srun: error: Unable to create step for job 4: \x1b[2J\n",
+        b"srun: error: Task launch for StepId=7.2 failed on node \x1b[1mn3: Invalid job credential\n",
+    ],
+)
+def test_what_a_rank_writes_for_terminals_enters_no_record(
+    line: bytes, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    watcher, _ = watched(line)
+    for said in (watcher.said, watcher.node, watcher.unstarted, watcher.failed_itself(1).said):
+        assert said.isprintable()
+    assert capfdbinary.readouterr().err == line, "the user's own output is passed on as it is"
+
+
+@pytest.mark.parametrize("version", ["24.11.5", "26.05.5"])
+def test_each_run_of_srun_that_was_recorded_is_told_apart(version: str) -> None:
+    """Five sruns that failed by themselves, then three whose ranks did, as recorded one behind the other."""
+    said = (DATA / version / "1-busy" / "srun-own.txt.err").read_bytes().splitlines(keepends=True)
+    first = next(number for number, line in enumerate(said) if b": task" in line)
+    own, _ = watched(b"".join(said[:first]))
+    assert not own.is_rank_named
+    ranks, _ = watched(b"".join(said[first:]))
+    assert (ranks.is_rank_named, ranks.code, ranks.said) == (True, 5, "rank 1 on n1: Exited with exit code 5")
 
 
 @pytest.mark.parametrize(
@@ -88,5 +152,5 @@ def test_ranks_are_not_held_up_when_nobody_reads_our_own_standard_error(tmp_path
             """
         )
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.stdout == "137\n"

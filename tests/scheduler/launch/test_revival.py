@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.backend import NoSlurmdError
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.revival import LONGEST_PAUSE_S, MOST_TRIES, PAUSE_S, TRY_S, Revival
 from deeplink.types import NodeName
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 N1, N2 = NodeName("n1"), NodeName("n2")
 Nodes = Mapping[NodeName, NodeFacts]
@@ -27,6 +28,7 @@ class Step:
     ended_by: str = ""
     starter: str = "srun"
     doubt: str = ""
+    gone: frozenset[NodeName] = frozenset()
 
     def announced(self) -> list[NodeFacts]:
         said, self.said = self.said, []
@@ -131,7 +133,7 @@ def test_a_start_that_hangs_keeps_nobody_waiting_and_is_let_go_of_once_it_is_ove
     free, step = threading.Event(), Step()
 
     def start(_nodes: Nodes) -> Step:
-        free.wait(10)
+        free.wait(LIMIT_S)
         return step
 
     revival = Revival(start, ManualClock())
@@ -140,6 +142,46 @@ def test_a_start_that_hangs_keeps_nobody_waiting_and_is_let_go_of_once_it_is_ove
     revival.close()
     free.set()
     until(lambda: step.ended_by == "abandon")
+
+
+def test_a_node_whose_slurmd_is_gone_too_is_deserted_until_a_try_finds_it_again() -> None:
+    step, gone = Step(), {N1}
+
+    def start(nodes: Nodes) -> Step:
+        if gone >= nodes.keys():
+            raise NoSlurmdError(gone)
+        return step
+
+    clock = ManualClock()
+    revival = Revival(start, clock)
+    revival.begin(facts(N1))
+    until(lambda: not revival.begin(facts(N1)) and revival.deserted == {N1})
+    gone.clear()
+    clock.now += LONGEST_PAUSE_S
+    assert revival.begin(facts(N1)) == (N1,)
+    step.said = list(facts(N1).values())
+    until(lambda: revival.announced() != [])
+    assert revival.deserted == set()
+
+
+def test_a_node_whose_slurmd_is_gone_is_deserted_at_once_while_the_others_of_its_try_come_up() -> None:
+    step, tried = Step(gone=frozenset({N1})), list[set[NodeName]]()
+
+    def start(nodes: Nodes) -> Step:
+        tried.append(set(nodes))
+        return step if len(tried) == 1 else Step()
+
+    clock = ManualClock()
+    revival = Revival(start, clock)
+    assert revival.begin(facts(N1, N2)) == (N1, N2)
+    until(lambda: revival.announced() == [] and revival.deserted == {N1})
+    clock.now += PAUSE_S
+    assert revival.begin(facts(N1, N2)) == (N1,), "it is awaited no longer, and N2 is"
+    step.said = list(facts(N2).values())
+    until(lambda: revival.announced() != [])
+    assert revival.deserted == {N1}
+    until(lambda: len(tried) == 2)
+    assert tried[1] == {N1}
 
 
 def test_a_start_that_fails_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
 from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.environment import Launch, NodeFacts
+from deeplink.scheduler.launch.shape import Granted
 from deeplink.scheduler.launch.slurm import SlurmBackend
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.command import CommandError
-from deeplink.types import NodeName
+from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
+from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
+from tests.waiting import until
 
 LOST = NodeName("n1")
 
@@ -26,13 +30,14 @@ class Cluster:
     node_state: str = "DOWN+NOT_RESPONDING"
     restarts: int = 0
     state: str = "RUNNING"
+    nodes: str = "n[0-1]"
     requeued: list[str] = field(default_factory=list)
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if argv[0] == "squeue":
             if "TimeLeft" in argv[-1]:
-                return answer(argv, "1:00:00", "N/A", "2026-11-20T17:01:31")
-            return job_answer(argv, 17, state=self.state, restarts=self.restarts)
+                return answer(argv, 17, "1:00:00", "N/A", "2026-11-20T17:01:31")
+            return job_answer(argv, 17, state=self.state, restarts=self.restarts, nodes=self.nodes)
         if argv[1] == "show":
             return f"NodeName=n1 State={self.node_state}"
         self.requeued.append(argv[2])
@@ -41,7 +46,9 @@ class Cluster:
 
 def backend(cluster: Cluster, restart: int = 0) -> SlurmBackend:
     nodes = (NodeName("n0"), LOST)
-    return SlurmBackend(17, restart, "ada", "resnet", nodes, {}, Path("/state/17"), slurm=Slurm(cluster))
+    return SlurmBackend(
+        17, restart, "ada", "resnet", nodes, {"SLURM_JOB_ID": "17"}, Path("/state/17"), slurm=Slurm(cluster)
+    )
 
 
 def test_a_job_whose_lost_node_is_down_is_requeued() -> None:
@@ -73,6 +80,15 @@ def test_never_while_a_node_is_only_unreachable_nor_by_an_older_run(cluster: Clu
     assert cluster.requeued == []
 
 
+def test_a_lost_node_that_slurm_took_from_the_job_delays_no_requeue_though_it_is_in_service_again() -> None:
+    cluster = Cluster(node_state="IDLE", nodes="n0")
+    assert backend(cluster).requeue_if_down([LOST])
+    assert cluster.requeued == ["17"]
+    word = backend(cluster).nodes_standing()
+    assert word is not None
+    assert word.taken == {LOST: "idle"}
+
+
 @dataclass
 class Ending(Cluster):
     """Takes the job back, and ends the very command that asked for it before it can say so; `later` once more."""
@@ -96,6 +112,165 @@ def test_an_order_that_ends_its_own_command_was_heard(later: int) -> None:
     cluster = Ending(later=later, node_state="IDLE")
     nodes = (NodeName("n0"), LOST)
     slurm = Slurm(cluster)
-    ours = SlurmBackend(17, 0, "ada", "resnet", nodes, {}, Path("/state/17"), slurm=slurm, clock=ManualClock())
+    ours = SlurmBackend(
+        17, 0, "ada", "resnet", nodes, {"SLURM_JOB_ID": "17"}, Path("/state/17"), slurm=slurm, clock=ManualClock()
+    )
     assert ours.requeue([])
     assert cluster.requeued == ["17"], "once"
+
+
+N0, N1 = NodeName("n0"), NodeName("n1")
+
+
+def launched(ranks: tuple[int, ...], recipe: str = "torch") -> Launch:
+    nodes = tuple(NodeFacts(node=name, address=f"{name}:1") for name in ("n1", "n0"))
+    return Launch(
+        attempt=Attempt(17, 0, 0),
+        nodes=nodes,
+        spares=(),
+        ranks=ranks,
+        master_port=1,
+        passed_on={},
+        recipe_name=recipe,
+    )
+
+
+@pytest.mark.parametrize(
+    ("granted", "ranks", "recipe", "more"),
+    [
+        (Granted(cpus={N0: 1, N1: 5}), (5, 1), "torch", ["--ntasks=6"]),
+        (Granted(cpus={N0: 5, N1: 1}), (5, 1), "torch", ["--ntasks=6", "--overcommit"]),
+        (Granted(cpus={N0: 8, N1: 8}, gpus={N0: 4, N1: 4}), (4, 4), "torch", ["--ntasks=8", "--gres=gpu:4"]),
+        (Granted(cpus={N0: 8, N1: 8}, gpus={N0: 1, N1: 3}), (3, 1), "torch", ["--ntasks=4", "--gpus-per-task=1"]),
+        (
+            Granted(cpus={N0: 8, N1: 6}, gpus={N0: 4, N1: 4}, gpus_per_task=1),
+            (4, 4),
+            "torchrun",
+            ["--ntasks=2", "--cpus-per-task=6", "--gres=gpu:4"],
+        ),
+    ],
+)
+def test_the_step_of_the_ranks_is_told_of_tasks_cpus_and_gpus(
+    granted: Granted, ranks: tuple[int, ...], recipe: str, more: list[str]
+) -> None:
+    ours = replace(backend(Cluster()), granted=granted)
+    argv = ours.rank_command(launched(ranks, recipe), ["true"])
+    told = ("--ntasks", "--overcommit", "--cpus", "--gres", "--gpus")
+    assert [word for word in argv[: argv.index("-m")] if word.startswith(told)] == more
+    by_user = replace(ours, srun_options=("--gres=gpu:1",)).rank_command(launched(ranks, recipe), ["true"])
+    assert [word for word in by_user if word.startswith(("--gres", "--gpus"))] == ["--gres=gpu:1"]
+
+
+@pytest.mark.parametrize(
+    ("by_user", "ours"),
+    [
+        (("--gres=gpu:1",), False),
+        (("--strange", "x", "--gres", "gpu:1"), False),
+        (("--gpus-per-ta=1",), False),
+        (("-G2",), False),
+        (("--gres-flags=disable-binding",), True),
+        (("--gpu-bind=none",), True),
+        ((), True),
+    ],
+)
+def test_gpus_of_the_users_go_first_and_no_other_option_does(by_user: tuple[str, ...], *, ours: bool) -> None:
+    granted = Granted(gpus={N0: 4, N1: 4})
+    argv = replace(backend(Cluster()), granted=granted, srun_options=by_user).rank_command(launched((4, 4)), [])
+    assert ("--gres=gpu:4" in argv) is ours
+
+
+@pytest.mark.parametrize(("by_user", "ours"), [(("--mpi", "pmix"), False), (("--mpi=pmix",), False), ((), True)])
+def test_how_mpi_is_served_is_the_users_to_say(by_user: tuple[str, ...], *, ours: bool) -> None:
+    argv = replace(backend(Cluster()), srun_options=by_user).rank_command(launched((1, 1), "mpi"), [])
+    assert ("--mpi=pmi2" in argv) is ours
+
+
+@dataclass
+class Ports(Cluster):
+    """Where the slurmds of n0 and n1 listen."""
+
+    ports: tuple[int, int] = (0, 0)
+
+    @override
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        nodes = (
+            f"NodeName=n{at} NodeAddr=127.0.0.1 State=ALLOCATED Port={one}" for at, one in enumerate(self.ports)
+        )
+        return "\n".join(nodes)
+
+
+def test_agents_are_started_once_more_beside_a_node_whose_slurmd_is_gone(tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/argv\n')
+    srun.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as away:
+        ports = (there.getsockname()[1], away.getsockname()[1])
+        away.close()
+        ours = replace(
+            backend(Cluster()),
+            slurm=Slurm(Ports(ports=ports)),
+            folder=tmp_path,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        )
+        facts = {node: NodeFacts(node=node, address="127.0.0.1:1") for node in (N0, N1)}
+        step = ours.start_agents("token", facts)
+    until(lambda: step.ended() is not None)
+    step.stop()
+    assert step.gone == {N1}
+    assert "--nodelist=n0 " in (tmp_path / "argv").read_text()
+
+
+@dataclass
+class Silent(Cluster):
+    """Does not answer for so many times, then tells of the job; `refuses` always."""
+
+    silent: int = 2
+    refuses: str = ""
+
+    @override
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
+        if self.refuses:
+            raise CommandError(argv, 1, self.refuses)
+        if self.silent:
+            self.silent -= 1
+            raise CommandTimeoutError(argv, 20.0)
+        given = "     Nodes=n[0-1] CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:0-1)\n"
+        head = f"JobId=17 JobName=x\n   Requeue=1 Restarts={self.restarts} BatchFlag=1\n"
+        return f"{head}   NumNodes=2 NumCPUs=8 NumTasks=2 CPUs/Task=1 \n{given}"
+
+
+def test_what_a_task_of_an_array_handed_on_to_a_plain_job_is_not_believed(tmp_path: Path) -> None:
+    stale = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_HET_SIZE": "2"}
+    env = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_USER": "ada", **stale}
+    ours = replace(SlurmBackend.from_environment(env, tmp_path), slurm=Slurm(Silent(silent=0)))
+    assert (ours.label, ours.with_granted().label) == ("17", "17")
+    assert str(ours.with_granted().address) == "17"
+
+
+def test_what_an_outer_job_left_in_the_environment_is_not_believed(tmp_path: Path) -> None:
+    outer = {"SLURM_RESTART_COUNT": "1", "SLURM_NTASKS": "1", "SLURM_NPROCS": "1", "SLURM_CPUS_PER_TASK": "6"}
+    env = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_USER": "ada", **outer}
+    ours = replace(SlurmBackend.from_environment(env, tmp_path), slurm=Slurm(Silent(silent=0))).with_granted()
+    assert ours.restart == 0
+    assert (ours.granted.tasks, ours.granted.unclear) == (None, "")
+    assert not any("cpus-per-task" in word for word in ours.rank_command(launched((2, 2)), ["true"]))
+    assert not set(outer) & set(ours.env)
+
+
+@pytest.mark.parametrize(("env", "restart"), [({}, 0), ({"SLURM_RESTART_COUNT": "1"}, 1)])
+def test_a_run_that_slurm_has_followed_by_another_knows_itself_as_the_older_one(
+    tmp_path: Path, env: dict[str, str], restart: int
+) -> None:
+    env = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_USER": "ada", **env}
+    slurm = Slurm(Silent(silent=0, restarts=2))
+    assert replace(SlurmBackend.from_environment(env, tmp_path), slurm=slurm).with_granted().restart == restart
+
+
+def test_what_the_job_has_is_asked_for_until_slurm_answers() -> None:
+    clock = ManualClock()
+    ours = replace(backend(Silent()), env={"SLURM_JOB_NODELIST": "n[0-1]"}, clock=clock)
+    assert ours.with_granted().granted.gpus == {N0: 2, N1: 2}
+    with pytest.raises(CommandTimeoutError):
+        replace(ours, slurm=Slurm(Silent(silent=1 << 20))).with_granted()
+    with pytest.raises(CommandError, match="Invalid job id"):
+        replace(ours, slurm=Slurm(Silent(refuses="Invalid job id specified"))).with_granted()

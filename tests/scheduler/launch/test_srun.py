@@ -14,11 +14,12 @@ import pytest
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.outside import TERMINATED
-from deeplink.scheduler.launch.srun import TAKEN_S, TRY_AGAIN_S, UNANSWERED_S, SlurmRanks
+from deeplink.scheduler.launch.srun import TAKEN_S, TRY_AGAIN_S, UNANSWERED_S, OwnStep, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.slurm.job_address import JobAddress
 from tests.scheduler.slurm.answers import answer, job_answer
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 FROZEN = "Socket timed out on send/recv operation"
@@ -77,7 +78,7 @@ exit 1
             [str(script)],
             dict(os.environ),
             Slurm(controller),
-            (7, "step"),
+            OwnStep(7, JobAddress.of_label("7"), "step"),
             lambda _: None,
             restart=2,
             clock=clock,
@@ -91,7 +92,7 @@ def code_of(
 ) -> int | None:
     """Ask as the supervisor does, until the step has ended or the clock has run so far."""
     end = clock.monotonic() + most_s
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_S
     while (code := step.exit_code()) is None and clock.monotonic() < end:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -177,6 +178,31 @@ def test_what_slurm_refuses_and_what_ranks_exit_with_is_final(
     assert code_of(ranks(AWAY, then=failing), clock) == 3
 
 
+@pytest.mark.parametrize(
+    ("then", "is_of_rank", "said"),
+    [
+        (
+            "echo 'srun: error: --nodes is incompatible with --distribution=arbitrary' >&2; exit 1",
+            False,
+            "srun itself exited 1: --nodes is incompatible with --distribution=arbitrary",
+        ),
+        ("exit 1", False, "srun itself exited 1"),
+        ("kill -9 $$", False, "srun itself exited 137"),
+        (
+            "echo 'srun: error: n1: task 0: Exited with exit code 3' >&2; exit 3",
+            True,
+            "rank 0 on n1: Exited with exit code 3",
+        ),
+    ],
+)
+def test_an_error_of_sruns_own_is_no_ranks(
+    clock: ManualClock, ranks: Callable[..., SlurmRanks], then: str, is_of_rank: bool, said: str
+) -> None:
+    step = ranks(then=then)
+    assert code_of(step, clock) not in {None, 0}
+    assert (step.failed().is_of_rank, step.failed().said) == (is_of_rank, said)
+
+
 def test_a_controller_that_stays_away_is_not_tried_for_ever(
     clock: ManualClock, ranks: Callable[..., SlurmRanks]
 ) -> None:
@@ -204,6 +230,6 @@ def test_a_signal_for_ranks_that_nobody_started_hits_nobody(
     clock: ManualClock, ranks: Callable[..., SlurmRanks]
 ) -> None:
     step = ranks(AWAY)
-    step._process.wait(10)
+    step._process.wait(LIMIT_S)
     step.send(signal.SIGUSR1)
     assert code_of(step, clock) == 0

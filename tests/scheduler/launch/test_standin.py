@@ -34,7 +34,7 @@ def becomes(line: str, **env: str) -> list[str] | str:
 def run(count: int, per_node: int, *options: str) -> list[str]:
     return [
         f"--nnodes={count}",
-        f"--nproc-per-node={per_node}",
+        *([f"--nproc-per-node={per_node}"] if per_node else []),
         *(f"--srun-option={one}" for one in options),
         "--",
     ]
@@ -47,9 +47,12 @@ def run(count: int, per_node: int, *options: str) -> list[str]:
         ("python train.py", {"DEEPLINK_SPARES": "1"}, [*run(3, 1), "python", "train.py"]),
         ("-N4 -n8 python t.py", {}, [*run(4, 2), "python", "t.py"]),
         ("-n8 python t.py", {}, [*run(4, 2), "python", "t.py"]),
-        ("python t.py", {"SLURM_NTASKS": "8"}, [*run(4, 2), "python", "t.py"]),
-        ("python t.py", {"SLURM_NTASKS": "8", "DEEPLINK_SPARES": "1"}, [*run(3, 2), "python", "t.py"]),
-        ("python t.py", {"SLURM_NTASKS_PER_NODE": "3"}, [*run(4, 3), "python", "t.py"]),
+        # The job's own tasks, as Slurm spread them over the nodes.
+        ("python t.py", {"SLURM_NTASKS": "7"}, [*run(4, 0), "python", "t.py"]),
+        ("-n7 python t.py", {"SLURM_NTASKS": "7"}, [*run(4, 0), "python", "t.py"]),
+        ("python t.py", {"SLURM_NTASKS": "8", "DEEPLINK_SPARES": "1"}, [*run(3, 0), "python", "t.py"]),
+        ("python t.py", {"SLURM_NTASKS_PER_NODE": "3"}, [*run(4, 0), "python", "t.py"]),
+        ("--gpus=8 python t.py", {"SLURM_GPUS": "8"}, [*run(4, 1), "python", "t.py"]),
         (
             "--cpu-bind=cores -l -c 4 --export=ALL,A=1 -K -u python t.py",
             {},
@@ -97,6 +100,11 @@ def test_every_other_srun_is_left_alone(line: str, because: str) -> None:
 @pytest.mark.parametrize("env", [{"DEEPLINK_ATTEMPT": "7.0.0"}, {"SLURM_STEP_ID": "3"}])
 def test_in_a_step_srun_is_left_alone(env: dict[str, str]) -> None:
     assert "batch script" in becomes("python t.py", **env)
+
+
+def test_a_batch_script_of_26_05_is_no_step() -> None:
+    assert becomes("python t.py", SLURM_STEP_ID="-5", SLURM_STEPID="-5") == becomes("python t.py")
+    assert isinstance(srun_becomes(["python", "t.py"], {**JOB, "SLURM_STEP_ID": "-5"}, read), BecomesRun)
 
 
 def test_outside_of_a_job_everything_is_left_alone() -> None:
@@ -172,6 +180,16 @@ HERE = ["--nnodes=3", "--node-rank=2", "--master-addr=10.77.0.10", "--master-por
 )
 def test_in_a_rank_torchrun_meets_this_attempts_nodes(line: str, kept: str) -> None:
     assert torchrun_in_rank(line.split(), RANK) == [*HERE, *kept.split()]
+
+
+def test_what_torchruns_own_parser_takes_no_value_for_swallows_no_script() -> None:
+    from torch.distributed.run import get_args_parser
+
+    for action in get_args_parser()._actions:
+        for option in action.option_strings:
+            line = [option, "--nnodes=4", "t.py"] if action.nargs == 0 else [option, "1", "--nnodes=4", "t.py"]
+            assert torchrun_in_rank(line, RANK)[-1] == "t.py", option
+            assert "--nnodes=4" not in torchrun_in_rank(line, RANK), option
 
 
 def test_several_torchruns_on_one_node_are_refused() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.standing import AGAIN_S, OFTEN_S, SELDOM_S, Desk, Standing
+from tests.waiting import LIMIT_S
 
 
 @dataclass
@@ -19,14 +20,14 @@ class Controller:
 
     def standing(self) -> Standing | None:
         self.asked += 1
-        assert self.free.wait(10)
+        assert self.free.wait(LIMIT_S)
         return self.answer
 
 
 def settled(desk: Desk) -> None:
     for thread in threading.enumerate():
         if thread.name == "deeplink-standing":
-            thread.join(10)
+            thread.join(LIMIT_S)
 
 
 def test_an_answer_counts_from_when_it_was_asked_for() -> None:

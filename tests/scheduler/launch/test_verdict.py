@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.launch.failure import Cause, Failed, Setback, Tried
-from deeplink.scheduler.launch.verdict import AGAIN_CODE, Evidence, Move, Policy, decide, is_alone
+from deeplink.scheduler.launch.verdict import (
+    AGAIN_CODE,
+    Evidence,
+    Move,
+    Policy,
+    Verdict,
+    decide,
+    is_alone,
+    too_few,
+)
 from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import Kind
 from deeplink.types import NodeName
@@ -44,6 +53,13 @@ def test_a_lost_node_and_a_spare_is_a_relaunch() -> None:
     verdict = decide(seen("a b c", "d", {"b": GONE}), POLICY)
     assert (verdict.move, verdict.lost) == (Move.RELAUNCH, ("b",))
     assert "b" in verdict.because
+
+
+def test_where_slurm_took_nodes_and_too_few_are_left_those_that_had_an_agent_are_lost_too() -> None:
+    a, b, late = NodeName("a"), NodeName("b"), NodeName("late")
+    verdict = too_few(Verdict(move=Move.RELAUNCH, because="b is silent", lost=(b,)), (a, b, late), {a, b})
+    assert (verdict.move, verdict.kind, verdict.lost) == (Move.STRANDED, Kind.JOB_STRANDED, (b, a))
+    assert verdict.because == "b is silent; too few nodes are left to the job"
 
 
 def test_it_makes_no_difference_that_the_ranks_failed_of_it_first() -> None:

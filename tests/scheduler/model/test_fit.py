@@ -87,7 +87,7 @@ def test_without_noise_hardly_anything_is_left_over() -> None:
     st.tuples(st.floats(1e7, 1e10), st.floats(1.05, 1.95)),
     st.integers(0, 100),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_shapes_left_out_are_predicted(
     sample: float, fixed: float, overlap: float, speed: tuple[float, float], seed: int
 ) -> None:

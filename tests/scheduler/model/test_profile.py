@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.model.errors import ModelInputError
@@ -18,7 +18,6 @@ BY_HAND: dict[str, Any] = {"format": 1, "batch": 32, "sample_s": 0.0044, "gradie
 
 
 @given(st.builds(Profile, jobs, st.none() | st.integers(1, 64)))
-@settings(deadline=None)
 def test_there_and_back(profile: Profile) -> None:
     assert profile_from(profile_text(profile), "file") == profile
     assert "\n" not in profile_text(profile)

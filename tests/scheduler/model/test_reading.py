@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.model.constants import Reads
@@ -16,7 +16,6 @@ KNOWN = Reads(local=3e9, peer=1e9, source=0.2e9, source_of_all=0.5e9)
 
 
 @given(st.floats(0, 1), st.integers(1, 512))
-@settings(deadline=None)
 def test_the_shares_come_to_one(held: float, nodes: int) -> None:
     found = reads_of(KNOWN, held, nodes)
     assert found is not None

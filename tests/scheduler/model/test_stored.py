@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from deeplink.scheduler.model.constants import Constants, Reads
 from deeplink.scheduler.model.errors import ModelInputError
@@ -16,7 +16,6 @@ from tests.scheduler.model.models import constants
 
 
 @given(constants)
-@settings(deadline=None)
 def test_there_and_back(known: Constants) -> None:
     assert constants_from(constants_text(known), "file") == known
 
@@ -30,7 +29,6 @@ def test_no_limit_is_null() -> None:
 
 
 @given(constants)
-@settings(deadline=None)
 def test_what_was_written_before_reading_was_timed_is_read(known: Constants) -> None:
     older = json.loads(constants_text(replace(known, reads=Reads()))) | {"format": 1}
     del older["reads"]

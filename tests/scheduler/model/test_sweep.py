@@ -7,7 +7,7 @@ from time import process_time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.model.constants import Constants, Link
@@ -70,7 +70,6 @@ def test_one_rank_is_no_pair() -> None:
 
 
 @given(st.floats(1e6, 1e12), st.floats(0, 1e-2), st.integers(2, 64))
-@settings(deadline=None)
 def test_a_line_is_found_again(bandwidth: float, latency: float, ranks: int) -> None:
     timings = [
         Timing(size, 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size / bandwidth) for size in SIZES
@@ -166,7 +165,6 @@ FAST = Constants(
 
 
 @given(st.sets(st.sampled_from(list(PLACES)), min_size=1), st.sampled_from([TRUTH, FAST]))
-@settings(deadline=None)
 def test_the_model_takes_as_long_as_the_sweeps_did(there: set[Reach], truth: Constants) -> None:
     sweeps = [swept(reach, PLACES[reach], truth) for reach in Reach if reach in there]
     found = calibrated(sweeps, Constants())

@@ -13,6 +13,7 @@ from deeplink.scheduler.node.servicer import KEPT_JOBS, KEPT_REPORTS, Bulletin, 
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
 from deeplink.wire import attempt_to_wire, bound_server, open_channel
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,12 +97,12 @@ def node(clock: ManualClock) -> Iterator[node_pb2_grpc.NodeStub]:
     bound.server.start()
     with open_channel(f"127.0.0.1:{bound.port}", "secret") as channel:
         yield node_pb2_grpc.NodeStub(channel)
-    bound.server.stop(None).wait(5)
+    bound.server.stop(None).wait(LIMIT_S)
 
 
 def test_a_heartbeat_says_how_the_node_is(node: node_pb2_grpc.NodeStub, clock: ManualClock) -> None:
     clock.now += 12.5
-    status = node.Status(node_pb2.StatusRequest(), timeout=5)
+    status = node.Status(node_pb2.StatusRequest(), timeout=LIMIT_S)
     assert (status.node, status.topology_address, status.uptime_s) == ("n3", "core.leaf1.n3", 12.5)
     assert (status.store.shards, status.store.bytes) == (2, 99)
     assert not status.HasField("newest")
@@ -110,20 +111,20 @@ def test_a_heartbeat_says_how_the_node_is(node: node_pb2_grpc.NodeStub, clock: M
 def test_reports_come_back_with_the_heartbeat_and_older_attempts_learn_of_the_newer(
     node: node_pb2_grpc.NodeStub,
 ) -> None:
-    first = node.Report(node_pb2.ReportRequest(progress=progress(OLD, 3, rank=2)), timeout=5)
+    first = node.Report(node_pb2.ReportRequest(progress=progress(OLD, 3, rank=2)), timeout=LIMIT_S)
     assert not first.fenced
     assert first.newest == attempt_to_wire(OLD)
     asked = node_pb2.StatusRequest(attempt=attempt_to_wire(OLD))
-    status = node.Status(asked, timeout=5)
+    status = node.Status(asked, timeout=LIMIT_S)
     assert [(p.rank, p.step, dict(p.metrics)) for p in status.progress] == [(2, 3, {"loss": 0.5})]
     status = node.Status(
-        node_pb2.StatusRequest(attempt=attempt_to_wire(NEW), after_report=status.last_report), timeout=5
+        node_pb2.StatusRequest(attempt=attempt_to_wire(NEW), after_report=status.last_report), timeout=LIMIT_S
     )
     assert list(status.progress) == []
-    fenced = node.Report(node_pb2.ReportRequest(progress=progress(OLD, 4)), timeout=5)
+    fenced = node.Report(node_pb2.ReportRequest(progress=progress(OLD, 4)), timeout=LIMIT_S)
     assert fenced.fenced
     assert fenced.newest == attempt_to_wire(NEW)
-    assert node.Status(asked, timeout=5).newest == attempt_to_wire(NEW)
+    assert node.Status(asked, timeout=LIMIT_S).newest == attempt_to_wire(NEW)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,9 @@ def test_a_report_that_is_no_report_is_refused(
     node: node_pb2_grpc.NodeStub, request_: node_pb2.ReportRequest
 ) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        node.Report(request_, timeout=5)
+        node.Report(request_, timeout=LIMIT_S)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert node.Status(node_pb2.StatusRequest(), timeout=5).last_report == 0
+    assert node.Status(node_pb2.StatusRequest(), timeout=LIMIT_S).last_report == 0
 
 
 class Asked:
@@ -176,14 +177,14 @@ def test_an_agent_asked_for_stacks_knows_each_ranks_process_however_long_ago_it_
         with open_channel(f"127.0.0.1:{bound.port}", "secret") as channel:
             stub = node_pb2_grpc.NodeStub(channel)
             request = node_pb2.StacksRequest(attempt=attempt_to_wire(attempt), deadline_s=99.0, states_only=True)
-            assert [one.state for one in stub.Stacks(request, timeout=5).ranks] == ["T"]
+            assert [one.state for one in stub.Stacks(request, timeout=LIMIT_S).ranks] == ["T"]
             (question,) = asked.questions
             newest = Reported(pid=40, unix=2 * KEPT_REPORTS - 1)
             assert question == (attempt, {3: Reported(pid=43, unix=1), 0: newest}, 10.0, True)
             report(0, 1, Attempt(7, 0, 2))
-            stub.Stacks(request, timeout=5)
+            stub.Stacks(request, timeout=LIMIT_S)
             assert asked.questions[1][1] == {}, "an older attempt's ranks are nobody's business any more"
             with pytest.raises(grpc.RpcError):
-                stub.Stacks(node_pb2.StacksRequest(), timeout=5)
+                stub.Stacks(node_pb2.StacksRequest(), timeout=LIMIT_S)
     finally:
-        bound.server.stop(0).wait(5)
+        bound.server.stop(0).wait(LIMIT_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -22,7 +21,8 @@ from deeplink.scheduler.node.flight import NEWEST, newest_collectives
 from deeplink.scheduler.node.rankprocesses import Process, ProcessTable, Reported, rank_processes
 from deeplink.scheduler.node.stacks import Stacks, found_py_spy
 from deeplink.types import Attempt
-from tests.waiting import until
+from tests.pickled import pickled
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield rank
     for process in begun:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=LIMIT_S)
 
 
 def test_a_process_that_cannot_be_read_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_stack_with_names_that_are_no_utf_8_is_told(start: Start, tmp_path: Pa
     spy.write_text("#!/bin/sh\nprintf 'Thread 1: caf\\351.py\\n'\n")
     spy.chmod(0o755)
     (found,) = Stacks("n0", py_spy=str(spy))(ATTEMPT, {0: said(process)}, 8.0, states_only=False)
-    assert (found.source, found.text) == ("py-spy", "Thread 1: caf?.py\n")
+    assert (found.source, found.text) == ("py-spy", "Thread 1: caf\\xe9.py\n")
 
 
 def test_without_py_spy_a_rank_is_asked_and_goes_on(start: Start) -> None:
@@ -203,7 +203,7 @@ def test_a_rank_that_has_ended_is_named_so(start: Start) -> None:
     process = start(0)
     reported = {0: said(process)}
     process.kill()
-    process.wait(10)
+    process.wait(LIMIT_S)
     (found,) = Stacks("n0")(ATTEMPT, reported, 8.0, states_only=False)
     assert (found.state, found.source, found.text) == ("", "", "there is no such process")
 
@@ -222,7 +222,7 @@ def test_torchs_flight_recorder_is_read_where_it_dumped(start: Start, tmp_path: 
         {"collective_seq_id": number, "profiling_name": "nccl:all_reduce", "state": "started", "frames": [{}]}
         for number in range(40)
     ]
-    (tmp_path / "trace_5").write_bytes(pickle.dumps({"version": "2.9", "entries": entries}))
+    (tmp_path / "trace_5").write_bytes(pickled({"version": "2.9", "entries": entries}))
     (found,) = Stacks("n0")(ATTEMPT, {5: said(process)}, 8.0, states_only=False)
     assert found.flight.count("nccl:all_reduce") == NEWEST
     assert '"collective_seq_id": 39' in found.flight
@@ -265,7 +265,7 @@ class Evil:
         return os.system, ("touch /tmp/deeplink-evil",)
 
 
-@pytest.mark.parametrize("dump", [pickle.dumps({"entries": [Evil()]}), b"", b"not a pickle", pickle.dumps([1])])
+@pytest.mark.parametrize("dump", [pickled({"entries": [Evil()]}), b"", b"not a pickle", pickled([1])])
 def test_a_dump_that_is_none_does_nothing(tmp_path: Path, dump: bytes) -> None:
     (tmp_path / "dump").write_bytes(dump)
     assert not newest_collectives(tmp_path / "dump", since_unix=0.0)

@@ -37,7 +37,7 @@ def cluster_of(leaves: int, each: int, busy: str = "", **more: object) -> Cluste
 
 
 @given(questions(most=7), jobs, constants, st.integers(1, 8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_choice_costs_what_its_placement_is_predicted_to_take(
     asked: Question, job: Job, known: Constants, each: int
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_choice_costs_what_its_placement_is_predicted_to_take(
 
 
 @given(questions(), jobs, constants, st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_first_one_is_the_best_there_is(asked: Question, job: Job, known: Constants, each: int) -> None:
     choices = every_choice(asked)
     if not choices:
@@ -71,7 +71,7 @@ def test_the_first_one_is_the_best_there_is(asked: Question, job: Job, known: Co
 
 
 @given(questions(), jobs, constants)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_same_traits_cost_the_same_whatever_was_weighed_before(
     asked: Question, job: Job, known: Constants
 ) -> None:

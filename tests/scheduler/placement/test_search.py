@@ -135,7 +135,7 @@ def steps(traits: Traits) -> float:
 
 
 @given(questions(), st.sampled_from([DEFAULT_COST, Weights(remote=40.0), spreading, steps]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_choice_costs_less(asked: Question, cost: Cost) -> None:
     choices = every_choice(asked)
     if not choices:
@@ -157,7 +157,7 @@ def test_no_choice_costs_less(asked: Question, cost: Cost) -> None:
 
 
 @given(questions())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_was_given_up_is_what_others_have(asked: Question) -> None:
     choices = every_choice(asked)
     if not choices:
@@ -175,7 +175,7 @@ def test_what_was_given_up_is_what_others_have(asked: Question) -> None:
 
 
 @given(questions(), st.randoms(use_true_random=False), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_answer_depends_on_nothing_but_the_facts(
     asked: Question, shuffler: random.Random, built: bool
 ) -> None:
@@ -196,7 +196,7 @@ def test_the_answer_depends_on_nothing_but_the_facts(
 
 
 @given(questions())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_built_choices_meet_the_request_too(asked: Question) -> None:
     choices = every_choice(asked)
     if not choices:

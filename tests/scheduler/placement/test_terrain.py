@@ -46,7 +46,7 @@ COSTS: st.SearchStrategy[Cost] = st.sampled_from([DEFAULT_COST, Weights(remote=4
 
 
 @given(questions(most=24), COSTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_job_of_one_node_gets_the_best_of_all_nodes(asked: Question, cost: Cost) -> None:
     asked = replace(asked, request=replace(asked.request, nodes=1))
     required, fabric, free = asked.request.required, asked.cluster.fabric, free_nodes(asked)
@@ -72,7 +72,7 @@ def _kind(node: NodeName, asked: Question) -> tuple[object, ...]:
 
 
 @given(questions(most=24), COSTS, st.sampled_from([1, 5, 100]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_one_node_is_ranked_as_any_number_is(asked: Question, cost: Cost, most: int) -> None:
     request = replace(asked.request, nodes=1)
     try:
@@ -91,7 +91,7 @@ def answer(cluster: Cluster, request: Request, cost: Cost, known: Terrain | None
 
 
 @given(questions(), st.data(), st.sampled_from([1, terrain.MOST_VIEWS]))
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 def test_what_is_remembered_changes_no_answer(asked: Question, data: st.DataObject, most_views: int) -> None:
     cluster, rooms = asked.cluster, dict(asked.cluster.rooms)
     nodes = sorted(rooms)

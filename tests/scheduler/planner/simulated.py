@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from deeplink.scheduler.planner.ground import Survey
@@ -9,7 +10,10 @@ from deeplink.scheduler.planner.queue import Row
 from deeplink.scheduler.planner.round import Deed, Memory, Mine, Move, plan
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.graph import Fabric
+from deeplink.scheduler.wish.binding import marked
+from deeplink.scheduler.wish.decide import Weighed
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
+from deeplink.scheduler.wish.settle import Trial, tried
 from deeplink.scheduler.wish.site import Site, Ties
 from deeplink.scheduler.wish.state import NodeNow, Now, Partition
 from deeplink.types import JobId, NodeName
@@ -18,6 +22,26 @@ NODES = tuple(NodeName(f"n{number}") for number in range(8))
 PATHS = {node: ("core", f"leaf{place % 4}") for place, node in enumerate(NODES)}  # names do not follow the leaves
 SITE = Site(Ties(Fabric(PATHS)), Fabric(PATHS))
 NOTHING = Decision(kind=Kind.NOTHING, why=Why.BUSY, words="")
+
+
+def at_once(start: str, nodes: tuple[NodeName, ...]) -> Trial:
+    return Trial(start=start, nodes=nodes) if nodes else Trial(refused="busy")
+
+
+def first_fit(free: list[NodeName]) -> Callable[[Ask, Weighed, frozenset[NodeName]], Decision]:
+    """Return the test of gain against a Slurm that takes the first nodes that are free."""
+
+    def settle(ask: Ask, weighed: Weighed, kept: frozenset[NodeName]) -> Decision:
+        own = tuple(node for node in free if node not in kept)[: ask.nodes]
+        return tried(weighed, lambda _options: at_once("now", own), lambda wish: wish)
+
+    return settle
+
+
+def survey_of(busy: set[NodeName], planned: set[NodeName] = frozenset()) -> Survey:  # type: ignore[assignment]
+    """Return the cluster, beside a Slurm that takes the first nodes that are free."""
+    now = now_of(busy, planned=planned)
+    return Survey(now, SITE, first_fit([node for node in NODES if now.nodes[node].ready]))
 
 
 def now_of(busy: set[NodeName], down: set[NodeName] = frozenset(), planned: set[NodeName] = frozenset()) -> Now:  # type: ignore[assignment]
@@ -132,11 +156,13 @@ class Cluster:
             planned=job.planned,
             reservation="",
             on=job.on,
+            comment=marked("", job.required) if job.required else "",
         )
 
     def survey(self) -> Survey:
         planned = {node for job in self.waiting for node in job.planned}
-        return Survey(now_of(self.busy, self.down, planned - self.busy), SITE)
+        now = now_of(self.busy, self.down, planned - self.busy)
+        return Survey(now, SITE, first_fit([node for node in NODES if now.nodes[node].ready]))
 
 
 @dataclass

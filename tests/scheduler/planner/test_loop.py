@@ -9,24 +9,27 @@ from pathlib import Path
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.planner.ground import Survey
 from deeplink.scheduler.planner.loop import INTERVAL_S, LONGEST_AWAY_S, SLOW_S, SOON_S, Planner
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.wish import record
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
 from deeplink.types import NodeName
-from tests.scheduler.planner.simulated import NODES, SITE, now_of
+from tests.scheduler.planner.simulated import NODES, survey_of
 
 ASK = Ask(nodes=2, exclusive=True, data=("digits",))
 FEW = Decision(kind=Kind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
 PIN = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[4]))
 
 
+MARK = "Comment=deeplink-wish=n[0,4]"
+
+
 def line(
     number: int, *, state: str = "PENDING", reason: str = "Priority", user: str = "me", required: str = ""
 ) -> str:
-    return f"{number}|{number}|{state}|{reason}|{user}|main|2|5|{required}||(null)|(null)||\n"
+    comment = f"deeplink-wish={required}" if required else "(null)"
+    return f"{number}|{number}|{state}|{reason}|{user}|main|2|5|{required}||(null)|(null)||{comment}|\n"
 
 
 @dataclass
@@ -79,7 +82,7 @@ def bench(tmp_path: Path) -> Bench:
         slurm=Slurm(slurm),
         user="me",
         state=tmp_path,
-        ground=lambda _jobs: Survey(now_of(made.busy), SITE),
+        ground=lambda _jobs: survey_of(made.busy),
         clock=ManualClock(),
         say=said.append,
         wished=lambda job, data, nodes: wished.append((job, data, nodes)),
@@ -92,7 +95,9 @@ def test_nodes_are_wished_written_down_and_told_to_who_warms_them(bench: Bench) 
     bench.note(7, FEW)
     bench.slurm.queue = line(7)
     assert bench.planner.tick() == SOON_S
-    assert bench.slurm.updates == [("scontrol", "update", "jobid=7", "ReqNodeList=n[0,4]", "Switches=2@00:00:00")]
+    assert bench.slurm.updates == [
+        ("scontrol", "update", "jobid=7", "ReqNodeList=n[0,4]", MARK, "Switches=2@00:00:00")
+    ]
     last = bench.decisions(7)[-1]
     assert (last.by, last.decision.kind, last.done) == ("plan", Kind.NODES, bench.slurm.updates[0])
     assert bench.wished == [(7, ("digits",), ("n0", "n4"))]
@@ -150,12 +155,14 @@ def test_a_silent_slurm_is_waited_for_with_pauses_that_grow_and_told_once(bench:
     assert "answers again" in bench.said[-1]
 
 
-def test_an_unknown_state_changes_nothing_and_is_named(bench: Bench) -> None:
+def test_a_job_in_a_state_of_a_newer_slurm_keeps_no_other_from_being_planned(bench: Bench) -> None:
     bench.note(7, FEW)
     bench.slurm.queue = line(7) + line(8, state="DREAMING")
     bench.planner.tick()
-    assert "DREAMING" in bench.said[0]
-    assert not bench.slurm.updates
+    assert bench.said[0].startswith("job 7: wish for")
+    bench.slurm.queue = line(7) + line(8, state="dreaming?")
+    bench.planner.tick()
+    assert "dreaming?" in bench.said[-1]
 
 
 def test_without_jobs_it_is_slow_and_then_idle(bench: Bench) -> None:
@@ -166,17 +173,13 @@ def test_without_jobs_it_is_slow_and_then_idle(bench: Bench) -> None:
     assert bench.planner.over
 
 
-def test_a_running_job_that_its_wish_would_bind_is_looked_after_and_freed_when_it_is_queued_again(
-    bench: Bench,
-) -> None:
+def test_a_job_that_is_queued_again_is_freed_of_the_nodes_wished_for_its_last_run(bench: Bench) -> None:
     bench.note(7, PIN)
     bench.slurm.queue = line(7, state="RUNNING", required="n[0,4]")
-    for _ in range(3):
-        assert bench.planner.tick() == SLOW_S
-    assert not bench.planner.idle
-    bench.slurm.queue = line(7, reason="BeginTime", required="n[0,4]")
+    assert bench.planner.tick() == SLOW_S
+    bench.slurm.queue = line(7, reason="Resources", required="n[0,4]")
     bench.planner.tick()
-    assert bench.slurm.updates == [("scontrol", "update", "jobid=7", "ReqNodeList=")]
+    assert bench.slurm.updates == [("scontrol", "update", "jobid=7", "ReqNodeList=", "Comment=")]
 
 
 def test_to_say_what_would_be_done_changes_nothing(bench: Bench) -> None:

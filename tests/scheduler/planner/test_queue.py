@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.planner.loop import read_queue
 from deeplink.scheduler.planner.queue import in_order, parse_queue
-from deeplink.scheduler.planner.reasons import refused_nodes, stopped
+from deeplink.scheduler.planner.reasons import stopped
 from deeplink.scheduler.slurm.parse import SlurmTextError
-from deeplink.scheduler.slurm.states import UnknownStateError
+from deeplink.scheduler.slurm.states import JobState, UnknownStateError
 
 # squeue -h -a -o, Slurm 22.05.8: a job with a plan, tasks of an array, a component, one that runs.
 SAID = (
-    "53|53|PENDING|Resources|deeplink|main|4|1|||n[2-3,6-7]|(null)||\n"
-    "22|22_[1,3-4]|PENDING|Priority|deeplink|main|2|7|n[0,4]|n3|(null)|(null)||\n"
-    "30|29+1|PENDING|None|deeplink|small,main|2|1|||(null)|r||\n"
-    "28|28|RUNNING|None|root|main|8|1|||(null)|(null)|n[0-7]|\n"
+    "53|53|PENDING|Resources|deeplink|main|4|1|||n[2-3,6-7]|(null)|||\n"
+    "22|22_[1,3-4]|PENDING|Priority|deeplink|main|2|7|n[0,4]|n3|(null)|(null)|||\n"
+    "30|29+1|PENDING|None|deeplink|small,main|2|1|||(null)|r||(null)|\n"
+    "28|28|RUNNING|None|root|main|8|1|||(null)|(null)|n[0-7]||\n"
 )
 
 
@@ -59,9 +59,11 @@ def test_what_is_no_queue_is_an_error(text: str) -> None:
         parse_queue(text, "|")
 
 
-def test_an_unknown_state_is_an_error_by_name() -> None:
-    with pytest.raises(UnknownStateError, match="DREAMING"):
-        parse_queue(SAID.replace("RUNNING", "DREAMING"), "|")
+def test_a_state_of_a_newer_slurm_hides_no_other_job() -> None:
+    before, after = parse_queue(SAID, "|"), parse_queue(SAID.replace("RUNNING", "DREAMING", 1), "|")
+    assert len(after) == len(before)
+    assert sum(one.state is JobState.OTHER for one in after) == 1
+    assert not any(one.waits for one in after if one.state is JobState.OTHER)
 
 
 @given(st.text(alphabet="0123456789|nN[]-,PENDING \n", max_size=200))
@@ -77,4 +79,3 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 )
 def test_other_reasons_than_nodes_stop_a_job(reason: str) -> None:
     assert stopped(reason) == reason
-    assert refused_nodes(reason)

@@ -8,16 +8,19 @@ import pytest
 
 from deeplink.scheduler.planner.ground import Survey
 from deeplink.scheduler.planner.queue import Row
-from deeplink.scheduler.planner.round import MOST_REFUSALS, UNSEEN_S, Deed, Memory, Mine, Move, plan
+from deeplink.scheduler.planner.round import ASKED_AGAIN_S, MOST_REFUSALS, Deed, Memory, Mine, Move, plan
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.wish.binding import WAIT_S
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
 from deeplink.types import JobId, NodeName
-from tests.scheduler.planner.simulated import NODES, NOTHING, SITE, now_of
+from tests.scheduler.planner.simulated import NODES, NOTHING, SITE, survey_of
 
 ASK = Ask(nodes=2, exclusive=True)
 N0, N1, N4 = NODES[0], NODES[1], NODES[4]  # n0 and n4 are of one leaf
 PIN = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(N0, N4))
 FEW = Decision(kind=Kind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
+MARK = "deeplink-wish=n[0,4]"
+BACK = {"ReqNodeList": "", "Comment": ""}
 NOW = 1_000.0
 
 
@@ -44,19 +47,51 @@ def mine(found: Row, wish: Decision = NOTHING, ask: Ask = ASK, memory: Memory | 
 def moved(
     job: Mine, *others: Row, busy: set[NodeName] | None = None, planned: set[NodeName] | None = None
 ) -> Move:
-    survey = Survey(now_of(busy or set(), planned=planned or set()), SITE)
+    survey = survey_of(busy or set(), planned or set())
     return plan([job], [job.row, *others], survey, NOW)[0]
 
 
 def pinned(**more: object) -> Mine:
-    return mine(row(required=frozenset(PIN.nodes), **more), PIN)  # type: ignore[arg-type]
+    return mine(row(required=frozenset(PIN.nodes), comment=MARK, **more), PIN)  # type: ignore[arg-type]
 
 
 def test_the_best_free_nodes_are_wished_for_a_job_that_slurm_has_not_come_to() -> None:
     move = moved(mine(row()), busy={NODES[2]})
     assert move.deed is Deed.PIN
     assert len({SITE.slurm.leaf(node) for node in move.decision.nodes}) == 1
-    assert move.fields == {"ReqNodeList": "n[0,4]"}
+    assert move.fields == {"ReqNodeList": "n[0,4]", "Comment": "deeplink-wish=n[0,4]"}
+
+
+def test_nothing_is_wished_where_slurms_own_choice_is_as_good() -> None:
+    move = moved(mine(row()), busy=set(NODES[1:4]))  # the first two that are free are n0 and n4
+    assert (move.deed, move.decision.why) == (Deed.LEAVE, Why.AS_GOOD)
+
+
+def test_slurm_is_asked_for_its_own_choice_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    move = moved(mine(row()), busy=set(NODES[1:4]))
+    monkeypatch.setattr(Survey, "best", None)
+    again = replace(mine(row(), move.decision), memory=move.memory)
+    assert moved(again, busy=set(NODES[1:4])).decision == move.decision
+    late = replace(again, memory=replace(move.memory, asked_at=NOW - ASKED_AGAIN_S))
+    with pytest.raises(TypeError):
+        moved(late, busy=set(NODES[1:4]))
+
+
+def test_a_job_of_one_node_takes_the_one_that_slurm_gives_it() -> None:
+    move = moved(mine(row(nodes=1), ask=replace(ASK, nodes=1)))
+    assert (move.deed, move.decision.why) == (Deed.LEAVE, Why.NOTHING_TO_GAIN)
+
+
+def test_a_job_whose_user_wants_no_wish_gets_none() -> None:
+    off = replace(ASK, no_wish="--deeplink-place=off")
+    assert moved(mine(row(), ask=off)).deed is Deed.LEAVE
+
+
+def test_nodes_named_for_a_job_before_it_are_left_to_that() -> None:
+    first = row(3, priority=9, required=frozenset({N0, N4}))
+    move = moved(mine(row()), first)
+    assert move.deed is Deed.PIN
+    assert not set(move.decision.nodes) & {N0, N4}
 
 
 def test_nothing_is_wished_where_there_is_no_choice_or_too_few_are_free() -> None:
@@ -69,28 +104,21 @@ def test_a_wish_stays_while_its_nodes_are_free_and_slurm_has_not_looked() -> Non
     assert moved(pinned(reason="")).deed is Deed.LEAVE
 
 
-def test_a_wish_whose_nodes_are_gone_before_slurm_looked_is_moved_to_others() -> None:
-    move = moved(pinned(), busy={N4})
-    assert (move.deed, move.decision.why) == (Deed.PIN, Why.MENDED)
-    assert N4 not in move.decision.nodes
-    assert "n4 is not free any more" in move.decision.words
-
-
 @pytest.mark.parametrize("reason", ["Resources", "ReqNodeNotAvail, May be reserved for other job"])
 def test_a_wish_that_slurm_did_not_fulfil_is_dropped_and_not_made_again_at_once(reason: str) -> None:
     move = moved(pinned(reason=reason))
-    assert (move.deed, move.fields) == (Deed.DROP, {"ReqNodeList": ""})
+    assert (move.deed, move.fields) == (Deed.DROP, BACK)
     again = moved(mine(row(reason=reason), move.decision, memory=move.memory))
     assert (again.deed, again.decision.why) == (Deed.LEAVE, Why.LATER_WITH_IT)
 
 
 def test_a_wish_that_cannot_be_met_is_dropped_before_slurm_gives_the_job_up() -> None:
     move = moved(pinned(reason="BadConstraints", priority=0))
-    assert move.fields == {"ReqNodeList": ""}
+    assert move.fields == BACK
 
 
 def test_a_wish_that_slurm_does_not_look_at_does_not_stand_for_ever() -> None:
-    job = replace(pinned(reason=""), wished_at=NOW - UNSEEN_S - 1)
+    job = replace(pinned(reason=""), wished_at=NOW - WAIT_S)
     assert moved(job).deed is Deed.DROP
 
 
@@ -100,14 +128,12 @@ def test_nodes_kept_for_a_job_before_it_are_not_wished_and_given_up() -> None:
     move = moved(mine(row()), first, planned=kept)
     assert move.deed is Deed.PIN
     assert not set(move.decision.nodes) & kept
-    assert moved(pinned(), first, planned=kept).decision.why is Why.MENDED
 
 
 def test_behind_a_job_that_may_be_given_any_node_nothing_is_wished() -> None:
     first = row(3, priority=9, reason="Resources", user="other")
     move = moved(mine(row()), first)
     assert (move.deed, move.decision.why) == (Deed.LEAVE, Why.STARTS_LATER)
-    assert moved(pinned(), first).deed is Deed.DROP
     held = row(3, priority=9, reason="Dependency")
     assert moved(mine(row()), held).deed is Deed.PIN
 
@@ -121,7 +147,7 @@ def test_a_job_of_another_partition_may_come_first_whatever_its_priority() -> No
 
 def test_two_jobs_of_ours_are_never_wished_one_node() -> None:
     jobs = [mine(row(number)) for number in (7, 8, 9)]
-    moves = plan(jobs, [job.row for job in jobs], Survey(now_of(set()), SITE), NOW)
+    moves = plan(jobs, [job.row for job in jobs], survey_of(set()), NOW)
     named = [node for move in moves for node in move.decision.nodes]
     assert len(named) == len(set(named)) >= 4
 
@@ -131,7 +157,7 @@ def test_few_switches_are_dropped_at_sight_and_so_that_slurm_lets_the_job_go() -
     assert (move.deed, move.fields) == (Deed.DROP, {"Switches": "2@00:00:00"})
     assert move.decision.kind is Kind.NOTHING
     better = moved(mine(row(reason="Resources"), FEW))
-    assert better.fields == {"ReqNodeList": "n[0,4]", "Switches": "2@00:00:00"}
+    assert better.fields == {"ReqNodeList": "n[0,4]", "Comment": MARK, "Switches": "2@00:00:00"}
 
 
 def test_who_asked_for_patience_gets_it_from_when_nodes_were_free() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.sandbox.lab import catalog, hands, looking, record
+from deeplink.scheduler.sandbox.lab import hands, looking, plans, record
 from deeplink.scheduler.sandbox.lab.catalog import FAULTS, Target, fault_of
 from deeplink.scheduler.sandbox.lab.duty import processes_of
 from deeplink.scheduler.sandbox.lab.errors import NoTargetError, UnknownFaultError, WoundRecordError
@@ -26,11 +27,13 @@ from deeplink.scheduler.sandbox.lab.scene import Scene, Started
 from deeplink.scheduler.sandbox.lab.steps import Step, Verb, process_words
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.settings import SSD
+from tests.waiting import LIMIT_S
 
 OF_THE_TABLE = {
     *("node-killed", "node-cut", "rank-stopped", "rank-killed", "rank-exit", "fast-reboot", "slurmd-killed"),
     *("controller-down", "watchdog-killed", "storage-frozen", "agents-silent", "leaf-cut", "checkpoint-torn"),
     *("disk-full", "disk-readonly", "slow-rank"),
+    *("node-drained", "checkpoints-unreadable", "folder-squatted", "data-cut"),
 }
 WHO = ProcessId(4711, 99)
 FULL = Scene(
@@ -39,7 +42,9 @@ FULL = Scene(
     daemon=ProcessId(77, 1),
     watchdogs=((ProcessId(80, 2), Started(argv=("python", "-m", "deeplink", "watch"), env={"A": "b"})),),
     agents={"n1": (7001,), "n0": (7002, 7003)},
+    data_ports=(7101, 7102),
     torn=("/f/step-0000000020.a1/state", "/kept/state"),
+    mode="750",
 )
 
 
@@ -72,9 +77,13 @@ def test_a_rank_that_is_not_there_is_no_target(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["slurmd-killed", "controller-down", "controller-frozen", "watchdog-killed", "agents-silent"]
+    "name",
+    [
+        *("slurmd-killed", "controller-down", "controller-frozen", "watchdog-killed", "agents-silent"),
+        *("data-cut", "checkpoint-torn", "checkpoints-unreadable"),
+    ],
 )
-def test_a_daemon_that_does_not_run_is_no_target(name: str) -> None:
+def test_what_is_not_there_is_no_target(name: str) -> None:
     with pytest.raises(NoTargetError):
         FAULTS[name].plan(Scene(target="n3"))
 
@@ -113,6 +122,114 @@ def test_agents_fall_silent_by_what_they_send_on_every_port() -> None:
         *(("n0", "add", "7002"), ("n0", "add", "7003"), ("n1", "add", "7001"))
     ]
     assert {step.words[2] for step in plan.undo} == {"del"}
+
+
+def test_samples_alone_are_cut_by_the_data_ports_of_the_target() -> None:
+    plan = FAULTS["data-cut"].plan(FULL)
+    assert [(step.on, step.words[2], step.words[6]) for step in plan.do] == [
+        *(("n3", "add", "7101"), ("n3", "add", "7102"))
+    ]
+    assert [(step.on, step.words[2], step.words[6]) for step in plan.undo] == [
+        *(("n3", "del", "7101"), ("n3", "del", "7102"))
+    ]
+
+
+STANDS = "NodeName=n3 Gres=gpu:2(S:0-3) State={} Partitions=main {}"
+SINCE = "[root@2026-01-01T00:00:00]"
+
+
+@pytest.mark.parametrize(
+    ("stands", "drains", "resumes"),
+    [
+        (STANDS.format("IDLE", ""), True, False),
+        (STANDS.format("ALLOCATED+DRAIN", f"Reason=disk DRAIN {SINCE}"), False, False),
+        (STANDS.format("IDLE+DRAIN", f"Reason={plans.DRAINED} {SINCE}"), False, True),
+        (STANDS.format("IDLE+DRAIN", f"Reason={plans.DRAINED}-2 {SINCE}"), False, False),
+        (STANDS.format("IDLE", f"Reason=was in DRAIN {SINCE}"), True, False),
+    ],
+)
+def test_a_node_is_drained_unless_it_is_and_resumed_only_of_that_drain(
+    stands: str, drains: bool, resumes: bool, tmp_path: Path
+) -> None:
+    scontrol, shown, did = tmp_path / "scontrol", tmp_path / "shown", tmp_path / "did"
+    shown.write_text(stands)
+    did.touch()
+    # As Slurm does to a node it has not heard of: it resumes it, and calls that an error.
+    scontrol.write_text(f"""#!/bin/sh
+if [ "$1" = show ]; then exec cat {shown}; fi
+echo "$@" >> {did}
+case "$*" in *resume) echo NodeName=n3 State=UNKNOWN > {shown}; exit 1;; esac
+""")
+    scontrol.chmod(0o755)
+    plan = FAULTS["node-drained"].plan(FULL)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for step in (*plan.do, *plan.undo):
+        subprocess.run(step.words, env=env, timeout=LIMIT_S, check=True)
+    assert did.read_text().splitlines() == [
+        *([f"update nodename=n3 state=drain reason={plans.DRAINED}"] if drains else []),
+        *(["update nodename=n3 state=resume"] if resumes else []),
+    ]
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    for step in (*plan.do, *plan.undo):
+        assert subprocess.run(step.words, env=env, timeout=LIMIT_S, check=False).returncode, "nobody knows"
+
+
+def test_a_folder_gets_its_own_mode_back_unless_somebody_gave_it_another(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir(mode=0o750)
+    plan = FAULTS["checkpoints-unreadable"].plan(Scene(target=str(folder), mode="750"))
+    (do,), (undo,) = plan.do, plan.undo
+    nowhere: Any = None
+    for _ in range(2):
+        hands.do(nowhere, do)
+        assert folder.stat().st_mode & 0o7777 == 0
+    for _ in range(2):
+        hands.do(nowhere, undo)
+        assert folder.stat().st_mode & 0o7777 == 0o750
+    hands.do(nowhere, do)
+    folder.chmod(0o700)
+    hands.do(nowhere, undo)
+    assert folder.stat().st_mode & 0o7777 == 0o700, "somebody's own wish"
+    folder.rmdir()
+    hands.do(nowhere, undo)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o750)
+    folder.symlink_to(elsewhere)
+    hands.do(nowhere, do)
+    assert elsewhere.stat().st_mode & 0o7777 == 0o750, "a link leads nowhere"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting file systems needs root")
+@pytest.mark.parametrize("there", [True, False])
+def test_a_squatted_folder_is_another_users_and_what_was_there_is_back(there: bool, tmp_path: Path) -> None:
+    ssd = tmp_path / "ssd"
+    (ssd / "deeplink" if there else ssd).mkdir(parents=True)
+    if there:
+        (ssd / "deeplink" / "mine").write_text("mine")
+    script = "\n".join(
+        [
+            *(f"({plans.SQUAT})",) * 2,
+            f"stat -c %u:%a {plans.STORE}; ls {plans.STORE}",
+            *(f"({plans.LEAVE})",) * 2,
+            f"ls -d {plans.STORE}",
+        ]
+    )
+    script = script.replace(str(SSD), str(ssd)).replace(plans._SQUATTED, str(tmp_path / "mark"))
+    argv = ["unshare", "--mount", "sh", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.stdout.split() == ["65534:755", "theirs", *([str(ssd / "deeplink")] if there else [])], done.stderr
+    assert sorted(path.name for path in ssd.rglob("*")) == (["deeplink", "mine"] if there else [])
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own needs root")
+def test_agents_fall_silent_on_a_host_without_a_list_of_protocols() -> None:
+    plan = FAULTS["agents-silent"].plan(FULL)
+    hidden = "test ! -e /etc/protocols || mount --bind /dev/null /etc/protocols"
+    script = " && ".join([hidden, *(shlex.join(step.words) for step in (*plan.do, *plan.undo))])
+    argv = ["unshare", "--net", "--mount", "sh", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_watchdog_is_started_again_as_it_was() -> None:
@@ -195,7 +312,7 @@ def test_a_torn_file_is_mended_unless_somebody_wrote_another(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting file systems needs root")
-@pytest.mark.parametrize(("fill", "left"), [(catalog._FILL, "overlay"), ("mount -t tmpfs full {full}", "tmpfs")])
+@pytest.mark.parametrize(("fill", "left"), [(plans.FILL, "overlay"), ("mount -t tmpfs full {full}", "tmpfs")])
 def test_the_disk_is_whole_again_also_where_filling_it_was_broken_off(
     fill: str, left: str, tmp_path: Path
 ) -> None:
@@ -207,13 +324,13 @@ def test_the_disk_is_whole_again_also_where_filling_it_was_broken_off(
             f"mount --bind {ssd} {ssd}; echo before > {ssd}/file",
             f"({fill.format(full=full)})",
             "cut -d' ' -f3 /proc/mounts",
-            *(f"({catalog._DRAIN})",) * 2,
+            *(f"({plans.DRAIN})",) * 2,
             f"cat {ssd}/file; echo more > {ssd}/more; mountpoint -q {ssd} && ! mountpoint -q {full} && echo whole",
         ]
     )
-    script = script.replace(catalog._FULL, str(full)).replace(str(SSD), str(ssd))
+    script = script.replace(plans._FULL, str(full)).replace(str(SSD), str(ssd))
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=30, check=False
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert left in done.stdout, done.stderr
     assert done.stdout.split()[-2:] == ["before", "whole"], done.stderr
@@ -229,12 +346,12 @@ def test_a_process_on_duty_stands_and_goes_by_turns_and_goes_on_afterwards() -> 
             argv = [sys.executable, "-m", hands.DUTY, "0.5", "0.1", *process_words([who])]
             with subprocess.Popen(argv) as duty:
                 seen: set[str] = set()
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + LIMIT_S
                 while not {"T", "S"} <= seen and time.monotonic() < deadline:
                     seen.add(_state(sleeper.pid))
                     time.sleep(0.01)
                 duty.terminate()
-                assert duty.wait(10) == 0
+                assert duty.wait(LIMIT_S) == 0
             assert {"T", "S"} <= seen
             assert _state(sleeper.pid) == "S"
         finally:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from deeplink.scheduler.sandbox.processes import ProcessId, arguments, descendants, first_processes, marked, table
+from tests.waiting import until
 
 
 def test_a_process_is_alive_until_it_ends_and_a_zombie_is_not(tmp_path: Path) -> None:
@@ -49,7 +50,8 @@ def test_children_of_children_are_found_with_their_arguments() -> None:
 def test_processes_are_found_by_a_mark_in_their_environment(tmp_path: Path) -> None:
     mark = f"DEEPLINK_TEST={tmp_path}"
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "DEEPLINK_TEST": str(tmp_path)}) as process:
-        assert [who.pid for who in marked(mark)] == [process.pid]
+        # Popen returns when exec has begun; /proc shows the new environment a moment later.
+        until(lambda: [who.pid for who in marked(mark)] == [process.pid])
         assert marked(mark + "x") == []
         process.kill()
 

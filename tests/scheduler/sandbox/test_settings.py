@@ -78,3 +78,12 @@ def test_the_sandboxs_user_takes_the_place_of_any_of_the_same_name_or_number() -
 def test_every_machine_is_known_by_name() -> None:
     names = {line.split()[1]: line.split()[0] for line in settings.hosts(Shape.of(2)).splitlines()}
     assert names == {"localhost": "127.0.0.1", "ctl": "10.77.0.1", "n0": "10.77.0.10", "n1": "10.77.0.11"}
+
+
+def test_every_second_node_tells_the_cores_of_its_gpus_and_each_node_is_told_of_once() -> None:
+    lines = settings.gres_conf(Shape(nodes_per_leaf=2, gpus=3, cpus=8), LAYOUT).splitlines()
+    nodes = [line.split()[0].removeprefix("NodeName=") for line in lines]
+    assert nodes == ["n[0,2]", "n[1,3]"]
+    assert ["Cores=0-7" in line for line in lines] == [False, True]
+    assert all("dev/nvidia[0-2]" in line for line in lines)
+    assert len(settings.gres_conf(Shape.of(1), LAYOUT).splitlines()) == 1

@@ -65,10 +65,11 @@ def covers(steps: tuple[tuple[str, ...], ...]) -> list[str]:
 
 def test_top_folders_are_bound_but_for_those_that_each_machine_has_of_its_own() -> None:
     steps = planned(host()).shared
-    assert binds(steps).keys() == {f"{NEW}{top}" for top in ("/usr", "/dev", "/etc", "/var")} | {f"{NEW}{KEPT}"}
+    assert binds(steps).keys() == {f"{NEW}{top}" for top in ("/usr", "/dev", "/var")} | {f"{NEW}{KEPT}"}
     for made in ("/tmp", "/run", "/local", "/proc", "/sys", "/root"):
         assert ("mkdir", f"{NEW}{made}") in steps
     assert ("ln", "-s", "usr/lib", f"{NEW}/lib") in steps
+    assert ("cp", "-a", "/etc", f"{NEW}/etc") in steps
     assert not any("lost+found" in word for step in steps for word in step)
 
 

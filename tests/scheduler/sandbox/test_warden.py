@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.sandbox.processes import ProcessId, marked
+from tests.waiting import LIMIT_S
 
 # Leaves its session, its parent and its name behind, as daemons and slurmstepd do.
 AWAY = "setsid sh -c 'sleep 120 & echo $! > {pid}; sleep 120' & wait"
 
 
 def poll(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -58,7 +59,7 @@ def test_everything_below_it_ends_with_it(tmp_path: Path, how: str) -> None:
         else:
             process.stdin.write(b"leave\n")
             process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0
         assert marked(mark) == []
 
 
@@ -78,5 +79,5 @@ def test_it_stays_after_the_word_and_starts_what_is_gone_again_on_sighup(tmp_pat
         assert process.poll() is None
         assert ProcessId.of(process.pid) is not None
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0
         assert marked(mark) == []

@@ -129,7 +129,7 @@ def others(node: int) -> set[int]:
 
 
 @given(work=works(), how=rules)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_job_starts_when_and_where_the_plain_queue_starts_it(work: list[Work], how: Rules) -> None:
     assert {one.work.number: (one.start_s, one.nodes) for one in run(work, how).outcomes} == Plain(how).run(work)
 
@@ -149,7 +149,7 @@ def test_the_same_where_jobs_are_known_to_start_before_others() -> None:
 
 
 @given(work=works(), how=rules, policy=st.sampled_from(list(Policy)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_node_is_over_committed_and_no_job_is_lost(work: list[Work], how: Rules, policy: Policy) -> None:
     engine = run(work, how, policy)
     assert sorted(one.work.number for one in engine.outcomes) == [one.number for one in work]
@@ -170,7 +170,7 @@ def beside(one: Outcome, all_of_them: list[Outcome]) -> list[Outcome]:
 
 
 @given(work=works(), how=rules, policy=st.sampled_from(list(Policy)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_who_waits_first_starts_no_later_than_promised(work: list[Work], how: Rules, policy: Policy) -> None:
     engine = run(work, how, policy)
     started = {one.work.number: one.start_s for one in engine.outcomes}
@@ -179,14 +179,14 @@ def test_who_waits_first_starts_no_later_than_promised(work: list[Work], how: Ru
 
 
 @given(work=works(), policy=st.sampled_from(list(Policy)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_without_backfill_jobs_start_in_the_order_in_which_they_came(work: list[Work], policy: Policy) -> None:
     engine = run(work, Rules(depth=1), policy)
     assert [one.work.number for one in engine.outcomes] == [one.number for one in work]
 
 
 @given(work=works(), policy=st.sampled_from(list(Policy)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_same_seed_gives_the_same_answer(work: list[Work], policy: Policy) -> None:
     assert run(work, Rules(), policy).outcomes == run(work, Rules(), policy).outcomes
 

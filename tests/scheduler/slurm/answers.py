@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 def answer(argv: Sequence[str], *fields: object) -> str:
     """Answer with these fields of one job."""
-    (separator,) = set(re.findall("\x1f\\w+\x1f", " ".join(argv)))
+    (separator,) = set(re.findall("~[0-9a-f]{16}~", " ".join(argv)))
     return "".join(f"{field}{separator}" for field in fields)
 
 
@@ -22,6 +22,7 @@ def job_answer(
     requeueable: bool = True,
     nodes: str = "n[0-1]",
     host: str = "n0",
+    user: str = "ada",
 ) -> str:
-    """Answer with ada's job `resnet`, in the columns of JOB_FIELDS."""
-    return answer(argv, job, job, state, reason, restarts, int(requeueable), "ada", nodes, host, "resnet")
+    """Answer with a user's job `resnet`, in the columns of JOB_FIELDS."""
+    return answer(argv, job, job, state, reason, restarts, int(requeueable), user, nodes, host, "resnet")

@@ -11,11 +11,13 @@ import pytest
 
 from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder, Slurm
 from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.slurm.job_address import JobAddress
 from deeplink.scheduler.slurm.parse import SlurmTextError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+JOB = JobAddress.of_label("7_3")
 RECORDED = Path(__file__).parents[2] / "data" / "slurm" / "22.05.8"
 
 
@@ -31,7 +33,7 @@ class Recorder:
         self.asked.append(list(argv))
         if self.refusal:
             raise CommandError(argv, 1, self.refusal)
-        separators = [found for word in argv for found in re.findall("\x1f\\w+\x1f", word)]
+        separators = [found for word in argv for found in re.findall("~[0-9a-f]{16}~", word)]
         return self.answer.replace("@@@", separators[0]) if separators else self.answer
 
 
@@ -56,23 +58,23 @@ def test_other_refusals_keep_slurms_words() -> None:
 
 
 def test_requeue_of_a_job_that_waits_already_is_done() -> None:
-    assert Slurm(Recorder()).requeue(7)
-    assert not Slurm(Recorder(refusal="Job is pending execution for job 7")).requeue(7)
+    assert Slurm(Recorder()).requeue(JOB)
+    assert not Slurm(Recorder(refusal="Job is pending execution for job 7")).requeue(JOB)
     with pytest.raises(CommandError):
-        Slurm(Recorder(refusal="Access/permission denied")).requeue(7)
+        Slurm(Recorder(refusal="Access/permission denied")).requeue(JOB)
 
 
 def test_node_orders_and_job_updates_are_argument_lists() -> None:
     run = Recorder()
     slurm = Slurm(run)
     slurm.update_node("n1", NodeOrder.DRAIN, "deeplink: a b; c")
-    slurm.update_job(7, ExcNodeList="n1,n2", StartTime="now")
-    slurm.cancel_step(7, 3, signal="TERM")
+    slurm.update_job(JOB, ExcNodeList="n1,n2", StartTime="now")
+    slurm.cancel_step(JOB, 3, signal="TERM")
     slurm.nodes(["n1", "n2"])
     assert run.asked == [
         ["scontrol", "update", "nodename=n1", "state=drain", "reason=deeplink: a b; c"],
-        ["scontrol", "update", "jobid=7", "ExcNodeList=n1,n2", "StartTime=now"],
-        ["scancel", "--quiet", "--signal=TERM", "7.3"],
+        ["scontrol", "update", "jobid=7_3", "ExcNodeList=n1,n2", "StartTime=now"],
+        ["scancel", "--quiet", "--signal=TERM", "7_3.3"],
         ["scontrol", "show", "node", "--oneliner", "n[1-2]"],
     ]
 
@@ -84,8 +86,15 @@ def test_submit_returns_the_id_of_federated_answers_too() -> None:
 
 
 def test_excluded_nodes_are_unfolded() -> None:
-    assert Slurm(Recorder("n[1,3]\n")).excluded_nodes(2) == ("n1", "n3")
-    assert Slurm(Recorder("\n")).excluded_nodes(2) == ()
+    assert Slurm(Recorder("2@@@n[1,3]@@@\n")).excluded_nodes(2) == ("n1", "n3")
+    assert Slurm(Recorder("2@@@@@@\n")).excluded_nodes(2) == ()
+
+
+def test_of_an_array_each_task_is_told_by_itself() -> None:
+    """The task that started last has the array's own id, by which squeue selects all tasks (as recorded)."""
+    said = "2@@@n1@@@\n3@@@n2@@@\n1@@@n3@@@\n"
+    assert Slurm(Recorder(said)).excluded_nodes(1) == ("n3",)
+    assert Slurm(Recorder(said)).comment(1) == "n3"
 
 
 def test_the_cluster_has_a_name() -> None:

@@ -18,6 +18,7 @@ from deeplink.scheduler.slurm.command import (
     run,
     spawn,
 )
+from tests.waiting import LIMIT_S
 
 
 def python(code: str) -> list[str]:
@@ -66,16 +67,24 @@ def test_finish_feeds_stdin_and_tells_the_code() -> None:
     assert (done.code, done.stdout) == (3, "A\n")
 
 
+def test_foreign_bytes_come_out_as_text_that_can_be_sent_and_shown() -> None:
+    writes = (
+        "import sys; out = sys.stdin.buffer.read(); sys.stdout.buffer.write(out); sys.stderr.buffer.write(out)"
+    )
+    done = finish(python(writes), stdin="caf\udce9 \x1b[2J\u202e\tüber\r\nend\n")
+    assert done.stdout == done.stderr == "caf\\xe9 \\x1b[2J\\u202e\tüber\nend\n"
+
+
 def test_who_ends_without_its_threads_leaves_no_command_behind(tmp_path: Path) -> None:
     started, ended = tmp_path / "started", list[Finished]()
     hangs = python(f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(600)")
     waiting = threading.Thread(target=lambda: ended.append(finish(hangs, timeout_s=50)), daemon=True)
     waiting.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + LIMIT_S
     while not started.exists():
         assert time.monotonic() < end
         time.sleep(0.02)
     end_unfinished()
-    waiting.join(20)
+    waiting.join(LIMIT_S)
     assert [done.code for done in ended] == [-9]
     end_unfinished()  # nobody is left

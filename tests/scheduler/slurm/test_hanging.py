@@ -12,32 +12,36 @@ import pytest
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import NodeOrder, Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError, CommandTimeoutError
+from deeplink.scheduler.slurm.job_address import JobAddress
 
+JOB = JobAddress.of_label("1")
 VERBS: dict[str, Callable[[Slurm], object]] = {
     "jobs": lambda slurm: slurm.jobs(),
     "job": lambda slurm: slurm.job(1),
     "excluded_nodes": lambda slurm: slurm.excluded_nodes(1),
+    "columns": lambda slurm: slurm.columns(1, ["%k"]),
     "place": lambda slurm: slurm.place(1),
     "partition_nodes": lambda slurm: slurm.partition_nodes(["main"]),
     "nodes": lambda slurm: slurm.nodes(["n0"]),
     "topology": lambda slurm: slurm.topology(),
     "cluster_name": lambda slurm: slurm.cluster_name(),
     "submit": lambda slurm: slurm.submit(["--wrap", "true"]),
-    "requeue": lambda slurm: slurm.requeue(1),
-    "hold": lambda slurm: slurm.hold(1),
-    "hold_waiting": lambda slurm: slurm.hold_waiting(1),
-    "keep_only": lambda slurm: slurm.keep_only(1, ["n0"]),
+    "requeue": lambda slurm: slurm.requeue(JOB),
+    "hold": lambda slurm: slurm.hold(JOB),
+    "hold_waiting": lambda slurm: slurm.hold_waiting(JOB),
+    "keep_only": lambda slurm: slurm.keep_only(JOB, ["n0"]),
     "comment": lambda slurm: slurm.comment(1),
     "comments": lambda slurm: slurm.comments("deeplink"),
     "dependencies": lambda slurm: slurm.dependencies(),
-    "release": lambda slurm: slurm.release(1),
-    "comment_job": lambda slurm: slurm.comment_job(1, "why"),
+    "release": lambda slurm: slurm.release(JOB),
+    "comment_job": lambda slurm: slurm.comment_job(JOB, "why"),
     "comment_node": lambda slurm: slurm.comment_node("n0", "why"),
-    "update_job": lambda slurm: slurm.update_job(1, StartTime="now"),
+    "update_job": lambda slurm: slurm.update_job(JOB, StartTime="now"),
     "update_node": lambda slurm: slurm.update_node("n0", NodeOrder.RESUME),
-    "cancel": lambda slurm: slurm.cancel(1),
+    "cancel": lambda slurm: slurm.cancel(JOB),
+    "allocation": lambda slurm: slurm.allocation(1),
     "steps": lambda slurm: slurm.steps(1),
-    "cancel_step": lambda slurm: slurm.cancel_step(1, 0),
+    "cancel_step": lambda slurm: slurm.cancel_step(JOB, 0),
 }
 
 

@@ -46,6 +46,35 @@ def test_an_ambiguous_abbreviation_is_unknown() -> None:
     assert not SBATCH.parse(["--ntasks-per", "3"]).options[0].known
 
 
+@pytest.mark.parametrize(
+    ("words", "unclear"),
+    [
+        ("--from-the-future 2 job.sh", "--from-the-future"),
+        ("--from-the-future job.sh", "--from-the-future"),
+        ("-N2 -j job.sh", "-j"),
+        ("--from-the-future=2 job.sh", None),
+        ("--from-the-future -- job.sh", None),
+        ("--from-the-future -N2 job.sh", None),
+        ("--from-the-future", None),
+        ("--spread job.sh", None),  # of two, and neither takes a value
+        ("--ntasks-per 2 job.sh", None),  # of many, and each takes one
+        ("--segment 2 job.sh", None),
+    ],
+)
+def test_behind_an_unknown_option_nobody_can_tell_the_script(words: str, unclear: str | None) -> None:
+    found = SBATCH.parse(words.split()).unclear
+    assert (found.words[0] if found else None) == unclear
+
+
+def test_in_a_script_what_follows_an_unknown_option_is_its_value() -> None:
+    script = "#!/bin/sh\n#SBATCH --from-the-future 2\n#SBATCH -j 3 --no-requeue\n#SBATCH -N4\n"
+    line = SBATCH.of_script(script)
+    assert line.last("no-requeue")
+    assert (found := line.last("nodes")) is not None
+    assert found.value == "4"
+    assert line.rest == ()
+
+
 def test_options_know_where_they_stood() -> None:
     line = SBATCH.parse(["-N", "2", "--export", "A", "job.sh"])
     assert [(option.at, option.words) for option in line.options] == [(0, ("-N", "2")), (2, ("--export", "A"))]

@@ -13,6 +13,7 @@ import pytest
 from deeplink.scheduler.slurm import passing
 from deeplink.scheduler.slurm.command import CommandMissingError
 from deeplink.scheduler.slurm.passing import run_passing_on
+from tests.waiting import LIMIT_S
 
 ENV = dict(os.environ)
 
@@ -57,7 +58,7 @@ def test_a_signal_reaches_the_command_and_ends_us_alike(number: signal.Signals) 
         "argv = ['sh', '-c', 'echo up; exec sleep 50']\n"
         "sys.exit(end_as(run_passing_on(argv, env=dict(os.environ), write=write)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=LIMIT_S, check=False)
     assert done.returncode == -number, done.stderr
 
 

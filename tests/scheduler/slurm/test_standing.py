@@ -39,7 +39,7 @@ STARTED = "2026-11-22T11:45:20"
     ],
 )
 def test_what_is_left(text: str, left_s: float | None) -> None:
-    assert parse_standing(JOB, f"{text}|N/A|{STARTED}|\n", "|").left_s == left_s
+    assert parse_standing(JOB, f"2|{text}|N/A|{STARTED}|\n", "|").left_s == left_s
 
 
 # As recorded: the time of the preemption is there while the job runs on, and stays when it waits again.
@@ -53,11 +53,11 @@ def test_what_is_left(text: str, left_s: float | None) -> None:
     ],
 )
 def test_who_must_make_room(preempted: str, state: JobState, *, preempting: bool) -> None:
-    row = parse_standing(replace(JOB, state=state), f"9:50|{preempted}|{STARTED}|\n", "|")
+    row = parse_standing(replace(JOB, state=state), f"2|9:50|{preempted}|{STARTED}|\n", "|")
     assert row.preempting is preempting
 
 
-@pytest.mark.parametrize("text", ["", "soon|N/A|N/A|", "9:50|N/A|"])
+@pytest.mark.parametrize("text", ["", "2|soon|N/A|N/A|", "2|9:50|N/A|", "3|9:50|N/A|N/A|"])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(SlurmTextError):
         parse_standing(JOB, text, "|")

@@ -51,6 +51,26 @@ def test_the_script_wins() -> None:
     assert argv("job.sh", script=script) == ["sbatch", "--requeue", "job.sh"]
 
 
+def test_the_script_wins_behind_an_option_that_is_not_known_here() -> None:
+    script = "#!/bin/sh\n#SBATCH --from-the-future 2\n#SBATCH --no-requeue\n"
+    assert argv("job.sh", script=script) == ["sbatch", "--open-mode=append", "job.sh"]
+
+
+def test_the_value_of_a_newer_option_is_not_taken_for_the_script() -> None:
+    assert understood(["--segment", "2", "--requeue=expedite", "job.sh"]).script == "job.sh"
+    assert understood(["--from-the-future=2", "job.sh"]).script == "job.sh"
+    assert understood(["--from-the-future", "--", "job.sh"]).script == "job.sh"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--from-the-future", "2", "job.sh"], ["-N2", "-j", "job.sh"], ["-N1", ":", "--from-the-future", "2"]],
+)
+def test_an_unknown_option_before_the_script_is_named(words: list[str]) -> None:
+    with pytest.raises(SubmissionError, match=r"(--from-the-future|-j) is an option that is not known here"):
+        understood(words)
+
+
 def test_the_environment_wins() -> None:
     env = {"SBATCH_NO_REQUEUE": "1", "SBATCH_OPEN_MODE": "t"}
     assert argv("job.sh", env=env) == ["sbatch", "job.sh"]

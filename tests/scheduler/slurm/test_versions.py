@@ -30,6 +30,7 @@ from deeplink.scheduler.topology.tree import fabric_of
 DATA = Path(__file__).parents[2] / "data" / "slurm"
 RECORDED = DATA / "22.05.8"
 SYNTHETIC = DATA / "synthetic"
+LATER = ("24.11.5", "26.05.5")
 
 
 def synthetic(name: str) -> str:
@@ -57,7 +58,7 @@ def test_settings_of_a_real_slurmctld() -> None:
     )
     assert told.item("SchedulerParameters", "bf_interval") == "2"
     assert told.item("SchedulerParameters", "defer") is None
-    assert (told.listed("Epilog"), told.listed("NoSuchSetting")) == ((), None)
+    assert told.listed("Epilog") == ()
 
 
 def test_settings_of_a_later_slurmctld() -> None:
@@ -82,6 +83,37 @@ def test_partitions() -> None:
     (gpu,) = parse_partitions(synthetic("23.11-scontrol-show-partition-o"))
     assert (gpu.name, gpu.oversubscribe, gpu.node_count) == ("gpu", "EXCLUSIVE", 5)
     assert parse_partitions("No partitions in the system\n") == []
+
+
+@pytest.mark.parametrize("version", LATER)
+def test_all_that_a_slurm_of_today_says_is_read(version: str) -> None:
+    busy, down = DATA / version / "1-busy", DATA / version / "2-nodes-down"
+    told = parse_settings((busy / "scontrol-show-config.txt").read_text())
+    assert (told.version, told.listed("Prolog"), told.listed("TaskEpilog")) == (version, (), ())
+    (main,) = parse_partitions((busy / "scontrol-a-show-partition-o.txt").read_text())
+    assert (main.name, main.node_count, main.state) == ("main", 4, "UP")
+    graph = read_switches(parse_topology((busy / "scontrol-show-topology.txt").read_text()), "live")
+    assert {path[-1] for path in fabric_of(graph.network).paths.values()} == {"leaf0", "leaf1"}
+    rows = parse_nodes((busy / "scontrol-d-show-node-o.txt").read_text())
+    assert [(row.gpus, row.gpus_used, row.version) for row in rows] == [
+        (2, used, version) for used in (0, 0, 1, 1)
+    ]
+    drained = rows[3]
+    assert (drained.reason, drained.reason_by) == ("deeplink: 17.0.2-node-dead-n3 x=y", "root")
+    assert (drained.comment, drained.flags) == ("deeplink: c d=e", frozenset({NodeFlag.DRAIN}))
+    away = parse_nodes((down / "scontrol-d-show-node-o-away.txt").read_text())
+    assert [row.responding for row in away] == [True, True, False, True]
+    given_up = parse_nodes((down / "scontrol-d-show-node-o-down.txt").read_text())
+    assert [(row.name, row.reason) for row in given_up if row.down] == [("n2", "Not responding")]
+    jobs = parse_jobs((busy / "squeue-fields.txt").read_text(), SEPARATOR)
+    assert {row.label: row.state.value for row in jobs if row.label.startswith("4_")} == {
+        "4_0": "RUNNING",
+        "4_1": "RUNNING",
+        "4_2": "PENDING",
+        "4_3": "PENDING",
+    }
+    (again,) = [row for row in parse_jobs((down / "squeue-fields.txt").read_text(), SEPARATOR) if row.restarts]
+    assert (again.state, again.reason) == (JobState.PENDING, "BeginTime")
 
 
 def test_used_gpus_are_told_only_where_they_were_asked_for() -> None:
@@ -180,8 +212,27 @@ def test_each_flag_of_scontrols_stands_behind_each_base() -> None:
             assert parse_node_state(f"{base.value}+{flag.value}") == (base, frozenset({flag}))
 
 
-@pytest.mark.parametrize("word", ["IDLE+POWER", "REBOOT", "POWER_UP_SOON", "", "+", "*"])
-def test_a_state_without_a_name_here_is_an_error_with_the_word(word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [("IDLE+POWER", NodeState.IDLE), ("reboot*", NodeState.UNKNOWN), ("X_Y+DRAIN", NodeState.UNKNOWN)],
+)
+def test_a_state_of_a_newer_slurm_hides_no_other_node_and_takes_no_job(word: str, state: NodeState) -> None:
+    base, flags = parse_node_state(word)
+    assert (base, NodeFlag.OTHER in flags) == (state, True)
+    text = (RECORDED / "1-busy" / "scontrol-show-node-o.txt").read_text()
+    changed = re.sub(r"State=\S+", f"State={word}", text, count=1)
+    assert len(parse_nodes(changed)) == len(parse_nodes(text))
+
+
+def test_a_job_in_a_state_of_a_newer_slurm_hides_no_other() -> None:
+    text = (DATA / LATER[0] / "1-busy" / "squeue-fields.txt").read_text()
+    before, after = parse_jobs(text, SEPARATOR), parse_jobs(text.replace("PENDING", "SLEEPING", 1), SEPARATOR)
+    assert [row.state for row in after] == [JobState.OTHER, *(row.state for row in before[1:])]
+    assert not JobState.OTHER.final
+
+
+@pytest.mark.parametrize("word", ["", "+", "*", "1", "IDLE DRAIN", "²"])
+def test_what_is_no_word_is_no_state(word: str) -> None:
     with pytest.raises(UnknownStateError) as caught:
         parse_node_state(word)
     assert caught.value.word == word

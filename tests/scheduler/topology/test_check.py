@@ -112,7 +112,7 @@ def test_a_gpu_with_fewer_nvlinks_than_the_others_is_told() -> None:
 
 
 @given(networks())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_problems_come_first_and_every_bad_cable_is_told(graph: Network) -> None:
     findings = checked(graph)
     problems = [finding.kind.problem for finding in findings]

@@ -15,7 +15,7 @@ from tests.scheduler.topology.fabrics import networks, rails
 
 
 @given(networks())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_is_written_hangs_every_node_where_it_hung(graph: Network) -> None:
     fabric = fabric_of(graph)
     if not fabric.paths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deeplink.scheduler.topology.finding import Finding, Kind
+from tests.hostile import NAMES
 
 
 def test_a_finding_names_its_file_and_line() -> None:
@@ -14,7 +15,8 @@ def test_a_finding_names_its_file_and_line() -> None:
 
 
 def test_what_somebody_wrote_cannot_steer_the_terminal() -> None:
-    assert "\x1b" not in str(Finding(Kind.UNKNOWN, "\x1b[2Jn1", "f\nile", 1))
+    for name in NAMES:
+        assert str(Finding(Kind.UNKNOWN, name, name, 1)).isprintable()
 
 
 def test_what_need_not_be_mended_is_no_problem() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.topology.network import Cable, End, Health, Link, Role, tier
@@ -37,7 +37,6 @@ def test_what_the_source_says_of_health_counts() -> None:
 
 
 @given(st.lists(cables, min_size=1, max_size=4))
-@settings(deadline=None)
 def test_a_link_is_as_bad_as_its_worst_cable_and_as_fast_as_all(drawn: list[Cable]) -> None:
     link = Link("leaf", "spine", False, tuple(drawn))
     worst = next(

@@ -59,7 +59,7 @@ def test_the_order_is_natural_not_alphabetic() -> None:
 
 
 @given(fabrics())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_permutation_crosses_less(drawn: tuple[list[NodeName], Fabric]) -> None:
     nodes, fabric = drawn
     least = min(ring_crossings(order, fabric.leaf) for order in permutations(nodes[:7]))
@@ -72,7 +72,7 @@ def cost(active: tuple[NodeName, ...], fabric: Fabric) -> tuple[int, int]:
 
 
 @given(fabrics(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_other_choice_of_nodes_is_more_compact(
     drawn: tuple[list[NodeName], Fabric], data: st.DataObject
 ) -> None:
@@ -86,7 +86,7 @@ def test_no_other_choice_of_nodes_is_more_compact(
 
 
 @given(fabrics(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_choice_depends_on_nothing_but_the_set(
     drawn: tuple[list[NodeName], Fabric], data: st.DataObject
 ) -> None:
@@ -110,7 +110,7 @@ def test_among_equals_the_preferred_run() -> None:
 
 
 @given(fabrics(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_choice_that_is_as_compact_has_more_of_the_preferred(
     drawn: tuple[list[NodeName], Fabric], data: st.DataObject
 ) -> None:

@@ -14,7 +14,7 @@ from tests.scheduler.topology.fabrics import networks
 
 
 @given(networks())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_written_is_read_as_the_same_graph(graph: Network) -> None:
     for text in (json.dumps(document_of(graph)), yaml.safe_dump(document_of(graph))):
         reading = read_document(text, "graph")

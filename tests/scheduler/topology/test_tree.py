@@ -49,7 +49,6 @@ def slurm_trees(draw: st.DrawFn) -> list[SwitchRow]:
 
 
 @given(slurm_trees())
-@settings(deadline=None)
 def test_on_a_tree_of_slurms_a_nodes_path_is_the_switches_that_name_it(rows: list[SwitchRow]) -> None:
     reading = read_switches(rows, "scontrol")
     assert reading.findings == ()
@@ -75,7 +74,7 @@ def reachable(graph: Network, one: str, other: str, level: int) -> bool:
 
 
 @given(networks(rails=1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nodes_are_as_near_as_the_lowest_level_at_which_they_reach_each_other(graph: Network) -> None:
     fabric, rails = fabric_of(graph), rails_of(graph)
     levels = {branch.name: branch.level for branch in tree_of(graph).walk()}
@@ -91,7 +90,7 @@ def test_nodes_are_as_near_as_the_lowest_level_at_which_they_reach_each_other(gr
 
 
 @given(networks())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_node_is_in_the_tree_once_or_loose(graph: Network) -> None:
     tree = tree_of(graph)
     on_branches = [node for branch in tree.walk() for node in branch.nodes]
@@ -105,7 +104,7 @@ def test_every_node_is_in_the_tree_once_or_loose(graph: Network) -> None:
 
 
 @given(networks(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_tree_does_not_depend_on_the_order_of_the_source(graph: Network, data: st.DataObject) -> None:
     links = tuple(data.draw(st.permutations(graph.links)))
     switches = dict(data.draw(st.permutations(list(graph.switches.items()))))

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from deeplink.scheduler.view.folder import EVENTS, JOURNAL
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Beat, Incident, NodeRecord, Phase, ProgressPoint
+from deeplink.scheduler.watch.records import (
+    Beat,
+    Finding,
+    Incident,
+    NodeRecord,
+    Phase,
+    ProgressPoint,
+    Severity,
+)
 from deeplink.types import Attempt, NodeName
 
 
@@ -21,6 +29,7 @@ def launched(
     restart: int = 0,
     incidents: tuple[Incident, ...] = (),
     silent: str = "",
+    sick: str = "",
 ) -> Path:
     """Leave what a launcher on n1 and n0 with the spare n2 leaves, heard just now; return the folder."""
     folder = state / "jobs" / str(job)
@@ -34,6 +43,7 @@ def launched(
             seen_unix=now,
             silent_s=7.0 if name == silent else 0.1,
             job=job,
+            health=(Finding(check="disk", severity=Severity.COMMENT, problem="slow"),) if name == sick else (),
         )
         for number, name in enumerate(("n0", "n1", "n2"))
     ]
@@ -63,6 +73,7 @@ def launched(
         )
     event(folder, "job-started", now - 9, job=job, restart=restart, nodes=["n0", "n1", "n2"])
     event(folder, "attempt-started", now - 8, attempt=str(attempt), nodes=list(nodes), spares=["n2"], world_size=4,
+          ranks=[4 // len(nodes)] * len(nodes),
           ring_crossings=2)  # fmt: skip
     return folder
 

@@ -77,6 +77,7 @@ def job(number: int, state: str = "RUNNING", **fields: str) -> Mapping[str, str]
         "StartTime": "N/A",
         "SubmitTime": "N/A",
         "STDOUT": "(null)",
+        "ReqNodes": "",
         **fields,
     }
 

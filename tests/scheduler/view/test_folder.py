@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deeplink.scheduler.view.folder import EVENTS, JOURNAL, TAIL_BYTES, folders, read_events, read_folder
+from deeplink.scheduler.view.folder import EVENTS, JOURNAL, TAIL_BYTES, folders, ranks_of, read_events, read_folder
 from deeplink.scheduler.view.notes import NOTES, note
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
 from deeplink.scheduler.wish.record import append
@@ -79,3 +79,11 @@ def test_what_the_user_did_stands_in_its_place_among_the_events(tmp_path: Path) 
     note(tmp_path / "jobs" / "8", "cancelled", NOW, by="eve")  # a job of which DeepLink knows nothing
     assert not (tmp_path / "jobs" / "8").exists()
     assert (folder / NOTES).read_text().count("\n") == 1
+
+
+def test_the_ranks_of_nodes_that_differ_are_those_of_the_start() -> None:
+    started = {"event": "attempt-started", "nodes": ["n1", "n0"], "ranks": [3, 1], "world_size": 4}
+    assert ranks_of(started) == {"n1": range(3), "n0": range(3, 4)}
+    for other in ({}, {"ranks": [3]}, {"ranks": "31"}, {"ranks": [3, 0]}, {"ranks": [3, "1"]}):
+        assert ranks_of({**started, "ranks": None, **other}) == {}, "older launchers do not tell, others may write"
+    assert ranks_of(None) == {}

@@ -11,7 +11,6 @@ from deeplink.clock import ManualClock
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.cached import CachedRunner
 from deeplink.scheduler.slurm.parse import JOB_FIELDS
-from deeplink.scheduler.slurm.states import UnknownStateError
 from deeplink.scheduler.view.identity import JobNameError, ManyJobsError
 from deeplink.scheduler.view.look import JobUnknownError, Viewer
 from deeplink.scheduler.view.queue import _MORE
@@ -137,12 +136,10 @@ def test_a_silent_slurm_is_asked_one_thing(tmp_path: Path, slurm: Slurm, clock: 
     assert slurm.asked == ["squeue -u eve"]
 
 
-def test_a_state_that_has_no_name_is_an_error_with_its_word(
-    tmp_path: Path, slurm: Slurm, clock: ManualClock
-) -> None:
-    slurm.jobs = [job(7, "TELEPORTING")]
-    with pytest.raises(UnknownStateError, match="'TELEPORTING'"):
-        viewer(tmp_path, slurm, clock).table(everything=True)
+def test_a_state_of_a_newer_slurm_hides_no_other_job(tmp_path: Path, slurm: Slurm, clock: ManualClock) -> None:
+    slurm.jobs = [job(7, "TELEPORTING"), job(8)]
+    pictures = viewer(tmp_path, slurm, clock).table(everything=True).pictures
+    assert {one.state for one in pictures} == {"OTHER", "RUNNING"}
 
 
 def test_several_tasks_of_an_array_are_told_apart(tmp_path: Path, slurm: Slurm, clock: ManualClock) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from deeplink.scheduler.slurm.command import text_of
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.view import output
-from deeplink.scheduler.view.output import Tail, attempts_in, expanded, labelled, of_rank, section
+from deeplink.scheduler.view.output import Tail, attempts_in, expanded, labelled, named, of_rank, section
 from deeplink.types import NodeName
 from tests.scheduler.view.test_identity import row
 
@@ -39,6 +41,14 @@ def test_patterns_become_what_sbatch_makes_of_them(pattern: str, name: str) -> N
 
 def test_a_job_without_an_array_or_a_node_yet() -> None:
     assert expanded("%A-%N", row(15, "15")) == "15-%N"
+
+
+@given(st.binary(min_size=1, max_size=30).filter(lambda name: not {0, 9, 10, 13, 92} & {*name}))
+@example(b"caf\xe9 \x1b[2J")
+def test_the_name_of_a_file_comes_back_from_what_slurms_commands_show_of_it(name: bytes) -> None:
+    shown = text_of(name)
+    if not any("\u0080" <= letter <= "\u00ff" and not letter.isprintable() for letter in os.fsdecode(name)):
+        assert os.fsencode(named(shown)) == name
 
 
 @settings(max_examples=200)

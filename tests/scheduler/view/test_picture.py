@@ -123,6 +123,27 @@ def test_after_a_requeue_what_the_run_before_left_is_not_told_of_the_new_one(tmp
     assert (found.restarts, found.attempt) == (1, "7.0.0")
 
 
+def test_a_job_that_was_held_has_not_failed_and_what_helps_is_told(tmp_path: Path) -> None:
+    folder = launched(tmp_path, 7, NOW, phase=Phase.FAILED)
+    event(folder, "ended", NOW, code=5, because="exit code 5 again at step 12")
+    held = queued(JobState.PENDING, reason="job requeued in held state", restarts=1, label="6_2")
+    for one in (held, queued(JobState.PENDING, reason="job requeued in held state", label="6_2")):
+        found = seen(folder, one)
+        assert (found.label, found.state, found.phase, found.held, found.final) == (
+            "6_2", "PENDING", "", True, False,
+        )  # fmt: skip
+        assert found.remedies == ("held: `scontrol release 6_2` lets it start",)
+    waits = seen(folder, queued(JobState.PENDING, reason="BeginTime", restarts=1))
+    assert (waits.phase, waits.held, waits.remedies) == ("", False, ())
+
+
+def test_what_the_checks_of_its_nodes_find_is_told_with_what_helps(tmp_path: Path) -> None:
+    found = seen(launched(tmp_path, 7, NOW, sick="n0"), queued())
+    assert found.remedies == ("n0: disk (comment): slow; `deeplink health` on n0 looks again",)
+    over = seen(launched(tmp_path / "over", 7, NOW, sick="n0", phase=Phase.SUCCEEDED), queued(JobState.COMPLETED))
+    assert over.remedies == ()
+
+
 def test_an_open_incident_is_told(tmp_path: Path) -> None:
     incident = Incident(
         id="7.0.0-node-silent-n0", kind=Kind.NODE_SILENT, node=NodeName("n0"), attempt=Attempt(7, 0, 0),

@@ -51,7 +51,7 @@ class World(Prober):
             one = job(7, self.state, Reason=self.reason, RestartCnt=str(self.restarts), NodeList=listed)
             return answer(argv, *(one[field] for field in JOB_FIELDS))
         if argv[0] == "squeue":
-            return answer(argv, "main", 3, self.excluded, self.required)
+            return answer(argv, 7, "main", 3, self.excluded, self.required)
         if argv[:3] == ["scontrol", "show", "node"]:
             return "".join(nodes([name], self.node_states.get(name, "ALLOCATED")) for name in NAMES)
         if argv[:3] == ["scontrol", "show", "config"]:

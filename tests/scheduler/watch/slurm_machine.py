@@ -96,7 +96,7 @@ class Machine:
         return f"NodeName={name} NodeAddr={name} NodeHostName={name} State={self.states[name]} BootTime=x"
 
     def _squeue(self, argv: list[str], line: str) -> str:
-        found = re.search("\x1f\\w+\x1f", line)
+        found = re.search("~[0-9a-f]{16}~", line)
         end = found[0] if found else "\n"
         if "%E" in line:
             return self.dependencies
@@ -107,14 +107,12 @@ class Machine:
         return "".join(self._told(job, line, end) for job in wanted)
 
     def _told(self, job: Job, line: str, end: str) -> str:
-        if "%A" in line:
-            fields = [str(job.id), job.comment]
-        elif "%P" in line:
-            fields = ["main", "2", job.excluded, job.required]
+        if "%P" in line:
+            fields = [str(job.id), "main", "2", job.excluded, job.required]
         elif "%x" in line:
-            fields = [job.excluded]
+            fields = [str(job.id), job.excluded]
         elif "%k" in line:
-            fields = [job.comment]
+            fields = [str(job.id), job.comment]
         else:
             fields = self._columns(job)
         return "".join(word + end for word in fields)

@@ -16,10 +16,12 @@ from prometheus_client import CollectorRegistry
 
 from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
+from deeplink.plainrpc import TOKEN_HEADER
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED
 from deeplink.scheduler.watch.act import Actor
+from deeplink.scheduler.watch.authorization import Authorizer
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.daemon import Daemon
 from deeplink.scheduler.watch.evidence import Answer, Policy
@@ -33,6 +35,7 @@ from deeplink.scheduler.watch.server import WatchServicer
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
+from tests.scheduler.watch.callers import ME, MINT, TOKEN
 
 
 class Killed(BaseException):
@@ -48,6 +51,9 @@ class Call:
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         raise UnansweredError(code, details)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((TOKEN_HEADER, TOKEN),)
 
 
 @dataclass
@@ -100,14 +106,16 @@ class Cluster:
         return ""
 
     def _squeue(self, argv: Sequence[str]) -> str:
-        if "%k" in argv:
-            return f"{self.comment}\n"
+        if "%k" in " ".join(argv):
+            return answer(argv, 17, self.comment)
         if "%P" in " ".join(argv):
-            return answer(argv, "main", 2, self.excluded, self.required)
+            return answer(argv, 17, "main", 2, self.excluded, self.required)
         if not self.job_state:  # forgotten: it ended more than MinJobAge ago
             return ""
         nodes = self.job_nodes if self.job_state == "RUNNING" else ""
-        return job_answer(argv, 17, state=self.job_state, reason=self.reason, restarts=self.restarts, nodes=nodes)
+        return job_answer(
+            argv, 17, state=self.job_state, reason=self.reason, restarts=self.restarts, nodes=nodes, user=ME
+        )
 
     @staticmethod
     def _wanted(name: str, argv: Sequence[str]) -> bool:
@@ -205,14 +213,16 @@ class Bench:
             metrics=metrics,
             say=self.said.append,
         )
-        self.servicer = WatchServicer(self.journal, self.book, self.clock, metrics, knows=observer.knows)
+        self.servicer = WatchServicer(
+            self.journal, self.book, self.clock, metrics, Authorizer(MINT, observer, self.journal, self.clock)
+        )
 
     def beat(self, phase: Phase = Phase.STRANDED, silent: str = "", silent_s: float = 4.0) -> None:
         nodes = (NodeName("n0"), NodeName("n1"))
         beat = Beat(
             attempt=Attempt(17, 0, 0),
             phase=phase,
-            user="ada",
+            user=ME,
             job_name="resnet",
             nodes=nodes,
             node_beats=tuple(
@@ -514,6 +524,7 @@ def test_a_controller_that_does_not_answer_is_an_incident_and_nothing_is_touched
 
 
 def test_a_doubt_that_a_killed_watchdog_left_open_ends_on_return(bench: Bench) -> None:
+    bench.beat(Phase.RUNNING)
     bench.cluster.frozen = True
     bench.turn(12)
     assert [one.kind for one in bench.journal.incidents(only_open=True)] == ["self-in-doubt"]
@@ -578,7 +589,7 @@ def test_stopped_while_it_acts_it_first_hears_whether_the_job_has_helped_itself(
     bench.clock.sleep(60.0)
     bench.daemon.tick()
     bench.clock.sleep(0.6)
-    went_on = Beat(attempt=Attempt(17, 0, 1), phase=Phase.RUNNING, user="ada")
+    went_on = Beat(attempt=Attempt(17, 0, 1), phase=Phase.RUNNING, user=ME)
     bench.book.hear(went_on, bench.clock.monotonic())
     bench.daemon.tick()
     assert "scontrol requeue 17" not in bench.cluster.asked

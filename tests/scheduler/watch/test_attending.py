@@ -21,8 +21,9 @@ from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, watch_pb2, watch_pb2_grpc
 from deeplink.wire import open_channel
+from tests.scheduler.watch.callers import TOKEN, AnySite, authorizer
+from tests.waiting import LIMIT_S
 
-TOKEN = "a token for this test"  # noqa: S105 - opens nothing
 N1, N2 = NodeName("n1"), NodeName("n2")
 POLICY = Policy()
 DISK = Finding(check="disk", severity=Severity.DRAIN, problem="read-only")
@@ -40,7 +41,7 @@ class Standing:
     def answer(self, node: str = "n1", **fields: object) -> watch_pb2.AttendReply:
         request = watch_pb2.AttendRequest(node=node, boot_id="kernel-1", **fields)  # type: ignore[arg-type] # a test's
         with open_channel(self.address, TOKEN) as channel:
-            reply: watch_pb2.AttendReply = watch_pb2_grpc.WatchStub(channel).Attend(request, timeout=5)
+            reply: watch_pb2.AttendReply = watch_pb2_grpc.WatchStub(channel).Attend(request, timeout=LIMIT_S)
             return reply
 
 
@@ -48,8 +49,14 @@ class Standing:
 def standing(tmp_path: Path) -> Iterator[Standing]:
     clock, book, metrics = ManualClock(), BeatBook(), WatchMetrics(CollectorRegistry())
     with Journal(tmp_path / "j.sqlite") as journal:
-        servicer = WatchServicer(journal, book, clock, metrics, knows=lambda name: name.startswith("n"))
-        bound = watch_server("127.0.0.1:0", TOKEN, servicer)
+        servicer = WatchServicer(
+            journal,
+            book,
+            clock,
+            metrics,
+            authorizer(journal, clock, AnySite(knows=lambda name: name.startswith("n"))),
+        )
+        bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
         yield Standing(journal, f"127.0.0.1:{bound.port}", book, clock)
         bound.server.stop(0.5).wait(2.0)

@@ -16,6 +16,7 @@ from deeplink.scheduler.watch.lead import leading
 from deeplink.scheduler.watch.records import Beat, Finding, Incident, NodeRecord, Outcome, Phase, Severity
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import job_answer
+from tests.scheduler.watch.callers import ME
 from tests.scheduler.watch.test_act import Bench, Cluster, UnansweredError, lose
 
 N1, N3 = NodeName("n1"), NodeName("n3")
@@ -227,7 +228,7 @@ def test_a_journal_that_takes_nothing_ends_no_watchdog_nor_makes_it_act_or_spin(
         beat = Beat(
             attempt=Attempt(17, 0, 0),
             phase=Phase.STRANDED,
-            user="ada",
+            user=ME,
             nodes=(NodeName("n0"), N1),
             node_beats=(NodeRecord(name=N1, silent_s=4.0 + number, job=17),),
         )
@@ -387,6 +388,7 @@ def test_a_launcher_that_was_stranded_while_we_doubted_ourselves_is_heard_once_m
 
 
 def test_nor_is_what_it_had_said_before_the_watchdog_was_killed_or_stopped(bench: Bench) -> None:
+    calm(bench, 1)
     for away in ("killed", "stopped"):
         bench.cluster.frozen = True
         calm(bench, 4)
@@ -467,7 +469,7 @@ class Pair(Cluster):
         asked = " ".join(argv)
         if "%k" in asked or "%P" in asked:  # of job 17 alone
             return told
-        return f"{told}\n{job_answer(argv, 18, nodes='n[2-3]', host='n2')}"
+        return f"{told}\n{job_answer(argv, 18, nodes='n[2-3]', host='n2', user=ME)}"
 
 
 @pytest.fixture
@@ -479,7 +481,7 @@ def pair(tmp_path: Path) -> Iterator[Bench]:
 def beat_of_18(bench: Bench) -> None:
     nodes = (NodeName("n2"), N3)
     agents = tuple(NodeRecord(name=name, silent_s=0.0, job=18) for name in nodes)
-    bench.tell(Beat(attempt=Attempt(18, 0, 0), phase=Phase.RUNNING, user="ada", nodes=nodes, node_beats=agents))
+    bench.tell(Beat(attempt=Attempt(18, 0, 0), phase=Phase.RUNNING, user=ME, nodes=nodes, node_beats=agents))
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["the network", "the controller with it"])
@@ -603,7 +605,7 @@ def test_what_a_launcher_wishes_counts_only_once_it_is_on_record(bench: Bench) -
     stranded = Beat(
         attempt=Attempt(17, 0, 0),
         phase=Phase.STRANDED,
-        user="ada",
+        user=ME,
         nodes=(NodeName("n0"), N1),
         node_beats=agents,
         incidents=(blames,),

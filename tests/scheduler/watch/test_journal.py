@@ -24,6 +24,8 @@ from deeplink.scheduler.watch.journal import (
     JournalVersionError,
 )
 from deeplink.scheduler.watch.messages import beat_to_wire
+from deeplink.scheduler.watch.notify.message import message
+from deeplink.scheduler.watch.notify.news import News
 from deeplink.scheduler.watch.records import (
     BEGAN,
     Action,
@@ -389,15 +391,15 @@ def test_what_is_no_utf_8_is_kept_and_told_all_the_same(journal: Journal) -> Non
     journal.record_beat(told, 100.0)
     found = journal.job(17)
     assert found is not None
-    assert found.name == "caf?"
+    assert found.name == "caf\\xe9"
     (known,) = journal.incidents()
-    assert known.evidence.startswith("caf? failed")
+    assert known.evidence.startswith("caf\\xe9 failed")
     assert journal.begin_action(
         ActionRecord(key="k", incident=known.id, remedy="drain", attempt=RELAUNCHED, node=None, reason=odd)
     )
     journal.end_action("k", f"scontrol exited 1: {odd}", 101.0)
     (done,) = journal.actions()
-    assert (done.reason, done.result) == ("caf?", "scontrol exited 1: caf?")
+    assert (done.reason, done.result) == ("caf\\xe9", "scontrol exited 1: caf\\xe9")
 
 
 def test_a_full_disk_refuses_a_beat_whole_and_is_over_when_there_is_room(journal: Journal) -> None:
@@ -424,10 +426,11 @@ def test_a_journal_of_the_first_schema_is_read_and_taken_on(tmp_path: Path) -> N
     with Journal(path) as journal:
         journal.record_beat(beat(FIRST, incidents=(dead(),)), 100.0)
     with sqlite3.connect(path) as db:
-        # What the second schema has more, and the third.
+        # What the second schema has more, and the later ones.
+        db.execute("ALTER TABLE jobs DROP COLUMN label")
         for later in ("verified_bytes", "health", "boot_id"):
             db.execute(f"ALTER TABLE nodes DROP COLUMN {later}")
-        for later in ("timeline", "ranks", "step_s"):
+        for later in ("timeline", "ranks", "step_s", "job_label"):
             db.execute(f"ALTER TABLE incidents DROP COLUMN {later}")
         db.execute("DROP INDEX incidents_of_node")
         for later in ("stacks", "notices", "channels", "pulse", "hits"):
@@ -443,6 +446,17 @@ def test_a_journal_of_the_first_schema_is_read_and_taken_on(tmp_path: Path) -> N
         assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, None)]
         journal.record_beat(beat(FIRST), 101.0)
         assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, 6)]
+        assert [job.label for job in journal.jobs()] == [str(FIRST.job)]
+
+
+def test_a_task_of_an_array_is_told_by_the_name_that_slurms_commands_take(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j.sqlite") as journal:
+        journal.record_beat(dataclasses.replace(beat(FIRST, incidents=(dead(),)), job_label="12_3"), 100.0)
+        journal.record_beat(beat(FIRST), 101.0)  # an older launcher does not say it
+        (job,), (incident,) = journal.jobs(), journal.incidents()
+    assert (job.job, job.label) == (FIRST.job, "12_3")
+    assert (incident.attempt, incident.job, incident.attempt_name) == (FIRST, "12_3", "12_3.0.0")
+    assert message([News(incident)], "ctl").subject.startswith("DeepLink: node-dead on n1 job 12_3:")
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
@@ -311,14 +311,14 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
     ),
     "sick and drained by an administrator": (
         Sight(nodes=cluster(replace(sick("n1", Severity.DRAIN), drained=True))),
-        [("node-sick", "n1", "nothing")],
+        [("node-sick", "n1", "comment")],
     ),
     "worth a comment": (Sight(nodes=cluster(sick("n1", Severity.COMMENT))), [("node-sick", "n1", "comment")]),
     "worth a look: in its record, and no incident": (Sight(nodes=cluster(sick("n1", Severity.OBSERVE))), []),
     "a check that could not tell": (Sight(nodes=cluster(sick("n1", Severity.UNKNOWN))), []),
     "a check gone wrong on a whole site: the brake": (
         Sight(nodes=cluster(*(sick(name, Severity.DRAIN) for name in NAMES[:3]))),
-        [("node-sick", name, "nothing") for name in NAMES[:3]],
+        [("node-sick", name, "comment") for name in NAMES[:3]],
     ),
     "a check gone wrong, slowly: those it had drained before count": (
         Sight(
@@ -330,7 +330,7 @@ CASES: dict[str, tuple[Sight, list[tuple[str, str, str]]]] = {
                 ),
             )
         ),
-        [("node-sick", "n4", "nothing")],
+        [("node-sick", "n4", "comment")],
     ),
     "one stuck mount is its node's": (
         Sight(nodes=cluster(sick("n1", Severity.DRAIN, "mount"))),
@@ -1001,7 +1001,7 @@ sights = st.builds(
 policies = st.sampled_from([POLICY, replace(POLICY, act_on_switch=False, resume=True)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sight=sights, policy=policies)
 def test_nothing_is_done_while_we_are_in_doubt(sight: Sight, policy: Policy) -> None:
     tried = [
@@ -1018,7 +1018,7 @@ def test_nothing_is_done_while_we_are_in_doubt(sight: Sight, policy: Policy) -> 
         assert [verdict.kind for verdict in verdicts] == [Kind.SELF_IN_DOUBT]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sight=sights, policy=policies)
 def test_no_node_is_condemned_that_was_not_tried_or_that_answers(sight: Sight, policy: Policy) -> None:
     for verdict in judge(sight, policy):
@@ -1034,7 +1034,7 @@ def test_no_node_is_condemned_that_was_not_tried_or_that_answers(sight: Sight, p
             assert verdict.remedy is Remedy.DRAIN or not node.strangers
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sight=sights, policy=policies)
 def test_no_job_is_requeued_while_a_node_of_it_may_hang(sight: Sight, policy: Policy) -> None:
     verdicts = judge(sight, policy)
@@ -1055,7 +1055,7 @@ def test_no_job_is_requeued_while_a_node_of_it_may_hang(sight: Sight, policy: Po
             )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sight=sights)
 def test_more_silence_never_clears_a_node(sight: Sight) -> None:
     before = {verdict.node for verdict in judge(sight, POLICY) if verdict.kind is Kind.NODE_DEAD}
@@ -1076,8 +1076,25 @@ def touched(verdicts: tuple[Verdict, ...]) -> set[tuple[object, ...]]:
     }
 
 
-@settings(deadline=None, max_examples=40)
+DISK_AND_MOUNT = replace(
+    up("n4"), findings=(found("disk", Severity.COMMENT), found("mount", Severity.DRAIN)), heard_s=0.5
+)
+BRAKED = Sight(
+    nodes=cluster(
+        DISK_AND_MOUNT,
+        *(
+            replace(up(name), ours=True, drained=True, why=f"cluster-node-sick-{name}@17", heard_s=0.5)
+            for name in ("n1", "n2")
+        ),
+    )
+)
+DRAINED_BY_OTHERS = Sight(nodes=cluster(replace(DISK_AND_MOUNT, drained=True)))
+
+
+@settings(max_examples=40)
 @given(sight=sights, policy=policies, check=st.sampled_from(["disk", "mount", "slurmd", "processes"]))
+@example(sight=BRAKED, policy=POLICY, check="mount")
+@example(sight=DRAINED_BY_OTHERS, policy=POLICY, check="mount")
 def test_what_a_check_could_not_tell_is_no_reason_to_touch_anything(
     sight: Sight, policy: Policy, check: str
 ) -> None:
@@ -1089,7 +1106,7 @@ def test_what_a_check_could_not_tell_is_no_reason_to_touch_anything(
     assert touched(judge(replace(sight, nodes=nodes), policy)) <= before | milder
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sight=sights, policy=policies, name=st.sampled_from(NAMES))
 def test_a_node_that_is_seen_to_be_well_is_not_touched(sight: Sight, policy: Policy, name: NodeName) -> None:
     well = replace(up(name), leaf=sight.nodes[name].leaf, heard_s=0.1, attended_s=0.1, well_s=60.0)
@@ -1099,7 +1116,7 @@ def test_a_node_that_is_seen_to_be_well_is_not_touched(sight: Sight, policy: Pol
     ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sight=sights, policy=policies, name=st.sampled_from(NAMES))
 def test_an_agent_that_is_heard_makes_no_verdict_on_its_node_worse(
     sight: Sight, policy: Policy, name: NodeName
@@ -1114,14 +1131,14 @@ def test_an_agent_that_is_heard_makes_no_verdict_on_its_node_worse(
     assert worst(replace(sight, nodes={**sight.nodes, name: heard})) <= max(worst(sight), 0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sight=sights, policy=policies)
 def test_all_nodes_silent_at_once_are_not_touched(sight: Sight, policy: Policy) -> None:
     nodes = {name: replace(gone(name, 30.0), leaf=node.leaf) for name, node in sight.nodes.items()}
     assert brief(judge(replace(sight, nodes=nodes), policy)) == [("self-in-doubt", "", "nothing")]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(jobs=st.lists(jobs_seen(), max_size=2), policy=policies, silent_s=st.floats(3.0, 59.0))
 def test_all_agents_silent_at_once_cost_no_node_and_no_running_job(
     jobs: list[JobSight], policy: Policy, silent_s: float
@@ -1135,7 +1152,7 @@ def test_all_agents_silent_at_once_cost_no_node_and_no_running_job(
     assert touched(judge(Sight(jobs=mute, nodes=nodes), policy)) == set()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sight=sights, policy=policies)
 def test_frozen_storage_restarts_no_job_whose_nodes_live(sight: Sight, policy: Policy) -> None:
     nodes = cluster(*(sick(name, Severity.DRAIN, "mount") for name in NAMES))
@@ -1149,7 +1166,7 @@ def test_frozen_storage_restarts_no_job_whose_nodes_live(sight: Sight, policy: P
     ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(count=st.integers(0, 8), held=st.integers(0, 3))
 def test_no_more_nodes_are_drained_for_their_checks_than_can_be_believed(count: int, held: int) -> None:
     grave = [sick(name, Severity.DRAIN) for name in NAMES[:count]]

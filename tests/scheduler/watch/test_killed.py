@@ -120,7 +120,7 @@ def verdict(kind: Kind, remedy: Remedy, node: str = "", *exclude: str) -> Verdic
 HUNG = verdict(Kind.RANKS_HUNG, Remedy.RESTART, "", "n1")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(deaths=DEATHS)
 def test_a_job_is_requeued_once_and_the_suspect_excluded(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"), excluded="n5")}, deaths=deaths)
@@ -133,7 +133,7 @@ def test_a_job_is_requeued_once_and_the_suspect_excluded(deaths: dict[int, str])
         assert all(action.done_unix for action in made.actions)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(deaths=DEATHS)
 def test_a_dead_node_is_drained_and_downed_once_and_its_job_started_once(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, deaths=deaths)
@@ -149,7 +149,7 @@ def test_a_dead_node_is_drained_and_downed_once_and_its_job_started_once(deaths:
             assert sum(order in line for line in machine.orders) == 1, order
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(deaths=DEATHS)
 def test_without_rights_the_dead_node_is_taken_out_and_the_job_started_once(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, rights=False, deaths=deaths)
@@ -164,7 +164,7 @@ def test_without_rights_the_dead_node_is_taken_out_and_the_job_started_once(deat
 LOST_HOST = verdict(Kind.LAUNCHER_LOST, Remedy.RESTART, "n0", "n0")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(deaths=DEATHS)
 def test_a_job_without_its_batch_host_is_submitted_anew_once_and_never_runs_twice(deaths: dict[int, str]) -> None:
     machine = Machine(
@@ -383,7 +383,7 @@ def test_a_job_let_go_by_its_user_while_the_watchdog_was_away_is_not_held_again(
     assert sum("requeuehold" in order for order in machine.orders) == 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(deaths=DEATHS)
 def test_a_job_is_held_once_with_its_reason(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths=deaths)

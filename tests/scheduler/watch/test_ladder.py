@@ -14,7 +14,6 @@ from deeplink.scheduler.watch.ladder import (
     NEXT_SECOND_S,
     RELAX_S,
     SETTLE_S,
-    UNWISH_S,
     WELL_S,
     Facts,
     Step,
@@ -242,30 +241,6 @@ def test_whoever_gives_up_says_why() -> None:
     for action, facts, expected in CASES.values():
         if expected is Step.GIVE_UP:
             assert next_step(action, facts).why
-
-
-WISHED = replace(WAITS, job=job(JobState.PENDING, 1, ""), sent={Step.RELEASE: 1.0}, waits_s=9.0, wished=True)
-
-
-@pytest.mark.parametrize(
-    ("reason", "released", "expected"),
-    [
-        ("", 1.0, Step.WAIT),  # Slurm has not come to it
-        ("BeginTime", 1.0, Step.WAIT),
-        ("Resources", 1.0, Step.UNWISH),  # it has, and did not start it
-        ("", UNWISH_S, Step.UNWISH),
-    ],
-)
-def test_nodes_that_were_named_at_its_release_hold_no_job(reason: str, released: float, expected: Step) -> None:
-    facts = replace(WISHED, job=job(JobState.PENDING, 1, reason), sent={Step.RELEASE: released})
-    assert next_step(RESTART, facts).step is expected
-    assert next_step(RESTART, replace(facts, wished=False)).step is Step.WAIT
-
-
-def test_a_wish_that_cannot_be_taken_back_is_not_asked_for_without_a_pause() -> None:
-    facts = replace(WISHED, sent={Step.RELEASE: UNWISH_S, Step.UNWISH: 0.1})
-    assert next_step(RESTART, facts).step is Step.WAIT
-    assert next_step(RESTART, replace(facts, sent={Step.RELEASE: 9.0, Step.UNWISH: SETTLE_S})).step is Step.UNWISH
 
 
 def test_an_heir_of_which_slurm_does_not_say_at_once_that_it_is_held_is_not_taken_for_free() -> None:

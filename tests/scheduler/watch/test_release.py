@@ -13,7 +13,8 @@ from typing_extensions import override
 from deeplink.clock import ManualClock
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
-from deeplink.scheduler.slurm.parse import parse_nodes
+from deeplink.scheduler.slurm.parse import parse_jobs, parse_nodes
+from deeplink.scheduler.slurm.separator import fresh_separator
 from deeplink.scheduler.watch.book import BeatBook
 from deeplink.scheduler.watch.evidence import Answer, Policy
 from deeplink.scheduler.watch.journal import Journal
@@ -24,9 +25,11 @@ from deeplink.scheduler.watch.records import Beat, Phase
 from deeplink.scheduler.watch.release import Releaser
 from deeplink.scheduler.watch.rewish import Wish, Wishes
 from deeplink.types import Attempt, NodeName
-from tests.scheduler.slurm.answers import answer
+from tests.scheduler.slurm.answers import answer, job_answer
 
 N1, N2 = NodeName("n1"), NodeName("n2")
+_SEPARATOR = fresh_separator()
+(JOB,) = parse_jobs(job_answer([_SEPARATOR], 17, state="PENDING", nodes="", host="n/a"), _SEPARATOR)
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Controller:
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if argv[0] == "squeue":
-            return answer(argv, "main", 2, self.excluded, "")
+            return answer(argv, 17, "main", 2, self.excluded, "")
         if argv[0] == "sinfo":
             return "n0\nn1\nn2\n"
         self.told.append(tuple(argv[3:]))
@@ -117,41 +120,20 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize(
-    ("refused", "told", "wished"),
+    ("refused", "told"),
     [
-        ("", [("ReqNodeList=n[4-5]", "StartTime=now")], True),
-        ("ReqNodeList", [("ReqNodeList=n[4-5]", "StartTime=now"), ("StartTime=now",)], False),
+        ("", [("ReqNodeList=n[4-5]", "StartTime=now")]),
+        ("ReqNodeList", [("ReqNodeList=n[4-5]", "StartTime=now"), ("StartTime=now",)]),
     ],
 )
 def test_a_job_whose_wish_is_refused_is_let_go_without_it_at_once(
-    bench: Bench, refused: str, told: list[tuple[str, ...]], wished: bool
+    bench: Bench, refused: str, told: list[tuple[str, ...]]
 ) -> None:
     bench.controller.refused = refused
     releaser = bench.releaser(wishes=True)
-    releaser.release(17, ())
-    assert (bench.controller.told, releaser.wished(17)) == (told, wished)
+    releaser.release(JOB, ())
+    assert bench.controller.told == told
     assert len(bench.said) == 1
-
-
-@pytest.mark.parametrize(
-    ("controller", "error"),
-    [
-        pytest.param(Controller(unheard=True), CommandTimeoutError, id="we gave it up"),
-        pytest.param(
-            Controller("ReqNodeList", why="slurm_update error: Socket timed out on send/recv operation"),
-            CommandError,
-            id="scontrol did",
-        ),
-    ],
-)
-def test_a_wish_whose_command_was_not_answered_in_time_may_stand_and_is_to_be_taken_back(
-    bench: Bench, controller: Controller, error: type[Exception]
-) -> None:
-    bench.controller = controller
-    releaser = bench.releaser(wishes=True)
-    with pytest.raises(error):
-        releaser.release(17, ())
-    assert releaser.wished(17)
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -164,18 +146,18 @@ def test_nodes_that_we_excluded_are_never_taken_for_the_users_whatever_became_of
     for exclude in ((N1,), ()):
         controller.deaf, controller.unheard = not heard, heard
         with pytest.raises(CommandTimeoutError):
-            bench.releaser().release(17, exclude, carry=bool(exclude))
+            bench.releaser().release(JOB, exclude, carry=bool(exclude))
         controller.deaf = controller.unheard = False
-        bench.releaser().release(17, exclude, carry=bool(exclude))
+        bench.releaser().release(JOB, exclude, carry=bool(exclude))
         assert controller.excluded == ("n[1-2]" if exclude else "n2")
         assert bench.journal.excluded(17).keys() == {*exclude}
 
 
 def test_whom_a_restart_suspects_again_is_suspected_from_now_on(bench: Bench) -> None:
     releaser, first = bench.releaser(), bench.clock.unix()
-    releaser.release(17, (N1, N2))
+    releaser.release(JOB, (N1, N2))
     bench.clock.sleep(600.0)
-    releaser.release(17, (N1,))
+    releaser.release(JOB, (N1,))
     assert bench.journal.excluded(17) == {N1: first + 600.0, N2: first}
 
 
@@ -183,6 +165,6 @@ def test_a_dead_node_is_asked_in_the_second_before_the_release_and_not_again_in_
     releaser = bench.releaser()
     releaser.look_ahead((N1,))
     bench.clock.sleep(NEXT_SECOND_S)
-    releaser.release(17, (N1,))
+    releaser.release(JOB, (N1,))
     assert bench.prober.tried == ["n1"]
     assert bench.controller.told == [("ExcNodeList=n1", "StartTime=now")]

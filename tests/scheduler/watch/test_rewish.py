@@ -6,20 +6,19 @@ import os
 import pwd
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.placement.request import Residency
-from deeplink.scheduler.planner.ground import Survey
 from deeplink.scheduler.slurm.command import CommandTimeoutError
 from deeplink.scheduler.watch.rewish import Wishes, other_user, state_folder
 from deeplink.scheduler.wish import record
 from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
 from deeplink.types import NodeName
-from tests.scheduler.planner.simulated import NODES, SITE, now_of
+from tests.scheduler.planner.simulated import NODES, SITE, survey_of
 
 NOTHING = Decision(kind=Kind.NOTHING, why=Why.AS_GOOD, words="")
 
@@ -40,10 +39,19 @@ class Bench:
         return "".join(self.queue).replace("|", argv[-1].removeprefix("%A").partition("%")[0])
 
     def waits(
-        self, number: int, *, required: str = "", nodes: int = 1, label: str = "", priority: int = 5
+        self,
+        number: int,
+        *,
+        required: str = "",
+        nodes: int = 1,
+        label: str = "",
+        priority: int = 5,
+        comment: str = "",
     ) -> None:
         asks = f"{nodes}|{priority}|{required}"
-        self.queue.append(f"{number}|{label or number}|PENDING|BeginTime|me|main|{asks}||(null)|(null)||\n")
+        self.queue.append(
+            f"{number}|{label or number}|PENDING|BeginTime|me|main|{asks}||(null)|(null)||{comment}|\n"
+        )
 
     def note(self, decision: Decision = NOTHING, *, nodes: int = 2) -> None:
         ask = Ask(nodes=nodes, exclusive=True, data=("digits",))
@@ -55,7 +63,7 @@ class Bench:
         return Wishes(
             run=self,
             state_of=self.state_of or (lambda user: self.state if user == "me" else None),
-            ground=lambda _jobs: Survey(now_of(self.busy), SITE, {("digits",): self.residency}),
+            ground=lambda _jobs: replace(survey_of(self.busy), residency={("digits",): self.residency}),
             clock=ManualClock(),
             longest_s=self.longest_s,
         )
@@ -92,11 +100,20 @@ def test_it_is_wished_onto_the_nodes_that_hold_what_is_left_of_its_data(bench: B
 
 def test_a_wish_of_its_submission_that_holds_the_dead_node_is_replaced(bench: Bench) -> None:
     bench.note(Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[1])))
-    bench.waits(7, required=f"{NODES[0]},{NODES[1]}")
+    bench.waits(7, required=f"{NODES[0]},{NODES[1]}", comment="deeplink-wish=n[0-1]")
     made = bench.wishes().anew(7, {NODES[0]})
     assert made is not None
     assert NODES[0] not in made.nodes
-    assert made.changes["ReqNodeList"] != f"{NODES[0]},{NODES[1]}"
+    assert made.changes["Comment"] == f"deeplink-wish={made.changes['ReqNodeList']}"
+
+
+def test_a_wish_of_its_submission_is_taken_back_where_there_is_no_other(bench: Bench) -> None:
+    bench.note(Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[1])))
+    bench.waits(7, required=f"{NODES[0]},{NODES[1]}", comment="deeplink-wish=n[0-1]")
+    bench.busy = {*NODES[3:]}
+    made = bench.wishes().anew(7, {NODES[0]})
+    assert made is not None
+    assert made.changes == {"ReqNodeList": "", "Comment": ""}
 
 
 def test_nothing_is_wished_where_there_is_no_choice(bench: Bench) -> None:
@@ -132,14 +149,6 @@ def test_of_a_job_that_nobody_noted_or_a_slurm_that_is_silent_there_is_no_wish(b
     bench.note()
     bench.silent = True
     assert bench.wishes().anew(7, frozenset()) is None
-
-
-def test_a_wish_that_is_taken_back_is_noted_so(bench: Bench) -> None:
-    bench.note()
-    bench.wishes().drop(7, "me")
-    last = record.read(record.job_folder(bench.state, 7))[-1]
-    assert (last.by, last.decision.kind, last.decision.why) == ("watch", Kind.NOTHING, Why.WITHDRAWN)
-    bench.wishes().drop(8, "me")
 
 
 def test_a_record_that_cannot_be_read_in_time_holds_no_job_back(bench: Bench) -> None:

@@ -35,8 +35,9 @@ from deeplink.scheduler.watch.server import SERVICE, WatchServicer, watch_server
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import node_pb2, watch_pb2, watch_pb2_grpc
 from deeplink.wire import open_channel
+from tests.scheduler.watch.callers import ME, NOBODYS, TOKEN, AnySite, authorizer
+from tests.waiting import LIMIT_S
 
-TOKEN = "a token for this test"  # noqa: S105 - opens nothing
 FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
 
 
@@ -80,17 +81,19 @@ class Running(NamedTuple):
     book: BeatBook
     clock: ManualClock
     metrics: WatchMetrics
+    servicer: WatchServicer
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     clock, book, metrics = ManualClock(), BeatBook(), WatchMetrics(CollectorRegistry())
     with Journal(tmp_path / "j.sqlite") as journal:
-        bound = watch_server("127.0.0.1:0", TOKEN, WatchServicer(journal, book, clock, metrics))
+        servicer = WatchServicer(journal, book, clock, metrics, authorizer(journal, clock))
+        bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
         address = f"127.0.0.1:{bound.port}"
         with open_channel(address, TOKEN) as channel:
-            yield Running(watch_pb2_grpc.WatchStub(channel), address, journal, book, clock, metrics)
+            yield Running(watch_pb2_grpc.WatchStub(channel), address, journal, book, clock, metrics, servicer)
         bound.server.stop(0.5).wait(2.0)
 
 
@@ -141,7 +144,7 @@ def test_what_is_too_much_to_keep_of_an_incident_is_cut_or_refused() -> None:
 
 
 def test_a_beat_is_on_record_when_it_is_answered(running: Running) -> None:
-    reply = running.stub.Beat(beat_to_wire(beat()), timeout=5)
+    reply = running.stub.Beat(beat_to_wire(beat()), timeout=LIMIT_S)
     assert reply.known
     job = running.journal.job(17)
     assert job is not None
@@ -159,16 +162,29 @@ def test_a_beat_ages_while_it_is_written_down(running: Running, monkeypatch: pyt
         record(beat, now_unix)
 
     monkeypatch.setattr(running.journal, "record_beat", slowly)
-    running.stub.Beat(beat_to_wire(dataclasses.replace(beat(), waited_s=0.5)), timeout=5)
+    running.stub.Beat(beat_to_wire(dataclasses.replace(beat(), waited_s=0.5)), timeout=LIMIT_S)
     (heard,) = running.book.all()
     assert (heard.heard_at, heard.beat.waited_s) == (running.clock.monotonic() - 3.0, 0.5)
 
 
 def test_without_the_token_nothing_is_kept(running: Running) -> None:
     with open_channel(running.address, "another") as channel, pytest.raises(grpc.RpcError) as refused:
-        watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat()), timeout=5)
+        watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat()), timeout=LIMIT_S)
     assert code_of(refused) is grpc.StatusCode.UNAUTHENTICATED
     assert running.journal.jobs() == ()
+
+
+def test_the_token_of_another_user_restarts_nothing(running: Running) -> None:
+    with open_channel(running.address, NOBODYS) as channel:
+        stub = watch_pb2_grpc.WatchStub(channel)
+        for call in (
+            lambda: stub.Beat(beat_to_wire(dataclasses.replace(beat(), user=ME)), timeout=LIMIT_S),
+            lambda: stub.Attend(watch_pb2.AttendRequest(node="n1", boot_id="7"), timeout=LIMIT_S),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                call()
+            assert code_of(refused) is grpc.StatusCode.PERMISSION_DENIED
+    assert (running.journal.jobs(), running.journal.nodes(), running.book.all()) == ((), (), ())
 
 
 HEAD = "attempt { job: 17 } phase: PHASE_RUNNING "
@@ -193,7 +209,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_kept_is_refused_whole(running: Running, case: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        running.stub.Beat(text_format.Parse(BAD[case], watch_pb2.BeatRequest()), timeout=5)
+        running.stub.Beat(text_format.Parse(BAD[case], watch_pb2.BeatRequest()), timeout=LIMIT_S)
     assert code_of(refused) is grpc.StatusCode.INVALID_ARGUMENT
     assert running.journal.jobs() == ()
     assert running.metrics.registry.get_sample_value("deeplink_watch_beats_total", {"answer": "refused"}) == 1
@@ -201,12 +217,16 @@ def test_what_cannot_be_kept_is_refused_whole(running: Running, case: str) -> No
 
 def test_of_a_node_that_slurm_does_not_know_nothing_is_kept(running: Running) -> None:
     servicer = WatchServicer(
-        running.journal, running.book, running.clock, running.metrics, knows=lambda name: name != "n0"
+        running.journal,
+        running.book,
+        running.clock,
+        running.metrics,
+        authorizer(running.journal, running.clock, AnySite(knows=lambda name: name != "n0")),
     )
-    bound = watch_server("127.0.0.1:0", TOKEN, servicer)
+    bound = watch_server("127.0.0.1:0", servicer)
     bound.server.start()
     with open_channel(f"127.0.0.1:{bound.port}", TOKEN) as channel:
-        assert watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat()), timeout=5).known
+        assert watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat()), timeout=LIMIT_S).known
     bound.server.stop(0.5).wait(2.0)
     assert running.journal.nodes() == ()
     assert running.book.all()[0].beat.node_beats == ()
@@ -215,16 +235,14 @@ def test_of_a_node_that_slurm_does_not_know_nothing_is_kept(running: Running) ->
 def test_a_journal_that_fails_leaves_the_beat_unanswered_and_yet_it_was_heard(running: Running) -> None:
     running.journal.close()
     with pytest.raises(grpc.RpcError) as failed:
-        running.stub.Beat(beat_to_wire(beat()), timeout=5)
+        running.stub.Beat(beat_to_wire(beat()), timeout=LIMIT_S)
     assert code_of(failed) is grpc.StatusCode.UNAVAILABLE
     assert [heard.heard_at for heard in running.book.all()] == [running.clock.monotonic()]
 
 
 def test_an_address_in_use_is_said_with_its_remedy(running: Running) -> None:
     with pytest.raises(PortBusyError) as refused:
-        watch_server(
-            running.address, TOKEN, WatchServicer(running.journal, running.book, running.clock, running.metrics)
-        )
+        watch_server(running.address, running.servicer)
     assert "--bind" in refused.value.remedy
 
 
@@ -282,7 +300,7 @@ def test_bad_news_wakes_the_loop_and_good_news_does_not() -> None:
 
 
 def test_after_our_own_absence_every_silence_begins_anew(running: Running) -> None:
-    running.stub.Beat(beat_to_wire(beat()), timeout=5)
+    running.stub.Beat(beat_to_wire(beat()), timeout=LIMIT_S)
     running.clock.sleep(500.0)
     book = BeatBook()
     book.restore(running.journal.jobs(), running.clock.monotonic(), running.clock.unix())

@@ -12,8 +12,6 @@ from deeplink.scheduler.wish import amounts
 from deeplink.scheduler.wish.amounts import (
     FOREVER_S,
     AmountError,
-    gpus_held,
-    gpus_of,
     mebibytes,
     node_count,
     seconds_of,
@@ -54,9 +52,6 @@ def test_a_time_that_is_written_is_read(seconds: int) -> None:
         ("node_count", "1-2-3"),
         ("node_count", ""),
         ("node_count", "1,2"),
-        ("gpus_of", "gpu:2,shard:1"),
-        ("gpus_of", "gpu:-1"),
-        ("gpus_of", "craynetwork:1"),
         ("count_of", "1.5"),
         ("count_of", "²"),
     ],
@@ -66,7 +61,7 @@ def test_what_is_none_is_said(reader: str, text: str) -> None:
         getattr(amounts, reader)(text)
 
 
-@pytest.mark.parametrize("reader", ["seconds_of", "mebibytes", "count_of", "node_count", "gpus_of", "gpus_held"])
+@pytest.mark.parametrize("reader", ["seconds_of", "mebibytes", "count_of", "node_count"])
 @given(text=st.text(st.characters(codec="utf-8"), max_size=20) | st.text("0123456789-:gpkMG,=", max_size=12))
 def test_any_text_is_an_amount_or_an_error(reader: str, text: str) -> None:
     with contextlib.suppress(AmountError):
@@ -82,22 +77,3 @@ def test_node_counts(text: str, nodes: int) -> None:
 
 def test_memory_is_never_less_than_said() -> None:
     assert [mebibytes(text) for text in ("1", "1K", "1025K", "2G", "1T", "4GB")] == [1, 1, 2, 2048, 1 << 20, 4096]
-
-
-@pytest.mark.parametrize(
-    ("text", "gpus"),
-    [
-        ("gpu:2", ("", 2)),
-        ("gpu=2", ("", 2)),
-        ("gres/gpu:h100:8", ("h100", 8)),
-        ("gpu:h100", ("h100", 1)),
-        ("gpu:0", ("", 0)),
-    ],
-)
-def test_gpus_asked_for(text: str, gpus: tuple[str, int]) -> None:
-    assert gpus_of(text) == gpus
-
-
-def test_gpus_there() -> None:
-    text = "gpu:h100:4(S:0-1),gpu:a30:2(IDX:0,1),gpu:1,nic:9"
-    assert (gpus_held(text), gpus_held(text, "a30"), gpus_held("gpu:0"), gpus_held("")) == (7, 2, 0, 0)

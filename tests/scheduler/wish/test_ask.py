@@ -91,6 +91,9 @@ def test_cpus_on_each_node(words: str, cpus: int) -> None:
         ("-N2 --contiguous", "contiguous"),
         ("-N2 --newest-option=3", "--newest-option"),
         ("-N2 -%", "not known"),
+        ("-N2 --segment=1", "--segment"),
+        ("-N2 --spread-segments", "--segment"),
+        ("-N2 --tres-per-task=gres/gpu:1", "--tres-per-task is not weighed"),
         ("-N two", "nodes"),
         ("-N2 -t soon", "time"),
         ("-N2 --mem=lots", "memory"),
@@ -102,7 +105,17 @@ def test_what_is_not_understood_is_said_and_wishes_nothing(words: str, reason: s
     assert reason in ask(words).no_wish
 
 
-@pytest.mark.parametrize("name", ["SLURM_CLUSTERS", "SBATCH_REQ_SWITCH", "SLURM_HOSTFILE", "SBATCH_RESERVATION"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLURM_CLUSTERS",
+        "SBATCH_REQ_SWITCH",
+        "SLURM_HOSTFILE",
+        "SBATCH_RESERVATION",
+        "SBATCH_SEGMENT_SIZE",
+        "SBATCH_TRES_PER_TASK",
+    ],
+)
 def test_variables_choose_too(name: str) -> None:
     assert ask("-N2", "", **{name: "1"}).no_wish
 

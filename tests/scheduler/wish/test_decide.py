@@ -173,3 +173,14 @@ def test_no_default_partition() -> None:
 def test_a_reason_to_wish_nothing_is_passed_on() -> None:
     found = decided(Ask(no_wish="because"))
     assert (found.kind, found.words) == (Kind.NOTHING, "because")
+
+
+def test_nodes_whose_gpus_cannot_be_read_count_as_busy_and_that_is_said() -> None:
+    ask = Ask(nodes=4, gpus=4)
+    odd = "".join(line(f"n{n}", gresused="gpu:(null):0(IDX:" if n % 2 else "gpu:0") for n in range(8))
+    found = decided(ask, parse(odd))
+    assert set(found.nodes) == set(nodes("n0 n2 n4 n6"))
+    assert any("n1, n3, n5, n7" in note and "not understood" in note for note in found.notes)
+    rooms = rooms_of(ask, parse("".join(line(f"n{n}", gres="gpu:(4") for n in range(4))))
+    assert (rooms.able, rooms.free) == (4, 0), "it cannot be said that they lack GPUs, nor that they are free"
+    assert not decided(replace(ask, gpus=0, exclusive=True), parse(odd)).notes, "GPUs do not matter to this one"

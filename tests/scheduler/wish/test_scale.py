@@ -19,6 +19,7 @@ from deeplink.scheduler.wish.scale import Basis, Machines
 from deeplink.scheduler.wish.settle import settle, trial_of, without_wish
 from deeplink.scheduler.wish.shapes import other_shapes
 from tests.scheduler.wish.clusters import nodes, now, site
+from tests.waiting import LIMIT_S
 
 TALKATIVE = Job(batch=4, sample_s=1e-3, gradient_bytes=1e9, overlap=0.2)
 SILENT = Job(batch=64, sample_s=10e-3, gradient_bytes=1e5)
@@ -144,5 +145,7 @@ profile = '{"format": 1, "batch": 1, "sample_s": 1, "gradient_bytes": 1}'
 scale_of(Ask(profile=profile), Machines(Constants()), data=False)
 print("numpy" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
     assert done.stdout.split() == ["False", "True"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +35,16 @@ def test_what_slurm_says_is_read() -> None:
     found = trial(NOW, "n[1,3,5,7]")
     assert (found.start, found.nodes) == (NOW, nodes("n1 n3 n5 n7"))
     assert trial(LATER, "n1").start_s - found.start_s == 299.0
+
+
+@pytest.mark.parametrize("version", ["24.11.5", "26.05.5"])
+def test_words_that_are_not_needed_are_passed_over(version: str) -> None:
+    """26.05 says a letter more behind the time than 22.05 and 24.11."""
+    said = Path(__file__).parents[2] / "data" / "slurm" / version / "1-busy"
+    found = trial_of((said / "sbatch-test-only.txt.err").read_text(), unfold)
+    assert (found.start[:10], found.nodes, found.refused) == ("2026-11-23", nodes("n2 n3"), "")
+    refused = trial_of((said / "sbatch-test-only-refused.txt.err").read_text(), unfold)
+    assert refused.refused == "allocation failure: Requested node configuration is not available"
 
 
 @pytest.mark.parametrize(
@@ -69,9 +81,23 @@ def test_slurms_own_choice_is_as_good() -> None:
     assert found.expected == nodes("n1 n3 n5 n7")
 
 
-@pytest.mark.parametrize("where", ["n[0-3]", "n[0,2,4]", "m[1-4]"])
-def test_slurms_own_choice_is_worse_or_not_to_be_weighed(where: str) -> None:
-    assert without_wish(weighed(), trial(NOW, where)) is None
+def test_slurms_own_choice_is_worse() -> None:
+    assert without_wish(weighed(), trial(NOW, "n[0-3]")) is None
+
+
+@pytest.mark.parametrize("where", ["n[0,2,4]", "m[1-4]"])
+def test_where_slurms_own_choice_cannot_be_weighed_nothing_is_wished(where: str) -> None:
+    found = without_wish(weighed(), trial(NOW, where))
+    assert found is not None
+    assert (found.kind, found.why, found.nodes) == (Kind.NOTHING, Why.UNKNOWN, ())
+    assert found.expected == unfold(where)
+
+
+def test_slurms_own_choice_on_nodes_that_another_job_gets_cannot_be_weighed() -> None:
+    around = Surroundings(now(), site(), taken=frozenset(nodes("n1")))
+    found = without_wish(decide(Ask(nodes=4, exclusive=True), around), trial(NOW, "n[1,3,5,7]"))
+    assert found is not None
+    assert found.kind is Kind.NOTHING
 
 
 def test_slurm_would_not_take_the_job_at_all() -> None:

@@ -59,9 +59,9 @@ def test_what_a_state_means(state: str, dead: bool, ready: bool) -> None:
     assert (node.dead, node.ready) == (dead, ready)
 
 
-def test_a_state_without_a_name_here_is_an_error_that_names_it() -> None:
-    with pytest.raises(UnknownStateError, match="dreaming"):
-        parse(line("n0", "idle+dreaming"))
+@pytest.mark.parametrize("state", ["idle+dreaming", "dreaming"])
+def test_a_node_in_a_state_of_a_newer_slurm_takes_no_job(state: str) -> None:
+    assert not parse(line("n0", state)).nodes[NodeName("n0")].ready
 
 
 def test_gpus_by_kind() -> None:
@@ -103,3 +103,20 @@ def test_as_many_nodes_as_there_are_lines(count: int, partitions: int) -> None:
 
 def test_the_question_asks_for_what_is_read() -> None:
     assert line("n0").count(SEPARATOR) == len(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("gres", "used", "there", "free"),
+    [
+        ("gpu:4(S:0-7)", "gpu:(null):4(IDX:0-3)", 4, 0),  # as 22.05 writes it where gres.conf tells Cores=
+        ("gpu:4(S:0-7)", "gpu:(null):3(IDX:0,2-3)", 4, 1),
+        ("gpu:4(S:0-7)", "gpu:(null):0(IDX:N/A)", 4, 4),
+        ("gpu:4", "gpu:(null):4(IDX:", 4, None),
+        ("gpu:(null", "gpu:0", None, None),
+    ],
+)
+def test_what_is_not_understood_of_gpus_is_unknown_and_never_free(
+    gres: str, used: str, there: int | None, free: int | None
+) -> None:
+    node = parse(line("n0", gres=gres, gresused=used)).nodes[NodeName("n0")]
+    assert (node.gpus(), node.free_gpus()) == (there, free)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.topology.network import Role
@@ -53,14 +53,12 @@ def test_a_pattern_makes_an_adapter_storages() -> None:
 
 
 @given(st.text(max_size=40))
-@settings(deadline=None)
 def test_any_description_is_somebodys_or_nobodys(said: str) -> None:
     host = host_of(said, ())
     assert host.role is not Role.COMPUTE or is_name(host.name)
 
 
 @given(st.lists(st.sampled_from([100.0, 200.0, 400.0]), min_size=1))
-@settings(deadline=None)
 def test_the_most_common_rate_wins_and_the_highest_among_equals(rates: list[float]) -> None:
     found = most_common(rates)
     assert all((rates.count(found), found) >= (rates.count(rate), rate) for rate in rates)

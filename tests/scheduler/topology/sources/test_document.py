@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.topology.finding import Kind
@@ -167,7 +167,6 @@ SHAPES = st.recursive(
 
 
 @given(st.dictionaries(WORDS, SHAPES, max_size=5))
-@settings(deadline=None)
 def test_any_shape_of_values_is_read_or_noted(shape: dict[str, object]) -> None:
     import json
 

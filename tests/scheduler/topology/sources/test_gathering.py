@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.topology.finding import Kind
@@ -12,7 +12,6 @@ from deeplink.scheduler.topology.sources.gathering import Gathering, heights, is
 
 
 @given(st.text(max_size=60))
-@settings(deadline=None)
 def test_any_text_gives_names_or_says_why_not(text: str) -> None:
     gathering = Gathering("file")
     names = gathering.names(text, 3)
@@ -35,7 +34,6 @@ GRAPHS = st.dictionaries(
 
 
 @given(GRAPHS)
-@settings(deadline=None)
 def test_a_switch_is_above_all_it_names_or_in_a_loop(below: dict[str, list[str]]) -> None:
     levels, looped = heights(below)
 

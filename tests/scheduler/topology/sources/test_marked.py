@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.topology.sources.marked import Item, MarkedTextError, from_json, from_yaml
@@ -36,13 +36,11 @@ def as_texts(value: Any) -> Any:
 
 
 @given(VALUES)
-@settings(deadline=None)
 def test_json_is_read_as_json_reads_it(value: Any) -> None:
     assert plain(from_json(json.dumps(value, indent=1))) == as_texts(value)
 
 
 @given(st.text(max_size=200))
-@settings(deadline=None)
 @pytest.mark.parametrize("read", [from_json, from_yaml])
 def test_any_text_is_read_or_refused(read: Callable[[str], Item], text: str) -> None:
     line = 0

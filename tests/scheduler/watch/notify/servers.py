@@ -17,6 +17,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from tests.waiting import LIMIT_S
+
 SLOW_S = 20.0
 """How long a server that hangs does, unless it is closed."""
 
@@ -202,7 +204,7 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
          "-days", "2", "-keyout", key, "-out", cert, "-subj", "/CN=localhost",
          "-addext", "subjectAltName=DNS:localhost"],
-        check=True, capture_output=True, timeout=30,
+        check=True, capture_output=True, timeout=LIMIT_S,
     )  # fmt: skip
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)

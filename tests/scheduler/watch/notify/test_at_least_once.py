@@ -129,5 +129,5 @@ class Telling(RuleBasedStateMachine):
 
 
 # A thousand durable writes: on a disk that others write to each takes its time.
-TestTelling = pytest.mark.timeout(300)(pytest.mark.slow(Telling.TestCase))
-TestTelling.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestTelling = pytest.mark.slow(Telling.TestCase)
+TestTelling.settings = settings(max_examples=25, stateful_step_count=30)

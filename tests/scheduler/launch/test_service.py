@@ -1,0 +1,148 @@
+"""Which nodes Slurm has withdrawn: what its answers mean, and asking for them without waiting for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from deeplink.clock import ManualClock
+from deeplink.scheduler.launch.service import NODES_S, OFTEN_S, NodesStanding, Service, nodes_standing
+from deeplink.scheduler.slurm.parse import JobRow, NodeRow, parse_nodes
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.types import JobId, NodeName
+from tests.waiting import LIMIT_S
+
+N0, N1, N2 = map(NodeName, ("n0", "n1", "n2"))
+
+
+def row(name: str, state: str, reason: str = "") -> NodeRow:
+    (found,) = parse_nodes(
+        f"NodeName={name} State={state}{f' Reason={reason} [root@2026-11-20]' if reason else ''}"
+    )
+    return found
+
+
+def job(nodes: Collection[NodeName], *, restarts: int = 2, state: JobState = JobState.RUNNING) -> JobRow:
+    return JobRow(
+        id=JobId(17),
+        label="17",
+        state=state,
+        reason="",
+        restarts=restarts,
+        requeueable=True,
+        user="ada",
+        nodes=tuple(nodes),
+        batch_host=N0,
+        name="resnet",
+    )
+
+
+ALL = job([N0, N1, N2])
+FEWER = job([N0, N1])
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "of", "out", "taken"),
+    [
+        ("ALLOCATED", "", ALL, {}, {}),
+        ("ALLOCATED+DRAIN", "fan", ALL, {N2: "drained: fan"}, {}),
+        ("DOWN", "fan", ALL, {N2: "down: fan"}, {}),
+        ("DOWN", "fan", FEWER, {}, {N2: "down: fan"}),
+        # With ReturnToService=2 a node whose slurmd answers is in service again at once, for others.
+        ("IDLE", "", FEWER, {}, {N2: "idle"}),
+        ("ALLOCATED+DRAIN", "fan", FEWER, {}, {N2: "drained: fan"}),
+        # A controller that has just come up takes the job for one that waits; a later run has nodes of its own.
+        ("DOWN", "fan", job([], state=JobState.PENDING), {N2: "down: fan"}, {}),
+        ("ALLOCATED", "", replace(FEWER, restarts=3), {}, {}),
+    ],
+)
+def test_a_node_that_is_not_the_jobs_any_more_is_taken_whatever_its_state(
+    state: str, reason: str, of: JobRow, out: dict[NodeName, str], taken: dict[NodeName, str]
+) -> None:
+    rows = [row("n0", "ALLOCATED"), row("n1", "ALLOCATED"), row("n2", state, reason)]
+    assert nodes_standing((N0, N1, N2), rows, of, 2) == NodesStanding(out=out, taken=taken)
+
+
+def test_a_node_that_slurm_knows_no_more_is_taken() -> None:
+    rows = [row("n0", "ALLOCATED"), row("n1", "ALLOCATED")]
+    assert nodes_standing((N0, N1, N2), rows, FEWER, 2) == NodesStanding(taken={N2: "unknown"})
+
+
+@dataclass
+class Controller:
+    """Answers when it is let, as slurmctld does."""
+
+    word: NodesStanding | None = None
+    asked: int = 0
+    free: threading.Event = field(default_factory=threading.Event)
+
+    def nodes_standing(self) -> NodesStanding | None:
+        self.asked += 1
+        assert self.free.wait(LIMIT_S)
+        return self.word
+
+
+@dataclass
+class Heard:
+    """What was told, by event."""
+
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    def event(self, name: str, sentence: str = "", **_: Any) -> None:
+        self.told.append((name, sentence))
+
+
+def answered() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "deeplink-nodes":
+            thread.join(LIMIT_S)
+
+
+def test_slurms_last_word_on_the_nodes_counts_while_it_gives_none_and_that_is_said() -> None:
+    clock, controller, heard = ManualClock(), Controller(NodesStanding(taken={N1: "down: fan"})), Heard()
+    service = Service(controller, clock)  # type: ignore[arg-type] # all that it uses of a backend
+    assert service.look(lambda: None) == NodesStanding(), "it has never answered"
+    assert clock.now >= NODES_S, "it is waited for, and not for ever"
+    controller.free.set()
+    assert service.look(answered) == controller.word
+    controller.word = None  # the controller is away
+    clock.now += 1.0
+    assert service.look(answered).taken == {N1: "down: fan"}
+    service.tell(heard, [N0, N1], [N0])  # type: ignore[arg-type] # all that it uses of a chronicle
+    assert [event for event, _ in heard.told] == ["nodes-unknown", "taken"]
+    assert heard.told[-1][1] == "n1 is down: fan; Slurm has taken it from the job, it is not used any more"
+    controller.word = NodesStanding()
+    clock.now += 1.0
+    assert service.look(answered) == NodesStanding()
+
+
+def test_an_answer_to_an_earlier_question_is_no_answer_to_this_one() -> None:
+    clock, controller = ManualClock(), Controller(NodesStanding())
+    service = Service(controller, clock)  # type: ignore[arg-type]
+    service.tick()  # under way, since before the node was taken
+    clock.now += 1.0
+
+    def listen() -> None:
+        controller.free.set()
+        answered()
+        controller.word = NodesStanding(taken={N1: "idle"})
+
+    assert service.look(listen).taken == {N1: "idle"}
+
+
+def test_a_stranded_job_asks_now_and_then() -> None:
+    clock, controller = ManualClock(), Controller(NodesStanding())
+    controller.free.set()
+    service = Service(controller, clock)  # type: ignore[arg-type]
+    for _ in range(3):
+        service.tick()
+        answered()
+    assert controller.asked == 1
+    clock.now += OFTEN_S
+    service.tick()
+    answered()
+    assert controller.asked == 2
