@@ -32,11 +32,12 @@ class StrangerError(grpc.RpcError):
             f"shown the token for {SILENT_S / 60:.0f} minutes"
         )
         super().__init__(self._said)
+        self._was_refused = answered.startswith(grpc.StatusCode.UNAUTHENTICATED.name)
 
     @override
     def code(self) -> grpc.StatusCode:
-        """Return how callers of gRPC are to take it: as one that is not there."""
-        return grpc.StatusCode.UNAVAILABLE
+        """Return how callers of gRPC are to take it: a token that was refused stays so, all else is not there."""
+        return grpc.StatusCode.UNAUTHENTICATED if self._was_refused else grpc.StatusCode.UNAVAILABLE
 
     @override
     def details(self) -> str:

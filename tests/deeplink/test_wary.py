@@ -104,6 +104,8 @@ def test_after_an_answer_that_no_agent_gives_the_token_is_shown_no_more(answer: 
         with agent_channel(address, "token-one") as channel, pytest.raises(StrangerError, match=address) as why:
             ask(channel)
         assert "not shown the token for 10 minutes" in why.value.details()
+        was_refused = answer == ANSWERS["UNAUTHENTICATED"]
+        assert (why.value.code() is grpc.StatusCode.UNAUTHENTICATED) == was_refused
         assert shown == ["token-one"]
         with agent_channel(address, "token-two") as channel, pytest.raises(grpc.RpcError):  # the next attempt's
             ask(channel)
@@ -132,8 +134,9 @@ def test_an_agent_with_another_token_is_a_stranger_too(call: Callable[[grpc.Chan
         with agent_channel(address, "token-one") as channel:
             with pytest.raises(grpc.RpcError):
                 ask(channel)
-            with pytest.raises(StrangerError, match="UNAUTHENTICATED"):
+            with pytest.raises(StrangerError, match="UNAUTHENTICATED") as why:
                 call(channel)
+            assert why.value.code() is grpc.StatusCode.UNAUTHENTICATED  # its remedy is that of the first answer
     finally:
         bound.server.stop(0).wait(LIMIT_S)
 
