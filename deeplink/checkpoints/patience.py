@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,29 +27,33 @@ class _Question(Generic[T]):
             self.answer.append(self.work())
         except BaseException as problem:  # noqa: BLE001 - whoever asked gets it
             self.problem = problem
+        self.answered.set()
 
 
 class Patience:
     """Asks one thing at a time about `path`; whoever asks while an answer is overdue is told so at once.
 
     Safe to use from several threads. The thread is a daemon, made when first needed: none is begun anew when the
-    process ends, which Python refuses from 3.12 on.
+    process ends, which Python refuses from 3.12 on. It ends with this object.
 
     Attributes:
         path: what may not answer, for the error.
         patience_s: how long an answer is waited for.
-        is_overdue: whether an answer was due that has not come yet.
         signs: how often `stir` was called: a question that reads much is waited for while it goes on.
     """
 
     def __init__(self, path: Path, patience_s: float) -> None:
         self.path, self.patience_s = path, patience_s
-        self.is_overdue = False
         self.signs = 0
         self._lock = threading.Lock()
-        self._asked = threading.Condition()
-        self._question: _Question[Any] | None = None
+        self._late: _Question[Any] | None = None
+        self._questions: queue.SimpleQueue[_Question[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether an answer was due that has not come yet."""
+        return self._late is not None and not self._late.answered.is_set()
 
     def stir(self, _size: int = 0) -> None:
         """Note that the question under way goes on."""
@@ -67,47 +73,42 @@ class Patience:
             question = _Question(work)
             if self.is_overdue or not self._begin(question):
                 raise self._overdue(patience_s)
+            self._late = None
             while True:
                 seen = self.signs
                 if question.answered.wait(patience_s):
                     break
-                if self.signs == seen and self._gives_up(question):
-                    raise self._overdue(patience_s)
+                if self.signs == seen:
+                    self._late = question
+                    if self.is_overdue:  # else the answer has come just now
+                        raise self._overdue(patience_s)
         finally:
             self._lock.release()
         if question.problem is not None:
             raise question.problem
         return question.answer[0]
 
-    def _gives_up(self, question: _Question[Any]) -> bool:
-        """Hold the answer for overdue, unless it has come just now: then nothing would take that back."""
-        with self._asked:
-            self.is_overdue = not question.answered.is_set()
-            return self.is_overdue
-
     def _overdue(self, patience_s: float) -> TimeoutError:
         return TimeoutError(f"{self.path} does not answer (waited {patience_s:g} s)")
 
     def _begin(self, question: _Question[Any]) -> bool:
-        with self._asked:
-            self._question = question
-            self._asked.notify()
         if self._thread is None or not self._thread.is_alive():  # none yet, or this process was forked
-            self._thread = threading.Thread(target=self._run, name="deeplink-patience", daemon=True)
+            self._questions = queue.SimpleQueue()
+            self._thread = threading.Thread(
+                target=_answer, args=(self._questions,), name="deeplink-patience", daemon=True
+            )
             try:
                 self._thread.start()
             except RuntimeError:  # the process ends: no thread can be begun any more
                 self._thread = None
                 return False
+            weakref.finalize(self, self._questions.put, None).atexit = False
+        self._questions.put(question)
         return True
 
-    def _run(self) -> None:
-        while True:
-            with self._asked:
-                self._asked.wait_for(lambda: self._question is not None)
-                question, self._question = self._question, None
-            if question is not None:
-                question.put()
-                with self._asked:
-                    self.is_overdue = False
-                    question.answered.set()
+
+def _answer(questions: queue.SimpleQueue[_Question[Any] | None]) -> None:
+    """Put one question after the other, up to None; holds nothing that would keep whoever asks alive."""
+    while (question := questions.get()) is not None:
+        question.put()
+        del question

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -67,15 +68,37 @@ def test_an_answer_that_comes_as_it_is_given_up_is_taken_and_the_next_is_asked_f
     class Late(Patience):
         """The answer comes when the wait for it is over, and it is not held for overdue yet."""
 
+        @property
         @override
-        def _gives_up(self, question: Any) -> bool:
-            let.set()
-            assert question.answered.wait(LIMIT_S)
-            return super()._gives_up(question)
+        def is_overdue(self) -> bool:
+            if self._late is not None:
+                let.set()
+                assert self._late.answered.wait(LIMIT_S)
+            return super().is_overdue
 
     patience = Late(tmp_path, 0.05)
     assert patience.ask(lambda: let.wait(LIMIT_S) and "read") == "read"
     assert patience.ask(lambda: "again", 20) == "again"
+
+
+def test_the_thread_ends_with_who_asks(tmp_path: Path) -> None:
+    let, threads = threading.Event(), []
+
+    def long() -> None:
+        threads.append(threading.current_thread())
+        let.wait(LIMIT_S)
+
+    answered, late = Patience(tmp_path, LIMIT_S), Patience(tmp_path, 0.05)
+    threads.append(answered.ask(threading.current_thread))
+    assert answered.ask(threading.current_thread) is threads[0]
+    with pytest.raises(TimeoutError):
+        late.ask(long)
+    del answered, late
+    gc.collect()
+    let.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert [thread.is_alive() for thread in threads] == [False, False]
 
 
 def test_a_late_answer_makes_way_for_the_next_question(tmp_path: Path) -> None:
