@@ -79,7 +79,7 @@ def test_a_slurmd_that_is_killed_is_told_and_costs_nothing(watch: Watch) -> None
         told("slurmd killed: told", began)
         laboratory.undo("slurmd-killed", victim)
         until(lambda: ": over" in watch.said(), LIMIT_S, watch.said)
-        assert (job.row().state, job.row().restarts) == (JobState.RUNNING, 0)
+        assert (job.row().state, job.row().restarts) == (JobState.RUNNING, 0), job.told()
         assert not node(watch.cluster, victim).drained
         assert watch.actions() == (), watch.said()
 
@@ -93,7 +93,7 @@ def test_a_slurmd_that_stays_dead_costs_nothing_until_it_is_back_and_then_a_rest
         laboratory.inject("slurmd-killed", victim)
         until(lambda: node(watch.cluster, victim).down, LIMIT_S, watch.said)
         time.sleep(3.0)  # Slurm has given the node up, and nobody ends the ranks there
-        assert (job.row().state, job.row().restarts) == (JobState.RUNNING, 0)
+        assert (job.row().state, job.row().restarts) == (JobState.RUNNING, 0), job.told()
         assert len(job.events("attempt-started")) == 1
         assert watch.actions() == (), watch.said()
         laboratory.undo("slurmd-killed", victim)  # it ends what is not its job's any more
