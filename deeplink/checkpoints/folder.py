@@ -135,6 +135,7 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """Return the newest whole checkpoint, sizes and checksums verified; None when there is none at all.
 
+        The checksums of what the attempt goes on from are read once, by its first rank; later looks compare sizes.
         What does not count is logged, and told in `.skipped` of the checkpoint and this object. Waits for a save.
 
         Raises:
