@@ -162,22 +162,24 @@ class Apart(RuleBasedStateMachine):
                     found.setdefault(entry, set()).add(file.path)
         return sorted(entry for entry, files in wanted.items() if files == found.get(entry))
 
-    def copies(self) -> dict[Path, list[Entry]]:
-        """Return the whole copies that each node keeps of each other's, the oldest first."""
+    def copies(self, *, contents: bool) -> dict[Path, list[Entry]]:
+        """Return the copies that each node keeps of each other's, the oldest first: whole, or of the right sizes."""
         folders = [folder for job in JOBS for folder in self.places(job) if folder.name.startswith("from-")]
         return {
-            folder: sorted(entry for entry in entries(folder) if is_as_kept(folder / entry.name))
+            folder: sorted(
+                entry for entry in entries(folder) if is_as_kept(folder / entry.name, contents=contents)
+            )
             for folder in folders
         }
 
     @contextmanager
     def looked_after(self) -> Iterator[None]:
-        whole, copies = {job: self.whole(job) for job in JOBS}, self.copies()
+        whole, copies = {job: self.whole(job) for job in JOBS}, self.copies(contents=True)
         yield
         for job, before in whole.items():
             assert not before or max(self.whole(job), default=before[0]) >= before[-1], f"{before[-1]} is lost"
             assert not before or self.whole(job), f"{before} are lost"
-        after = self.copies()
+        after = self.copies(contents=False)  # who makes room does not read what somebody has altered
         for folder, kept in copies.items():
             assert not kept or any(entry >= kept[-1] for entry in after.get(folder, [])), f"{folder}: {kept[-1]}"
 
@@ -196,9 +198,9 @@ class Apart(RuleBasedStateMachine):
             return list(pool.map(tried, ranks))
 
 
-def is_as_kept(path: Path) -> bool:
+def is_as_kept(path: Path, *, contents: bool) -> bool:
     try:
-        manifests.check_part(path, contents=True)
+        manifests.check_part(path, contents=contents)
     except CheckpointDamagedError:
         return False
     return True
