@@ -159,7 +159,7 @@ class Deeds(RuleBasedStateMachine):
         return self.folder / data.draw(st.sampled_from(there)) if there else None
 
     def whole(self) -> dict[bytes, Path]:
-        """Return every whole checkpoint in the folder by its contents; a draft is a save that failed, and is none."""
+        """Return the whole checkpoints in the folder by their contents; a draft is a failed save, and is none."""
         if not self.folder.exists():
             return {}
         others = [path for path in self.folder.iterdir() if path.name != "claims"]

@@ -163,7 +163,7 @@ class Apart(RuleBasedStateMachine):
         return sorted(entry for entry, files in wanted.items() if files == found.get(entry))
 
     def copies(self, *, contents: bool) -> dict[Path, list[Entry]]:
-        """Return the copies that each node keeps of each other's, the oldest first: whole, or of the right sizes."""
+        """Return the copies that each node keeps, the oldest first: whole ones, or all of the right sizes."""
         folders = [folder for job in JOBS for folder in self.places(job) if folder.name.startswith("from-")]
         return {
             folder: sorted(
