@@ -114,6 +114,7 @@ class Acceptor:
             self._thread.join(_END_S)
         else:
             self._release()
+        os.close(self._wake)  # not the thread's: it may end before it is woken
 
     def open_connections(self) -> int:
         """Return how many connections are held."""
@@ -139,7 +140,6 @@ class Acceptor:
     def _release(self) -> None:
         self._listener.close()
         self._epoll.close()
-        os.close(self._wake)
         os.close(self._target)
 
     def _look_round(self, now: float) -> None:

@@ -175,3 +175,16 @@ def _send(peer: socket.socket, said: bytes) -> None:
         peer.sendall(said)
     except OSError:
         return
+
+
+def test_one_that_ends_before_it_is_woken_is_closed_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wake = os.eventfd_write
+    with accepted(tmp_path / "s", echo, Bounds()) as acceptor:
+
+        def late(descriptor: int, value: int) -> None:
+            acceptor._thread.join(LIMIT_S)
+            wake(descriptor, value)
+
+        monkeypatch.setattr(os, "eventfd_write", late)
