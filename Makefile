@@ -19,7 +19,7 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test test-cluster fresh test-faults check lint types layers grammar unit whole bench-cache bench-scheduler bench-watchdog format proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test test-cluster fresh test-faults check lint types layers grammar unit whole bench-cache bench-scheduler bench-watchdog format picture house proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -104,6 +104,14 @@ $(PEERS)/.ready: benchmarks/requirements.txt
 
 format:  ## put the code into its format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+# The digest lets a test see that the picture is the text's.
+picture:  ## draw docs/architecture.svg from its .dot (graphviz)
+	@.ci/debian graphviz dot graphviz
+	@{ dot -Tsvg docs/architecture.dot; echo "<!-- sha256 of architecture.dot: $$(sha256sum <docs/architecture.dot | cut -c1-64) -->"; } >docs/architecture.svg
+
+house: venv-dev  ## the product's size, and how many modules a task passes; ARGS=--modules lists them
+	@$(BIN)/python -m tests.house $(ARGS)
 
 proto:  ## generate deeplink/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) \
