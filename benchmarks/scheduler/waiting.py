@@ -87,7 +87,7 @@ def race_lost(cluster: Sandbox) -> float:
     """Return how long after a lost race the job ran elsewhere."""
     python = told(cluster, ["bash", "-c", "head -1 $(command -v deeplink) | cut -c3-"])
     plain = ["sbatch", "--parsable", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
-    job = told(cluster, [*plain, "-N2", "--hold", "-w", "n0,n4"])
+    job = told(cluster, [*plain, "-N2", "--hold", "-w", "n0,n4", "--comment=deeplink-wish=n[0,4]"])
     other = told(cluster, [*plain, "-N1", "-w", "n4"])
     while told(cluster, ["squeue", "-h", "-o", "%T", "-j", other]) != "RUNNING":
         time.sleep(0.05)
