@@ -40,7 +40,7 @@ _COUNT = struct.Struct("<II")
 _ENTRY_BYTES = 8 + 8 + 4 + 4 + 2
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """What a record's payload is."""
 
     DATA = 1
@@ -60,7 +60,7 @@ class Header:
         checksum: xxh3-64 of the payload.
     """
 
-    kind: Kind
+    kind: RecordKind
     number: int
     samples: int
     first: int
@@ -108,7 +108,7 @@ def decode_header(data: bytes | memoryview, shard: str = "?") -> Header:
     if version != FORMAT:
         raise ShardCorruptError(shard, f"blocks of format {version}, this release reads format {FORMAT}")
     try:
-        known = Kind(kind)
+        known = RecordKind(kind)
     except ValueError:
         raise ShardCorruptError(shard, f"a block of unknown kind {kind}") from None
     return Header(
@@ -126,7 +126,7 @@ def value_pages(payload: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class BlockTable:
     """Where a shard's samples lie: one entry each, in the shard's order.
 
     Attributes:
@@ -184,7 +184,7 @@ def table_payload(key_sizes: np.ndarray) -> int:
     return _COUNT.size + len(key_sizes) * _ENTRY_BYTES + int(key_sizes.sum())
 
 
-def encode_table(table: Table, start: int, stop: int) -> bytes:
+def encode_table(table: BlockTable, start: int, stop: int) -> bytes:
     """Return the payload of a table record that lists samples `start` to `stop` (at most TABLE_SAMPLES)."""
     names = table.keys[start:stop]
     text = names.joined()

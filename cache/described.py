@@ -45,7 +45,7 @@ class ShardDescription:
         return len(self.keys)
 
 
-def tables(descriptor: int, found: layout.Layout, shard: ShardId) -> Iterator[bytes]:
+def tables(descriptor: int, found: layout.FileLayout, shard: ShardId) -> Iterator[bytes]:
     """Yield the payload of each table record of an open file.
 
     Raises:
@@ -53,7 +53,7 @@ def tables(descriptor: int, found: layout.Layout, shard: ShardId) -> Iterator[by
         OSError: the file cannot be read.
     """
     for header, start in zip(found.headers, found.offsets.tolist(), strict=True):
-        if header.kind is not block.Kind.TABLE:
+        if header.kind is not block.RecordKind.TABLE:
             continue
         payload = os.pread(descriptor, header.payload, start)
         if len(payload) != header.payload or block.checksum(payload) != header.checksum:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Folder", "Index", "IndexContent", "Labels", "ShardEntry", "file_version", "write_index"]
+__all__ = ["FolderListing", "Index", "IndexContent", "Labels", "ShardEntry", "file_version", "write_index"]
 
 
-class Folder(NamedTuple):
+class FolderListing(NamedTuple):
     """What lies directly in a folder: names of folders, sorted, and int64 rows of its samples."""
 
     folders: list[str]
@@ -169,7 +169,7 @@ class Index:
         """
         return self._keys.below(_encoded(folder.strip("/")))
 
-    def listing(self, folder: str = "") -> Folder:
+    def listing(self, folder: str = "") -> FolderListing:
         """Return what lies directly in a folder, `""` for the top; costs nothing for what lies below its folders.
 
         Raises:
@@ -185,7 +185,7 @@ class Index:
                 runs.append(np.arange(child.rows.start, child.rows.stop, dtype=np.int64))
         if not (folders or runs) and folder.strip("/"):
             raise KeyMissingError(folder)
-        return Folder(self._texts(folders), np.concatenate(runs) if runs else np.empty(0, np.int64))
+        return FolderListing(self._texts(folders), np.concatenate(runs) if runs else np.empty(0, np.int64))
 
     def _texts(self, names: Sequence[bytes]) -> list[str]:
         try:

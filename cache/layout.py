@@ -44,7 +44,7 @@ def is_shard_id(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class FileLayout:
     """Where the blocks of one file lie.
 
     Attributes:
@@ -74,7 +74,7 @@ def _headers(descriptor: int, size: int, shard: str) -> Iterator[tuple[int, bloc
         page += block.value_pages(header.payload)
 
 
-def scan(descriptor: int, shard: str = "?") -> Layout:
+def scan(descriptor: int, shard: str = "?") -> FileLayout:
     """Return where the blocks of an open file lie; a few page reads per MiB.
 
     Raises:
@@ -87,7 +87,7 @@ def scan(descriptor: int, shard: str = "?") -> Layout:
     for number, (_, header) in enumerate(found):
         if header.number != number:
             raise ShardCorruptError(shard, f"block {header.number} where block {number} should be")
-    return Layout(
+    return FileLayout(
         tuple(header for _, header in found),
         np.array([start for start, _ in found], np.uint64),
         np.array([header.payload for _, header in found], np.uint64),
@@ -114,7 +114,7 @@ def _value_digest(descriptor: int, start: int, length: int, shard: str) -> bytes
     return digest.digest()
 
 
-def digest(descriptor: int, layout: Layout, shard: str = "?") -> ShardId:
+def digest(descriptor: int, layout: FileLayout, shard: str = "?") -> ShardId:
     """Return the name that an open file's content deserves; reads all of it.
 
     Raises:
@@ -125,7 +125,7 @@ def digest(descriptor: int, layout: Layout, shard: str = "?") -> ShardId:
     return name_of(_value_digest(descriptor, start, length, shard) for start, length in places)
 
 
-def verify(descriptor: int, shard: ShardId) -> Layout:
+def verify(descriptor: int, shard: ShardId) -> FileLayout:
     """Return the layout of an open file after all of it was read and found to be `shard`.
 
     Raises:

@@ -133,7 +133,7 @@ class Names(Sequence[SampleKey]):
             yield np.insert(text, run.offsets[1:] - run.offsets[0], 0).tobytes()
 
 
-class Gathering:
+class NameCollector:
     """Takes in the files of a source as they are found, in little memory; `finished` gives them sorted."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ def weight_of(budget: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MemberAttributes:
     """What a list of members says of them beyond their names.
 
     Attributes:
@@ -48,20 +48,20 @@ class Standing:
     domain: Mapping[NodeName, str] = field(default_factory=dict)
 
 
-_ALIKE = Standing()
+_ALIKE = MemberAttributes()
 
 
-def standing(members: Iterable[Member]) -> Standing:
+def standing(members: Iterable[Member]) -> MemberAttributes:
     """Return what `members` say of themselves, as `ranked` takes it."""
     listed = tuple(members)
     is_parted = len({member.domain for member in listed}) > 1
-    return Standing(
+    return MemberAttributes(
         {member.name: member.weight for member in listed},
         {member.name: member.domain for member in listed} if is_parted else {},
     )
 
 
-def ranked(shard: ShardId, members: Iterable[NodeName], known: Standing = _ALIKE) -> tuple[NodeName, ...]:
+def ranked(shard: ShardId, members: Iterable[NodeName], known: MemberAttributes = _ALIKE) -> tuple[NodeName, ...]:
     """Return the members in the order in which they are to hold `shard`.
 
     By score, the order of two members does not depend on the others. The score is the logarithmic method of
@@ -105,7 +105,7 @@ def ranked(shard: ShardId, members: Iterable[NodeName], known: Standing = _ALIKE
     return tuple(placed)
 
 
-def _apart(order: Iterable[NodeName], holders: Collection[NodeName], known: Standing) -> NodeName | None:
+def _apart(order: Iterable[NodeName], holders: Collection[NodeName], known: MemberAttributes) -> NodeName | None:
     """Return the first in `order` of another domain than the one of all `holders`; None: there is no such."""
     domain = known.domain
     held = {domain.get(name, "") for name in holders}
@@ -116,14 +116,14 @@ def _apart(order: Iterable[NodeName], holders: Collection[NodeName], known: Stan
 
 
 def owners(
-    shard: ShardId, members: Iterable[NodeName], replicas: int, known: Standing = _ALIKE
+    shard: ShardId, members: Iterable[NodeName], replicas: int, known: MemberAttributes = _ALIKE
 ) -> tuple[NodeName, ...]:
     """Return the `replicas` members a shard belongs on, the first one first; all members when there are fewer."""
     return ranked(shard, members, known)[:replicas]
 
 
 def next_holder(
-    order: Sequence[NodeName], holders: Collection[NodeName], replicas: int, known: Standing = _ALIKE
+    order: Sequence[NodeName], holders: Collection[NodeName], replicas: int, known: MemberAttributes = _ALIKE
 ) -> NodeName | None:
     """Return who is to take the next copy of a shard that some hold already, owners or not; None: nobody is left.
 

@@ -15,9 +15,9 @@ from deeplink.cache.errors import AppendError
 from deeplink.cache.holding.alone import keep_to_budget
 from deeplink.cache.membership import node_name
 from deeplink.cache.packing.jobs import planned_job
-from deeplink.cache.packing.line import Line, Yard
+from deeplink.cache.packing.line import PipelineContext, ShardPipeline
 from deeplink.cache.packing.placing import Placer
-from deeplink.cache.packing.spreading import Gone, Made, Read, Share, Spread, Task
+from deeplink.cache.packing.spreading import DistributedPack, Gone, PackTask, ReadProgress, ShardMade, ShardShare
 from deeplink.cache.packing.staging import staging
 from deeplink.cache.source import open_source
 from deeplink.cache.sources.folder import refuse_within
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from deeplink.cache.names import Names
-    from deeplink.cache.packing.jobs import Job
-    from deeplink.cache.packing.plan import Plan
+    from deeplink.cache.packing.jobs import PackJob
+    from deeplink.cache.packing.plan import PackPlan
     from deeplink.cache.packing.staging import Piece, Staging
     from deeplink.cache.sources.origin import Listing
     from deeplink.config import Config
@@ -118,7 +118,7 @@ class _Tally:
 
 def plan_pack(
     source: str, name: str, *, config: Config, members: int = 0, append: bool = False
-) -> tuple[Listing, Plan, int]:
+) -> tuple[Listing, PackPlan, int]:
     """Return what `pack` onto so many members would do; writes nothing.
 
     Returns:
@@ -208,7 +208,7 @@ def pack(
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
         staging(store.root, job.plan.digest, clock.unix()) as stage,
         FileReader(origin, clock) as reader,
-        Line(origin, reader, Yard(store, stage, placer, kept_at), tally.was_read) as line,
+        ShardPipeline(origin, reader, PipelineContext(store, stage, placer, kept_at), tally.was_read) as line,
     ):
         try:
             job.put_aside(stage.folder)
@@ -220,8 +220,8 @@ def pack(
         work = _Work(job, line, stage, placer, tally)
         todo = work.reused()
         if members and todo:
-            task = Task(origin.url, job.plan.digest, tuple(members), config.replicas, home)
-            todo = work.spread(todo, Spread(task, token, clock))
+            task = PackTask(origin.url, job.plan.digest, tuple(members), config.replicas, home)
+            todo = work.spread(todo, DistributedPack(task, token, clock))
         work.build(todo)
         record = _record(job, tally, clock)
         version = catalog.publish(name, job.content(work.pieces, home), record)
@@ -243,7 +243,7 @@ def pack(
     )
 
 
-def _record(job: Job, tally: _Tally, clock: Clock) -> PackRecord:
+def _record(job: PackJob, tally: _Tally, clock: Clock) -> PackRecord:
     return PackRecord(
         source=job.source,
         plan=job.plan.digest,
@@ -259,8 +259,8 @@ def _record(job: Job, tally: _Tally, clock: Clock) -> PackRecord:
 class _Work:
     """Makes the shards of a job, by whom it can."""
 
-    job: Job
-    line: Line
+    job: PackJob
+    line: ShardPipeline
     stage: Staging
     placer: Placer
     tally: _Tally
@@ -289,14 +289,14 @@ class _Work:
                 todo.append(number)
         return todo
 
-    def spread(self, numbers: list[int], spread: Spread) -> list[int]:
+    def spread(self, numbers: list[int], spread: DistributedPack) -> list[int]:
         """Have members pack these shards; return the numbers of those that are left to do here."""
         able = [member for member in spread.task.members if self.placer.answers(member.name)]
         with spread.among(able, numbers, self._asked) as events:
             for event in events:
-                if isinstance(event, Read):
+                if isinstance(event, ReadProgress):
                     self.tally.was_read(event.files, event.bytes)
-                elif isinstance(event, Made):
+                elif isinstance(event, ShardMade):
                     self.placer.saw(event.piece.id, event.piece.bytes, event.holders)
                     self.stage.note(event.number, event.piece)
                     self._settle(event.number, event.piece)
@@ -319,9 +319,9 @@ class _Work:
     def _is_placed(self, number: int) -> bool:
         return self.placer.is_placed(self.pieces[number].id, self.pieces[number].bytes)
 
-    def _asked(self, number: int) -> Share:
+    def _asked(self, number: int) -> ShardShare:
         names, sizes = self._rows(number)
-        return Share(number, names, sizes, self.job.first_mark(number))
+        return ShardShare(number, names, sizes, self.job.first_mark(number))
 
     def build(self, numbers: Sequence[int]) -> None:
         """Make these shards here."""

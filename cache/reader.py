@@ -16,15 +16,15 @@ from typing_extensions import override
 from deeplink.cache.batch import Batch
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import IndexFormatError, IndexMendedError, RowError, SampleUnavailableError
-from deeplink.cache.holding.fetching import Wanted
+from deeplink.cache.holding.fetching import WantedShard
 from deeplink.cache.holding.healing import Healer
 from deeplink.cache.membership import configured_members, members_token, node_name
 from deeplink.cache.reads.arenas import Arenas
 from deeplink.cache.reads.fallback import Fallback
 from deeplink.cache.reads.local import LocalReader
-from deeplink.cache.reads.tally import ReadStats, Tally
-from deeplink.cache.remote.asking import Outcome
-from deeplink.cache.remote.fleet import Fleet
+from deeplink.cache.reads.tally import ReadStats, ReadTotals
+from deeplink.cache.remote.asking import BatchOutcome
+from deeplink.cache.remote.fleet import MemberPool
 from deeplink.cache.remote.transport import PlainTransport
 from deeplink.cache.sources.bucket import SourceCap, TokenBucket
 from deeplink.cache.store import Store
@@ -56,10 +56,10 @@ class _Process:
 
     pid: int
     local: LocalReader
-    fleet: Fleet | None
+    fleet: MemberPool | None
     healer: Healer
     fallback: Fallback
-    tally: Tally
+    tally: ReadTotals
     arenas: Arenas
 
 
@@ -229,7 +229,7 @@ class Reader:
 
     def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> None:
         damaged = self._heal_damaged(own)
-        outcome = own.fleet.fill(rows, positions, batch) if own.fleet else Outcome(positions)
+        outcome = own.fleet.fill(rows, positions, batch) if own.fleet else BatchOutcome(positions)
         missing, lengths = outcome.missing, batch.lengths
         size = int(lengths[positions].sum()) - int(lengths[missing].sum())
         served = len(positions) - len(missing)
@@ -241,7 +241,7 @@ class Reader:
             shards = self.index.shard[rows]
             own.tally.count(healed=sum(1 for p in positions.tolist() if p in failed or int(shards[p]) in damaged))
 
-    def _fill_at_last(self, own: _Process, rows: np.ndarray, outcome: Outcome, batch: Batch) -> set[int]:
+    def _fill_at_last(self, own: _Process, rows: np.ndarray, outcome: BatchOutcome, batch: Batch) -> set[int]:
         """Have samples that no member gave; return the positions of those that home and source had not either.
 
         Members that are left alone because they failed a moment ago are asked after all: they may be back. So may
@@ -275,7 +275,7 @@ class Reader:
         shards = own.local.shards
         damaged = shards.take_damaged()
         for number in damaged:
-            own.healer.heal(Wanted.of(self.index, number), partial(shards.look_again, number))
+            own.healer.heal(WantedShard.of(self.index, number), partial(shards.look_again, number))
         return damaged
 
     def _process(self) -> _Process:
@@ -298,7 +298,7 @@ class Reader:
         if others:
             deadline_s = self._config.read_deadline_ms / 1000
             transport = PlainTransport(token, self._clock)
-            fleet = Fleet(self.index, everyone, transport, self._clock, deadline_s=deadline_s, node=node)
+            fleet = MemberPool(self.index, everyone, transport, self._clock, deadline_s=deadline_s, node=node)
         local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
         local.shards.follow(self._leader)
         if problem := slowness(self._config.store, self.index.source):
@@ -306,7 +306,7 @@ class Reader:
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
         cap = SourceCap(TokenBucket(*(_HASTE * rate for rate in rates)), self._clock)
         healer = Healer(store, everyone, token, self._clock, node=node)
-        return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap), Tally(), Arenas())
+        return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap), ReadTotals(), Arenas())
 
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far."""

@@ -157,7 +157,7 @@ class ShardFinder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ReindexRequest:
     """What is to be made anew.
 
     Attributes:
@@ -193,7 +193,7 @@ class Rebuilt:
 
 def rebuild(
     catalog: Catalog,
-    wanted: Wanted,
+    wanted: ReindexRequest,
     finder: ShardFinder,
     clock: Clock,
     *,
@@ -240,14 +240,14 @@ def rebuild(
 
 
 def _described(
-    catalog: Catalog, wanted: Wanted, finder: ShardFinder, progress: Callable[[int, int], None]
+    catalog: Catalog, wanted: ReindexRequest, finder: ShardFinder, progress: Callable[[int, int], None]
 ) -> Sequence[ShardDescription]:
     if wanted.every:
         return in_order_of_keys(finder.describe(finder.every(), progress))
     return finder.describe(wanted.shards or _lost_shards(catalog, wanted), progress)
 
 
-def _lost_shards(catalog: Catalog, wanted: Wanted) -> list[ShardId]:
+def _lost_shards(catalog: Catalog, wanted: ReindexRequest) -> list[ShardId]:
     """Return the shards of a version in their order: as its record says, else as its damaged index still does."""
     if wanted.version:
         record = catalog.record(wanted.name, wanted.version)
@@ -258,7 +258,7 @@ def _lost_shards(catalog: Catalog, wanted: Wanted) -> list[ShardId]:
     raise ShardsUnknownError(wanted.name, wanted.version or "")
 
 
-def _origin(catalog: Catalog, wanted: Wanted) -> tuple[str, str]:
+def _origin(catalog: Catalog, wanted: ReindexRequest) -> tuple[str, str]:
     """Return source and home of a version, as they were said or as they are on record."""
     source, home = "", ""
     if wanted.version:

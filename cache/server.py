@@ -169,7 +169,7 @@ class CacheServicer:
                 places = [] if body.places is None else [body.places]
                 yield _Sent([start, *body.copies, *places], len(start) + body.size, answering)
 
-    def _taken(self, message: bytes) -> frames.Request:
+    def _taken(self, message: bytes) -> frames.ExtentsRequest:
         request = frames.decode_request(message)
         for shard in request.doubted:
             self._doubt(shard)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from deeplink.cache.layout import Layout
+    from deeplink.cache.layout import FileLayout
     from deeplink.types import ShardId
 
 LMDB_FORMAT = (0, 9)
@@ -45,7 +45,7 @@ class SealedShard:
 
     id: ShardId
     bytes: int
-    layout: Layout
+    layout: FileLayout
 
 
 def _check_machine() -> None:

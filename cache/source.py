@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from deeplink.cache.errors import SourceError, SourceFileError
 from deeplink.cache.keys import checked_key
-from deeplink.cache.names import Gathering
+from deeplink.cache.names import NameCollector
 from deeplink.cache.sources.folder import LocalSource
 from deeplink.cache.sources.folders_ahead import ListingAhead
 from deeplink.cache.sources.origin import Listing, Source, check_size, walk
@@ -90,7 +90,7 @@ class RemoteSource(Source):
     @override
     def listing(self) -> Listing:
         self.check()
-        found = Gathering()
+        found = NameCollector()
         if isinstance(self._fs, AbstractArchiveFileSystem):
             # It holds the list of all its files anyway, and goes through all of it for each folder.
             self._gather_all(found)
@@ -101,7 +101,7 @@ class RemoteSource(Source):
             raise SourceError(self.url, "the folder holds no files")
         return Listing.of(found)
 
-    def _gather_all(self, found: Gathering) -> None:
+    def _gather_all(self, found: NameCollector) -> None:
         try:
             every: dict[str, dict[str, Any]] = self._fs.find(self._root, withdirs=False, detail=True)
         except Exception as error:

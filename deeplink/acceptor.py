@@ -15,7 +15,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from deeplink.admission import Admission, Bounds
+from deeplink.admission import Admission, ConnectionBounds
 from deeplink.plainrpc.errors import SessionError
 from deeplink.plainrpc.proof import Proof
 
@@ -82,7 +82,7 @@ class Acceptor:
         listener: socket.socket,
         target: int,
         is_valid: Callable[[str], bool],
-        bounds: Bounds,
+        bounds: ConnectionBounds,
         clock: Clock,
         *,
         open_to_all: tuple[str, ...] = (),

@@ -21,7 +21,7 @@ _SITE_BITS = 64  # of an IPv6 address, which one host has to itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ConnectionBounds:
     """How many connections a server holds, and for how long without a proof.
 
     Attributes:
@@ -46,7 +46,7 @@ class Bounds:
 class Admission(Generic[Guest]):
     """The connections of one server. Safe to use from several threads."""
 
-    def __init__(self, bounds: Bounds, clock: Clock) -> None:
+    def __init__(self, bounds: ConnectionBounds, clock: Clock) -> None:
         self._bounds, self._clock = bounds, clock
         self._lock = threading.Lock()
         self._strangers: dict[Guest, tuple[str, float]] = {}  # the oldest first

@@ -21,8 +21,8 @@ from deeplink.cache.server import MOST_READS
 from deeplink.cache.store import Store
 from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
-from deeplink.lately import Lately
-from deeplink.links import Link, Route, links, routes
+from deeplink.lately import CachedProbe
+from deeplink.links import InterfaceAddress, Route, links, routes
 from deeplink.listening import Listeners
 from deeplink.nodehealth import NodeHealth
 from deeplink.runtokens import accepted
@@ -117,7 +117,7 @@ class Announcement:
     pid: int
     weight: int
     data_port: int
-    links: tuple[Link, ...] = ()
+    links: tuple[InterfaceAddress, ...] = ()
     routes: tuple[Route, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Agent:
         self._data: PlainServer | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
         self._store_trouble = ""
-        self.store_status = Lately(
+        self.store_status = CachedProbe(
             self._looked_at_store,
             node_pb2.StoreStatus(problem="its folder has not answered yet"),
             self._clock,

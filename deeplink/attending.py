@@ -14,7 +14,7 @@ import grpc
 
 from deeplink import metrics
 from deeplink.scheduler.health.clock import Compared, Comparison
-from deeplink.scheduler.watch.line import Line
+from deeplink.scheduler.watch.line import WatchdogClient
 from deeplink.scheduler.watch.messages import MOST_FINDINGS, finding_to_wire
 from deeplink.v1 import watch_pb2
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.scheduler.health.watching import Ended, HealthWatch, Key
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.v1 import node_pb2
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ MOST_NOW = 64
 
 
 class Deliver:
-    """Reports a node to a watchdog, as `Line` does.
+    """Reports a node to a watchdog, as `WatchdogClient` does.
 
     Raises:
         grpc.RpcError: the watchdog was not reached, or refused.
@@ -47,7 +47,7 @@ class Deliver:
     """
 
     def __init__(self, address: str, token_file: Path | None, node: str) -> None:
-        self._line = Line(address, token_file, node)
+        self._line = WatchdogClient(address, token_file, node)
 
     def __call__(self, request: watch_pb2.AttendRequest) -> watch_pb2.AttendReply:
         """Return its answer."""
@@ -60,7 +60,7 @@ class Deliver:
 
 
 @dataclass(slots=True)
-class Told:
+class ReportedFindings:
     """What the watchdog has heard of: of the rest, what is over is still to be told. Pure.
 
     Attributes:
@@ -71,12 +71,12 @@ class Told:
     keys: frozenset[Key] = frozenset()
     upto: int = 0
 
-    def missed(self, ended: Sequence[Ended], room: int) -> list[Finding]:
+    def missed(self, ended: Sequence[Ended], room: int) -> list[HealthFinding]:
         """Return what began and ended without its hearing of it, the oldest first, the newest `room`."""
         found = [one.finding for one in ended if one.number > self.upto and one.key not in self.keys]
         return found[-room:] if room else []
 
-    def delivered(self, found: Mapping[Key, Finding], ended: Sequence[Ended]) -> None:
+    def delivered(self, found: Mapping[Key, HealthFinding], ended: Sequence[Ended]) -> None:
         """Take note that it was told of these."""
         self.keys = frozenset(found)
         self.upto = max([self.upto, *(one.number for one in ended)])
@@ -117,7 +117,7 @@ class Attending:
     clock: Clock
     pause_s: float = ATTEND_S
     close: Callable[[], None] = lambda: None
-    _told: Told = field(default_factory=Told)
+    _told: ReportedFindings = field(default_factory=ReportedFindings)
     _news: threading.Event = field(default_factory=threading.Event)
     _ending: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -178,7 +178,9 @@ class Attending:
             ahead_s=self.clock.unix() - half_s - their_unix, within_s=half_s, at=now
         )
 
-    def _request(self, found: Mapping[Key, Finding], missed: Sequence[Finding]) -> watch_pb2.AttendRequest:
+    def _request(
+        self, found: Mapping[Key, HealthFinding], missed: Sequence[HealthFinding]
+    ) -> watch_pb2.AttendRequest:
         store = self.who.store_status()
         return watch_pb2.AttendRequest(
             node=self.who.node,

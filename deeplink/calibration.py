@@ -16,8 +16,8 @@ from torch import distributed as dist
 
 from deeplink.collectives import broadcast_text, gathered_texts
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.model.read_sweep import Place, ReadSweep, Told
-from deeplink.scheduler.model.sweep import NoPairError, Seat, Sweep, Timing, to_time
+from deeplink.scheduler.model.read_sweep import MeasuredRead, ReadPlace, ReadSweep
+from deeplink.scheduler.model.sweep import AllReduceTiming, NoPairError, RankLocation, Sweep, to_time
 from deeplink.scheduler.topology.graph import fabric_from_addresses
 from deeplink.types import NodeName
 
@@ -47,7 +47,7 @@ class NoRankError(DeepLinkError):
         self.variable = variable
 
 
-def seat_here(env: Mapping[str, str]) -> Seat:
+def seat_here(env: Mapping[str, str]) -> RankLocation:
     """Return this rank's seat, as `deeplink run` or torchrun tells it.
 
     Raises:
@@ -58,7 +58,7 @@ def seat_here(env: Mapping[str, str]) -> Seat:
             raise NoRankError(variable)
     node = NodeName(env.get("SLURMD_NODENAME", ""))
     fabric = fabric_from_addresses({node: env.get("SLURM_TOPOLOGY_ADDR", "")})
-    return Seat(int(env["RANK"]), int(env["GROUP_RANK"]), fabric.path(node))
+    return RankLocation(int(env["RANK"]), int(env["GROUP_RANK"]), fabric.path(node))
 
 
 def backend_here(env: Mapping[str, str]) -> str:
@@ -67,7 +67,7 @@ def backend_here(env: Mapping[str, str]) -> str:
 
 
 def timed_between(
-    seat: Seat,
+    seat: RankLocation,
     sizes: Sequence[int],
     repeats: int,
     clock: Clock,
@@ -96,7 +96,7 @@ def timed_between(
     dist.init_process_group(backend)
     try:
         told = (json.loads(text) for text in gathered_texts(json.dumps(astuple(seat))))
-        seats = [Seat(rank, node, tuple(path)) for rank, node, path in told]
+        seats = [RankLocation(rank, node, tuple(path)) for rank, node, path in told]
         timer = _Timer(device, repeats, clock)
         try:
             pairs = to_time(seats)
@@ -145,18 +145,25 @@ def _sweep(reach: Reach, ranks: tuple[int, ...], sizes: Sequence[int], timer: _T
     if dist.get_rank() in ranks:
         seconds = [timer.seconds(size, group) for size in sizes]
     told = json.loads(broadcast_text(json.dumps(seconds), src=ranks[0]))  # and the others wait for it
-    return Sweep(reach, len(ranks), tuple(Timing(size, taken) for size, taken in zip(sizes, told, strict=True)))
+    return Sweep(
+        reach, len(ranks), tuple(AllReduceTiming(size, taken) for size, taken in zip(sizes, told, strict=True))
+    )
 
 
-def _read_sweeps(seats: Sequence[Seat], mine: Seat, reads: ReadTimer) -> list[ReadSweep]:
+def _read_sweeps(seats: Sequence[RankLocation], mine: RankLocation, reads: ReadTimer) -> list[ReadSweep]:
     nodes = {seat.node for seat in seats}
-    readers = {Place.LOCAL: nodes, Place.PEER: nodes, Place.SOURCE: {min(nodes)}, Place.TOGETHER: nodes}
+    readers = {
+        ReadPlace.LOCAL: nodes,
+        ReadPlace.PEER: nodes,
+        ReadPlace.SOURCE: {min(nodes)},
+        ReadPlace.TOGETHER: nodes,
+    }
     if len(nodes) == 1:
-        del readers[Place.PEER], readers[Place.TOGETHER]
+        del readers[ReadPlace.PEER], readers[ReadPlace.TOGETHER]
     sweeps = []
     for place, who in readers.items():
         dist.barrier()  # all begin at once, and nobody before the others have ended
         read = [astuple(reads.read(place))] if mine.node in who else []
-        told = [Told(*one) for text in gathered_texts(json.dumps(read)) for one in json.loads(text)]
+        told = [MeasuredRead(*one) for text in gathered_texts(json.dumps(read)) for one in json.loads(text)]
         sweeps.append(ReadSweep(place, tuple(told)))
     return sweeps

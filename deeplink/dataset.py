@@ -14,7 +14,7 @@ from deeplink.data.blocks import Blocks
 from deeplink.data.digest import receipt
 from deeplink.data.share import Residency
 from deeplink.errors import DeepLinkError
-from deeplink.items import Items
+from deeplink.items import MapDatasetBase
 from deeplink.packed import PackedBatch, Packing, ring_for
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class NoClassError(DeepLinkError):
         self.name, self.root, self.key = name, root, key
 
 
-class Dataset(Items):
+class Dataset(MapDatasetBase):
     """The samples of a packed dataset, labelled by their folder as torchvision's ImageFolder does.
 
     Item `i` is `(sample, label)`. What else is asked for changes that: `labels=False` leaves the label out,

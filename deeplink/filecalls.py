@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from deeplink.library import Library, ReadOnlyError
+from deeplink.library import Library, ReadOnlyDatasetError
 from deeplink.longsample import LongSample
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _check_choice(on_error: str, *choices: str) -> None:
 
 def _refusal(action: str) -> Callable[..., NoReturn]:
     def refuse(_self: object, *_args: object, **_options: object) -> NoReturn:
-        raise ReadOnlyError(action)
+        raise ReadOnlyDatasetError(action)
 
     refuse.__doc__ = f"Refuse to {action}.\n\nRaises:\n    ReadOnlyError: always."
     return refuse

@@ -21,7 +21,13 @@ from fsspec.utils import isfilelike
 from typing_extensions import override
 
 from deeplink.filecalls import ByteCalls, RefusedWrites
-from deeplink.library import IsFolderError, Library, NotThereError, ReadOnlyError, forget_open_datasets
+from deeplink.library import (
+    DatasetNotFoundError,
+    IsFolderError,
+    Library,
+    ReadOnlyDatasetError,
+    forget_open_datasets,
+)
 from deeplink.longsample import LongSample
 from deeplink.path import PROTOCOL, stripped
 from deeplink.publish import write_unsynced
@@ -32,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from deeplink.config import Config
-    from deeplink.library import Found
-    from deeplink.tree import Entry
+    from deeplink.library import PathEntry
+    from deeplink.tree import TreeEntry
 
 _ahead: ContextVar[ReadAhead | None] = ContextVar("_ahead", default=None)
 """Of the `get` that is under way in this thread: it asks for one file after another."""
@@ -164,7 +170,7 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
     def _kind(self, path: str) -> str:
         try:
             return str(self.info(path)["type"])
-        except NotThereError:
+        except DatasetNotFoundError:
             return ""
 
     def find(
@@ -192,7 +198,7 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
             raise ValueError("maxdepth must be at least 1")
         try:
             found = {fact["name"]: fact for fact in self._below(stripped(path), maxdepth)}
-        except NotThereError:
+        except DatasetNotFoundError:
             found = {}
         if not withdirs:
             found = {name: fact for name, fact in found.items() if fact["type"] == "file"}
@@ -234,7 +240,7 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
             found.update(super().expand_path(patterns, recursive, maxdepth, **options))
         except FileNotFoundError as problem:
             if not found:
-                raise NotThereError(", ".join(asked)) from problem
+                raise DatasetNotFoundError(", ".join(asked)) from problem
         return sorted(found)
 
     def checksum(self, path: str) -> int:
@@ -254,7 +260,7 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
         found = self._library.at(path)
         record = self._library.catalog.record(found.place.name, found.reader.version)
         if record is None:
-            raise NotThereError(stripped(path), "it is not known when it was packed", "")
+            raise DatasetNotFoundError(stripped(path), "it is not known when it was packed", "")
         return datetime.fromtimestamp(record.packed_unix, UTC)
 
     created = modified
@@ -282,7 +288,7 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
         else:
             paths = self.expand_path(rpath, recursive=recursive, maxdepth=maxdepth)
         if bad := [path for path in paths if not {".", ".."}.isdisjoint(path.split("/"))]:
-            raise NotThereError(bad[0], "that name would lead out of the destination")
+            raise DatasetNotFoundError(bad[0], "that name would lead out of the destination")
         token = _ahead.set(ReadAhead(self._library, paths))
         try:
             super().get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **options)
@@ -315,7 +321,7 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> Any:
         if set(mode) & set("wax+"):
-            raise ReadOnlyError(f"open with mode {mode!r}")
+            raise ReadOnlyDatasetError(f"open with mode {mode!r}")
         if mode != "rb":
             raise ValueError(f"mode {mode!r}")
         found = self._library.at(path)
@@ -331,7 +337,7 @@ def _folder(name: str) -> dict[str, Any]:
     return {"name": name, "size": 0, "type": "directory"}
 
 
-def _facts(found: Found, entry: Entry) -> dict[str, Any]:
+def _facts(found: PathEntry, entry: TreeEntry) -> dict[str, Any]:
     if entry.is_folder:
         return _folder(found.path_of(entry))
     index = found.reader.index

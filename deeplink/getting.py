@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from deeplink.cache.reader import Reader
-    from deeplink.library import Found, Library
+    from deeplink.library import Library, PathEntry
 
 _BATCH_BYTES, _BATCH_SAMPLES = 64 << 20, 1024
 
@@ -32,7 +32,7 @@ class DestinationError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class CopyTask:
     """One sample to be copied.
 
     Attributes:
@@ -49,7 +49,7 @@ class Errand:
     target: Path
 
 
-def planned(library: Library, paths: Sequence[str], destination: str, *, recursive: bool) -> list[Errand]:
+def planned(library: Library, paths: Sequence[str], destination: str, *, recursive: bool) -> list[CopyTask]:
     """Return what is to be copied where, as `cp` has it; writes nothing.
 
     Several paths, or a destination that is a folder or ends in a slash: into that folder, under their own names.
@@ -65,7 +65,7 @@ def planned(library: Library, paths: Sequence[str], destination: str, *, recursi
     into = len(paths) > 1 or destination.endswith("/") or target.is_dir()
     if into and target.exists() and not target.is_dir():
         raise DestinationError(target, "it is a file, and several are to be copied")
-    errands: dict[Path, Errand] = {}
+    errands: dict[Path, CopyTask] = {}
     for path in paths:
         found = library.at(path)
         name = (found.place.inner or found.place.name).rpartition("/")[2]
@@ -78,10 +78,10 @@ def planned(library: Library, paths: Sequence[str], destination: str, *, recursi
     return list(errands.values())
 
 
-def _errands(found: Found, target: Path, *, recursive: bool) -> Iterator[Errand]:
+def _errands(found: PathEntry, target: Path, *, recursive: bool) -> Iterator[CopyTask]:
     lengths = found.reader.index.lengths
     if not found.entry.is_folder:
-        yield Errand(found.reader, found.entry.row, str(found.place), found.bytes, target)
+        yield CopyTask(found.reader, found.entry.row, str(found.place), found.bytes, target)
         return
     if not recursive:
         raise IsFolderError(str(found.place), "-r copies it with all that is below.")
@@ -90,12 +90,12 @@ def _errands(found: Found, target: Path, *, recursive: bool) -> Iterator[Errand]
         if not entry.is_folder:
             # The index may come from anywhere: no name in it leads out of the folder.
             inner = checked_key(entry.path)[skip:]
-            yield Errand(found.reader, entry.row, found.path_of(entry), int(lengths[entry.row]), target / inner)
+            yield CopyTask(found.reader, entry.row, found.path_of(entry), int(lengths[entry.row]), target / inner)
 
 
 def fetch(
-    errands: Sequence[Errand], *, progress: Callable[[int, int], None]
-) -> Iterator[tuple[Errand, DeepLinkError]]:
+    errands: Sequence[CopyTask], *, progress: Callable[[int, int], None]
+) -> Iterator[tuple[CopyTask, DeepLinkError]]:
     """Copy samples, many at once; each file appears whole or not at all. Yield those that could not be read.
 
     Args:
@@ -121,7 +121,7 @@ def fetch(
         progress(len(batch), sum(errand.bytes for errand in batch))
 
 
-def _write(errand: Errand, data: memoryview) -> None:
+def _write(errand: CopyTask, data: memoryview) -> None:
     try:
         write_unsynced(errand.target, data)
     except OSError as problem:
@@ -129,8 +129,8 @@ def _write(errand: Errand, data: memoryview) -> None:
         raise DestinationError(errand.target, why, "Name a folder that you may write to, with room.") from problem
 
 
-def _batches(errands: Sequence[Errand]) -> Iterator[list[Errand]]:
-    batch: list[Errand] = []
+def _batches(errands: Sequence[CopyTask]) -> Iterator[list[CopyTask]]:
+    batch: list[CopyTask] = []
     size = 0
     for errand in errands:
         full = len(batch) == _BATCH_SAMPLES or size + errand.bytes > _BATCH_BYTES

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
 from deeplink.grouping import column, grouped, key_of
-from deeplink.items import Items
+from deeplink.items import MapDatasetBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class NoSamplesError(DeepLinkError):
         self.name, self.root, self.columns = name, root, tuple(columns)
 
 
-class GroupedDataset(Items):
+class GroupedDataset(MapDatasetBase):
     """Samples of several files: `a/7.jpg`, `a/7.json` and `a/7.seg.png` are columns of the sample `a/7`.
 
     An item is a dict: `__key__`, and the bytes of each column by its name. The key is the path up to the first dot

@@ -24,7 +24,7 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldCopy:
     """One shard on one node: bytes of its file, and whether the node has verified it."""
 
     bytes: int
@@ -43,7 +43,7 @@ class Holdings:
     """
 
     here: NodeName
-    nodes: Mapping[NodeName, Mapping[ShardId, Held] | None]
+    nodes: Mapping[NodeName, Mapping[ShardId, HeldCopy] | None]
     problems: Mapping[NodeName, str]
     members: tuple[Member, ...]
 
@@ -74,7 +74,7 @@ def holdings(config: Config, clock: Clock) -> Holdings:
     """
     here, others = node_name(config), other_members(config)
     token = members_token(config, others)
-    nodes: dict[NodeName, Mapping[ShardId, Held] | None] = {}
+    nodes: dict[NodeName, Mapping[ShardId, HeldCopy] | None] = {}
     problems: dict[NodeName, str] = {}
     members = configured_members(config)
     own = _own(config)
@@ -90,19 +90,20 @@ def holdings(config: Config, clock: Clock) -> Holdings:
     return Holdings(here, nodes, problems, members)
 
 
-def _own(config: Config) -> dict[ShardId, Held]:
+def _own(config: Config) -> dict[ShardId, HeldCopy]:
     store = Store(config.store, make=False)
     if not config.store.is_dir():
         return {}
     status = store.status()
     return {
-        shard: Held(size, store.is_verified(shard)) for shard, size in zip(status.ids, status.sizes, strict=True)
+        shard: HeldCopy(size, store.is_verified(shard))
+        for shard, size in zip(status.ids, status.sizes, strict=True)
     }
 
 
-def _asked(member: Member, token: str, clock: Clock) -> dict[ShardId, Held] | MemberError:
+def _asked(member: Member, token: str, clock: Clock) -> dict[ShardId, HeldCopy] | MemberError:
     try:
         reply = stat_member(member, token, clock)
     except MemberError as problem:
         return problem
-    return {ShardId(shard.id): Held(shard.bytes, shard.verified) for shard in reply.shards}
+    return {ShardId(shard.id): HeldCopy(shard.bytes, shard.verified) for shard in reply.shards}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deeplink.types import Version
 
 
-class Items(torch_data.Dataset[Any]):
+class MapDatasetBase(torch_data.Dataset[Any]):
     """Items of a packed dataset's version, which is pinned when this is made.
 
     Args:

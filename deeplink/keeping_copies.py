@@ -242,7 +242,7 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
         return self._boards.hear(request)
 
 
-class Settings(Protocol):
+class ReplicaSettings(Protocol):
     """What an agent's settings say about it."""
 
     @property
@@ -266,7 +266,9 @@ class Settings(Protocol):
         ...
 
 
-def served(settings: Settings, server: grpc.Server, learn: Callable[[Attempt], Attempt], clock: Clock) -> str:
+def served(
+    settings: ReplicaSettings, server: grpc.Server, learn: Callable[[Attempt], Attempt], clock: Clock
+) -> str:
     """Serve the Keep service on `server`; return its full name, for health and reflection.
 
     Args:

@@ -16,7 +16,7 @@ WAIT_S = 0.2
 """So long a look that is under way is waited for by those who ask; after that they get what the last one saw."""
 
 
-class Lately(Generic[Value]):
+class CachedProbe(Generic[Value]):
     """What looks see, each in a thread of its own and never two at once. Thread-safe.
 
     Args:

@@ -15,7 +15,7 @@ from deeplink.cache.reader import Reader
 from deeplink.config import Config, load_config
 from deeplink.errors import DeepLinkError
 from deeplink.path import DatasetPath, resolved_version, stripped
-from deeplink.tree import Entry, Tree
+from deeplink.tree import DatasetTree, TreeEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _MOST_OPEN = 16
 """Versions that a process keeps open between uses."""
 
 
-class ReadOnlyError(DeepLinkError, PermissionError):
+class ReadOnlyDatasetError(DeepLinkError, PermissionError):
     """Somebody tried to write to a packed dataset."""
 
     def __init__(self, action: str) -> None:
@@ -37,7 +37,7 @@ class ReadOnlyError(DeepLinkError, PermissionError):
         self.action, self.errno = action, errno.EROFS
 
 
-class NotThereError(DeepLinkError, FileNotFoundError):
+class DatasetNotFoundError(DeepLinkError, FileNotFoundError):
     """There is no such dataset, version, folder or sample."""
 
     exit_code = 2
@@ -79,7 +79,7 @@ def forget_open_datasets() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PathEntry:
     """What lies at a path.
 
     Attributes:
@@ -90,7 +90,7 @@ class Found:
 
     place: DatasetPath
     reader: Reader
-    entry: Entry
+    entry: TreeEntry
 
     @property
     def bytes(self) -> int:
@@ -106,18 +106,18 @@ class Found:
         # As sealed: where a sample is read in ranges nothing else tells that it goes on behind its last one.
         return int(self.reader.index.column(column, range(self.entry.row, self.entry.row + 1))[0])
 
-    def path_of(self, entry: Entry) -> str:
+    def path_of(self, entry: TreeEntry) -> str:
         """Return the path of another entry of this version."""
         return f"{self.place.root}/{entry.path}"
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TreeEntry]:
         """Return what lies directly in the folder, sorted; the sample itself for a sample."""
-        return Tree(self.reader.index).entries(self.place.inner) if self.entry.is_folder else [self.entry]
+        return DatasetTree(self.reader.index).entries(self.place.inner) if self.entry.is_folder else [self.entry]
 
-    def below(self, depth: int | None = None) -> Iterator[Entry]:
+    def below(self, depth: int | None = None) -> Iterator[TreeEntry]:
         """Yield all that lies below the folder, at most `depth` levels down; nothing for a sample."""
         if self.entry.is_folder:
-            yield from Tree(self.reader.index).below(self.place.inner, depth)
+            yield from DatasetTree(self.reader.index).below(self.place.inner, depth)
 
 
 class Library:
@@ -148,7 +148,7 @@ class Library:
         """The versions read where a path names none: those given, and those looked at so far."""
         return self._given | {name: found.version for (name, asked), found in self._pinned.items() if not asked}
 
-    def at(self, path: str) -> Found:
+    def at(self, path: str) -> PathEntry:
         """Return what lies at `[deeplink://]name[@version][/path]`.
 
         Raises:
@@ -160,11 +160,11 @@ class Library:
             place = DatasetPath.parse(path)
             reader = self._reader(place)
         except (DatasetMissingError, DatasetNameError) as problem:
-            raise NotThereError(stripped(path), str(problem), problem.remedy) from problem
-        entry = Tree(reader.index).entry(place.inner)
+            raise DatasetNotFoundError(stripped(path), str(problem), problem.remedy) from problem
+        entry = DatasetTree(reader.index).entry(place.inner)
         if entry is None:
-            raise NotThereError(str(place))
-        return Found(place, reader, entry)
+            raise DatasetNotFoundError(str(place))
+        return PathEntry(place, reader, entry)
 
     def _reader(self, place: DatasetPath) -> Reader:
         asked = place.name, place.version
@@ -199,7 +199,7 @@ class Library:
 
     def read_each(self, paths: Sequence[str]) -> dict[str, memoryview | OSError]:
         """Return the bytes of samples by path, in the order asked; in place of what cannot be had, its error."""
-        out: dict[str, memoryview | OSError] = dict.fromkeys(paths, NotThereError(""))
+        out: dict[str, memoryview | OSError] = dict.fromkeys(paths, DatasetNotFoundError(""))
         there = []
         for path in out:
             try:
@@ -207,7 +207,7 @@ class Library:
                     out[path] = IsFolderError(stripped(path))
                 else:
                     there.append(path)
-            except NotThereError as problem:
+            except DatasetNotFoundError as problem:
                 out[path] = problem
         try:
             out.update(self.read(there))

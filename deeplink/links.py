@@ -32,7 +32,7 @@ MOST_ROUTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class InterfaceAddress:
     """An interface and one of its addresses.
 
     Attributes:
@@ -54,9 +54,9 @@ class Route:
     interface: str
 
 
-def links() -> tuple[Link, ...]:
+def links() -> tuple[InterfaceAddress, ...]:
     """Return every interface that can carry traffic to other machines, with each of its IPv4 addresses."""
-    found: list[Link] = []
+    found: list[InterfaceAddress] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for address in local_addresses():
             with contextlib.suppress(OSError):  # gone meanwhile: a container's, say
@@ -64,7 +64,7 @@ def links() -> tuple[Link, ...]:
     return tuple(found)
 
 
-def _links_of(asker: socket.socket, address: LocalAddress) -> tuple[Link, ...]:
+def _links_of(asker: socket.socket, address: LocalAddress) -> tuple[InterfaceAddress, ...]:
     ip = ipaddress.IPv4Address(address.ip)
     if ip.is_loopback or ip.is_link_local or not _running(asker, address.interface):
         return ()
@@ -72,7 +72,7 @@ def _links_of(asker: socket.socket, address: LocalAddress) -> tuple[Link, ...]:
     network = ipaddress.IPv4Network(f"{address.ip}/{mask}", strict=False)
     # An address beside the first has a label of its own: `eth0:1` is carried by eth0.
     name = address.interface.partition(":")[0]
-    return (Link(name, address.ip, str(network), _speed(asker, name)),)
+    return (InterfaceAddress(name, address.ip, str(network), _speed(asker, name)),)
 
 
 def _asked(asker: socket.socket, request: int, interface: str) -> bytes:

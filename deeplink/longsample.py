@@ -12,7 +12,7 @@ from deeplink.library import NotReadError
 
 if TYPE_CHECKING:
     from deeplink.config import Config
-    from deeplink.library import Found
+    from deeplink.library import PathEntry
 
 _KEPT = 2
 """Pieces remembered: who reads a table goes between its end and its columns."""
@@ -31,14 +31,14 @@ class LongSample:
         bytes: its length.
     """
 
-    def __init__(self, found: Found, config: Config) -> None:
+    def __init__(self, found: PathEntry, config: Config) -> None:
         self._reader, self._store = found.reader, Store(config.store, make=False)
         self._row, self.bytes = found.entry.row, found.bytes
         self._pieces: dict[int, memoryview] = {}
         self._whole: memoryview | None = None
 
     @staticmethod
-    def is_one(found: Found) -> bool:
+    def is_one(found: PathEntry) -> bool:
         """Tell whether a sample is so long."""
         return found.bytes > SPAN
 

@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Info, make_ws
 from prometheus_client.exposition import ThreadingWSGIServer
 from typing_extensions import override
 
-from deeplink.admission import Admission, Bounds
+from deeplink.admission import Admission, ConnectionBounds
 from deeplink.clock import SystemClock
 from deeplink.errors import DeepLinkError
 
@@ -171,7 +171,7 @@ class _MetricsServer(ThreadingWSGIServer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._admission = Admission[socket.socket](
-            Bounds(connections=_CONNECTIONS, proof_s=PROOF_S), SystemClock()
+            ConnectionBounds(connections=_CONNECTIONS, proof_s=PROOF_S), SystemClock()
         )
         super().__init__(*args, **options)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mmengine.fileio import BaseStorageBackend, register_backend
 
-from deeplink.library import Library, NotThereError, ReadOnlyError
+from deeplink.library import DatasetNotFoundError, Library, ReadOnlyDatasetError
 from deeplink.path import PROTOCOL
 from deeplink.publish import write_unsynced
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from deeplink.config import Config
-    from deeplink.library import Found
+    from deeplink.library import PathEntry
 
     FilePath = str | os.PathLike[str]
 
@@ -89,7 +89,7 @@ class DeepLinkBackend(BaseStorageBackend):  # type: ignore[misc]
     def _kind(self, filepath: FilePath) -> bool | None:
         try:
             return self._library.at(self._place(filepath)).entry.is_folder
-        except NotThereError:
+        except DatasetNotFoundError:
             return None
 
     def join_path(self, filepath: FilePath, *filepaths: FilePath) -> str:
@@ -163,13 +163,13 @@ class DeepLinkBackend(BaseStorageBackend):  # type: ignore[misc]
             raise TypeError("`suffix` must be a string or tuple of strings")
         found = self._library.at(self._place(dir_path))
         if not found.entry.is_folder:
-            raise NotThereError(str(found.place), "it is no folder")
+            raise DatasetNotFoundError(str(found.place), "it is no folder")
         depth = None if recursive else 1
         return self._listed(found, suffix or "", depth, folders=list_dir, files=list_file)
 
     @staticmethod
     def _listed(
-        found: Found, suffix: str | tuple[str, ...], depth: int | None, *, folders: bool, files: bool
+        found: PathEntry, suffix: str | tuple[str, ...], depth: int | None, *, folders: bool, files: bool
     ) -> Iterator[str]:
         skip = len(found.place.inner) + 1 if found.place.inner else 0
         for entry in found.below(depth):
@@ -181,7 +181,7 @@ class DeepLinkBackend(BaseStorageBackend):  # type: ignore[misc]
                 yield path
 
     def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise ReadOnlyError("write or remove through mmengine")
+        raise ReadOnlyDatasetError("write or remove through mmengine")
 
     put = put_text = copyfile = copytree = copyfile_from_local = copytree_from_local = _refuse
     remove = rmtree = copy_if_symlink_fails = _refuse

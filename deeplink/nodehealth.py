@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from deeplink.attending import Attendee, Attending, Deliver
 from deeplink.bounded import within
 from deeplink.config import ConfigError
-from deeplink.scheduler.health.builtin import Place, boot_id_of, checks_of
+from deeplink.scheduler.health.builtin import CheckPaths, boot_id_of, checks_of
 from deeplink.scheduler.health.clock import Compared
 from deeplink.scheduler.health.switch import read_switch, switch_paths
 from deeplink.scheduler.health.watching import HealthWatch
@@ -44,7 +44,7 @@ class NodeHealth:
         self._attending: Attending | None = None
         self.boot_id = boot_id_of(config) if config is not None else ""
         self._compared = Compared()
-        place = Place(node=node, store=store, of_job=of_job, compared=self._compared)
+        place = CheckPaths(node=node, store=store, of_job=of_job, compared=self._compared)
         self._watch = self._prepared(config, place) if config is not None and config.health else None
 
     def findings(self) -> list[common_pb2.Finding]:
@@ -79,7 +79,7 @@ class NodeHealth:
         if self._watch is not None:
             self._watch.stop()
 
-    def _prepared(self, config: Config, place: Place) -> HealthWatch | None:
+    def _prepared(self, config: Config, place: CheckPaths) -> HealthWatch | None:
         try:
             checks = within(lambda: checks_of(config, place, self._clock), _PREPARE_S)
         except TimeoutError:

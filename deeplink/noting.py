@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from deeplink.cache.holding.residency import Residency
+    from deeplink.cache.holding.residency import VersionResidency
     from deeplink.cache.index import Index
     from deeplink.types import NodeName, ShardId
 
 log = logging.getLogger(__name__)
 
 
-def note_residency(catalog: Path, name: str, index: Index, found: Residency) -> None:
+def note_residency(catalog: Path, name: str, index: Index, found: VersionResidency) -> None:
     """Keep what members have said they verified of a version."""
     _note(catalog, name, index, {node.node: node.verified_bytes for node in found.nodes if node.answered})
 

@@ -192,7 +192,7 @@ def ring_for(have: Ring | None, lengths: np.ndarray, wanted: tuple[int, int, int
     return have if have is not None and have.fits(workers, slots, size) else Ring(workers, slots, size)
 
 
-class Shared(Protocol):
+class PackedBatches(Protocol):
     """What `loader` needs of a dataset; a `deeplink.Dataset` with `packed=True` is one."""
 
     def __len__(self) -> int: ...
@@ -210,7 +210,7 @@ def collate(batch: Any) -> Any:
 
 
 def loader(
-    dataset: Shared,
+    dataset: PackedBatches,
     batch_sampler: Iterable[list[int]],
     *,
     num_workers: int = 0,

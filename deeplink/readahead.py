@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.library import NotThereError
+from deeplink.library import DatasetNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class ReadAhead:
         for other in self._paths[start : start + _BATCH_SAMPLES - 1]:
             try:
                 found = self._library.at(other)
-            except NotThereError:
+            except DatasetNotFoundError:
                 continue
             room -= found.bytes
             if room < 0:

@@ -20,7 +20,7 @@ from deeplink.cache.reader import Reader
 from deeplink.cache.store import Store
 from deeplink.errors import DeepLinkError
 from deeplink.path import DatasetPath, resolved_version
-from deeplink.scheduler.model.read_sweep import Place, Told
+from deeplink.scheduler.model.read_sweep import MeasuredRead, ReadPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,21 +36,21 @@ _MOST_SHARDS = 256
 _BATCH_SAMPLES, _BATCH_BYTES = 64, 8 << 20
 _SEED = 20
 _COUNTED = {
-    Place.LOCAL: "local_bytes",
-    Place.PEER: "peer_bytes",
-    Place.SOURCE: "source_bytes",
-    Place.TOGETHER: "source_bytes",
+    ReadPlace.LOCAL: "local_bytes",
+    ReadPlace.PEER: "peer_bytes",
+    ReadPlace.SOURCE: "source_bytes",
+    ReadPlace.TOGETHER: "source_bytes",
 }
 _NOTHING = {
-    Place.LOCAL: "this node's store holds nothing of it",
-    Place.PEER: "no other node gave any of it",
-    Place.SOURCE: "it could not be read there",
-    Place.TOGETHER: "it could not be read there",
+    ReadPlace.LOCAL: "this node's store holds nothing of it",
+    ReadPlace.PEER: "no other node gave any of it",
+    ReadPlace.SOURCE: "it could not be read there",
+    ReadPlace.TOGETHER: "it could not be read there",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ReadBounds:
     """How much one rank reads from one place, at most: bytes, and seconds."""
 
     bytes: int
@@ -58,7 +58,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SampleSlice:
     """Which part of the samples a rank reads: no two ranks read the same, nor one the same from two places.
 
     Attributes:
@@ -86,46 +86,46 @@ class ReadTimer:
         IndexFormatError: its index is damaged.
     """
 
-    def __init__(self, dataset: str, config: Config, part: Part, bounds: Bounds, clock: Clock) -> None:
+    def __init__(self, dataset: str, config: Config, part: SampleSlice, bounds: ReadBounds, clock: Clock) -> None:
         self._config, self._part, self._bounds, self._clock = config, part, bounds, clock
         path = DatasetPath.parse(dataset)
         version = resolved_version(Catalog(config.catalog), path.name, path.version)
         self._open = ExitStack()
         nowhere = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="deeplink-calibrate-")))
         told = {
-            Place.LOCAL: replace(config, members=""),
-            Place.PEER: replace(config, store=nowhere),
-            Place.SOURCE: replace(config, store=nowhere, members=""),
+            ReadPlace.LOCAL: replace(config, members=""),
+            ReadPlace.PEER: replace(config, store=nowhere),
+            ReadPlace.SOURCE: replace(config, store=nowhere, members=""),
         }
         self._readers = {
             place: self._open.enter_context(Reader.open(path.name, version=version, config=known))
             for place, known in told.items()
         }
-        self._readers[Place.TOGETHER] = self._readers[Place.SOURCE]
-        self._index = self._readers[Place.LOCAL].index
+        self._readers[ReadPlace.TOGETHER] = self._readers[ReadPlace.SOURCE]
+        self._index = self._readers[ReadPlace.LOCAL].index
 
-    def read(self, place: Place) -> Told:
+    def read(self, place: ReadPlace) -> MeasuredRead:
         """Read from a place, and return what came from there and how long that took; never fails."""
         try:
             return self._read(place)
         except (DeepLinkError, OSError) as problem:
-            return Told(self._part.node, problem=str(problem))
+            return MeasuredRead(self._part.node, problem=str(problem))
 
-    def rows(self, place: Place) -> np.ndarray:
+    def rows(self, place: ReadPlace) -> np.ndarray:
         """Return the rows for this rank and place, in the order in which they are read."""
         count, draw = len(self._index), np.random.default_rng(_SEED)
         drawn = draw.permutation(count) if count <= _MOST_ROWS else np.unique(draw.integers(0, count, _MOST_ROWS))
         draw.shuffle(drawn)
-        places = list(Place)
+        places = list(ReadPlace)
         mine = drawn[self._part.rank * len(places) + places.index(place) :: self._part.ranks * len(places)]
-        if place is Place.LOCAL:
+        if place is ReadPlace.LOCAL:
             return self._of_shards(mine, self._here())
-        return self._of_shards(mine, self._elsewhere(mine)) if place is Place.PEER else mine
+        return self._of_shards(mine, self._elsewhere(mine)) if place is ReadPlace.PEER else mine
 
-    def _read(self, place: Place) -> Told:
+    def _read(self, place: ReadPlace) -> MeasuredRead:
         rows = self.rows(place)
         if not len(rows):
-            return Told(self._part.node, problem=_NOTHING[place])
+            return MeasuredRead(self._part.node, problem=_NOTHING[place])
         self._came(place, rows[:1])  # connections are made, and threads started
         size, seconds = 0, 0.0
         began = self._clock.monotonic()
@@ -138,9 +138,9 @@ class ReadTimer:
                 size, seconds = size + came, seconds + took
             if size >= self._bounds.bytes or self._clock.monotonic() - began >= self._bounds.seconds:
                 break
-        return Told(self._part.node, size, seconds, "" if size else _NOTHING[place])
+        return MeasuredRead(self._part.node, size, seconds, "" if size else _NOTHING[place])
 
-    def _came(self, place: Place, rows: np.ndarray) -> int:
+    def _came(self, place: ReadPlace, rows: np.ndarray) -> int:
         """Read samples, and return how many bytes of them the reader counted as from that place."""
         reader, counted = self._readers[place], _COUNTED[place]
         before = getattr(reader.stats(), counted)
@@ -162,7 +162,7 @@ class ReadTimer:
         began = self._clock.monotonic()
         for number, first in list(zip(numbers.tolist(), firsts.tolist(), strict=True))[:_MOST_SHARDS]:
             row = rows[first : first + 1]
-            if self._came(Place.PEER, row) == int(self._index.sizes(row)[0]):
+            if self._came(ReadPlace.PEER, row) == int(self._index.sizes(row)[0]):
                 found.append(number)
             if self._clock.monotonic() - began >= self._bounds.seconds:
                 break
@@ -177,7 +177,7 @@ class ReadTimer:
             yield rows[first : first + count]
             first += count
 
-    def _forget(self, place: Place, rows: np.ndarray) -> None:
+    def _forget(self, place: ReadPlace, rows: np.ndarray) -> None:
         """Have this node's memory let go of the source's files, where it is a folder: reading is to be cold."""
         if _COUNTED[place] != "source_bytes" or self._index.home or "://" in self._index.source:
             return

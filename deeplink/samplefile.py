@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import override
 
-from deeplink.library import ReadOnlyError
+from deeplink.library import ReadOnlyDatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,15 +38,15 @@ class SampleFile(io.BytesIO):
 
     @override
     def write(self, _data: Any) -> NoReturn:
-        raise ReadOnlyError("write to a sample")
+        raise ReadOnlyDatasetError("write to a sample")
 
     @override
     def writelines(self, _lines: Iterable[Any]) -> NoReturn:
-        raise ReadOnlyError("write to a sample")
+        raise ReadOnlyDatasetError("write to a sample")
 
     @override
     def truncate(self, _size: int | None = None) -> NoReturn:
-        raise ReadOnlyError("truncate a sample")
+        raise ReadOnlyDatasetError("truncate a sample")
 
 
 def _reopened(kind: type[SampleFile], path: str, data: bytes, position: int) -> SampleFile:

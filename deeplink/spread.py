@@ -13,7 +13,7 @@ from deeplink.cache.membership import configured_members, members_token, node_na
 from deeplink.clock import Clock, SystemClock
 from deeplink.private import private_folder
 from deeplink.runtokens import token_of
-from deeplink.scheduler.launch.fleet import Fleet
+from deeplink.scheduler.launch.fleet import AgentPool
 from deeplink.scheduler.launch.ground import fabric_below
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.site import with_domains
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from deeplink.config import Config
-    from deeplink.scheduler.launch.site import Site
+    from deeplink.scheduler.launch.site import SiteFabric
     from deeplink.types import Member
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PackTarget:
     """Where to pack to.
 
     Attributes:
@@ -82,8 +82,8 @@ def target(
     local: int = 0,
     here: bool = False,
     clock: Clock | None = None,
-    site_of: Callable[[Config], Site | None] = lambda _: None,
-) -> Iterator[Target]:
+    site_of: Callable[[Config], SiteFabric | None] = lambda _: None,
+) -> Iterator[PackTarget]:
     """Give where to pack to: standing agents if any are configured, else the allocation's nodes, else this node.
 
     Agents that are started for it run until the end of the `with`.
@@ -102,17 +102,17 @@ def target(
         TokenFileError: the token of standing agents cannot be read.
     """
     if here:
-        yield Target(config, (), "")
+        yield PackTarget(config, (), "")
     elif local or (not config.members and in_allocation()):
         yield from _gathered(config, local, clock or SystemClock(), site_of)
     else:
         standing = configured_members(config)
-        yield Target(config, standing, members_token(config, standing))
+        yield PackTarget(config, standing, members_token(config, standing))
 
 
 def _gathered(
-    config: Config, local: int, clock: Clock, site_of: Callable[[Config], Site | None]
-) -> Iterator[Target]:
+    config: Config, local: int, clock: Clock, site_of: Callable[[Config], SiteFabric | None]
+) -> Iterator[PackTarget]:
     backend: LocalBackend | SlurmBackend
     if local:
         backend = LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
@@ -121,7 +121,7 @@ def _gathered(
     private_folder(backend.folder)
     secret = new_token()
     token = token_of(secret, Attempt(backend.job, backend.restart, 0))
-    fleet = Fleet(backend.start_agents(secret), lambda _: token, clock)
+    fleet = AgentPool(backend.start_agents(secret), lambda _: token, clock)
     try:
         logs = str(backend.folder / "agents.log")
         unheard = Unheard(backend.unheard, clock, 0.0)
@@ -130,7 +130,7 @@ def _gathered(
         fabric = fabric_below(told, None if local else site_of(config), backend.fabric)
         members = tuple(facts.member for facts in with_domains(fleet.facts, fabric).values())
         among = not local and node_name(config) in {member.name for member in members}
-        yield Target(config if among else replace(config, store=_staging_folder()), members, token)
+        yield PackTarget(config if among else replace(config, store=_staging_folder()), members, token)
     finally:
         fleet.close()
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TreeEntry:
     """A folder or a sample.
 
     Attributes:
@@ -31,35 +31,35 @@ class Entry:
         return self.row < 0
 
 
-class Tree:
+class DatasetTree:
     """The folders and samples of one version; asks the index anew each time, remembers nothing."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str) -> TreeEntry | None:
         """Return what lies at a path; None where nothing does."""
         try:
-            return Entry(path, self.index.row(path)) if path else Entry("")
+            return TreeEntry(path, self.index.row(path)) if path else TreeEntry("")
         except KeyMissingError:
-            return Entry(path) if self._is_folder(path) else None
+            return TreeEntry(path) if self._is_folder(path) else None
 
     def _is_folder(self, path: str) -> bool:
         # The index takes slashes at the ends for nothing; in a path they are wrong.
         return path == path.strip("/") and bool(self.index.rows_below(path))
 
-    def entries(self, folder: str) -> list[Entry]:
+    def entries(self, folder: str) -> list[TreeEntry]:
         """Return what lies directly in a folder, sorted by name; empty where there is no such folder."""
         prefix = f"{folder}/" if folder else ""
         try:
             found = self.index.listing(folder)
         except KeyMissingError:
             return []
-        entries = [Entry(prefix + name) for name in found.folders]
-        entries += [Entry(self.index.key(row), row) for row in found.rows.tolist()]
+        entries = [TreeEntry(prefix + name) for name in found.folders]
+        entries += [TreeEntry(self.index.key(row), row) for row in found.rows.tolist()]
         return sorted(entries, key=lambda entry: entry.path)
 
-    def below(self, folder: str, depth: int | None = None) -> Iterator[Entry]:
+    def below(self, folder: str, depth: int | None = None) -> Iterator[TreeEntry]:
         """Yield all that lies below a folder, folders before what is in them, at most `depth` levels down."""
         if depth is None:
             yield from self._all_below(folder)
@@ -69,7 +69,7 @@ class Tree:
             if entry.is_folder and depth > 1:
                 yield from self.below(entry.path, depth - 1)
 
-    def _all_below(self, folder: str) -> Iterator[Entry]:
+    def _all_below(self, folder: str) -> Iterator[TreeEntry]:
         rows = self.index.rows_below(folder)
         start = len(folder) + 1 if folder else 0
         seen: set[str] = set()
@@ -77,15 +77,15 @@ class Tree:
             parent = key.rpartition("/")[0]
             if len(parent) > len(folder) and parent not in seen:
                 yield from self._new_folders(parent, start, seen)
-            yield Entry(key, row)
+            yield TreeEntry(key, row)
 
     @staticmethod
-    def _new_folders(parent: str, start: int, seen: set[str]) -> Iterator[Entry]:
+    def _new_folders(parent: str, start: int, seen: set[str]) -> Iterator[TreeEntry]:
         end = parent.find("/", start)
         while end >= 0:
             if parent[:end] not in seen:
                 seen.add(parent[:end])
-                yield Entry(parent[:end])
+                yield TreeEntry(parent[:end])
             end = parent.find("/", end + 1)
         seen.add(parent)
-        yield Entry(parent)
+        yield TreeEntry(parent)

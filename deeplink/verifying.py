@@ -14,7 +14,7 @@ from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.packing.rebuilding import rows_of
 from deeplink.cache.reads.copying import Copying
 from deeplink.cache.reads.mapped import ShardFile
-from deeplink.cache.remote.fleet import Fleet
+from deeplink.cache.remote.fleet import MemberPool
 from deeplink.cache.store import Store
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deeplink.cache.remote.transport import Transport
     from deeplink.clock import Clock
     from deeplink.config import Config
-    from deeplink.holding import Held, Holdings
+    from deeplink.holding import HeldCopy, Holdings
     from deeplink.types import NodeName, SampleKey, ShardId
 
 _BATCH_BYTES, _BATCH_SAMPLES = 16 << 20, 4096
@@ -81,7 +81,7 @@ class ShardReport:
         )
 
 
-class Verification:
+class VersionVerification:
     """The copies of one version.
 
     Args:
@@ -123,7 +123,7 @@ class Verification:
             yield ShardReport(entry.id, len(rows), int(self._index.lengths[rows].sum()), tuple(copies))
 
     @staticmethod
-    def _looked_at(node: NodeName, held: Held, expected: int) -> Copy:
+    def _looked_at(node: NodeName, held: HeldCopy, expected: int) -> Copy:
         if held.bytes == expected:
             return Copy(node, CopyState.PRESENT)
         return Copy(node, CopyState.WRONG, (), f"its file has {held.bytes:,} bytes, and should have {expected:,}")
@@ -163,7 +163,9 @@ class Verification:
         """Return the positions in `rows` that a member's copy has wrong, and what is wrong."""
         # One for each batch: it would not ask again for a shard that it was sent wrong bytes of.
         deadline_s = self._config.read_deadline_ms / 1000
-        member = Fleet(self._index, [self._members[node]], self._transport, self._clock, deadline_s=deadline_s)
+        member = MemberPool(
+            self._index, [self._members[node]], self._transport, self._clock, deadline_s=deadline_s
+        )
         outcome = member.fill(rows, np.arange(len(rows)), Batch.empty(self._index.lengths[rows]))
         return {p: "; ".join(outcome.problems[p]) or "it is not served" for p in outcome.missing.tolist()}
 

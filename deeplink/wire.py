@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from typing_extensions import override
 
 from deeplink.acceptor import Acceptor
-from deeplink.admission import Bounds
+from deeplink.admission import ConnectionBounds
 from deeplink.clock import SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.listening import ListenError, listening_socket
@@ -193,8 +193,8 @@ def bound_server(
         register: adds the servicers and returns the full names of their services, which health and reflection
             then know.
         workers: calls served at once; more than four times as many waiting are refused (RESOURCE_EXHAUSTED).
-        connections: held at once, of which strangers have half (see `Bounds`); one too many is closed. To a
-            client of `open_channel` that is a server which is not there yet: it connects again within a second.
+        connections: held at once, of which strangers have half (see `ConnectionBounds`); one too many is closed.
+            To a client of `open_channel` it is a server which is not there yet: it connects again within a second.
         open_services: full names of services whose calls need no token.
         refusal: what a call without a valid token is told.
         farewell: what tokens get that are not valid any more; None: the same.
@@ -226,7 +226,7 @@ def bound_server(
     for name in ["", *services]:
         answers.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
-    bounds = Bounds(connections=connections_allowed(connections, each=3))
+    bounds = ConnectionBounds(connections=connections_allowed(connections, each=3))
     without = (*open_to_all, *farewell.replies)
     acceptor = Acceptor(listener, _private_port(server), is_valid, bounds, SystemClock(), open_to_all=without)
     return BoundServer(FrontedServer(server, acceptor), listener.getsockname()[1], answers)

@@ -22,8 +22,8 @@ from benchmarks.rows import Row, make_row, table, write_rows
 from deeplink.cache import block
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.index import Index, write_index
-from deeplink.cache.names import Gathering
-from deeplink.cache.packing.jobs import Job, planned_job
+from deeplink.cache.names import NameCollector
+from deeplink.cache.packing.jobs import PackJob, planned_job
 from deeplink.cache.packing.staging import Piece
 from deeplink.cache.sources.origin import Listing, Source
 from deeplink.config import Config
@@ -61,7 +61,7 @@ class _NamesAlone(Source):
 
     @override
     def listing(self) -> Listing:
-        found = Gathering()
+        found = NameCollector()
         for first in range(0, self._files, _IN_A_FOLDER):
             numbers = range(first, min(first + _IN_A_FOLDER, self._files))
             folder = f"n{first // _IN_A_FOLDER:08d}"
@@ -84,14 +84,14 @@ class _NamesAlone(Source):
         return bytes(length)
 
 
-def _planned(work: Path, files: int) -> Job:
+def _planned(work: Path, files: int) -> PackJob:
     config = Config(catalog=work / "catalog", store=work / "store", state=work / "state", shard_bytes=_SHARD_BYTES)
     job = planned_job(_NamesAlone(files), Catalog(config.catalog), "names", config, members=0, append=False)
     job.put_aside(work)
     return job
 
 
-def _pieces(job: Job) -> dict[int, Piece]:
+def _pieces(job: PackJob) -> dict[int, Piece]:
     """Return what would be known of the shards if they had been packed."""
     draw, found = np.random.default_rng(0), {}
     for number, shard in enumerate(job.plan.shards):

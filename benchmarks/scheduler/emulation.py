@@ -25,7 +25,7 @@ from benchmarks.program import hand_over, options, unwind_when_told
 from benchmarks.rows import make_row
 from benchmarks.scheduler.choices import Answer, Asked, Record, read_record, write_record
 from benchmarks.scheduler.manyslurmd import GPUS, Names, Shape, in_namespaces, said, slurm_of, wait_idle
-from deeplink.scheduler.placement.request import Cluster, Request, Room
+from deeplink.scheduler.placement.request import NodeCapacity, PlacementCluster, PlacementRequest
 from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.simulate.floor import Floor
 from deeplink.scheduler.simulate.slurm_tree import slurm_choice
@@ -195,11 +195,11 @@ def agreement_rows(record: Record) -> list[Row]:
 def ours(floor: Floor, used: str, nodes: int) -> tuple[NodeName, ...]:
     """Return the nodes that production chooses for whole nodes, in rank order."""
     rooms = {
-        node: Room(gpus=GPUS, free_gpus=GPUS - int(digit), idle=digit == "0")
+        node: NodeCapacity(gpus=GPUS, free_gpus=GPUS - int(digit), idle=digit == "0")
         for node, digit in zip(floor.nodes, used, strict=True)
     }
-    cluster = Cluster(fabric=floor.fabric, rooms=rooms)
-    chosen = place(cluster, Request(nodes=nodes, gpus_per_node=GPUS), most=1)[0].nodes
+    cluster = PlacementCluster(fabric=floor.fabric, rooms=rooms)
+    chosen = place(cluster, PlacementRequest(nodes=nodes, gpus_per_node=GPUS), most=1)[0].nodes
     return rank_order(chosen, floor.fabric).nodes
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deeplink.scheduler.model.arrays import Floats
-    from deeplink.scheduler.model.fit import Fitted
+    from deeplink.scheduler.model.fit import FittedModel
 
 _GPUS_OF_A_NODE = 4
 _NOMINAL_BYTES = 1e8  # the files do not tell; step times show bandwidth only relative to it
@@ -131,17 +131,17 @@ class Predicted:
     with_effect: Floats
 
 
-def one_by_one(work: Workload, whole: Fitted) -> Predicted:
+def one_by_one(work: Workload, whole: FittedModel) -> Predicted:
     """Return each configuration's step by a fit without it."""
     return _left_out(work, whole, [[place] for place in range(len(work.placements))])
 
 
-def by_choice(work: Workload, whole: Fitted) -> Predicted:
+def by_choice(work: Workload, whole: FittedModel) -> Predicted:
     """Return each configuration's step by a fit without all of its choice."""
     return _left_out(work, whole, work.groups())
 
 
-def by_ranks(work: Workload, whole: Fitted) -> Predicted:
+def by_ranks(work: Workload, whole: FittedModel) -> Predicted:
     """Return each configuration's step by a fit without all of as many GPUs."""
     ranks = work.seen.asked.ranks
     return _left_out(
@@ -149,14 +149,14 @@ def by_ranks(work: Workload, whole: Fitted) -> Predicted:
     )
 
 
-def by_shape(work: Workload, whole: Fitted) -> Predicted:
+def by_shape(work: Workload, whole: FittedModel) -> Predicted:
     """Return each configuration's step by a fit without a tenth of the shapes, its own among them."""
     shapes = sorted({"".join(sorted(name)) for name in work.placements})
     part = np.array([shapes.index("".join(sorted(name))) % _PARTS for name in work.placements])
     return _left_out(work, whole, [[int(place) for place in np.flatnonzero(part == one)] for one in range(_PARTS)])
 
 
-def _left_out(work: Workload, whole: Fitted, parts: Sequence[Sequence[int]]) -> Predicted:
+def _left_out(work: Workload, whole: FittedModel, parts: Sequence[Sequence[int]]) -> Predicted:
     """Predict each part by a fit to all the others. What is in no part stays unknown."""
     seen, count = work.seen, len(work.placements)
     alone, with_effect = np.full(count, np.nan), np.full(count, np.nan)
@@ -242,7 +242,7 @@ def _errors(predicted: Floats, measured: Floats) -> list[float]:
 _Regrets = dict[str, list[float]]
 
 
-def error_rows(work: Workload, whole: Fitted) -> list[Row]:
+def error_rows(work: Workload, whole: FittedModel) -> list[Row]:
     """Return how far the predictions of one workload are off."""
     one_out, step_s = one_by_one(work, whole), work.seen.step_s
     ways = {
@@ -261,7 +261,7 @@ def error_rows(work: Workload, whole: Fitted) -> list[Row]:
     return rows
 
 
-def all_regrets(work: Workload, whole: Fitted) -> _Regrets:
+def all_regrets(work: Workload, whole: FittedModel) -> _Regrets:
     """Return the regrets of each way to choose."""
     choice_out, ranks_out = by_choice(work, whole), by_ranks(work, whole)
     scores = {

@@ -29,7 +29,15 @@ from benchmarks.rows import make_row
 from deeplink.scheduler.placement import search
 from deeplink.scheduler.placement.cost import DEFAULT_COST
 from deeplink.scheduler.placement.fragmentation import fragmentation
-from deeplink.scheduler.placement.request import Cluster, Limit, NoPlacementError, Request, Residency, Room, Speeds
+from deeplink.scheduler.placement.request import (
+    DataResidency,
+    NodeCapacity,
+    NoPlacementError,
+    PlacementCluster,
+    PlacementLimit,
+    PlacementRequest,
+    Speeds,
+)
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, natural
 from deeplink.scheduler.topology.groups import Groups
@@ -67,7 +75,7 @@ def big_fabric() -> Fabric:
     )
 
 
-def big_state(name: str, draw: random.Random) -> tuple[Cluster, Request]:
+def big_state(name: str, draw: random.Random) -> tuple[PlacementCluster, PlacementRequest]:
     """Return a state of the big cluster, and the job that is to be placed."""
     fabric = big_fabric()
     nodes = list(fabric.paths)
@@ -75,18 +83,20 @@ def big_state(name: str, draw: random.Random) -> tuple[Cluster, Request]:
     busy = {node for node in nodes if draw.random() < share}
     if name == "after a day of jobs":
         busy = _after_jobs(fabric, draw)
-    rooms = {node: Room(gpus=8, free_gpus=0 if node in busy else 8, idle=node not in busy) for node in nodes}
-    request = Request(nodes=JOB, gpus_per_node=8)
-    speeds, residency = Speeds(), Residency()
+    rooms = {
+        node: NodeCapacity(gpus=8, free_gpus=0 if node in busy else 8, idle=node not in busy) for node in nodes
+    }
+    request = PlacementRequest(nodes=JOB, gpus_per_node=8)
+    speeds, residency = Speeds(), DataResidency()
     if name.endswith("slow links"):
         links = draw.sample(sorted(set(fabric.paths.values())), 6)
         speeds = Speeds(dict.fromkeys(draw.sample(nodes, 40), 0.5), dict.fromkeys(links, 0.5))
-        residency = Residency({node: draw.randrange(TIB) for node in draw.sample(nodes, 800)}, 256 * TIB)
+        residency = DataResidency({node: draw.randrange(TIB) for node in draw.sample(nodes, 800)}, 256 * TIB)
     if name == "shared GPUs":
         free = {node: draw.choice([0, 2, 4, 8]) for node in nodes}
-        rooms = {node: Room(gpus=8, free_gpus=free[node], idle=free[node] == 8) for node in nodes}  # noqa: PLR2004
-        request = Request(nodes=JOB, gpus_per_node=2, exclusive=False)
-    return Cluster(fabric=fabric, rooms=rooms, speeds=speeds, residency=residency), request
+        rooms = {node: NodeCapacity(gpus=8, free_gpus=free[node], idle=free[node] == 8) for node in nodes}  # noqa: PLR2004
+        request = PlacementRequest(nodes=JOB, gpus_per_node=2, exclusive=False)
+    return PlacementCluster(fabric=fabric, rooms=rooms, speeds=speeds, residency=residency), request
 
 
 def _after_jobs(fabric: Fabric, draw: random.Random) -> set[NodeName]:
@@ -122,14 +132,14 @@ def one(name: str, seed: int) -> dict[str, float]:
     }
 
 
-def _predicted(request: Request) -> Cost:
+def _predicted(request: PlacementRequest) -> Cost:
     """Return the predicted step of a job that reads and talks, so that all parts of the model are needed."""
-    from deeplink.scheduler.model.constants import Constants, Reads  # noqa: PLC0415 - numpy comes with it, and most states need none
+    from deeplink.scheduler.model.constants import Constants, ReadSpeeds  # noqa: PLC0415 - numpy comes with it, and most states need none
     from deeplink.scheduler.model.job import Job  # noqa: PLC0415 - as above
     from deeplink.scheduler.placement.predicted import Predicted  # noqa: PLC0415 - as above
 
     job = Job(batch=32, sample_s=4.4e-3, gradient_bytes=680e6, sample_bytes=110e3)
-    return Predicted(job, Constants(reads=Reads(local=3e9, peer=1e9, source=2e8)), request.gpus_per_node)
+    return Predicted(job, Constants(reads=ReadSpeeds(local=3e9, peer=1e9, source=2e8)), request.gpus_per_node)
 
 
 def _in_own_process(name: str, seed: int) -> dict[str, float]:
@@ -163,17 +173,19 @@ def big_rows(repeats: int) -> list[Row]:
     return rows
 
 
-def small_state(draw: random.Random) -> tuple[Cluster, Request]:
+def small_state(draw: random.Random) -> tuple[PlacementCluster, PlacementRequest]:
     """Return 18 nodes on 5 leaves: some busy, some slow, some with data."""
     nodes = [NodeName(f"n{number}") for number in range(18)]
     leaf = {node: draw.randrange(5) for node in nodes}
     fabric = Fabric({node: ("core", f"spine{leaf[node] % 2}", f"leaf{leaf[node]}") for node in nodes})
-    rooms = {node: Room(idle=draw.random() < 0.8) for node in nodes}  # noqa: PLR2004
+    rooms = {node: NodeCapacity(idle=draw.random() < 0.8) for node in nodes}  # noqa: PLR2004
     held = {node: draw.choice([0, 0, 5, 10, 20]) for node in nodes} if draw.random() < 0.7 else {}  # noqa: PLR2004
     links = draw.sample(sorted(set(fabric.paths.values())), draw.randrange(2))
     speeds = Speeds(dict.fromkeys(draw.sample(nodes, draw.randrange(3)), 0.5), dict.fromkeys(links, 0.5))
-    cluster = Cluster(fabric=fabric, rooms=rooms, speeds=speeds, residency=Residency(held, 100 if held else 0))
-    return cluster, Request(nodes=draw.randint(2, 9))
+    cluster = PlacementCluster(
+        fabric=fabric, rooms=rooms, speeds=speeds, residency=DataResidency(held, 100 if held else 0)
+    )
+    return cluster, PlacementRequest(nodes=draw.randint(2, 9))
 
 
 def quality_rows(count: int) -> list[Row]:
@@ -194,7 +206,7 @@ def quality_rows(count: int) -> list[Row]:
     ]
 
 
-def _placed(cluster: Cluster, request: Request, *, exact: int) -> float:
+def _placed(cluster: PlacementCluster, request: PlacementRequest, *, exact: int) -> float:
     before, search.EXACT_CHOICES = search.EXACT_CHOICES, exact
     try:
         return place(cluster, request)[0].cost
@@ -202,21 +214,23 @@ def _placed(cluster: Cluster, request: Request, *, exact: int) -> float:
         search.EXACT_CHOICES = before
 
 
-def by_name(cluster: Cluster, request: Request) -> tuple[NodeName, ...]:
+def by_name(cluster: PlacementCluster, request: PlacementRequest) -> tuple[NodeName, ...]:
     """Return the first idle nodes by name: what there is without a topology."""
     idle = sorted((node for node, room in cluster.rooms.items() if room.idle), key=natural)
     if len(idle) < request.nodes:
-        raise NoPlacementError("too few", limit=Limit.BUSY, wanted=request.nodes, there=len(idle), later=True)
+        raise NoPlacementError(
+            "too few", limit=PlacementLimit.BUSY, wanted=request.nodes, there=len(idle), later=True
+        )
     return tuple(idle[: request.nodes])
 
 
-def by_us(cluster: Cluster, request: Request) -> tuple[NodeName, ...]:
+def by_us(cluster: PlacementCluster, request: PlacementRequest) -> tuple[NodeName, ...]:
     """Return the best nodes."""
     return place(cluster, request)[0].nodes
 
 
 def stream(
-    choose: Callable[[Cluster, Request], tuple[NodeName, ...]], seed: int, jobs: int
+    choose: Callable[[PlacementCluster, PlacementRequest], tuple[NodeName, ...]], seed: int, jobs: int
 ) -> tuple[float, float]:
     """Let jobs come and end on 256 nodes; return the mean share of scattered idle nodes, and of crossings per job.
 
@@ -230,9 +244,11 @@ def stream(
     for now in range(jobs):
         ends = [end for end in ends if end[0] > now]
         busy = {node for _, nodes in ends for node in nodes}
-        request = Request(nodes=draw.choice([1, 1, 1, 2, 2, 4, 8, 16]))
+        request = PlacementRequest(nodes=draw.choice([1, 1, 1, 2, 2, 4, 8, 16]))
         until = now + draw.randint(5, 80)
-        cluster = Cluster(fabric=fabric, rooms={node: Room(idle=node not in busy) for node in names})
+        cluster = PlacementCluster(
+            fabric=fabric, rooms={node: NodeCapacity(idle=node not in busy) for node in names}
+        )
         scattered.append(fragmentation(fabric, cluster.rooms).scattered)
         try:
             nodes = choose(cluster, request)

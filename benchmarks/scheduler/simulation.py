@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
 from deeplink.scheduler.simulate.measure import SIZES, WIDE, Figure, What
-from deeplink.scheduler.simulate.policies import Policy
-from deeplink.scheduler.simulate.site import Tree, generated
-from deeplink.scheduler.simulate.study import Settings, Study, planned, run_once
+from deeplink.scheduler.simulate.policies import SchedulingPolicy
+from deeplink.scheduler.simulate.site import SimulatedTree, generated
+from deeplink.scheduler.simulate.study import Study, StudySettings, planned, run_once
 from deeplink.scheduler.simulate.trace import read_trace
 
 if TYPE_CHECKING:
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
     from benchmarks.rows import Row
 
-TREE = Tree(nodes=176, per_leaf=16, leaves=8, gpus=4, dealt=True)
-GREAT, QUICK = Tree(nodes=4096), Tree(nodes=256)
+TREE = SimulatedTree(nodes=176, per_leaf=16, leaves=8, gpus=4, dealt=True)
+GREAT, QUICK = SimulatedTree(nodes=4096), SimulatedTree(nodes=256)
 QUICK_JOBS = 8_000
 LOAD = 0.9
 MOST_S = 120.0
 
 
-def studied(trace_file: Path, seeds: int, jobs: int | None) -> tuple[Study, dict[Policy, list[float]]]:
+def studied(trace_file: Path, seeds: int, jobs: int | None) -> tuple[Study, dict[SchedulingPolicy, list[float]]]:
     """Return all runs, and how many seconds those of each policy took."""
-    trace, site, settings = read_trace(trace_file, limit=jobs), generated(TREE), Settings()
+    trace, site, settings = read_trace(trace_file, limit=jobs), generated(TREE), StudySettings()
     plan = planned(trace, site)
-    runs, took = [], dict[Policy, list[float]]()
+    runs, took = [], dict[SchedulingPolicy, list[float]]()
     for seed in range(seeds):
-        for policy in Policy:
+        for policy in SchedulingPolicy:
             began = time.perf_counter()
             runs.append(run_once(site, plan, policy, seed=seed, settings=settings))
             took.setdefault(policy, []).append(time.perf_counter() - began)
@@ -50,18 +50,18 @@ def studied(trace_file: Path, seeds: int, jobs: int | None) -> tuple[Study, dict
     return Study(tuple(runs), plan), took
 
 
-def great_row(trace_file: Path, tree: Tree, jobs: int | None) -> Row:
+def great_row(trace_file: Path, tree: SimulatedTree, jobs: int | None) -> Row:
     """Return how long deeplink's choices on a great cluster take."""
-    trace, site, settings = read_trace(trace_file, limit=jobs), generated(tree), Settings(load=LOAD)
+    trace, site, settings = read_trace(trace_file, limit=jobs), generated(tree), StudySettings(load=LOAD)
     plan = planned(trace, site, settings.load)
     began = time.perf_counter()
-    run_once(site, plan, Policy.DEEPLINK, seed=0, settings=settings)
+    run_once(site, plan, SchedulingPolicy.DEEPLINK, seed=0, settings=settings)
     took = time.perf_counter() - began
-    title = f"{len(plan.work):,} jobs replayed on {tree.nodes:,} nodes: {Policy.DEEPLINK}"
+    title = f"{len(plan.work):,} jobs replayed on {tree.nodes:,} nodes: {SchedulingPolicy.DEEPLINK}"
     return make_row(title, [took], "s", at_most=MOST_S)
 
 
-def rows_of(study: Study, took: dict[Policy, list[float]]) -> list[Row]:
+def rows_of(study: Study, took: dict[SchedulingPolicy, list[float]]) -> list[Row]:
     """Return the figures."""
     jobs = len(study.plan.work)
     rows = [
@@ -70,14 +70,14 @@ def rows_of(study: Study, took: dict[Policy, list[float]]) -> list[Row]:
     ]
     for _, name in SIZES:
         for what in (What.WAIT_MEAN, What.WAIT_P95):
-            spread = study.against(Policy.DEEPLINK, Policy.SLURM_TREE, Figure(what, name))
+            spread = study.against(SchedulingPolicy.DEEPLINK, SchedulingPolicy.SLURM_TREE, Figure(what, name))
             if spread is None:
                 continue
             title = f"{what}, deeplink minus slurm-tree, {name}"
             rows.append(make_row(title, [spread.mean / 60.0], "min"))
             rows.append(make_row(f"{title}: least by the interval", [spread.low / 60.0], "min", at_most=0.0))
     for what, scale, unit in ((What.STEP, 1e3, "ms"), (What.CROSSINGS, 1.0, ""), (What.LEAVES, 1.0, "")):
-        spread = study.against(Policy.DEEPLINK, Policy.SLURM_TREE, Figure(what, WIDE))
+        spread = study.against(SchedulingPolicy.DEEPLINK, SchedulingPolicy.SLURM_TREE, Figure(what, WIDE))
         if spread is not None:
             title = f"{what}, deeplink minus slurm-tree, {WIDE}"
             rows.append(make_row(title, [scale * spread.mean], unit))

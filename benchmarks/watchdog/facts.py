@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from deeplink.scheduler.watch.records import ActionRecord, Outcome
+    from deeplink.scheduler.watch.records import ActionRecord, IncidentOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Told:
     began_unix: float
     detected_unix: float
     action: str
-    outcome: Outcome
+    outcome: IncidentOutcome
     evidence: str
     stacks: int = 0
 

@@ -44,7 +44,7 @@ from benchmarks.watchdog.stand import sweep
 from benchmarks.watchdog.turns import estimate_s, longest_first, side_by_side
 from deeplink.errors import DeepLinkError
 from deeplink.publish import write_text
-from deeplink.scheduler.sandbox.settings import Settings, User
+from deeplink.scheduler.sandbox.settings import SandboxSettings, User
 from deeplink.scheduler.sandbox.shape import Shape
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def notes_of(found: Measured) -> list[str]:
 
 def differing() -> str:
     """Return in what the clusters' slurm.conf differs from Slurm's defaults."""
-    settings = Settings(shape=Shape(), user=User("u", 1, 1, Path("/")), slurmd_timeout=SLURMD_TIMEOUT_S)
+    settings = SandboxSettings(shape=Shape(), user=User("u", 1, 1, Path("/")), slurmd_timeout=SLURMD_TIMEOUT_S)
     return ", ".join(f"{tuned.key}={tuned.value} ({tuned.default})" for tuned in settings.differing)
 
 

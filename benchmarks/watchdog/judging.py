@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.scenarios import EVERY, After, Never, Scenario
 from deeplink.scheduler.slurm.states import HELD
-from deeplink.scheduler.watch.evidence import Policy
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.evidence import WatchPolicy
+from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 AT_ONCE_S = 10.0
 """A job of all GPUs begins within so long where nothing is leaked (Slurm's scheduler looks every 5 s here)."""
-CHECK_S = Policy().resume_s - 1.0
+CHECK_S = WatchPolicy().resume_s - 1.0
 """A node is to answer for so long before it is taken back; the first question may have been under way."""
 
 
@@ -77,7 +77,9 @@ def judge(scenario: Scenario, facts: Facts) -> Figures:
         missing.append(f"no newer attempt trained (job {facts.state} {facts.reason})".rstrip())
     if scenario.after is After.HELD and not (facts.state == "PENDING" and facts.reason.startswith(HELD)):
         missing.append(f"the job is not held: {facts.state} {facts.reason}".rstrip())
-    if scenario.after is After.HELD and Kind.APPLICATION_FAILED not in {told.kind for told in facts.incidents}:
+    if scenario.after is After.HELD and IncidentKind.APPLICATION_FAILED not in {
+        told.kind for told in facts.incidents
+    }:
         missing.append("no incident says that the application is at fault")
     return Figures(
         detected_s=None if detected is None else max(0.0, detected - facts.fault_unix),
@@ -236,7 +238,7 @@ def _incidents(scenario: Scenario, facts: Facts) -> str:
 
 
 def _unnamed(_scenario: Scenario, facts: Facts) -> str:
-    named = any(told.kind == Kind.SWITCH_SUSPECT for told in facts.incidents)
+    named = any(told.kind == IncidentKind.SWITCH_SUSPECT for told in facts.incidents)
     silent = [node for node in facts.victims if node in facts.drained]
     theirs = [node for node in silent if "leaf" not in facts.drained[node] and "switch" not in facts.drained[node]]
     if theirs and not named:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.sandbox.shape import Shape
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.records import IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ class Scenario:
     hit: Hit
     after: After
     never: tuple[Never, ...]
-    kinds: frozenset[Kind]
+    kinds: frozenset[IncidentKind]
     says: str = ""
     hold_s: float | None = None
     settle_s: float = 5.0
@@ -141,7 +141,9 @@ class Scenario:
         return self.detected_s is not None or self.first_step_s is not None
 
 
-LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.NODE_CUT_OFF, Kind.JOB_STRANDED})
+LOST = frozenset(
+    {IncidentKind.NODE_SILENT, IncidentKind.NODE_DEAD, IncidentKind.NODE_CUT_OFF, IncidentKind.JOB_STRANDED}
+)
 _NODE = (Never.BAD_NODE, Never.REPEATED, Never.INCIDENTS)
 
 SCENARIOS = (
@@ -242,7 +244,7 @@ SCENARIOS = (
         spares=1,
         detected_s=10,
         first_step_s=25,
-        kinds=frozenset({Kind.RANKS_HUNG}),
+        kinds=frozenset({IncidentKind.RANKS_HUNG}),
         never=(Never.REPEATED, Never.STACKS, Never.INCIDENTS),
         stock="rank-stopped",
     ),
@@ -255,7 +257,7 @@ SCENARIOS = (
         after=After.AGAIN,
         detected_s=1,
         first_step_s=10,
-        kinds=frozenset({Kind.RANK_FAILED}),
+        kinds=frozenset({IncidentKind.RANK_FAILED}),
         never=(Never.REPEATED, Never.INCIDENTS, Never.DRAINED),
         stock="rank-exit",
     ),
@@ -268,7 +270,7 @@ SCENARIOS = (
         always=True,
         after=After.HELD,
         detected_s=1,
-        kinds=frozenset({Kind.APPLICATION_FAILED, Kind.RANK_FAILED}),
+        kinds=frozenset({IncidentKind.APPLICATION_FAILED, IncidentKind.RANK_FAILED}),
         never=(Never.LOOP, Never.DRAINED),
     ),
     Scenario(
@@ -282,7 +284,7 @@ SCENARIOS = (
         spares=1,
         detected_s=5,
         first_step_s=15,
-        kinds=LOST | {Kind.NODE_REBOOTED, Kind.RANK_FAILED},
+        kinds=LOST | {IncidentKind.NODE_REBOOTED, IncidentKind.RANK_FAILED},
         never=(Never.HANG, Never.REPEATED, Never.INCIDENTS),
         stock="fast-reboot",
     ),
@@ -297,7 +299,7 @@ SCENARIOS = (
         nodes=3,
         standing=True,
         hold_s=3 * SLURMD_TIMEOUT_S,  # Slurm would have given the node up by then
-        kinds=frozenset({Kind.SLURMD_LOST}),
+        kinds=frozenset({IncidentKind.SLURMD_LOST}),
         never=(Never.RESTART, Never.DRAINED),
     ),
     Scenario(
@@ -308,7 +310,7 @@ SCENARIOS = (
         hit=Hit.CONTROL,
         after=After.SAME,
         hold_s=60,
-        kinds=frozenset({Kind.SELF_IN_DOUBT}),
+        kinds=frozenset({IncidentKind.SELF_IN_DOUBT}),
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),
     Scenario(
@@ -319,7 +321,7 @@ SCENARIOS = (
         hit=Hit.CONTROL,
         after=After.SAME,
         hold_s=2,
-        kinds=frozenset({Kind.WATCHDOG_AWAY}),
+        kinds=frozenset({IncidentKind.WATCHDOG_AWAY}),
         says="chronicle: beat: ",  # what the launcher cannot tell, and why
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),
@@ -333,7 +335,7 @@ SCENARIOS = (
         hold_s=30,
         settle_s=10,
         freezable=True,
-        kinds=frozenset({Kind.STORAGE_FROZEN}),
+        kinds=frozenset({IncidentKind.STORAGE_FROZEN}),
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),
     Scenario(
@@ -344,7 +346,7 @@ SCENARIOS = (
         hit=Hit.ALL,
         after=After.SAME,
         hold_s=30,
-        kinds=frozenset({Kind.AGENTS_SILENT, Kind.SELF_IN_DOUBT}),
+        kinds=frozenset({IncidentKind.AGENTS_SILENT, IncidentKind.SELF_IN_DOUBT}),
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),
     Scenario(
@@ -358,7 +360,7 @@ SCENARIOS = (
         nodes=6,
         detected_s=5,
         first_step_s=20,
-        kinds=frozenset({Kind.SWITCH_SUSPECT}),
+        kinds=frozenset({IncidentKind.SWITCH_SUSPECT}),
         never=(Never.BAD_NODE, Never.REPEATED, Never.UNNAMED_LEAF),
         bound_s=90,
     ),

@@ -40,7 +40,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import HELD, JobState
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.records import IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -204,7 +204,7 @@ class Storm:
     def _ill(self) -> str:
         out = gate.out_of_service(self.stand.nodes(), self._open)
         why = gate.ill(self.struck, self._open, self.running(), out)
-        sick = [str(node.name) for node in out if f"-{Kind.NODE_SICK}-" in node.reason]
+        sick = [str(node.name) for node in out if f"-{IncidentKind.NODE_SICK}-" in node.reason]
         if sick and not any(KINDRED[one.strike.fault].brief for one in self._open):
             self._resume(sick)  # without a standing agent nobody else says that they are well
         return why

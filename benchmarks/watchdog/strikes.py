@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.scenarios import LOST
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.records import IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ class Kindred:
 
     weight: int
     hold_s: tuple[float, float]
-    kinds: frozenset[Kind]
+    kinds: frozenset[IncidentKind]
     taking: bool = True
     early: bool = False
     lone: bool = False
@@ -50,39 +50,49 @@ class Kindred:
     saved: bool = False
 
 
-_OF_RANKS = frozenset({Kind.RANK_FAILED, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
-_DOUBT, _SICK = frozenset({Kind.SELF_IN_DOUBT}), frozenset({Kind.NODE_SICK})
+_OF_RANKS = frozenset({IncidentKind.RANK_FAILED, IncidentKind.APPLICATION_FAILED, IncidentKind.OUT_OF_MEMORY})
+_DOUBT, _SICK = frozenset({IncidentKind.SELF_IN_DOUBT}), frozenset({IncidentKind.NODE_SICK})
 # Faults last for long enough to be believed: a slurmd is missed after 4 s, and Slurm gives its node up after 10; a
 # controller after two commands that wait for it for up to 8 s; storage that stands still after 12 s. Of agents
 # silent for half a minute, with nodes that answer, their launchers take leave: that would be another incident.
 KINDRED = {
-    "node-killed": Kindred(weight=4, hold_s=(15, 40), kinds=LOST | {Kind.NODE_REBOOTED, Kind.LAUNCHER_LOST}),
-    "node-cut": Kindred(weight=4, hold_s=(10, 40), kinds=LOST | {Kind.LAUNCHER_LOST}),
-    "fast-reboot": Kindred(
-        weight=2, hold_s=(0, 0), kinds=LOST | {Kind.NODE_REBOOTED, Kind.LAUNCHER_LOST, Kind.RANK_FAILED}
+    "node-killed": Kindred(
+        weight=4, hold_s=(15, 40), kinds=LOST | {IncidentKind.NODE_REBOOTED, IncidentKind.LAUNCHER_LOST}
     ),
-    "rank-stopped": Kindred(weight=2, hold_s=(60, 60), kinds=frozenset({Kind.RANKS_HUNG})),
+    "node-cut": Kindred(weight=4, hold_s=(10, 40), kinds=LOST | {IncidentKind.LAUNCHER_LOST}),
+    "fast-reboot": Kindred(
+        weight=2,
+        hold_s=(0, 0),
+        kinds=LOST | {IncidentKind.NODE_REBOOTED, IncidentKind.LAUNCHER_LOST, IncidentKind.RANK_FAILED},
+    ),
+    "rank-stopped": Kindred(weight=2, hold_s=(60, 60), kinds=frozenset({IncidentKind.RANKS_HUNG})),
     "rank-killed": Kindred(weight=2, hold_s=(0, 0), kinds=_OF_RANKS),
     "rank-exit": Kindred(weight=2, hold_s=(10, 10), kinds=_OF_RANKS),
-    "slurmd-killed": Kindred(weight=1, hold_s=(7, 8.5), kinds=frozenset({Kind.SLURMD_LOST}), lone=True),
+    "slurmd-killed": Kindred(weight=1, hold_s=(7, 8.5), kinds=frozenset({IncidentKind.SLURMD_LOST}), lone=True),
     "controller-down": Kindred(weight=1, hold_s=(22, 30), kinds=_DOUBT, taking=False, lone=True, saved=True),
     "controller-frozen": Kindred(weight=1, hold_s=(22, 30), kinds=_DOUBT, taking=False, lone=True),
     "watchdog-killed": Kindred(
-        weight=2, hold_s=(1, 10), kinds=frozenset({Kind.WATCHDOG_AWAY}), taking=False, lone=True
+        weight=2, hold_s=(1, 10), kinds=frozenset({IncidentKind.WATCHDOG_AWAY}), taking=False, lone=True
     ),
-    "storage-frozen": Kindred(weight=1, hold_s=(15, 30), kinds=frozenset({Kind.STORAGE_FROZEN}), early=True),
+    "storage-frozen": Kindred(
+        weight=1, hold_s=(15, 30), kinds=frozenset({IncidentKind.STORAGE_FROZEN}), early=True
+    ),
     "agents-silent": Kindred(
-        weight=1, hold_s=(12, 28), kinds=_DOUBT | {Kind.AGENTS_SILENT}, early=True, lone=True
+        weight=1, hold_s=(12, 28), kinds=_DOUBT | {IncidentKind.AGENTS_SILENT}, early=True, lone=True
     ),
     "checkpoints-unreadable": Kindred(weight=2, hold_s=(15, 30), kinds=_OF_RANKS),
     # Nobody needs to be told of these: an administrator did it, readers go on from other copies, a job that starts
     # says whose the folder is.
     "node-drained": Kindred(weight=3, hold_s=(30, 90), kinds=frozenset(), taking=False, brief=True),
-    "data-cut": Kindred(weight=2, hold_s=(15, 40), kinds=frozenset({Kind.STRAGGLER}), taking=False, brief=True),
+    "data-cut": Kindred(
+        weight=2, hold_s=(15, 40), kinds=frozenset({IncidentKind.STRAGGLER}), taking=False, brief=True
+    ),
     "folder-squatted": Kindred(weight=2, hold_s=(10, 30), kinds=_SICK, taking=False, brief=True),
     "disk-full": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
     "disk-readonly": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
-    "slow-rank": Kindred(weight=1, hold_s=(10, 30), kinds=frozenset({Kind.STRAGGLER}), taking=False, brief=True),
+    "slow-rank": Kindred(
+        weight=1, hold_s=(10, 30), kinds=frozenset({IncidentKind.STRAGGLER}), taking=False, brief=True
+    ),
 }
 
 

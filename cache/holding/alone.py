@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.holding.known import KnownShards
-from deeplink.cache.holding.recovery import Recovery
-from deeplink.cache.holding.room import Room
+from deeplink.cache.holding.recovery import ReplicaLookup
+from deeplink.cache.holding.room import StoreBudget
 from deeplink.cache.membership import node_name
 from deeplink.cache.sources.bucket import SourceCap, TokenBucket
 
@@ -33,5 +33,5 @@ def keep_to_budget(store: Store, config: Config, clock: Clock, *, staying: Colle
         staying: shards that do not leave: those for whose sake others come.
     """
     cap = SourceCap(TokenBucket(config.source_bytes_per_s, config.source_requests_per_s), clock)
-    recovery = Recovery(node_name(config), "", KnownShards(Catalog(config.catalog), clock), cap, clock)
-    store.reserve = Room(store, config.store_bytes, recovery, clock, staying=staying).reserve
+    recovery = ReplicaLookup(node_name(config), "", KnownShards(Catalog(config.catalog), clock), cap, clock)
+    store.reserve = StoreBudget(store, config.store_bytes, recovery, clock, staying=staying).reserve

@@ -48,7 +48,7 @@ HOME, SOURCE = "home", "source"
 log = logging.getLogger(__name__)
 
 
-class Outcome(enum.Enum):
+class FetchOutcome(enum.Enum):
     """What became of a shard that was wanted."""
 
     HELD = enum.auto()
@@ -65,11 +65,11 @@ class Outcome(enum.Enum):
     @property
     def is_here(self) -> bool:
         """Whether the shard is held, whole, now."""
-        return self in {Outcome.HELD, Outcome.FETCHED}
+        return self in {FetchOutcome.HELD, FetchOutcome.FETCHED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Wanted:
+class WantedShard:
     """A shard to be had.
 
     Attributes:
@@ -85,7 +85,7 @@ class Wanted:
     number: int = 0
 
     @classmethod
-    def of(cls, index: Index, number: int) -> Wanted:
+    def of(cls, index: Index, number: int) -> WantedShard:
         """Return shard `number` of a version."""
         entry: ShardEntry = index.shards[number]
         return cls(id=entry.id, bytes=entry.bytes, index=index, number=number)
@@ -95,13 +95,13 @@ class Wanted:
 class Fetched:
     """What became of it: whom it came from (a member's name, "home", "source"), its bytes, or why it did not."""
 
-    outcome: Outcome
+    outcome: FetchOutcome
     origin: str = ""
     bytes: int = 0
     problem: str = ""
 
 
-class Home(Protocol):
+class ShardHome(Protocol):
     """A packed copy of every shard on shared or object storage."""
 
     def fetch(self, shard: ShardId, size: int) -> Iterator[bytes]:
@@ -129,7 +129,7 @@ class Fetcher:
         *,
         node: NodeName | None = None,
         cap: SourceCap | None = None,
-        open_home: Callable[[str], Home] | None = None,
+        open_home: Callable[[str], ShardHome] | None = None,
     ) -> None:
         self._store, self._token, self._clock, self._cap = store, token, clock, cap
         self._node = node
@@ -139,7 +139,7 @@ class Fetcher:
         self.members: tuple[Member, ...] = ()
         """All members: the order in which they are asked follows from all of them, this node among them."""
 
-    def fetch(self, wanted: Wanted, members: Sequence[Member] = ()) -> Fetched:
+    def fetch(self, wanted: WantedShard, members: Sequence[Member] = ()) -> Fetched:
         """Bring a shard here now, or verify the one that is here.
 
         Args:
@@ -147,17 +147,17 @@ class Fetcher:
             members: all members, as above; `self.members` when empty.
         """
         if self._store.is_verified(wanted.id):  # also on a disk that takes no lock file
-            return Fetched(Outcome.HELD, bytes=wanted.bytes)
+            return Fetched(FetchOutcome.HELD, bytes=wanted.bytes)
         try:
             with self._alone(wanted.id) as is_alone:
                 if not is_alone:
-                    return Fetched(Outcome.BUSY, problem="another process is bringing it")
+                    return Fetched(FetchOutcome.BUSY, problem="another process is bringing it")
                 return self._fetch(wanted, members or self.members)
         except (StoreFullError, StoreError) as problem:
-            outcome = Outcome.NO_ROOM if isinstance(problem, StoreFullError) else Outcome.FAILED
+            outcome = FetchOutcome.NO_ROOM if isinstance(problem, StoreFullError) else FetchOutcome.FAILED
             return Fetched(outcome, problem=str(problem))
         except OSError as problem:
-            return Fetched(Outcome.FAILED, problem=f"store {self._store.root}: {problem.strerror or problem}")
+            return Fetched(FetchOutcome.FAILED, problem=f"store {self._store.root}: {problem.strerror or problem}")
 
     @contextlib.contextmanager
     def _alone(self, shard: ShardId) -> Iterator[bool]:
@@ -176,9 +176,9 @@ class Fetcher:
         finally:
             os.close(lock)
 
-    def _fetch(self, wanted: Wanted, members: Sequence[Member]) -> Fetched:
+    def _fetch(self, wanted: WantedShard, members: Sequence[Member]) -> Fetched:
         if self._store.has(wanted.id) and (self._store.is_verified(wanted.id) or self._store.verify(wanted.id)):
-            return Fetched(Outcome.HELD, bytes=wanted.bytes)
+            return Fetched(FetchOutcome.HELD, bytes=wanted.bytes)
         problems: list[str] = []
         changed = False
         for origin, bring in self._ways(wanted, members):
@@ -191,11 +191,11 @@ class Fetcher:
                 changed = isinstance(problem, SourceChangedError)
             else:
                 log.info("shard %s came from %s", wanted.id, origin)
-                return Fetched(Outcome.FETCHED, origin, wanted.bytes)
-        outcome = Outcome.CHANGED if changed else Outcome.FAILED
+                return Fetched(FetchOutcome.FETCHED, origin, wanted.bytes)
+        outcome = FetchOutcome.CHANGED if changed else FetchOutcome.FAILED
         return Fetched(outcome, problem="; ".join(problems) or "nobody is known to hold it")
 
-    def _ways(self, wanted: Wanted, members: Sequence[Member]) -> Iterator[tuple[str, Callable[[], object]]]:
+    def _ways(self, wanted: WantedShard, members: Sequence[Member]) -> Iterator[tuple[str, Callable[[], object]]]:
         by_name = {member.name: member for member in members}
         skipped = self._breaker.skipped(self._clock.monotonic())
         for name in ownership.ranked(wanted.id, by_name, ownership.standing(members)):
@@ -212,7 +212,7 @@ class Fetcher:
             cap = self._cap
             yield SOURCE, lambda: self._from_source(index, wanted, cap)
 
-    def _from_member(self, member: Member, wanted: Wanted) -> None:
+    def _from_member(self, member: Member, wanted: WantedShard) -> None:
         try:
             self._store.add(wanted.id, self._chunks(member, wanted), wanted.bytes)
         except MemberSilentError:
@@ -220,7 +220,7 @@ class Fetcher:
             raise
         self._breaker.answered(member.name)
 
-    def _chunks(self, member: Member, wanted: Wanted) -> Iterator[bytes]:
+    def _chunks(self, member: Member, wanted: WantedShard) -> Iterator[bytes]:
         deadline = self._clock.monotonic() + _START_S + wanted.bytes / _SLOWEST_BYTES_PER_S
         request = cache_pb2.GetRequest(id=wanted.id).SerializeToString()
         with member_errors(member), PlainConnection(member.address, shown(self._token), self._clock) as connection:
@@ -228,10 +228,10 @@ class Fetcher:
             for message in connection.replies():
                 yield cache_pb2.GetReply.FromString(bytes(message)).chunk
 
-    def _from_home(self, open_home: Callable[[str], Home], url: str, wanted: Wanted) -> None:
+    def _from_home(self, open_home: Callable[[str], ShardHome], url: str, wanted: WantedShard) -> None:
         self._store.add(wanted.id, open_home(url).fetch(wanted.id, wanted.bytes), wanted.bytes)
 
-    def _from_source(self, index: Index, wanted: Wanted, cap: SourceCap) -> None:
+    def _from_source(self, index: Index, wanted: WantedShard, cap: SourceCap) -> None:
         draft: Path = self._store.root / f"{DRAFT_PREFIX}{wanted.id}.mdb-{uuid.uuid4().hex[:12]}"
         # One at a time: it takes a processor, and the cap bounds the rate anyway.
         with self._building, self._store.room_for(wanted.bytes):

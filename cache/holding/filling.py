@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink import metrics
-from deeplink.cache.holding.fetching import Fetched, Outcome
+from deeplink.cache.holding.fetching import Fetched, FetchOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.cache.holding.fetching import Fetcher, Wanted
+    from deeplink.cache.holding.fetching import Fetcher, WantedShard
     from deeplink.clock import Clock
     from deeplink.types import Member, ShardId
 
@@ -29,7 +29,7 @@ _MOST_BUSY = 240
 
 @dataclass(slots=True)
 class _Order:
-    wanted: Wanted
+    wanted: WantedShard
     members: Sequence[Member]
     urgent: bool
     done: list[Callable[[Fetched], None]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Filler:
 
     def want(
         self,
-        wanted: Wanted,
+        wanted: WantedShard,
         *,
         members: Sequence[Member] = (),
         urgent: bool = True,
@@ -120,12 +120,12 @@ class Filler:
                 found = self._fetcher.fetch(order.wanted, order.members)
             except Exception as problem:  # whatever it is, the queue goes on and who waits is told
                 log.exception("shard %s cannot be brought", order.wanted.id)
-                found = Fetched(Outcome.FAILED, problem=f"{type(problem).__name__}: {problem}")
-            if found.outcome is Outcome.BUSY and order.busy < _MOST_BUSY:
+                found = Fetched(FetchOutcome.FAILED, problem=f"{type(problem).__name__}: {problem}")
+            if found.outcome is FetchOutcome.BUSY and order.busy < _MOST_BUSY:
                 self._again(order)
                 continue
             self._finish(order, found)
-            if found.outcome is Outcome.FETCHED and not order.urgent:
+            if found.outcome is FetchOutcome.FETCHED and not order.urgent:
                 self._ending.wait(max(0.0, found.bytes / self._rate - (self._clock.monotonic() - began)))
 
     def _again(self, order: _Order) -> None:
@@ -137,7 +137,7 @@ class Filler:
 
     def _finish(self, order: _Order, found: Fetched) -> None:
         metrics.STORE_FILLED_SHARDS.labels(found.outcome.name.lower()).inc()
-        if found.outcome is Outcome.FETCHED:
+        if found.outcome is FetchOutcome.FETCHED:
             metrics.STORE_FILLED_BYTES.labels(found.origin if found.origin in {"home", "source"} else "peer").inc(
                 found.bytes
             )

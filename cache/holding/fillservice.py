@@ -11,7 +11,7 @@ import grpc
 
 from deeplink.cache import layout, ownership
 from deeplink.cache.errors import ShardIdError
-from deeplink.cache.holding.fetching import Fetched, Outcome, Wanted
+from deeplink.cache.holding.fetching import Fetched, FetchOutcome, WantedShard
 from deeplink.cache.keeping.pins import demand, read_pins
 from deeplink.errors import DeepLinkError
 from deeplink.types import ShardId, Version, parse_members
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.holding.filling import Filler
-    from deeplink.cache.holding.recovery import Recovery
+    from deeplink.cache.holding.recovery import ReplicaLookup
     from deeplink.cache.index import Index
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
@@ -33,17 +33,17 @@ MOST_CALLS = 8
 """Fill calls at once: each waits, and holds a thread of the agent's meanwhile."""
 _LOOK_S = 0.5
 _OUTCOME = {
-    Outcome.HELD: cache_pb2.FILL_OUTCOME_HELD,
-    Outcome.FETCHED: cache_pb2.FILL_OUTCOME_FETCHED,
-    Outcome.FAILED: cache_pb2.FILL_OUTCOME_FAILED,
-    Outcome.NO_ROOM: cache_pb2.FILL_OUTCOME_NO_ROOM,
-    Outcome.CHANGED: cache_pb2.FILL_OUTCOME_CHANGED,
-    Outcome.BUSY: cache_pb2.FILL_OUTCOME_FAILED,
+    FetchOutcome.HELD: cache_pb2.FILL_OUTCOME_HELD,
+    FetchOutcome.FETCHED: cache_pb2.FILL_OUTCOME_FETCHED,
+    FetchOutcome.FAILED: cache_pb2.FILL_OUTCOME_FAILED,
+    FetchOutcome.NO_ROOM: cache_pb2.FILL_OUTCOME_NO_ROOM,
+    FetchOutcome.CHANGED: cache_pb2.FILL_OUTCOME_CHANGED,
+    FetchOutcome.BUSY: cache_pb2.FILL_OUTCOME_FAILED,
 }
 
 
 def evict(
-    store: Store, shards: Sequence[str], recovery: Recovery, clock: Clock, *, force: bool, dry_run: bool
+    store: Store, shards: Sequence[str], recovery: ReplicaLookup, clock: Clock, *, force: bool, dry_run: bool
 ) -> cache_pb2.EvictReply:
     """Drop shards; unless by force, none that a job needs or that could not be had again.
 
@@ -101,7 +101,7 @@ class FillServicer:
         store: Store,
         catalog: Catalog | None,
         filler: Filler,
-        recovery: Recovery,
+        recovery: ReplicaLookup,
         *,
         clock: Clock,
         replicas: int,
@@ -162,7 +162,7 @@ class FillServicer:
             members = parse_members(request.members)
             index = self._catalog.open(request.name, Version(request.version) if request.version else None)
             numbers = list(request.shards) or self._owned(index, members, request.replicas)
-            wanted = [Wanted.of(index, number) for number in dict.fromkeys(numbers)]
+            wanted = [WantedShard.of(index, number) for number in dict.fromkeys(numbers)]
         except (DeepLinkError, ValueError, IndexError) as problem:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
         if members:
@@ -184,12 +184,14 @@ class FillServicer:
         ]
 
     def _brought(
-        self, wanted: Sequence[Wanted], members: Sequence[Member], context: grpc.ServicerContext
+        self, wanted: Sequence[WantedShard], members: Sequence[Member], context: grpc.ServicerContext
     ) -> Iterator[cache_pb2.FillReply]:
-        came: queue.SimpleQueue[tuple[Wanted, Fetched]] = queue.SimpleQueue()  # as many as were asked for, at most
+        came: queue.SimpleQueue[tuple[WantedShard, Fetched]] = (
+            queue.SimpleQueue()
+        )  # as many as were asked for, at most
         for one in wanted:
             if not self._filler.want(one, members=members, done=partial(_put, came, one)):
-                came.put((one, Fetched(Outcome.FAILED, problem="too many shards are waiting already")))
+                came.put((one, Fetched(FetchOutcome.FAILED, problem="too many shards are waiting already")))
         left = len(wanted)
         while left and context.is_active():
             try:
@@ -208,5 +210,5 @@ class FillServicer:
             )
 
 
-def _put(came: queue.SimpleQueue[tuple[Wanted, Fetched]], one: Wanted, found: Fetched) -> None:
+def _put(came: queue.SimpleQueue[tuple[WantedShard, Fetched]], one: WantedShard, found: Fetched) -> None:
     came.put((one, found))

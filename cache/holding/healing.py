@@ -10,13 +10,13 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from deeplink.cache.holding.fetching import Fetched, Fetcher, Outcome
+from deeplink.cache.holding.fetching import Fetched, Fetcher, FetchOutcome
 from deeplink.cache.sources.bucket import SourceCap, TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.cache.holding.fetching import Wanted
+    from deeplink.cache.holding.fetching import WantedShard
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
     from deeplink.types import Member, NodeName, ShardId
@@ -48,10 +48,10 @@ class Healer:
         self._fetcher = Fetcher(store, token, clock, node=node, cap=cap)
         self._fetcher.members = tuple(members)
         self._lock = threading.Lock()
-        self._waiting: dict[ShardId, tuple[Wanted, Callable[[], None]]] = {}
+        self._waiting: dict[ShardId, tuple[WantedShard, Callable[[], None]]] = {}
         self._running = False
 
-    def heal(self, wanted: Wanted, healed: Callable[[], None]) -> None:
+    def heal(self, wanted: WantedShard, healed: Callable[[], None]) -> None:
         """Begin to look at a shard unless that is to come; `healed` is called once it is here and whole.
 
         One that is being looked at is looked at once more: what is wrong with it may have come since.
@@ -72,15 +72,15 @@ class Healer:
                 found = self._fetcher.fetch(wanted)
             except Exception as problem:  # whatever it is, the shards that wait behind this one get their turn
                 log.exception("shard %s cannot be brought back", wanted.id)
-                found = Fetched(Outcome.FAILED, problem=f"{type(problem).__name__}: {problem}")
+                found = Fetched(FetchOutcome.FAILED, problem=f"{type(problem).__name__}: {problem}")
             if found.outcome.is_here:
                 healed()  # before it is said: who looks at it until then takes it for damaged once more
                 came = f"was brought back from {found.origin}" if found.origin else "is whole, and read again"
                 log.warning("shard %s %s", wanted.id, came)
-            elif found.outcome is not Outcome.BUSY:
+            elif found.outcome is not FetchOutcome.BUSY:
                 log.warning("shard %s cannot be brought back: %s", wanted.id, found.problem)
 
-    def _next(self) -> tuple[Wanted, Callable[[], None]] | None:
+    def _next(self) -> tuple[WantedShard, Callable[[], None]] | None:
         with self._lock:
             if not self._waiting:
                 self._running = False

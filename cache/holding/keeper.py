@@ -13,9 +13,9 @@ from deeplink.cache.holding.fetching import Fetcher
 from deeplink.cache.holding.filling import Filler
 from deeplink.cache.holding.fillservice import FillServicer
 from deeplink.cache.holding.known import KnownShards
-from deeplink.cache.holding.recovery import Recovery
-from deeplink.cache.holding.room import Room
-from deeplink.cache.holding.upkeep import DAY_S, Pace, Upkeep
+from deeplink.cache.holding.recovery import ReplicaLookup
+from deeplink.cache.holding.room import StoreBudget
+from deeplink.cache.holding.upkeep import DAY_S, Upkeep, UpkeepIntervals
 from deeplink.cache.keeping.identity import StoreNotes
 from deeplink.cache.membership import configured_members
 from deeplink.cache.ownership import weight_of
@@ -53,8 +53,8 @@ class _Parts:
     upkeep: Upkeep
     fetcher: Fetcher
     filler: Filler
-    recovery: Recovery
-    room: Room
+    recovery: ReplicaLookup
+    room: StoreBudget
     cap: SourceCap
 
 
@@ -78,7 +78,7 @@ class Keeper:
         config: Config | None,
         *,
         clock: Clock,
-        pace: Pace | None = None,
+        pace: UpkeepIntervals | None = None,
     ) -> None:
         self._node, self._store, self._token, self._clock = node, store, token, clock
         self._lock = threading.Lock()
@@ -89,14 +89,14 @@ class Keeper:
         if config is not None and config.members:
             self.know(configured_members(config))
 
-    def _put_together(self, token: str | RunTokens, config: Config | None, pace: Pace | None) -> _Parts:
+    def _put_together(self, token: str | RunTokens, config: Config | None, pace: UpkeepIntervals | None) -> _Parts:
         settings = config or Config()
         catalog = Catalog(config.catalog) if config else None
         known = KnownShards(catalog, self._clock)
         bucket = TokenBucket(settings.source_bytes_per_s, settings.source_requests_per_s)
         cap = SourceCap(bucket, self._clock, self._ending.wait)
-        recovery = Recovery(self._node, token, known, cap, self._clock)
-        room = Room(self._store, settings.store_bytes, recovery, self._clock)
+        recovery = ReplicaLookup(self._node, token, known, cap, self._clock)
+        room = StoreBudget(self._store, settings.store_bytes, recovery, self._clock)
         self._store.reserve = room.reserve
         fetcher = Fetcher(self._store, token, self._clock, node=self._node, cap=cap, open_home=open_home)
         filler = Filler(fetcher, self._clock, bytes_per_s=settings.fill_bytes_per_s, ending=self._ending)
@@ -111,7 +111,8 @@ class Keeper:
             known,
             recovery=recovery,
             clock=self._clock,
-            pace=pace or Pace(scrub_s=settings.scrub_days * DAY_S, unused_after_s=settings.unused_days * DAY_S),
+            pace=pace
+            or UpkeepIntervals(scrub_s=settings.scrub_days * DAY_S, unused_after_s=settings.unused_days * DAY_S),
             notes=StoreNotes(config.state, self._node, self._store, self._clock) if config else None,
             replicas=settings.replicas,
         )

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.cache.holding.fetching import Wanted
+from deeplink.cache.holding.fetching import WantedShard
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class KnownShards:
         self._looked = float("-inf")
         self._open: OrderedDict[tuple[str, Version], Index] = OrderedDict()
 
-    def find(self, shard: ShardId) -> Wanted | None:
+    def find(self, shard: ShardId) -> WantedShard | None:
         """Return a shard with a version it belongs to; None where the catalog has none."""
         with self._lock:
             if not self._places.get(shard):
@@ -58,7 +58,7 @@ class KnownShards:
             while places:
                 place = places[-1]
                 try:
-                    return Wanted.of(self._index(place.name, place.version), place.number)
+                    return WantedShard.of(self._index(place.name, place.version), place.number)
                 except DeepLinkError as problem:  # deleted since, or damaged: an older one may have it too
                     log.warning("%s", problem)
                     places.pop()

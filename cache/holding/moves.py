@@ -66,7 +66,7 @@ def for_job(
         domains: what each of the nodes fails together with, as the job's own list of members will have it.
     """
     weight = {member.name: member.weight for member in members if member.name in nodes}
-    known = ownership.Standing(weight, domains or {})
+    known = ownership.MemberAttributes(weight, domains or {})
     missing: dict[NodeName, list[int]] = {}
     silent: set[NodeName] = set()
     copies = 0

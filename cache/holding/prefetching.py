@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import MemberError
 from deeplink.cache.holding.fillclient import fill
-from deeplink.cache.holding.warming import Tally
+from deeplink.cache.holding.warming import WarmCounts
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def prefetch(
         progress: told after each copy, from several threads, one at a time.
     """
     by_name = {member.name: member for member in members}
-    tally = Tally((moves.shards, moves.bytes), progress)
+    tally = WarmCounts((moves.shards, moves.bytes), progress)
 
     def bring(node: NodeName, numbers: Sequence[int]) -> int:
         came = 0

@@ -55,7 +55,7 @@ def stat_member(member: Member, token: str, clock: Clock) -> cache_pb2.StatReply
     raise MemberError(member.name, "it does not say what it holds")
 
 
-class Recovery:
+class ReplicaLookup:
     """What is known of other copies. Safe to use from several threads.
 
     Args:

@@ -38,7 +38,7 @@ class NodeResidency:
 
 
 @dataclass(frozen=True, slots=True)
-class Residency:
+class VersionResidency:
     """How much of a version is cached.
 
     Attributes:
@@ -70,8 +70,8 @@ def residency(
     stats: Mapping[NodeName, Mapping[ShardId, bool] | None],
     *,
     replicas: int,
-    known: ownership.Standing | None = None,
-) -> Residency:
+    known: ownership.MemberAttributes | None = None,
+) -> VersionResidency:
     """Return how much of a version is where.
 
     Args:
@@ -90,7 +90,7 @@ def residency(
     count = {shard: sum(shard in held for held in verified.values()) for shard in size}
     owned: dict[NodeName, set[ShardId]] = {node: set() for node in stats}
     for shard in size:
-        for node in ownership.owners(shard, stats, copies, known or ownership.Standing()):
+        for node in ownership.owners(shard, stats, copies, known or ownership.MemberAttributes()):
             owned[node].add(shard)
     nodes = []
     for node in sorted(stats):
@@ -108,7 +108,7 @@ def residency(
             )
         )
     cached = [shard for shard in size if count[shard]]
-    return Residency(
+    return VersionResidency(
         shards=len(size),
         bytes=sum(size.values()),
         cached_shards=len(cached),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from deeplink.cache.holding.eviction import Budget
-    from deeplink.cache.holding.recovery import Recovery
+    from deeplink.cache.holding.recovery import ReplicaLookup
     from deeplink.cache.store import Store, StoreStatus
     from deeplink.clock import Clock
     from deeplink.types import ShardId
@@ -40,7 +40,7 @@ class _Lack:
     most: int
 
 
-class Room:
+class StoreBudget:
     """The budget of one store. Safe to use from several threads.
 
     What may take long, asking members and looking at sources, is done outside the lock; what was proved so is
@@ -55,7 +55,13 @@ class Room:
     """
 
     def __init__(
-        self, store: Store, setting: int, recovery: Recovery, clock: Clock, *, staying: Collection[ShardId] = ()
+        self,
+        store: Store,
+        setting: int,
+        recovery: ReplicaLookup,
+        clock: Clock,
+        *,
+        staying: Collection[ShardId] = (),
     ) -> None:
         self._store, self._setting, self._recovery, self._clock = store, setting, recovery, clock
         self._staying = staying

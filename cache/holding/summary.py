@@ -44,7 +44,7 @@ class UnknownHoldingError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSummary:
     """How much of a version each node holds.
 
     Attributes:
@@ -84,7 +84,7 @@ def note(
     write_unsynced(path, json.dumps(document, sort_keys=True).encode())
 
 
-def held(catalog: Path, dataset: str, *, unix: float, old_s: float = OLD_S) -> Held:
+def held(catalog: Path, dataset: str, *, unix: float, old_s: float = OLD_S) -> HeldSummary:
     """Return what was noted of a dataset: NAME, its newest version, or NAME@VERSION by its first digits.
 
     Args:
@@ -109,7 +109,7 @@ def held(catalog: Path, dataset: str, *, unix: float, old_s: float = OLD_S) -> H
     newest = max((when for _, when in nodes.values()), default=0.0)
     if nodes and unix - newest > old_s:
         raise UnknownHoldingError(dataset, f"it was looked at {(unix - newest) / 86_400:.0f} days ago")
-    return Held({node: size for node, (size, when) in nodes.items() if unix - when <= old_s}, total)
+    return HeldSummary({node: size for node, (size, when) in nodes.items() if unix - when <= old_s}, total)
 
 
 def _path(folder: Path, digits: str, dataset: str) -> Path:

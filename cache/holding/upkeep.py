@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from deeplink import metrics
 from deeplink.cache import ownership
 from deeplink.cache.errors import StoreError
-from deeplink.cache.holding.fetching import Wanted
+from deeplink.cache.holding.fetching import WantedShard
 from deeplink.cache.keeping.pins import read_pins
 from deeplink.errors import DeepLinkError
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from deeplink.cache.holding.filling import Filler
     from deeplink.cache.holding.known import KnownShards
-    from deeplink.cache.holding.recovery import Recovery
-    from deeplink.cache.holding.room import Room
+    from deeplink.cache.holding.recovery import ReplicaLookup
+    from deeplink.cache.holding.room import StoreBudget
     from deeplink.cache.keeping.identity import StoreNotes
     from deeplink.cache.store import Store
     from deeplink.clock import Clock
@@ -46,7 +46,7 @@ _MOST_ASKED = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class UpkeepIntervals:
     """How often what is looked at, seconds."""
 
     verify_s: float = 30.0
@@ -85,12 +85,12 @@ class Upkeep:
         node: NodeName,
         store: Store,
         filler: Filler,
-        room: Room,
+        room: StoreBudget,
         known: KnownShards,
         *,
-        recovery: Recovery,
+        recovery: ReplicaLookup,
         clock: Clock,
-        pace: Pace,
+        pace: UpkeepIntervals,
         notes: StoreNotes | None,
         replicas: int,
     ) -> None:
@@ -220,7 +220,7 @@ class Upkeep:
             size = self._recovery.held_elsewhere().get(shard, 0)
             if not size:
                 return
-            wanted = Wanted(id=shard, bytes=size)
+            wanted = WantedShard(id=shard, bytes=size)
         self._filler.want(wanted, urgent=urgent)
 
     def missed(self, shard: ShardId) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deeplink.cache import ownership
 from deeplink.cache.errors import MemberError
 from deeplink.cache.holding.alone import keep_to_budget
-from deeplink.cache.holding.fetching import Fetcher, Outcome, Wanted
+from deeplink.cache.holding.fetching import Fetcher, FetchOutcome, WantedShard
 from deeplink.cache.holding.fillclient import fill
 from deeplink.cache.holding.recovery import stat_member
 from deeplink.cache.holding.residency import residency
@@ -23,7 +23,7 @@ from deeplink.v1 import cache_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from deeplink.cache.holding.residency import Residency
+    from deeplink.cache.holding.residency import VersionResidency
     from deeplink.cache.index import Index
     from deeplink.cache.sources.bucket import SourceCap
     from deeplink.clock import Clock
@@ -58,7 +58,7 @@ class WarmResult:
         seconds: how long it took.
     """
 
-    residency: Residency
+    residency: VersionResidency
     brought: Mapping[str, int]
     problems: tuple[str, ...]
     seconds: float
@@ -69,7 +69,7 @@ class WarmResult:
         return self.residency.whole_shards == self.residency.shards
 
 
-class Tally:
+class WarmCounts:
     """Counts what came, over all threads.
 
     Args:
@@ -156,7 +156,7 @@ def warm(
     ]
     names, known = [member.name for member in answering], ownership.standing(answering)
     copies = min(replicas, len(answering))
-    tally = Tally(_total(index, copies), progress)
+    tally = WarmCounts(_total(index, copies), progress)
     order = [ownership.owners(entry.id, names, copies, known) for entry in index.shards]
 
     def bring(member: Member, numbers: Sequence[int]) -> None:
@@ -204,11 +204,11 @@ def warm_here(
     began, store = clock.monotonic(), Store(config.store)
     keep_to_budget(store, config, clock, staying={entry.id for entry in index.shards})
     fetcher = Fetcher(store, "", clock, cap=cap)
-    tally = Tally(_total(index, 1), progress)
+    tally = WarmCounts(_total(index, 1), progress)
     for number in range(len(index.shards)):
-        wanted = Wanted.of(index, number)
+        wanted = WantedShard.of(index, number)
         found = fetcher.fetch(wanted)
-        while found.outcome is Outcome.BUSY:  # ends with the process that is at it
+        while found.outcome is FetchOutcome.BUSY:  # ends with the process that is at it
             clock.sleep(0.2)
             found = fetcher.fetch(wanted)
         problem = "" if found.outcome.is_here else f"shard {wanted.id}: {found.problem}"

@@ -161,7 +161,7 @@ _mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Parts:
+class IndexParts:
     """What an index file holds, as read-only views of it.
 
     Attributes:
@@ -189,7 +189,7 @@ class Parts:
     seal: Seal | None
 
 
-def load(path: Path) -> Parts:
+def load(path: Path) -> IndexParts:
     """Map an index file and return its parts; reads nothing of its columns.
 
     A damaged part of what has to be read is put right in memory, where the seal can do it.
@@ -218,7 +218,7 @@ def _put_right(path: Path, file: MappedFile, seal: Seal) -> None:
     FirstTouch(path, file, seal).mend(seal.chunks([(0, seal.checked)]))
 
 
-def _parts(path: Path, file: MappedFile, seal: Seal | None) -> Parts:
+def _parts(path: Path, file: MappedFile, seal: Seal | None) -> IndexParts:
     reader = pa.ipc.open_file(pa.py_buffer(file.view))
     # The format first: a newer one may have other columns, and is to be refused by its name.
     meta = reader.schema.metadata or {}
@@ -241,7 +241,7 @@ def _parts(path: Path, file: MappedFile, seal: Seal | None) -> Parts:
     shard = batch.column("shard")
     table = _shards_1(path, said, meta[OFFSETS_1]) if first else _shards(path, shard.dictionary)
     _, ends, text = batch.column("key").buffers()
-    return Parts(
+    return IndexParts(
         format=said["format"],
         source=said["source"],
         home=str(said.get("home", "")),

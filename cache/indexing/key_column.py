@@ -24,7 +24,7 @@ _FEW, _MANY = 16, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class FolderChild:
     """What lies directly in a folder: a folder and the rows below it, or a run of files, where `name` is empty."""
 
     name: bytes
@@ -164,7 +164,7 @@ class KeyColumn:
         start = self.first_not_below(folder + b"/")
         return range(start, self.next_not_below(folder + _AFTER_SLASH, start, self._count))
 
-    def children(self, folder: bytes) -> Iterator[Child]:
+    def children(self, folder: bytes) -> Iterator[FolderChild]:
         """Yield what lies directly in a folder, in the order of the rows. Raises as `first_not_below`.
 
         A folder in it costs the logarithm of its size, however much lies below.
@@ -178,11 +178,11 @@ class KeyColumn:
             if slash < 0:
                 stop = self._end_of_files(at, min(at + window, rows.stop), skip)
                 window = min(window * 2, _MANY)
-                yield Child(b"", range(at, stop))
+                yield FolderChild(b"", range(at, stop))
             else:
                 stop = max(self.next_not_below(key[:slash] + _AFTER_SLASH, at, rows.stop), at + 1)
                 window = _FEW
-                yield Child(key[skip:slash], range(at, stop))
+                yield FolderChild(key[skip:slash], range(at, stop))
             at = stop
 
     def _end_of_files(self, start: int, stop: int, skip: int) -> int:

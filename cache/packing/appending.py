@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deeplink.cache.packing.plan import Plan, ShardPlan, cut
+from deeplink.cache.packing.plan import PackPlan, ShardPlan, cut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Packed:
 class Appended:
     """The plan of the new version, and which shard of the old one each shard that stays is."""
 
-    plan: Plan
+    plan: PackPlan
     kept: dict[int, int]
 
 
@@ -102,7 +102,7 @@ def append(base: str, listing: Listing, packed: Packed, shard_bytes: int) -> App
     cutter.flush(len(listing))
     starts = np.array([shard.start for shard in cutter.shards], "<i8").tobytes()
     digest = hashlib.sha256(f"deeplink append {base}\n".encode() + starts).hexdigest()[:40]
-    return Appended(Plan(tuple(cutter.shards), shard_bytes, digest), cutter.kept)
+    return Appended(PackPlan(tuple(cutter.shards), shard_bytes, digest), cutter.kept)
 
 
 def _is_same(listing: Listing, now: slice, packed: Packed, before: slice) -> bool:

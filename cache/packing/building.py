@@ -141,7 +141,7 @@ class ShardBuilder:
     def _header(self, number: int, first: int, samples: int, checksum: int) -> bytes:
         return block.encode_header(
             block.Header(
-                kind=block.Kind.DATA,
+                kind=block.RecordKind.DATA,
                 number=number,
                 samples=samples,
                 first=first,
@@ -151,14 +151,14 @@ class ShardBuilder:
         )
 
     def _table_values(self) -> Iterator[bytes]:
-        table = block.Table(
+        table = block.BlockTable(
             self._names, self._blocks, self._offsets, self._sizes.astype(np.uint64), self._checksums
         )
         for i, start in enumerate(range(0, len(table), block.TABLE_SAMPLES)):
             stop = min(start + block.TABLE_SAMPLES, len(table))
             payload = block.encode_table(table, start, stop)
             header = block.Header(
-                kind=block.Kind.TABLE,
+                kind=block.RecordKind.TABLE,
                 number=len(self._payloads) + i,
                 samples=stop - start,
                 first=start,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.catalog import Catalog, PackRecord
     from deeplink.cache.index import Index
-    from deeplink.cache.packing.plan import Plan
+    from deeplink.cache.packing.plan import PackPlan
     from deeplink.cache.sources.origin import Listing, Source
     from deeplink.config import Config
     from deeplink.types import ShardId, Version
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Job:
+class PackJob:
     """A packing that is planned.
 
     Attributes:
@@ -42,7 +42,7 @@ class Job:
         before: the newest version so far; None where there is none.
     """
 
-    def __init__(self, source: str, listing: Listing, plan: Plan, before: Version | None) -> None:
+    def __init__(self, source: str, listing: Listing, plan: PackPlan, before: Version | None) -> None:
         self.source, self.listing, self.plan, self.before = source, listing, plan, before
         self._index: Index | None = None
         self._old: Mapping[int, int] = {}
@@ -128,7 +128,9 @@ class Job:
         )
 
 
-def planned_job(origin: Source, catalog: Catalog, name: str, config: Config, *, members: int, append: bool) -> Job:
+def planned_job(
+    origin: Source, catalog: Catalog, name: str, config: Config, *, members: int, append: bool
+) -> PackJob:
     """List the source and decide what goes into which shard.
 
     Raises:
@@ -144,7 +146,7 @@ def planned_job(origin: Source, catalog: Catalog, name: str, config: Config, *, 
     listing = origin.listing()
     if append and index is not None:
         return _appended(origin, listing, index, config.shard_bytes)
-    job = Job(origin.url, listing, _planned(origin.url, listing, config.shard_bytes, members, record), before)
+    job = PackJob(origin.url, listing, _planned(origin.url, listing, config.shard_bytes, members, record), before)
     if index is not None and record is not None and record.plan == job.plan.digest and listing.marked:
         counts = [entry.samples for entry in index.shards]
         if counts == [shard.stop - shard.start for shard in job.plan.shards]:
@@ -161,7 +163,7 @@ def _check_base(name: str, origin: Source, index: Index | None) -> None:
         raise AppendError(name, "its shards do not hold runs of the sorted keys")
 
 
-def _appended(origin: Source, listing: Listing, index: Index, shard_bytes: int) -> Job:
+def _appended(origin: Source, listing: Listing, index: Index, shard_bytes: int) -> PackJob:
     text, offsets = index.key_text(range(len(index)))
     packed = Packed(
         Names(text.data, offsets),
@@ -171,12 +173,12 @@ def _appended(origin: Source, listing: Listing, index: Index, shard_bytes: int) 
     )
     base = make_plan(origin.url, listing, shard_bytes).digest
     found = append(base, listing, packed, shard_bytes)
-    job = Job(origin.url, listing, found.plan, index.version)
+    job = PackJob(origin.url, listing, found.plan, index.version)
     job.share(index, found.kept)
     return job
 
 
-def _planned(source: str, listing: Listing, most: int, members: int, before: PackRecord | None) -> Plan:
+def _planned(source: str, listing: Listing, most: int, members: int, before: PackRecord | None) -> PackPlan:
     """Return the plan of the newest version if it still serves, so that nothing changes where no file did."""
     size = shard_size(int(listing.sizes.sum()), most, members)
     # Half as many shards as a new plan would have still spread well.

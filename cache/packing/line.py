@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deeplink.cache.names import Names
     from deeplink.cache.packing.placing import Placer
     from deeplink.cache.packing.staging import Staging
-    from deeplink.cache.sources.home import Home
+    from deeplink.cache.sources.home import PackedHome
     from deeplink.cache.sources.origin import Source
     from deeplink.cache.sources.reading import FileReader
     from deeplink.cache.store import Store
@@ -38,7 +38,7 @@ _WRITERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Yard:
+class PipelineContext:
     """Where shards are made, and where they go.
 
     Attributes:
@@ -51,10 +51,10 @@ class Yard:
     store: Store
     stage: Staging
     placer: Placer
-    home: Home | None
+    home: PackedHome | None
 
 
-class Line:
+class ShardPipeline:
     """Makes one shard after another. Use `with`: at its end no thread works any more.
 
     Args:
@@ -64,7 +64,9 @@ class Line:
         done: told, after each block, how many files and bytes were read, in the thread that reads.
     """
 
-    def __init__(self, origin: Source, reader: FileReader, yard: Yard, done: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, origin: Source, reader: FileReader, yard: PipelineContext, done: Callable[[int, int], None]
+    ) -> None:
         self._origin, self._reader, self._yard, self._done = origin, reader, yard, done
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="deeplink-pack")
 

@@ -26,7 +26,7 @@ from deeplink.cache.errors import (
 )
 from deeplink.cache.layout import checked_shard_id
 from deeplink.cache.names import Names
-from deeplink.cache.packing.line import Line, Yard
+from deeplink.cache.packing.line import PipelineContext, ShardPipeline
 from deeplink.cache.packing.placing import Placer
 from deeplink.cache.packing.staging import staging
 from deeplink.cache.packing.verifying import verified
@@ -212,7 +212,9 @@ class _Shift:
             Placer(self._store, self._node, members, self._token, replicas=task.replicas) as placer,
             staging(self._store.root, plan, self._clock.unix()) as stage,
             FileReader(origin, self._clock) as reader,
-            Line(origin, reader, Yard(self._store, stage, placer, home), self._was_read) as line,
+            ShardPipeline(
+                origin, reader, PipelineContext(self._store, stage, placer, home), self._was_read
+            ) as line,
         ):
             for request in _until_cancelled(requests):
                 if self._left.is_set():
@@ -220,7 +222,7 @@ class _Shift:
                 self._make(request.shard, origin, line, stage, placer)
 
     def _make(
-        self, wanted: cache_pb2.PackShard, origin: Source, line: Line, stage: Staging, placer: Placer
+        self, wanted: cache_pb2.PackShard, origin: Source, line: ShardPipeline, stage: Staging, placer: Placer
     ) -> None:
         try:
             names = Names.checked(wanted.keys, np.frombuffer(wanted.key_lengths, "<u2"))

@@ -38,7 +38,7 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PackPlan:
     """All shards to be, the most bytes of samples in one, and the digest of everything they follow from."""
 
     shards: tuple[ShardPlan, ...]
@@ -65,7 +65,7 @@ def shard_size(total: int, most: int, members: int) -> int:
     return min(most, 1 << (wanted.bit_length() - 1))
 
 
-def make_plan(source: str, listing: Listing, shard_bytes: int) -> Plan:
+def make_plan(source: str, listing: Listing, shard_bytes: int) -> PackPlan:
     """Return the shards for a listing, each at most `shard_bytes` of samples unless one sample alone is more.
 
     The digest is of source, names, sizes, change marks, shard size and format: packing the same plan again gives
@@ -73,7 +73,7 @@ def make_plan(source: str, listing: Listing, shard_bytes: int) -> Plan:
     """
     ends = np.cumsum(listing.sizes, dtype=np.int64)
     shards = tuple(cut(ends, 0, len(listing), shard_bytes))
-    return Plan(shards, shard_bytes, _digest(source, listing, shard_bytes))
+    return PackPlan(shards, shard_bytes, _digest(source, listing, shard_bytes))
 
 
 def cut(ends: np.ndarray, start: int, stop: int, shard_bytes: int) -> Iterator[ShardPlan]:

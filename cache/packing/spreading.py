@@ -51,7 +51,7 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PackTask:
     """What all shards of a packing have in common.
 
     Attributes:
@@ -82,7 +82,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class ShardShare:
     """The files of one shard; `mark` is the change mark of the first one, 0 where it has none."""
 
     number: int
@@ -109,7 +109,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadProgress:
     """So much was read since the last one; negative where a member is lost that had read it in vain."""
 
     files: int
@@ -117,7 +117,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class ShardMade:
     """A shard was made and lies with `holders`."""
 
     number: int
@@ -140,7 +140,7 @@ class Gone:
     problem: str
 
 
-Event = Read | Made | Refused | Gone
+Event = ReadProgress | ShardMade | Refused | Gone
 
 
 @dataclass(slots=True, eq=False)
@@ -151,13 +151,13 @@ class _Worker:
     heard: float
     moved: float
     call: grpc.Call | None = None
-    doing: dict[int, Share] = field(default_factory=dict)
+    doing: dict[int, ShardShare] = field(default_factory=dict)
     files: int = 0
     bytes: int = 0
     lost: bool = False
 
 
-class Spread:
+class DistributedPack:
     """Deals the shards of one task out.
 
     Args:
@@ -166,7 +166,7 @@ class Spread:
         clock: where time comes from.
     """
 
-    def __init__(self, task: Task, token: str, clock: Clock) -> None:
+    def __init__(self, task: PackTask, token: str, clock: Clock) -> None:
         self.task = task
         self._token, self._clock = token, clock
         self._changed = threading.Condition()
@@ -177,7 +177,7 @@ class Spread:
 
     @contextmanager
     def among(
-        self, members: Sequence[Member], numbers: Sequence[int], share: Callable[[int], Share]
+        self, members: Sequence[Member], numbers: Sequence[int], share: Callable[[int], ShardShare]
     ) -> Iterator[Iterator[Event]]:
         """Give what happens as members make shards; it ends when all are made or nobody is left to make them.
 
@@ -237,7 +237,7 @@ class Spread:
                 log.warning("member %s packs no more: %s", worker.member.name, "silent" if silent else "stuck")
                 worker.call.cancel()
 
-    def _serve(self, worker: _Worker, share: Callable[[int], Share]) -> None:
+    def _serve(self, worker: _Worker, share: Callable[[int], ShardShare]) -> None:
         try:
             with member_channel(worker.member, self._token) as channel:
                 call = cache_pb2_grpc.CacheStub(channel).Pack(self._requests(worker, share))
@@ -255,7 +255,7 @@ class Spread:
         finally:
             self._lose(worker)
 
-    def _requests(self, worker: _Worker, share: Callable[[int], Share]) -> Iterator[cache_pb2.PackRequest]:
+    def _requests(self, worker: _Worker, share: Callable[[int], ShardShare]) -> Iterator[cache_pb2.PackRequest]:
         yield self.task.request()
         while True:
             with self._changed:
@@ -279,7 +279,7 @@ class Spread:
                 worker.moved = worker.heard
             worker.files += reply.advance.files
             worker.bytes += reply.advance.bytes
-            self._events.put(Read(reply.advance.files, reply.advance.bytes))
+            self._events.put(ReadProgress(reply.advance.files, reply.advance.bytes))
         elif kind == "done":
             worker.moved = worker.heard
             self._take_made(worker, reply.done)
@@ -295,7 +295,7 @@ class Spread:
         piece = Piece(checked_shard_id(done.id), done.bytes, offsets, checksums)
         worker.files -= len(wanted.names)
         worker.bytes -= int(wanted.sizes.sum())
-        self._events.put(Made(done.number, piece, tuple(map(NodeName, done.holders))))
+        self._events.put(ShardMade(done.number, piece, tuple(map(NodeName, done.holders))))
         with self._changed:
             del worker.doing[done.number]
             self._changed.notify_all()
@@ -318,4 +318,4 @@ class Spread:
             worker.doing.clear()
             self._changed.notify_all()
         if worker.files or worker.bytes:
-            self._events.put(Read(-worker.files, -worker.bytes))
+            self._events.put(ReadProgress(-worker.files, -worker.bytes))

@@ -95,7 +95,7 @@ def verified(store: Store, name: str) -> Iterator[cache_pb2.VerifyReply]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class ReadBack:
     """What reading a version back came to.
 
     Attributes:
@@ -118,7 +118,7 @@ def verify_copies(
     members: Sequence[Member],
     token: str,
     progress: Callable[[int, int], None] = lambda _copies, _bytes: None,
-) -> Verification:
+) -> ReadBack:
     """Read every copy of a version's shards back, all members at once, and compare them with the index.
 
     Args:
@@ -157,7 +157,7 @@ def verify_copies(
             progress(copies, size)
         else:
             problems.append(f"{holder}: {_said(reply)}")
-    return Verification(copies=copies, bytes=size, problems=tuple(problems))
+    return ReadBack(copies=copies, bytes=size, problems=tuple(problems))
 
 
 def _expected(index: Index) -> dict[ShardId, int]:

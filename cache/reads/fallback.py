@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deeplink.cache.batch import Batch
     from deeplink.cache.index import Index
     from deeplink.cache.sources.bucket import SourceCap
-    from deeplink.cache.sources.home import Home
+    from deeplink.cache.sources.home import PackedHome
     from deeplink.cache.sources.origin import Source
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Fallback:
     def __init__(self, index: Index, cap: SourceCap) -> None:
         self._index, self._cap = index, cap
         self._source: Source | None = None
-        self._home: Home | None = None
+        self._home: PackedHome | None = None
         self._pool: ThreadPoolExecutor | None = None
 
     def fill(self, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> Fallen:

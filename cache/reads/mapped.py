@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from deeplink.cache.layout import Layout
+    from deeplink.cache.layout import FileLayout
     from deeplink.types import ShardId
 
 _MADV_POPULATE_READ = 22
@@ -140,7 +140,7 @@ class ShardFile:
             raise OSError(errno.EIO, "its file cannot be read", self.shard) from problem
         return True
 
-    def scan(self) -> Layout:
+    def scan(self) -> FileLayout:
         """Return where the file's blocks lie (see `layout.scan`)."""
         return layout.scan(self._fd, self.shard)
 

@@ -49,7 +49,7 @@ class ReadStats:
     longest_wait_s: float = 0.0
 
 
-class Tally:
+class ReadTotals:
     """The counts of one process. Safe to use from several threads."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from deeplink.cache import block
 from deeplink.cache.reads.copying import by_shard
 from deeplink.cache.remote import frames
-from deeplink.cache.remote.transport import Answer, Places
+from deeplink.cache.remote.transport import BatchReply, Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ _MOST_BATCH_BYTES = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
+class BatchOutcome:
     """How a batch of reads from members went.
 
     Attributes:
@@ -78,7 +78,7 @@ class Asking:
         self._is_left[positions] = True
         self._tried: dict[int, set[NodeName]] = {}
         self.silent: set[NodeName] = set()
-        self.outcome = Outcome(positions)
+        self.outcome = BatchOutcome(positions)
 
     def is_left(self, positions: np.ndarray) -> np.ndarray:
         """Tell of each position whether its sample is still to be had."""
@@ -130,7 +130,7 @@ class Asking:
             yield positions[start:stop]
             start = stop
 
-    def request(self, positions: np.ndarray) -> tuple[frames.Request, Places]:
+    def request(self, positions: np.ndarray) -> tuple[frames.ExtentsRequest, Places]:
         """Return the request for these samples, and where their bytes go."""
         rows, starts = self.rows[positions], self.batch.offsets[positions]
         numbers, places = list[int](), np.empty(len(rows), np.int64)
@@ -143,22 +143,22 @@ class Asking:
         extents = np.empty(len(rows), frames.EXTENT)
         extents["shard"], extents["block"] = places, self._index.block[rows]
         extents["offset"], extents["length"] = self._index.offset[rows], self._lengths[positions]
-        return frames.Request(0, named, extents), Places(self.batch.data, starts)
+        return frames.ExtentsRequest(0, named, extents), Places(self.batch.data, starts)
 
     def _request_in_pieces(
         self, rows: np.ndarray, starts: np.ndarray, named: list[ShardId], places: np.ndarray
-    ) -> tuple[frames.Request, Places]:
+    ) -> tuple[frames.ExtentsRequest, Places]:
         extents, at = [], []
         for row, start, place in zip(rows.tolist(), starts.tolist(), places.tolist(), strict=True):
             for piece in self._index.pieces(row):
                 extents.append((place, *piece))
                 at.append(start)
                 start += piece[2]  # noqa: PLW2901 - each piece follows the last
-        return frames.Request(0, named, np.array(extents, frames.EXTENT)), Places(
+        return frames.ExtentsRequest(0, named, np.array(extents, frames.EXTENT)), Places(
             self.batch.data, np.array(at, np.int64)
         )
 
-    def per_sample(self, positions: np.ndarray, answer: Answer) -> Answer:
+    def per_sample(self, positions: np.ndarray, answer: BatchReply) -> BatchReply:
         """Return each sample's status, of those of its pieces the worst, and checksum."""
         if len(answer.status) == len(positions):
             return answer
@@ -167,7 +167,7 @@ class Asking:
         data, ends = self.batch.data, self.batch.offsets
         bounds = zip(ends[positions].tolist(), ends[positions + 1].tolist(), strict=True)
         checksums = np.fromiter((block.checksum(data[a:b]) for a, b in bounds), np.uint64, len(positions))
-        return Answer(status, checksums)
+        return BatchReply(status, checksums)
 
     @contextmanager
     def safe(self, positions: np.ndarray) -> Iterator[None]:

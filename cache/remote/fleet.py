@@ -20,9 +20,9 @@ import numpy as np
 from deeplink.cache import ownership
 from deeplink.cache.errors import MemberBusyError, MemberDamagedError, MemberError, MemberSilentError
 from deeplink.cache.remote import frames
-from deeplink.cache.remote.asking import Asking, Outcome
+from deeplink.cache.remote.asking import Asking, BatchOutcome
 from deeplink.cache.remote.breaker import Breaker
-from deeplink.cache.remote.pace import Pace
+from deeplink.cache.remote.pace import LatencyTracker
 from deeplink.cache.remote.transport import Places
 from deeplink.v1 import cache_pb2
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.batch import Batch
     from deeplink.cache.index import Index
-    from deeplink.cache.remote.transport import Answer, Pending, Transport
+    from deeplink.cache.remote.transport import BatchReply, Pending, Transport
     from deeplink.clock import Clock
     from deeplink.types import Member, NodeName
 
@@ -91,7 +91,7 @@ class _Busy:
         return bool(self.until) and self.until.get(name, 0.0) > now
 
 
-class Fleet:
+class MemberPool:
     """The other members. Safe to use from several threads; each process needs its own.
 
     Args:
@@ -116,13 +116,15 @@ class Fleet:
         self._index, self._transport, self._clock, self._deadline_s = index, transport, clock, deadline_s
         self._members = {member.name: member for member in members}
         self._known, self._node = ownership.standing(members), node
-        self._breaker, self._pace, self._busy = Breaker(), Pace(deadline_s / 4), _Busy()
+        self._breaker, self._pace, self._busy = Breaker(), LatencyTracker(deadline_s / 4), _Busy()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._not_held: dict[tuple[NodeName, int], float] = {}
         self._ranked: dict[int, tuple[NodeName, ...]] = {}
 
-    def fill(self, rows: np.ndarray, positions: np.ndarray, batch: Batch, *, last_resort: bool = False) -> Outcome:
+    def fill(
+        self, rows: np.ndarray, positions: np.ndarray, batch: Batch, *, last_resort: bool = False
+    ) -> BatchOutcome:
         """Put the samples of `rows` at `positions` into their places in `batch`, as far as members serve them.
 
         Args:
@@ -274,7 +276,7 @@ class Fleet:
         pause = self._breaker.failed(call.name, self._clock.monotonic())
         log.warning("%s; skipped for %.0f s, %d samples are read elsewhere", problem, pause, len(left))
 
-    def _take(self, work: Asking, call: _Call, answer: Answer, doubted: set[tuple[NodeName, int]]) -> None:
+    def _take(self, work: Asking, call: _Call, answer: BatchReply, doubted: set[tuple[NodeName, int]]) -> None:
         status, is_new = answer.status, work.is_left(call.positions)
         is_ok = status == cache_pb2.READ_STATUS_OK
         is_taken = is_ok & is_new
@@ -307,7 +309,7 @@ class Fleet:
         """Ask a member that sent wrong bytes of a shard to verify it, and others for the shard meanwhile."""
         with self._lock:
             self._not_held[name, shard] = self._clock.monotonic() + _NOT_HELD_S
-        request = frames.Request(0, (), np.empty(0, frames.EXTENT), (self._index.shards[shard].id,))
+        request = frames.ExtentsRequest(0, (), np.empty(0, frames.EXTENT), (self._index.shards[shard].id,))
         try:
             self._transport.start(self._members[name], request, self._deadline_s, Places.alone(request)).result()
         except MemberError as problem:

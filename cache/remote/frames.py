@@ -36,7 +36,7 @@ _MOST_VARINT_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class ExtentsRequest:
     """A batch of extents: `extents` is an array of EXTENT whose `shard` is a position in `shards`.
 
     `doubted` names shards of which the member has sent other bytes than were packed.
@@ -48,7 +48,7 @@ class Request:
     doubted: Sequence[ShardId] = ()
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: ExtentsRequest) -> bytes:
     """Return the message of a request."""
     message = cache_pb2.ReadRequest(
         id=request.id, shards=request.shards, extents=request.extents.tobytes(), doubted=request.doubted
@@ -56,7 +56,7 @@ def encode_request(request: Request) -> bytes:
     return message.SerializeToString()
 
 
-def decode_request(message: bytes) -> Request:
+def decode_request(message: bytes) -> ExtentsRequest:
     """Return the request in a message. Whether its extents exist is not looked at.
 
     Raises:
@@ -74,7 +74,7 @@ def decode_request(message: bytes) -> Request:
     if max(len(said.shards), len(said.doubted)) > MOST_SHARDS:
         raise FrameError(f"more than {MOST_SHARDS} shards")
     doubted = [ShardId(name) for name in said.doubted]
-    return Request(said.id, [ShardId(name) for name in said.shards], extents, doubted)
+    return ExtentsRequest(said.id, [ShardId(name) for name in said.shards], extents, doubted)
 
 
 def encode_reply(number: int, head: np.ndarray, body: Sequence[bytes | memoryview]) -> bytes:

@@ -25,7 +25,7 @@ _UNKNOWN_S = 0.1
 _NOT_OFTEN = 16
 
 
-class Pace:
+class LatencyTracker:
     """How fast each member begins to answer. Safe to use from several threads.
 
     Args:

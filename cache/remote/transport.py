@@ -92,7 +92,7 @@ class Places:
     starts: np.ndarray
 
     @classmethod
-    def alone(cls, request: frames.Request) -> Self:
+    def alone(cls, request: frames.ExtentsRequest) -> Self:
         """Return places one after another in an arena of their own."""
         lengths = request.extents["length"].astype(np.int64)
         return cls(memoryview(bytearray(int(lengths.sum()))), np.cumsum(lengths) - lengths)
@@ -131,7 +131,7 @@ class _Landing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class BatchReply:
     """What came of a request, extent by extent.
 
     Attributes:
@@ -143,7 +143,7 @@ class Answer:
     checksums: np.ndarray
 
     @classmethod
-    def joined(cls, answers: Sequence[Answer]) -> Answer:
+    def joined(cls, answers: Sequence[BatchReply]) -> BatchReply:
         """Return several answers as one."""
         if len(answers) == 1:
             return answers[0]
@@ -154,7 +154,7 @@ class Answer:
 class Pending(Protocol):
     """A batch on its way."""
 
-    def result(self) -> Answer:
+    def result(self) -> BatchReply:
         """Return what came; the bytes of those extents that are OK are in their places.
 
         Waits until the deadline at most.
@@ -176,7 +176,7 @@ class Pending(Protocol):
 class Transport(Protocol):
     """Fetches batches from members. Safe to use from several threads; each process needs its own."""
 
-    def start(self, member: Member, request: frames.Request, deadline_s: float, places: Places) -> Pending:
+    def start(self, member: Member, request: frames.ExtentsRequest, deadline_s: float, places: Places) -> Pending:
         """Send a batch and return without waiting, so that several members work at once.
 
         Args:
@@ -211,7 +211,7 @@ class PlainTransport(Transport):
         self._numbers = itertools.count(1)
 
     @override
-    def start(self, member: Member, request: frames.Request, deadline_s: float, places: Places) -> Pending:
+    def start(self, member: Member, request: frames.ExtentsRequest, deadline_s: float, places: Places) -> Pending:
         return _PlainPending(self, member, replace(request, id=next(self._numbers)), deadline_s, places)
 
     @override
@@ -248,7 +248,12 @@ class PlainTransport(Transport):
 
 class _PlainPending(Pending):
     def __init__(
-        self, transport: PlainTransport, member: Member, request: frames.Request, deadline_s: float, places: Places
+        self,
+        transport: PlainTransport,
+        member: Member,
+        request: frames.ExtentsRequest,
+        deadline_s: float,
+        places: Places,
     ) -> None:
         self._transport, self._member, self._request, self._places = transport, member, request, places
         self._lengths = request.extents["length"].astype(np.int64)
@@ -334,7 +339,7 @@ class _PlainPending(Pending):
         return False
 
     @override
-    def result(self) -> Answer:
+    def result(self) -> BatchReply:
         connection = self._connection
         if connection is None:
             raise self._what_failed()
@@ -347,8 +352,8 @@ class _PlainPending(Pending):
                 raise
             return self._taken(self._sent(fresh=True))
 
-    def _taken(self, connection: PlainConnection) -> Answer:
-        found: list[Answer] = []
+    def _taken(self, connection: PlainConnection) -> BatchReply:
+        found: list[BatchReply] = []
         done = 0
         try:
             with member_errors(self._member):
@@ -368,9 +373,9 @@ class _PlainPending(Pending):
         self._connection = None
         if done != len(self._lengths):
             raise MemberError(self._member.name, f"{done} of {len(self._lengths)} items came")
-        return Answer.joined(found)
+        return BatchReply.joined(found)
 
-    def _items(self, message: Incoming, done: int) -> Answer:
+    def _items(self, message: Incoming, done: int) -> BatchReply:
         number, items = frames.read_reply_head(message)
         if number != self._request.id:
             raise FrameError(f"an answer to request {number} instead of {self._request.id}")
@@ -387,7 +392,7 @@ class _PlainPending(Pending):
         if len(chosen) < len(self._lengths):  # not all, or not in one message
             landing = _Landing(self._places, wanted[chosen], done + chosen)
         checksums[chosen] = np.fromiter(landing.receive(message), np.uint64, len(chosen))
-        return Answer(status, checksums)
+        return BatchReply(status, checksums)
 
     @override
     def cancel(self) -> None:

@@ -11,7 +11,7 @@ from deeplink import metrics
 from deeplink.cache.remote.transport import READ_METHOD
 from deeplink.cache.server import MOST_READS
 from deeplink.listening import data_listener
-from deeplink.plainrpc.serving import Limits, PlainServer
+from deeplink.plainrpc.serving import PlainServer, ServerLimits
 from deeplink.wire import connections_allowed
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def data_server(
     bind: str | socket.socket,
     token: str | Callable[[str], bool],
     clock: Clock,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
 ) -> PlainServer:
     """Return a server of `servicer`'s Read, bound next to the agent's own port; `start` and `stop` it.
 
@@ -55,6 +55,6 @@ def data_server(
     return server
 
 
-def own_limits() -> Limits:
+def own_limits() -> ServerLimits:
     """Return an agent's bounds: connections take a quarter of its descriptors, open shards half."""
-    return Limits(answers=MOST_READS, connections=connections_allowed(Limits().connections))
+    return ServerLimits(answers=MOST_READS, connections=connections_allowed(ServerLimits().connections))

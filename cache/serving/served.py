@@ -218,7 +218,7 @@ class Answering:
         copied: whether to copy everything by system calls; else mapped files' are sent where they lie.
     """
 
-    def __init__(self, shards: ServedShards, request: frames.Request, *, copied: bool) -> None:
+    def __init__(self, shards: ServedShards, request: frames.ExtentsRequest, *, copied: bool) -> None:
         self._shards, self._request, self._copied = shards, request, copied
         self._served, problems, blocks = shards.locate(request.shards)
         extents = request.extents

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from deeplink.cache.errors import BadKeyError, SourceError, SourceFileError
-from deeplink.cache.names import Gathering
+from deeplink.cache.names import NameCollector
 from deeplink.cache.sources.origin import Listing, Source, check_size, walk
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ class LocalSource(Source):
     @override
     def listing(self) -> Listing:
         self.check()
-        found = Gathering()
+        found = NameCollector()
         walk(lambda folder: self._entries(folder, found), found)
         if not found:
             raise SourceError(self.url, "the folder holds no files")
         return Listing(*found.finished(), marked=True)
 
-    def _entries(self, folder: str, found: Gathering) -> list[Entry]:
+    def _entries(self, folder: str, found: NameCollector) -> list[Entry]:
         """Return what is in a folder; where that is very much, all but the last files go straight to `found`."""
         folders: list[Entry] = []
         files: list[Entry] = []
@@ -187,7 +187,7 @@ class LocalSource(Source):
         check_size(self.url, os.fsdecode(key), len(into) - 1, found)
 
 
-def _hand_over(folder: str, files: list[Entry], found: Gathering) -> None:
+def _hand_over(folder: str, files: list[Entry], found: NameCollector) -> None:
     names, sizes, marks = zip(*files, strict=True)
     found.add(folder, names, sizes, marks)
     files.clear()

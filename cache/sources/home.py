@@ -31,7 +31,7 @@ _WHOLE_AT_ONCE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "memor
 """Kinds where a file appears when it is complete: no rename is needed, which would cost a copy."""
 
 
-class Home(Protocol):
+class PackedHome(Protocol):
     """Where packed files are kept besides the nodes' SSDs. Safe to use from several threads.
 
     Attributes:
@@ -103,7 +103,7 @@ class Home(Protocol):
     def _part(self, name: str, start: int, length: int) -> bytes: ...
 
 
-def open_home(url: str) -> Home:
+def open_home(url: str) -> PackedHome:
     """Return the home a folder or an fsspec URL names; nothing is looked at yet.
 
     Raises:
@@ -114,7 +114,7 @@ def open_home(url: str) -> Home:
     return FolderHome(url.removeprefix("file://")) if url.startswith("file://") else RemoteHome(url)
 
 
-class FolderHome(Home):
+class FolderHome(PackedHome):
     """A home in a folder of a file system, usually one that all nodes share."""
 
     def __init__(self, path: str) -> None:
@@ -162,7 +162,7 @@ class FolderHome(Home):
             raise self._failed(problem) from problem
 
 
-class RemoteHome(Home):
+class RemoteHome(PackedHome):
     """A home on whatever fsspec can reach and write."""
 
     def __init__(self, url: str) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from deeplink.cache.names import Gathering, Names
+    from deeplink.cache.names import NameCollector, Names
 
 Entry = tuple[str, int, int]
 """A file's name, size and change mark; or a folder's name, which ends in a slash, and two zeros."""
@@ -38,7 +38,7 @@ class Listing:
         return len(self.keys)
 
     @classmethod
-    def of(cls, found: Gathering) -> Listing:
+    def of(cls, found: NameCollector) -> Listing:
         """Return what was gathered.
 
         Raises:
@@ -139,7 +139,7 @@ def check_size(url: str, key: str, size: int, found: int) -> None:
         raise SourceChangedError(url, key, f"{more}{min(found, size):,} bytes where {size:,} were listed")
 
 
-def walk(entries: Callable[[str], Sequence[Entry]], found: Gathering) -> None:
+def walk(entries: Callable[[str], Sequence[Entry]], found: NameCollector) -> None:
     """Gather all files below a root, folder by folder, in the order of the keys' bytes.
 
     Args:

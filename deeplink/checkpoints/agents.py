@@ -44,7 +44,7 @@ def run_of(folder: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunOwner:
     """Who holds a run, as an agent knows.
 
     Attributes:
@@ -60,7 +60,7 @@ class Standing:
     has_own: bool
 
 
-def _standing(reply: keep_pb2.HoldReply) -> Standing:
+def _standing(reply: keep_pb2.HoldReply) -> RunOwner:
     claim = None
     if reply.claim:
         try:
@@ -68,7 +68,7 @@ def _standing(reply: keep_pb2.HoldReply) -> Standing:
         except ValueError as problem:
             log.warning("an agent's claim cannot be read: %s", problem)
     said_by = _attempt(reply.said_by) if reply.HasField("said_by") else None
-    return Standing(_attempt(reply.newest), claim, said_by, reply.has_own)
+    return RunOwner(_attempt(reply.newest), claim, said_by, reply.has_own)
 
 
 def _attempt(message: common_pb2.Attempt) -> Attempt:
@@ -149,7 +149,7 @@ class JobAgents:
         folder: Path | None = None,
         claim: Claim | None = None,
         patience_s: float = ASK_S,
-    ) -> Standing:
+    ) -> RunOwner:
         """Ask an agent who holds the run, and tell it what is given.
 
         Args:
@@ -175,7 +175,7 @@ class JobAgents:
         return self.standing(keep_pb2.HoldReply.FromString(reply))
 
     @staticmethod
-    def standing(reply: keep_pb2.HoldReply) -> Standing:
+    def standing(reply: keep_pb2.HoldReply) -> RunOwner:
         """Read an agent's answer; a claim that cannot be read is none."""
         return _standing(reply)
 
@@ -193,7 +193,7 @@ class JobAgents:
         self.judge(standing, claim)
         return True
 
-    def judge(self, standing: Standing, claim: Claim | None) -> None:
+    def judge(self, standing: RunOwner, claim: Claim | None) -> None:
         """Return if nobody newer holds the run, as far as an agent knows.
 
         Raises:

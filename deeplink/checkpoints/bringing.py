@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.agents import JobAgents
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.fetching import There
-    from deeplink.checkpoints.hold import Hold
+    from deeplink.checkpoints.hold import FolderOwnership
     from deeplink.checkpoints.manifest import FileEntry
     from deeplink.clock import Clock
 
@@ -55,7 +55,7 @@ class Chosen:
     path: Path
     manifest: Manifest
     origin: str
-    parts: Parts | None = None
+    parts: ScatteredFiles | None = None
 
 
 class Bringer:
@@ -69,7 +69,9 @@ class Bringer:
         is_first_here: whether this rank is its node's first, which brings what is not here.
     """
 
-    def __init__(self, hold: Hold, local: Path, agents: JobAgents, clock: Clock, *, is_first_here: bool) -> None:
+    def __init__(
+        self, hold: FolderOwnership, local: Path, agents: JobAgents, clock: Clock, *, is_first_here: bool
+    ) -> None:
         self._hold, self._local, self._agents, self._clock = hold, local, agents, clock
         self._is_first_here = is_first_here
 
@@ -139,7 +141,7 @@ class Bringer:
             return chosen
         if manifest != chosen.manifest:
             return chosen
-        parts = Parts(self._local / name, manifest, self._agents, others=chosen.path)
+        parts = ScatteredFiles(self._local / name, manifest, self._agents, others=chosen.path)
         return Chosen(self._local / name, manifest, f"{HERE} and {SHARED}", parts)
 
     def _here(self, name: str) -> tuple[Path | None, str]:
@@ -165,7 +167,9 @@ class Bringer:
             try:
                 manifest = manifests.check_part(path, contents=False)
                 is_part = manifests.is_there(path / manifests.PART)
-                return Chosen(path, manifest, HERE, Parts(path, manifest, self._agents) if is_part else None)
+                return Chosen(
+                    path, manifest, HERE, ScatteredFiles(path, manifest, self._agents) if is_part else None
+                )
             except (CheckpointDamagedError, OSError) as problem:
                 why = str(problem)
             if shared is not None:
@@ -204,7 +208,7 @@ class Bringer:
         is_parted = is_of_parts(manifest)
         if _manifest_at(final) == manifest:
             # What is here stays where it is: other nodes may be fetching it.
-            parts = Parts(final, manifest, self._agents)
+            parts = ScatteredFiles(final, manifest, self._agents)
             if is_parted:
                 return Chosen(final, manifest, HERE, parts)
             for path in parts.names():
@@ -221,7 +225,9 @@ class Bringer:
             (draft / NAME).write_text(text, encoding="utf-8")
         origin = ", ".join(place(there.node, there.origin) for there, _ in plan)
         log.warning("%s comes from %s", name, origin)
-        return Chosen(final, manifest, origin, Parts(final, manifest, self._agents) if is_parted else None)
+        return Chosen(
+            final, manifest, origin, ScatteredFiles(final, manifest, self._agents) if is_parted else None
+        )
 
 
 def _manifest_at(path: Path) -> Manifest | None:
@@ -241,7 +247,7 @@ def _near_first(places: Iterable[There], node: str) -> list[There]:
     return sorted(places, key=lambda there: there.node != node)
 
 
-class Parts:
+class ScatteredFiles:
     """The files of a checkpoint that is spread over nodes, found one by one. Not thread-safe.
 
     Args:

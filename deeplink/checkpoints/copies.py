@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import NO_CLAIM, Claim, ClaimDamagedError, Claims, claim_text, in_order, is_newer
-from deeplink.checkpoints.entries import DAMAGED_PREFIX, Entry, Retention, entries, looks_whole
+from deeplink.checkpoints.entries import DAMAGED_PREFIX, CheckpointName, Retention, entries, looks_whole
 from deeplink.checkpoints.fetching import FROM, OWN
 from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, FileEntry
 from deeplink.checkpoints.saving import replaced, tidy, withdraw
@@ -199,7 +199,7 @@ class Copies:
             OSError: the file cannot be opened, or is no file of the checkpoint's own but a link.
         """
         folder = dict(self._folders(run)).get(origin)
-        if folder is None or Entry.parse(name) is None:
+        if folder is None or CheckpointName.parse(name) is None:
             raise NoSuchRunError(f"{origin}/{name}")
         manifest = manifests.read_manifest(folder / name)
         if path not in {entry.path for entry in manifest.files}:
@@ -230,7 +230,7 @@ class Copies:
             FencedError: from `check`.
             DeepLinkError, OSError: it could not be brought.
         """
-        if not _NODE.fullmatch(there.node) or Entry.parse(there.name) is None:
+        if not _NODE.fullmatch(there.node) or CheckpointName.parse(there.name) is None:
             raise NoSuchRunError(f"{there.node}/{there.name}")
         folder = self._run(run) / f"{FROM}{there.node}"
         final = folder / there.name

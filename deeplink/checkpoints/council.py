@@ -3,7 +3,7 @@
 The first rank of the first node decides. It asks every agent of the job what its node has, own checkpoints and
 copies for others, looks into the shared folder if that answers, and takes the newest checkpoint that is whole
 somewhere, to the last byte, or in parts on several nodes. It claims the shared folder as ever; where that does not
-answer the claim lies with the agents alone, and is made up for later (`Hold.refuse_if_fenced`).
+answer the claim lies with the agents alone, and is made up for later (`FolderOwnership.refuse_if_fenced`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, fresh_names, in_order
-from deeplink.checkpoints.entries import Entry, entries, gone, highest, why_not
+from deeplink.checkpoints.entries import CheckpointName, entries, gone, highest, why_not
 from deeplink.checkpoints.fetching import choose, place
 from deeplink.checkpoints.manifest import CheckpointDamagedError
-from deeplink.checkpoints.view import View
+from deeplink.checkpoints.view import RunView
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainCallError
 from deeplink.wording import listed
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from deeplink.checkpoints.agents import JobAgents, Standing
+    from deeplink.checkpoints.agents import JobAgents, RunOwner
     from deeplink.checkpoints.fetching import Holding
-    from deeplink.checkpoints.hold import Hold
+    from deeplink.checkpoints.hold import FolderOwnership
     from deeplink.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -69,13 +69,15 @@ class Council:
         clock: where time comes from.
     """
 
-    def __init__(self, hold: Hold, local: Path, agents: JobAgents, env: Mapping[str, str], clock: Clock) -> None:
+    def __init__(
+        self, hold: FolderOwnership, local: Path, agents: JobAgents, env: Mapping[str, str], clock: Clock
+    ) -> None:
         self._hold, self._local, self._agents, self._clock = hold, local, agents, clock
         self.is_first_here = env.get("LOCAL_RANK", "0") == "0"
         group = env.get("GROUP_RANK", "0") if self.is_first_here else "-"
         self._decides = (env.get("RANK") or group) == "0"
         self._nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
-        self._shared: list[Entry] = []  # as last seen
+        self._shared: list[CheckpointName] = []  # as last seen
 
     def agree(self) -> Claim:
         """Return the claim of this attempt, made now if this rank decides.
@@ -101,7 +103,7 @@ class Council:
             return there.claim
         return claim
 
-    def _asked(self, address: str, *, folder: Path | None = None, claim: Claim | None = None) -> Standing:
+    def _asked(self, address: str, *, folder: Path | None = None, claim: Claim | None = None) -> RunOwner:
         """Ask an agent until it answers, or has been silent for too long."""
         until = self._clock.monotonic() + SILENCE_S
         while True:
@@ -171,7 +173,7 @@ class Council:
             log.warning("%s: %s", SHARED, problem)
             return None
 
-    def _is_in_doubt(self, view: View, made: Claim, after: Claim, until: float) -> bool:
+    def _is_in_doubt(self, view: RunView, made: Claim, after: Claim, until: float) -> bool:
         """Tell whether something newer may lie where it cannot be read, and that is looked at again.
 
         Raises:
@@ -186,7 +188,7 @@ class Council:
             log.warning("going on without what may be newer: %s", doubt)
         return False
 
-    def _proposed_of(self, view: View, after: Claim) -> tuple[Claim, str]:
+    def _proposed_of(self, view: RunView, after: Claim) -> tuple[Claim, str]:
         """Return the claim to make; what of the shared folder cannot be read makes all of it unreadable."""
         try:
             return self._proposed(view, after)
@@ -194,12 +196,12 @@ class Council:
             view.lose_shared(str(problem))
             return self._proposed(view, after)
 
-    def _doubt(self, view: View, made: Claim, after: Claim) -> tuple[str, bool]:
+    def _doubt(self, view: RunView, made: Claim, after: Claim) -> tuple[str, bool]:
         """Return why something newer may lie where it cannot be read, and whether the ranks go on without it.
 
         They do without a node's disk, as without a node that is lost; but never begin at zero for it.
         """
-        newest = Entry.parse(made.recognised[0]) if made.recognised else None
+        newest = CheckpointName.parse(made.recognised[0]) if made.recognised else None
         is_known = newest is not None and self._is_known_here(after) and not view.is_lost_above(newest, after)
         if not view.is_readable and not is_known:
             return f"{SHARED} cannot be used ({view.problem}), and may have newer ones than these nodes", False
@@ -241,7 +243,7 @@ class Council:
                 GATHER_S,
             )
 
-    def _look(self, holdings: Sequence[Holding]) -> View:
+    def _look(self, holdings: Sequence[Holding]) -> RunView:
         known: dict[int, Claim] = {}
         for holding in holdings:
             standing = self._agents.standing(holding.hold)
@@ -255,9 +257,9 @@ class Council:
             known |= {claim.number: claim for claim in claims}
         except OSError as failed:
             problem = str(failed)
-        return View(in_order(known.values()), self._shared, holdings, problem)
+        return RunView(in_order(known.values()), self._shared, holdings, problem)
 
-    def _proposed(self, view: View, newest: Claim) -> tuple[Claim, str]:
+    def _proposed(self, view: RunView, newest: Claim) -> tuple[Claim, str]:
         """Return the claim to make, of what `newest` left, and where its first checkpoint lies.
 
         Raises:
@@ -289,7 +291,7 @@ class Council:
         )
         return claim, source
 
-    def _whole_at(self, entry: Entry, view: View, reasons: list[str], *, contents: bool) -> str:
+    def _whole_at(self, entry: CheckpointName, view: RunView, reasons: list[str], *, contents: bool) -> str:
         """Return where a checkpoint is whole; empty, and why, where it is not.
 
         Raises:
@@ -327,7 +329,7 @@ class Council:
             log.warning("%s counts, though it cannot be looked at now: %s", entry.name, problem)
         return SHARED
 
-    def _say(self, claim: Claim, source: str, view: View) -> None:
+    def _say(self, claim: Claim, source: str, view: RunView) -> None:
         if not view.is_readable:
             log.warning("%s cannot be used now: %s", SHARED, view.problem)
         if not claim.recognised:

@@ -28,7 +28,7 @@ _GONE: Final = "claim {} counts it, and it is not there any more"
 _DRAFT = re.compile(re.escape(DRAFT_PREFIX) + r"step-\d{10,}\.a(\d+)(?:-\d+)?-[0-9a-f]+")
 
 
-def fenced(entry: Entry) -> str:
+def fenced(entry: CheckpointName) -> str:
     """Return why a checkpoint does not count that appeared after the next attempt had claimed."""
     return f"{_FENCED} (claim {entry.claim})"
 
@@ -44,7 +44,7 @@ def entry_name(step: int, claim: Claim, serial: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class CheckpointName:
     """A checkpoint's name, read; the later trajectory sorts higher, in it the later step.
 
     >>> Entry.parse("step-0000000120.a3-1")
@@ -57,7 +57,7 @@ class Entry:
     name: str
 
     @classmethod
-    def parse(cls, name: str) -> Entry | None:
+    def parse(cls, name: str) -> CheckpointName | None:
         """Return what a name says; None if it is not a checkpoint's."""
         found = _NAME.fullmatch(name)
         return cls(int(found[2]), int(found[1]), int(found[3] or 0), name) if found else None
@@ -71,16 +71,16 @@ class Entry:
         return self.is_own(claim) or self.name in claim.recognised
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[CheckpointName]:
     """Return every checkpoint in `folder`, whole or not, newest first; none if it is not there."""
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names are wanted
     except FileNotFoundError:
         return []
-    return sorted(filter(None, map(Entry.parse, names)), reverse=True)
+    return sorted(filter(None, map(CheckpointName.parse, names)), reverse=True)
 
 
-def highest(there: Iterable[Entry]) -> int:
+def highest(there: Iterable[CheckpointName]) -> int:
     """Return the highest claim that checkpoints are of; the next stands above it though `claims` was removed."""
     return max((entry.claim for entry in there), default=0)
 
@@ -91,7 +91,7 @@ def abandoned_drafts(folder: Path, claim: Claim) -> list[Path]:
     return [path for path, draft in found if draft and int(draft[1]) < claim.number]
 
 
-class Check(Protocol):
+class WholenessCheck(Protocol):
     """Raises CheckpointDamagedError where a checkpoint is not whole, OSError where that cannot be told."""
 
     def __call__(self, path: Path, /, *, contents: bool) -> object:
@@ -100,14 +100,14 @@ class Check(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class FolderSurvey:
     """Names that count, newest first, and names that do not, each with the reason."""
 
     recognised: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...]
 
 
-def survey(folder: Path, newest: Claim, check: Check) -> Survey:
+def survey(folder: Path, newest: Claim, check: WholenessCheck) -> FolderSurvey:
     """Return what whoever claims the folder after `newest` goes on from.
 
     Candidates are read newest first until one is whole; those before it are looked at only, and count unless that
@@ -135,15 +135,15 @@ def survey(folder: Path, newest: Claim, check: Check) -> Survey:
                 raise
             log.warning("%s counts, though it cannot be looked at now: %s", entry.name, problem)
         recognised.append(entry.name)
-    return Survey(tuple(recognised), (*skipped, *(() if recognised else gone(newest, there))))
+    return FolderSurvey(tuple(recognised), (*skipped, *(() if recognised else gone(newest, there))))
 
 
-def why_not(entry: Entry, newest: Claim) -> str:
+def why_not(entry: CheckpointName, newest: Claim) -> str:
     """Return why a checkpoint does not count under `newest`: what its holder found, else that it came later."""
     return dict(newest.skipped).get(entry.name) or fenced(entry)
 
 
-def gone(newest: Claim, there: Collection[Entry]) -> list[tuple[str, str]]:
+def gone(newest: Claim, there: Collection[CheckpointName]) -> list[tuple[str, str]]:
     """Return what counts under `newest` and is not there any more, with the reason."""
     names = {entry.name for entry in there}
     return [(name, _GONE.format(newest.number)) for name in newest.recognised if name not in names]
@@ -196,7 +196,7 @@ def surplus(
     superseded: list[str] = []
     torn: list[str] = []
     whole: set[tuple[int, int]] = set()
-    newest = Entry.parse(proved)
+    newest = CheckpointName.parse(proved)
     for entry in entries(folder):
         if claim.number and entry.claim > claim.number:
             continue

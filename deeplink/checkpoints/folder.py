@@ -19,8 +19,8 @@ from deeplink.checkpoints.advising import RESTART_S, advice_for
 from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.entries import Retention
 from deeplink.checkpoints.found import ReadOnlyError
-from deeplink.checkpoints.guard import Guard, guarded
-from deeplink.checkpoints.hold import Hold
+from deeplink.checkpoints.guard import FencingGuard, guarded
+from deeplink.checkpoints.hold import FolderOwnership
 from deeplink.checkpoints.lease import LENGTH_S
 from deeplink.checkpoints.looking import Finder
 from deeplink.checkpoints.looping import Loop
@@ -99,10 +99,10 @@ class Checkpoints:
         self.local = Path(local) if local else None
         self.retention, self.keep = Retention(keep, keep_every), keep
         self.attempt = attempt or (Attempt.parse(named) if named else None)
-        self.guard: Guard | None = None
+        self.guard: FencingGuard | None = None
         self._lease_s = lease_s if named and attempt is None and not readonly else None
         self._clock = clock or SystemClock()
-        self._hold = Hold(self.folder, self.attempt, self._clock, from_scratch=from_scratch)
+        self._hold = FolderOwnership(self.folder, self.attempt, self._clock, from_scratch=from_scratch)
         self._saver = Saver(self._hold, self.local or self.folder, self._clock)
         self._states = StateSaver(self._saver, self._clock, finite, waiting, self._published)
         self._mirror: Mirror | None = None

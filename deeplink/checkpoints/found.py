@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from deeplink.checkpoints.bringing import Parts
+    from deeplink.checkpoints.bringing import ScatteredFiles
     from deeplink.types import Attempt
 
 STATE = "state.pt"
@@ -188,7 +188,7 @@ class Checkpoint:
     nonfinite: Mapping[str, str]
     world: int = 1
     origin: str = ""
-    parts: Parts | None = None
+    parts: ScatteredFiles | None = None
 
     def _file(self, name: str) -> Path | None:
         """Return where one of its files lies, None if it has none of that name.

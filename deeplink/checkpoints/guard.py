@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from deeplink.checkpoints.lease import Lease, Standing, pause
+from deeplink.checkpoints.lease import Lease, LeaseState, pause
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainCallError
 from deeplink.types import FencedError
@@ -32,7 +32,7 @@ def end_process(why: str) -> None:
     os._exit(FencedError.exit_code)
 
 
-class Guard:
+class FencingGuard:
     """Asks the witnesses from threads of its own until the process ends or `stop` is called.
 
     Args:
@@ -96,15 +96,15 @@ class Guard:
         """End the process if it must; tell whether it may go on."""
         with self._lock:
             standing = self.lease.standing(self._clock.monotonic())
-        if standing is Standing.HELD:
+        if standing is LeaseState.HELD:
             return True
         if not self._stopped.is_set():
             self._stopped.set()
             self._end(self._reason(standing))
         return False
 
-    def _reason(self, standing: Standing) -> str:
-        if standing is Standing.FENCED:
+    def _reason(self, standing: LeaseState) -> str:
+        if standing is LeaseState.FENCED:
             return f"attempt {self.lease.fenced_by} has taken over"
         silent = " and ".join(self.lease.witnesses)
         return f"cut off: {silent} did not answer for {self.lease.length_s:g} s"
@@ -129,9 +129,9 @@ def guarded(
     world: int,
     clock: Clock,
     last_resort: Sequence[Witness] = (),
-) -> Guard:
+) -> FencingGuard:
     """Start a guard over this process and return it."""
     lease = Lease(length_s, clock.monotonic(), tuple(witness.name for witness in (*witnesses, *last_resort)))
-    guard = Guard(witnesses, lease, world=world, clock=clock, last_resort=last_resort)
+    guard = FencingGuard(witnesses, lease, world=world, clock=clock, last_resort=last_resort)
     guard.start()
     return guard

@@ -47,7 +47,7 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 T = TypeVar("T")
 
 
-class Hold:
+class FolderOwnership:
     """The hold of one process on a folder. Not thread-safe.
 
     Attributes:

@@ -40,7 +40,7 @@ def trainer_callback(checkpoints: Checkpoints, *, framework: Any = None) -> Any:
     """
     hf = framework or _installed()
 
-    class DeepLinkCheckpoints(hf.TrainerCallback):  # type: ignore[misc, name-defined] # its base is known when made
+    class TrainerCheckpoints(hf.TrainerCallback):  # type: ignore[misc, name-defined] # its base is known when made
         """Saves through DeepLink."""
 
         def on_step_end(self, _args: Any, state: Any, control: Any, **_more: Any) -> Any:
@@ -59,7 +59,7 @@ def trainer_callback(checkpoints: Checkpoints, *, framework: Any = None) -> Any:
             """Wait for what is under way, and raise what failed."""
             checkpoints.wait()
 
-    return DeepLinkCheckpoints()
+    return TrainerCheckpoints()
 
 
 def _installed() -> Any:

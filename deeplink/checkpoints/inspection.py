@@ -11,7 +11,7 @@ from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import Claims
 from deeplink.checkpoints.entries import (
     DAMAGED_PREFIX,
-    Entry,
+    CheckpointName,
     Retention,
     abandoned_drafts,
     entries,
@@ -37,7 +37,7 @@ class NoFolderError(DeepLinkError):
         self.folder = folder
 
 
-class NotThereError(DeepLinkError):
+class NoSuchCheckpointError(DeepLinkError):
     """A checkpoint of this name is not in the folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -53,7 +53,7 @@ class ClaimedMeanwhileError(DeepLinkError):
         self.folder = folder
 
 
-class State(Enum):
+class CheckpointState(Enum):
     """What a checkpoint is good for."""
 
     WHOLE = "whole"
@@ -63,7 +63,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class InspectedCheckpoint:
     """A checkpoint as it was found.
 
     Attributes:
@@ -74,8 +74,8 @@ class Found:
         is_latest: whether a job that starts now goes on from it, as far as was looked.
     """
 
-    entry: Entry
-    state: State
+    entry: CheckpointName
+    state: CheckpointState
     reason: str = ""
     manifest: Manifest | None = None
     is_latest: bool = False
@@ -93,7 +93,7 @@ def newest_claim(folder: Path) -> Claim:
     return Claims(folder).newest()
 
 
-def chosen(folder: Path, names: tuple[str, ...] = ()) -> list[Entry]:
+def chosen(folder: Path, names: tuple[str, ...] = ()) -> list[CheckpointName]:
     """Return the checkpoints of these names, or all, newest first.
 
     Raises:
@@ -106,18 +106,18 @@ def chosen(folder: Path, names: tuple[str, ...] = ()) -> list[Entry]:
     known = {entry.name for entry in found}
     for name in names:
         if name not in known:
-            raise NotThereError(folder, name)
+            raise NoSuchCheckpointError(folder, name)
     return [entry for entry in found if not names or entry.name in names]
 
 
 def look(
     folder: Path,
-    found: list[Entry],
+    found: list[CheckpointName],
     *,
     contents: bool,
-    begun: Callable[[Entry], None] = lambda _entry: None,
+    begun: Callable[[CheckpointName], None] = lambda _entry: None,
     read: Callable[[int], None] = lambda _size: None,
-) -> Iterator[Found]:
+) -> Iterator[InspectedCheckpoint]:
     """Yield each of the checkpoints, looked at in sizes, and with `contents` in checksums.
 
     Args:
@@ -140,19 +140,27 @@ def look(
             here = manifests.files_here(path, manifest)
             manifests.check_files(path, here, contents=contents, read=read)
         except CheckpointDamagedError as damaged:
-            yield Found(entry=entry, state=State.DAMAGED, reason=damaged.reason, manifest=manifest)
+            yield InspectedCheckpoint(
+                entry=entry, state=CheckpointState.DAMAGED, reason=damaged.reason, manifest=manifest
+            )
             continue
         except OSError as problem:
-            yield Found(entry=entry, state=State.UNREADABLE, reason=str(problem), manifest=manifest)
+            yield InspectedCheckpoint(
+                entry=entry, state=CheckpointState.UNREADABLE, reason=str(problem), manifest=manifest
+            )
             has_latest = has_latest or entry.counts(claim)  # a job that starts now does not pass over it
             continue
         if not entry.counts(claim):
-            yield Found(entry=entry, state=State.FENCED, reason=fenced(entry), manifest=manifest)
+            yield InspectedCheckpoint(
+                entry=entry, state=CheckpointState.FENCED, reason=fenced(entry), manifest=manifest
+            )
             continue
         part = (
             f"{len(here)} of {len(manifest.files)} files, a node's part" if len(here) < len(manifest.files) else ""
         )
-        yield Found(entry=entry, state=State.WHOLE, reason=part, manifest=manifest, is_latest=not has_latest)
+        yield InspectedCheckpoint(
+            entry=entry, state=CheckpointState.WHOLE, reason=part, manifest=manifest, is_latest=not has_latest
+        )
         has_latest = True
 
 

@@ -20,7 +20,7 @@ _ASKED_PER_S = 50
 """Ranks of a job ask the shared folder no more often than this, all of them together."""
 
 
-class Standing(Enum):
+class LeaseState(Enum):
     """Whether a rank may go on."""
 
     HELD = "held"
@@ -66,14 +66,14 @@ class Lease:
         """A witness knows of a newer attempt. That is final."""
         self.fenced_by = self.fenced_by or by
 
-    def standing(self, now: float) -> Standing:
+    def standing(self, now: float) -> LeaseState:
         """Return whether the rank may go on at `now`; to be asked many times within a lease."""
         gap, self.looked = now - self.looked, now
         if self.length_s / 3 < gap < float("inf"):
             # Nobody was asked in that time: this process stood still itself (Slurm suspends whole jobs).
             self.renewed += gap
         if self.fenced_by:
-            return Standing.FENCED
+            return LeaseState.FENCED
         if self.witnesses and now - self.renewed > self.length_s:
-            return Standing.EXPIRED
-        return Standing.HELD
+            return LeaseState.EXPIRED
+        return LeaseState.HELD

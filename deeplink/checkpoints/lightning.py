@@ -59,7 +59,7 @@ def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any =
     """
     pl = framework or _installed()
 
-    class DeepLinkCheckpoints(pl.Callback):  # type: ignore[misc, name-defined] # its base is known when it is made
+    class LightningCheckpoints(pl.Callback):  # type: ignore[misc, name-defined] # its base is known when it is made
         """Saves through DeepLink."""
 
         saved = -1
@@ -77,7 +77,7 @@ def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any =
             """Wait for what is under way, and raise what failed."""
             checkpoints.wait()
 
-    return DeepLinkCheckpoints()
+    return LightningCheckpoints()
 
 
 def _installed() -> Any:

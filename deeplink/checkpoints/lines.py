@@ -20,10 +20,10 @@ IDLE_S: Final = 600.0
 EXIT_S: Final = 60.0
 """How long the end of the process waits for work under way."""
 
-_lines: weakref.WeakSet[Line] = weakref.WeakSet()
+_lines: weakref.WeakSet[BackgroundQueue] = weakref.WeakSet()
 
 
-class Line:
+class BackgroundQueue:
     """One thread that works on the newest of the names it is given. Safe to use from several threads.
 
     The thread is a daemon: storage that hangs must not keep a process from ending. The end of the process waits

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from deeplink.checkpoints.bringing import Bringer
     from deeplink.checkpoints.claims import Claim
-    from deeplink.checkpoints.hold import Hold
+    from deeplink.checkpoints.hold import FolderOwnership
     from deeplink.checkpoints.saving import Saver
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Finder:
     """
 
     def __init__(
-        self, hold: Hold, saver: Saver, local: Path | None, bringer: Bringer | None, *, readonly: bool
+        self, hold: FolderOwnership, saver: Saver, local: Path | None, bringer: Bringer | None, *, readonly: bool
     ) -> None:
         self._hold, self._saver, self._local, self._bringer = hold, saver, local, bringer
         self._readonly = readonly

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.checkpoints.claims import Claim
-    from deeplink.checkpoints.hold import Hold
+    from deeplink.checkpoints.hold import FolderOwnership
     from deeplink.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Meeting:
         clock: where time comes from.
     """
 
-    def __init__(self, hold: Hold, local: Path, env: Mapping[str, str], clock: Clock) -> None:
+    def __init__(self, hold: FolderOwnership, local: Path, env: Mapping[str, str], clock: Clock) -> None:
         self._hold, self._local, self._clock = hold, local, clock
         self._is_first = env.get("LOCAL_RANK", "0") == "0"
         self._node = int(env.get("GROUP_RANK") or 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from deeplink.checkpoints.entries import Entry
+from deeplink.checkpoints.entries import CheckpointName
 from deeplink.checkpoints.manifest import FileEntry, is_below
 from deeplink.errors import DeepLinkError
 from deeplink.v1 import saving_pb2
@@ -104,7 +104,7 @@ def publication(data: bytes) -> tuple[str, str]:
         MessageError: the name is not a checkpoint's.
     """
     said = parsed(saving_pb2.Publication, data, 0)
-    if Entry.parse(said.name) is None:
+    if CheckpointName.parse(said.name) is None:
         raise MessageError(0, f"{said.name!r} is not a checkpoint's name")
     return said.name, said.manifest
 

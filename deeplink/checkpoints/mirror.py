@@ -19,7 +19,7 @@ import xxhash
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.entries import Retention, entries
 from deeplink.checkpoints.found import CheckpointExistsError, FolderGoneError
-from deeplink.checkpoints.lines import Line
+from deeplink.checkpoints.lines import BackgroundQueue
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
 from deeplink.checkpoints.parts import FOLDER as PARTS
 from deeplink.checkpoints.parts import Exchange, PartsMissingError, SaveAbandonedError
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from deeplink.checkpoints.agents import JobAgents
     from deeplink.checkpoints.claims import Claim
-    from deeplink.checkpoints.entries import Entry
-    from deeplink.checkpoints.hold import Hold
-    from deeplink.checkpoints.parts import Group
+    from deeplink.checkpoints.entries import CheckpointName
+    from deeplink.checkpoints.hold import FolderOwnership
+    from deeplink.checkpoints.parts import SaveGroup
     from deeplink.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Mirror:
 
     def __init__(
         self,
-        hold: Hold,
+        hold: FolderOwnership,
         local: Path,
         retention: Retention,
         agents: JobAgents | None = None,
@@ -127,8 +127,8 @@ class Mirror:
     ) -> None:
         self._parts = parts
         self._hold, self._local, self._retention, self._agents = hold, local, retention, agents
-        self._to_shared = Line("copying a checkpoint to shared storage", self._copy)
-        self._to_partner = Line("copying a checkpoint to a partner node", self._give)
+        self._to_shared = BackgroundQueue("copying a checkpoint to shared storage", self._copy)
+        self._to_partner = BackgroundQueue("copying a checkpoint to a partner node", self._give)
         self._complained = ""
         self._is_on_partner = agents is not None and len(agents.members) > 1  # until it is known better
         self._tidying = threading.Lock()
@@ -253,8 +253,8 @@ class PartsCopy:
         clock: where time comes from.
     """
 
-    hold: Hold
-    group: Group
+    hold: FolderOwnership
+    group: SaveGroup
     clock: Clock
 
     def copy(self, source: Path) -> None:
@@ -290,7 +290,7 @@ class PartsCopy:
             publish_draft(draft, final, check=hold.refuse_if_fenced)
 
 
-def rescue(local: Path, hold: Hold, newest: Claim) -> str | None:
+def rescue(local: Path, hold: FolderOwnership, newest: Claim) -> str | None:
     """Copy this node's newest whole checkpoint to the shared folder if none there is as new; return its name.
 
     For an attempt that is about to claim the folder: the copying may have ended with the attempt before, and what
@@ -307,7 +307,7 @@ def rescue(local: Path, hold: Hold, newest: Claim) -> str | None:
     return hold.retried(lambda: _rescued(local, hold, newest), RESCUE_S)
 
 
-def _rescued(local: Path, hold: Hold, newest: Claim) -> str | None:
+def _rescued(local: Path, hold: FolderOwnership, newest: Claim) -> str | None:
     there = next(
         (entry for entry in entries(hold.folder) if entry.counts(newest) and _is_whole(hold, entry)), None
     )
@@ -327,7 +327,7 @@ def _rescued(local: Path, hold: Hold, newest: Claim) -> str | None:
     return None
 
 
-def _is_whole(hold: Hold, entry: Entry) -> bool:
+def _is_whole(hold: FolderOwnership, entry: CheckpointName) -> bool:
     try:
         hold.check_once(hold.folder / entry.name, contents=True)
     except CheckpointDamagedError:

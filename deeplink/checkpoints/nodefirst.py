@@ -11,7 +11,7 @@ from deeplink.checkpoints.bringing import Bringer
 from deeplink.checkpoints.council import Council
 from deeplink.checkpoints.meeting import Meeting
 from deeplink.checkpoints.mirror import Mirror, PartsCopy
-from deeplink.checkpoints.parts import Group
+from deeplink.checkpoints.parts import SaveGroup
 from deeplink.plainrpc import PlainStatusError, Status
 from deeplink.private import PrivateFolderError, private_folder
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.entries import Retention
-    from deeplink.checkpoints.hold import Hold
+    from deeplink.checkpoints.hold import FolderOwnership
     from deeplink.checkpoints.states import StateSaver
     from deeplink.clock import Clock
 
@@ -45,7 +45,7 @@ def refuse_strangers(local: Path | None, *, readonly: bool) -> None:
 
 
 def keep_here_first(
-    hold: Hold, local: Path, states: StateSaver, retention: Retention, clock: Clock
+    hold: FolderOwnership, local: Path, states: StateSaver, retention: Retention, clock: Clock
 ) -> tuple[Mirror, Bringer | None]:
     """Return what copies this node's checkpoints to others, and what brings here what others have.
 
@@ -61,7 +61,7 @@ def keep_here_first(
     """
     env = os.environ
     agents = JobAgents.of_environment(env, hold.folder, hold.attempt, clock)
-    node = Group(int(env.get("GROUP_RANK") or 0), int(env.get("GROUP_WORLD_SIZE") or 1))
+    node = SaveGroup(int(env.get("GROUP_RANK") or 0), int(env.get("GROUP_WORLD_SIZE") or 1))
     mirror = Mirror(hold, local, retention, agents, parts=PartsCopy(hold, node, clock))
     states.is_first_here = env.get("LOCAL_RANK", "0") == "0"
     states.has_time = mirror.has_time
@@ -74,7 +74,7 @@ def keep_here_first(
     return mirror, Bringer(hold, local, agents, clock, is_first_here=council.is_first_here)
 
 
-def _agreed(hold: Hold, council: Council) -> Claim | None:
+def _agreed(hold: FolderOwnership, council: Council) -> Claim | None:
     if hold.agents is None:
         return None
     try:

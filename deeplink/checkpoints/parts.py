@@ -61,7 +61,7 @@ class RankFailedError(SaveAbandonedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SaveGroup:
     """The ranks that save together, and this one among them."""
 
     rank: int
@@ -79,7 +79,7 @@ class Exchange:
     """
 
     draft: Path
-    group: Group
+    group: SaveGroup
     clock: Clock
     check: Callable[[], None]
     patience_s: float = PATIENCE_S

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.entries import Retention
-    from deeplink.checkpoints.hold import Hold
+    from deeplink.checkpoints.hold import FolderOwnership
     from deeplink.checkpoints.parts import Exchange
     from deeplink.clock import Clock
 
@@ -62,7 +62,7 @@ class Saver:
         clock: where time comes from.
     """
 
-    def __init__(self, hold: Hold, folder: Path, clock: Clock) -> None:
+    def __init__(self, hold: FolderOwnership, folder: Path, clock: Clock) -> None:
         self.hold, self.folder = hold, folder
         self._clock = clock
 
@@ -194,7 +194,7 @@ class Saver:
         )
 
 
-def withdraw_if_late(path: Path, hold: Hold, check: Callable[[], None]) -> None:
+def withdraw_if_late(path: Path, hold: FolderOwnership, check: Callable[[], None]) -> None:
     """Take back what was published a moment ago if a newer attempt claimed between the check and the rename.
 
     A process may stand still there for as long as it likes. What it then publishes is on no list and counts for
@@ -296,8 +296,8 @@ def retire(folder: Path, names: Iterable[str], check: Callable[[], None]) -> Non
     """Remove checkpoints, unless a newer attempt has claimed the folder by then.
 
     They are hidden, `check` looks for a newer claim, and only then are they removed. Whoever claims looks
-    afterwards whether what it goes on from is still there (`Hold.claimed`): whichever comes first, one of the two
-    sees the other. And a process that stands still in between removes what nobody can go on from.
+    afterwards whether what it goes on from is still there (`FolderOwnership.claimed`): whichever comes first, one
+    of the two sees the other. And a process that stands still in between removes what nobody can go on from.
 
     Raises:
         FencedError: from `check`; everything is as it was.

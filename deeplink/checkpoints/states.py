@@ -14,7 +14,7 @@ from deeplink.checkpoints.background import Background
 from deeplink.checkpoints.boards import Board
 from deeplink.checkpoints.found import EACH, RANDOM, STATE, FolderGoneError, NotFiniteError
 from deeplink.checkpoints.manifest import CheckpointWriteError
-from deeplink.checkpoints.parts import PATIENCE_S, Exchange, Group, RankFailedError, collect_parts, finish_part
+from deeplink.checkpoints.parts import PATIENCE_S, Exchange, RankFailedError, SaveGroup, collect_parts, finish_part
 from deeplink.checkpoints.saving import Saver, withdraw
 from deeplink.publish import DRAFT_PREFIX
 
@@ -79,7 +79,7 @@ class StateSaver:
     kept: Callable[[str, bool], None] = lambda _name, _goes_on: None
     has_time: Callable[[], bool] = lambda: True
     is_first_here: bool = True
-    group: Group | None = None
+    group: SaveGroup | None = None
     session: str = ""
     patience_s: float = PATIENCE_S
     _copy: HostCopy | None = None
@@ -141,7 +141,7 @@ class StateSaver:
 
     # -- in the training loop
 
-    def _met(self, spread: Spread) -> Group:
+    def _met(self, spread: Spread) -> SaveGroup:
         from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch, when the first state is saved
 
         if self.group is None:
@@ -154,7 +154,7 @@ class StateSaver:
         return self.group
 
     def _copied(
-        self, parts: Mapping[str, Any], save: Save, group: Group, *, spread: Spread, random: bool
+        self, parts: Mapping[str, Any], save: Save, group: SaveGroup, *, spread: Spread, random: bool
     ) -> Written:
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
@@ -197,7 +197,7 @@ class StateSaver:
             log.warning("step %d: not finite: %s", save.step, named)
         return found
 
-    def _files(self, written: Written, save: Save, draft: Path, group: Group) -> list[Path]:
+    def _files(self, written: Written, save: Save, draft: Path, group: SaveGroup) -> list[Path]:
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
         files = []
@@ -211,20 +211,20 @@ class StateSaver:
             tensors.write_state(written.numbers, files[-1])
         return files
 
-    def _alone(self, written: Written, save: Save, group: Group) -> None:
+    def _alone(self, written: Written, save: Save, group: SaveGroup) -> None:
         save.nonfinite = self._checked(written, save)
         with self.saver.saving(save) as draft:
             self._files(written, save, draft, group)
         self.published(save)
 
-    def _together(self, written: Written, save: Save, group: Group, count: int) -> None:
+    def _together(self, written: Written, save: Save, group: SaveGroup, count: int) -> None:
         hold = self.saver.hold
         if self.saver.folder != hold.folder and hold.agents is not None:
             self._together_here(written, save, group, count, hold.agents)
         else:  # straight to the shared folder: without agents the ranks have nowhere else to meet
             self._together_there(written, save, group, count)
 
-    def _together_there(self, written: Written, save: Save, group: Group, count: int) -> None:
+    def _together_there(self, written: Written, save: Save, group: SaveGroup, count: int) -> None:
         shared = Saver(self.saver.hold, self.saver.hold.folder, self.clock)
         shared.check()
         draft = self._draft(shared, save, count)
@@ -238,7 +238,9 @@ class StateSaver:
                 shared.together(save, exchange, lambda: collect_parts(exchange))
                 self.published(save)
 
-    def _together_here(self, written: Written, save: Save, group: Group, count: int, agents: JobAgents) -> None:
+    def _together_here(
+        self, written: Written, save: Save, group: SaveGroup, count: int, agents: JobAgents
+    ) -> None:
         """Write this rank's files to its node's disk; the nodes publish their parts once all are written.
 
         The manifest of the whole lies on every node, beside the files that are there. Once a node has told of its

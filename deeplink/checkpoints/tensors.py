@@ -21,7 +21,7 @@ import torch
 from torch import distributed as dist
 
 from deeplink.checkpoints.found import ShardedStateError, UnreadableStateError
-from deeplink.checkpoints.parts import Group
+from deeplink.checkpoints.parts import SaveGroup
 from deeplink.collectives import broadcast_text
 from deeplink.plainpickle import PickleError
 
@@ -300,11 +300,11 @@ def read_state(path: Path, map_location: Any = "cpu") -> Any:
 # -- who saves together
 
 
-def group() -> Group:
+def group() -> SaveGroup:
     """Return this process's place among the ranks that torch.distributed knows; one of one without it."""
     if not (dist.is_available() and dist.is_initialized()):
-        return Group(0, 1)
-    return Group(dist.get_rank(), dist.get_world_size())
+        return SaveGroup(0, 1)
+    return SaveGroup(dist.get_rank(), dist.get_world_size())
 
 
 def agreed(text: str) -> str:

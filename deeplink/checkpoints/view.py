@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.checkpoints.entries import Entry
+from deeplink.checkpoints.entries import CheckpointName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.fetching import Holding, There
 
 
-class View:
+class RunView:
     """The knowledge of a run when it is claimed.
 
     Attributes:
@@ -24,7 +24,7 @@ class View:
     """
 
     def __init__(
-        self, claims: Sequence[Claim], shared: Sequence[Entry], holdings: Sequence[Holding], problem: str
+        self, claims: Sequence[Claim], shared: Sequence[CheckpointName], holdings: Sequence[Holding], problem: str
     ) -> None:
         self.claims, self.shared, self.problem = claims, shared, problem
         self.unread = [unread for holding in holdings for unread in holding.unread]
@@ -44,11 +44,11 @@ class View:
         """Whether the shared folder answered."""
         return not self.problem
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CheckpointName]:
         """Return every checkpoint that anybody has something of, newest first."""
         names = {there.name for holding in self._holdings for there in holding.whole}
         names |= {name for holding in self._holdings for name, _, _ in (*holding.torn, *self.unread)}
-        return sorted({*self.shared, *filter(None, map(Entry.parse, names))}, reverse=True)
+        return sorted({*self.shared, *filter(None, map(CheckpointName.parse, names))}, reverse=True)
 
     def places(self, name: str) -> list[There]:
         """Return where something of a checkpoint lies on nodes."""
@@ -58,16 +58,16 @@ class View:
         """Return the places where it is not what was saved, with reasons."""
         return [torn for holding in self._holdings for torn in holding.torn if torn[0] == name]
 
-    def is_lost_above(self, newest: Entry | None, claim: Claim) -> bool:
+    def is_lost_above(self, newest: CheckpointName | None, claim: Claim) -> bool:
         """Tell whether the shared folder has something newer than `newest` that counts, and cannot be read."""
         above = (entry for entry in self.shared if newest is None or entry > newest)
         return not self.is_readable and any(entry.counts(claim) for entry in above)
 
-    def unread_above(self, newest: Entry | None, claim: Claim) -> list[str]:
+    def unread_above(self, newest: CheckpointName | None, claim: Claim) -> list[str]:
         """Return what nodes cannot read that may be newer than `newest` and count under `claim`."""
         found = []
         for name, where, why in self.unread:
-            entry = Entry.parse(name)
+            entry = CheckpointName.parse(name)
             if entry is None or (entry.counts(claim) and (newest is None or entry > newest)):
                 found.append(f"{where}: {why}")
         return found

@@ -16,10 +16,10 @@ from deeplink.ranges import FiniteRange
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from deeplink.readtimes import Bounds, ReadTimer
+    from deeplink.readtimes import ReadBounds, ReadTimer
     from deeplink.scheduler.model.constants import Constants
     from deeplink.scheduler.model.read_sweep import ReadSweep
-    from deeplink.scheduler.model.sweep import Seat, Sweep
+    from deeplink.scheduler.model.sweep import RankLocation, Sweep
 
 _EPILOG = """
 It is a rank's program: start it on all nodes of a job, better on three or more, with two ranks on a node or more.
@@ -128,7 +128,7 @@ def command(
 
     from deeplink.clock import SystemClock
     from deeplink.files import write_output
-    from deeplink.readtimes import Bounds
+    from deeplink.readtimes import ReadBounds
     from deeplink.scheduler.model.constants import Constants
     from deeplink.scheduler.model.read_sweep import reads_from
     from deeplink.scheduler.model.stored import constants_text
@@ -136,7 +136,7 @@ def command(
 
     seat = seat_here(os.environ)
     chosen = backend_here(os.environ) if backend == "auto" else backend
-    with _timer(data, seat, Bounds(bytes=data_bytes, seconds=data_seconds)) as timer:
+    with _timer(data, seat, ReadBounds(bytes=data_bytes, seconds=data_seconds)) as timer:
         sweeps, reads = timed_between(seat, sizes, repeats, SystemClock(), backend=chosen, reads=timer)
     if seat.rank != 0:
         return
@@ -172,15 +172,15 @@ def _sizes(smallest: int, largest: int) -> list[int]:
 
 
 @contextmanager
-def _timer(data: str | None, seat: Seat, bounds: Bounds) -> Iterator[ReadTimer | None]:
+def _timer(data: str | None, seat: RankLocation, bounds: ReadBounds) -> Iterator[ReadTimer | None]:
     if data is None:
         yield None
         return
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
-    from deeplink.readtimes import Part, ReadTimer
+    from deeplink.readtimes import ReadTimer, SampleSlice
 
-    part = Part(rank=seat.rank, ranks=int(os.environ["WORLD_SIZE"]), node=seat.node)
+    part = SampleSlice(rank=seat.rank, ranks=int(os.environ["WORLD_SIZE"]), node=seat.node)
     with ReadTimer(data, load_config(), part, bounds, SystemClock()) as timer:
         yield timer
 

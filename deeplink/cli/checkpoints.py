@@ -13,7 +13,7 @@ from deeplink.ranges import FiniteRange
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deeplink.checkpoints.inspection import Found, Pruning
+    from deeplink.checkpoints.inspection import InspectedCheckpoint, Pruning
     from deeplink.checkpoints.interval import Advice
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER")
@@ -144,7 +144,7 @@ def _advised(advice: Advice) -> str:
     )
 
 
-def _fields(found: Found) -> dict[str, Any]:
+def _fields(found: InspectedCheckpoint) -> dict[str, Any]:
     manifest = found.manifest
     return {
         "name": found.entry.name,
@@ -163,7 +163,7 @@ def _fields(found: Found) -> dict[str, Any]:
     }
 
 
-def _list(found: list[Found]) -> None:
+def _list(found: list[InspectedCheckpoint]) -> None:
     from deeplink.wording import counted
 
     for one in found:
@@ -176,7 +176,7 @@ def _list(found: list[Found]) -> None:
             click.echo(f"{one.entry.name}: {counted(len(one.manifest.nonfinite), 'tensor')} not finite: {names}")
 
 
-def _line(found: Found) -> str:
+def _line(found: InspectedCheckpoint) -> str:
     import time
 
     from deeplink.wording import printable, sized
@@ -197,14 +197,16 @@ def verify(*, folder: Path, names: tuple[str, ...], as_json: bool) -> int:
     """Read checkpoints to the last byte and compare them with their manifests."""
     import json
 
-    from deeplink.checkpoints.inspection import State
+    from deeplink.checkpoints.inspection import CheckpointState
 
     found = []
     for one in _verified(folder, names):
         found.append(one)
         if not as_json:
             click.echo(_line(one))
-    right = bool(found) and not any(one.state in {State.DAMAGED, State.UNREADABLE} for one in found)
+    right = bool(found) and not any(
+        one.state in {CheckpointState.DAMAGED, CheckpointState.UNREADABLE} for one in found
+    )
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "right": right, "checkpoints": list(map(_fields, found))}))
     elif not found:
@@ -212,7 +214,7 @@ def verify(*, folder: Path, names: tuple[str, ...], as_json: bool) -> int:
     return 0 if right else 1
 
 
-def _verified(folder: Path, names: tuple[str, ...]) -> Iterator[Found]:
+def _verified(folder: Path, names: tuple[str, ...]) -> Iterator[InspectedCheckpoint]:
     from deeplink.checkpoints.inspection import chosen, look
     from deeplink.cli.get_progress import shown_progress
 

@@ -72,13 +72,15 @@ def command(
     journal. It listens on this machine alone unless it has a token file. Stop it with Ctrl-C.
     """
     from deeplink.config import load_config
-    from deeplink.console.collect import Collector, Settings
+    from deeplink.console.collect import Collector, ConsoleSettings
     from deeplink.console.errors import ExtraMissingError
     from deeplink.console.guard import Access
     from deeplink.scheduler.watch.journal import default_journal
 
     config = load_config()
-    settings = Settings(journal=journal or default_journal(config.state), interval_s=interval, slurm=not no_slurm)
+    settings = ConsoleSettings(
+        journal=journal or default_journal(config.state), interval_s=interval, slurm=not no_slurm
+    )
     if as_json:
         click.echo(_snapshot(Collector(settings)))
         return

@@ -74,8 +74,8 @@ def command(
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
     from deeplink.scheduler.doctor.checks import check_named, judge
-    from deeplink.scheduler.doctor.examine import Examination, Wish
-    from deeplink.scheduler.doctor.finding import Severity
+    from deeplink.scheduler.doctor.examine import DoctorRequest, Examination
+    from deeplink.scheduler.doctor.finding import DoctorSeverity
     from deeplink.scheduler.slurm.command import run
 
     if explain is not None:
@@ -84,10 +84,10 @@ def command(
         return 0
     if [here, quick, nodes is not None].count(True) > 1:
         raise click.UsageError("--here, --quick and --nodes contradict each other: give one")
-    wish = Wish(nodes=nodes, here=here, quick=quick, disk_bytes=disk_mib << 20, srun_options=srun_options)
+    wish = DoctorRequest(nodes=nodes, here=here, quick=quick, disk_bytes=disk_mib << 20, srun_options=srun_options)
     findings = judge(Examination(load_config(), wish, run, SystemClock(), _say, os.environ).evidence())
     click.echo(as_json_text(findings) if as_json else as_text(findings))
-    return int(any(finding.severity is Severity.ERROR for finding in findings))
+    return int(any(finding.severity is DoctorSeverity.ERROR for finding in findings))
 
 
 def _say(what: str) -> None:
@@ -102,7 +102,7 @@ def _be_node(run: str) -> None:
     from deeplink.clock import SystemClock
     from deeplink.config import ConfigError, load_config
     from deeplink.daemon import member_name
-    from deeplink.scheduler.doctor.part import Part, take_part, tell_problem
+    from deeplink.scheduler.doctor.part import NodePart, take_part, tell_problem
 
     def end(_number: int, _frame: object) -> None:
         raise SystemExit(0)
@@ -113,4 +113,4 @@ def _be_node(run: str) -> None:
     except ConfigError as problem:
         tell_problem(member_name(""), str(problem), click.echo)
         return
-    take_part(Part(config, run, SystemClock()), sys.stdin.fileno(), click.echo)
+    take_part(NodePart(config, run, SystemClock()), sys.stdin.fileno(), click.echo)

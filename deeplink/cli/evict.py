@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.catalog import Catalog
     from deeplink.config import Config
-    from deeplink.spread import Target
+    from deeplink.spread import PackTarget
     from deeplink.types import ShardId
     from deeplink.v1 import cache_pb2
 
@@ -126,7 +126,7 @@ def _held_by(catalog: Catalog, name: str) -> set[str]:
 
 
 def _evicted(
-    shards: Sequence[ShardId], to: Target, *, force: bool, dry_run: bool
+    shards: Sequence[ShardId], to: PackTarget, *, force: bool, dry_run: bool
 ) -> tuple[dict[str, list[cache_pb2.EvictedShard]], list[str]]:
     from deeplink.cache.errors import MemberError
     from deeplink.cache.holding.fillclient import evict
@@ -151,7 +151,7 @@ def _evicted_here(
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.holding.fillservice import evict
     from deeplink.cache.holding.known import KnownShards
-    from deeplink.cache.holding.recovery import Recovery
+    from deeplink.cache.holding.recovery import ReplicaLookup
     from deeplink.cache.membership import node_name
     from deeplink.cache.sources.bucket import SourceCap, TokenBucket
     from deeplink.cache.store import Store
@@ -159,7 +159,7 @@ def _evicted_here(
 
     clock, node = SystemClock(), node_name(config)
     cap = SourceCap(TokenBucket(config.source_bytes_per_s, config.source_requests_per_s), clock)
-    recovery = Recovery(node, "", KnownShards(Catalog(config.catalog), clock), cap, clock)
+    recovery = ReplicaLookup(node, "", KnownShards(Catalog(config.catalog), clock), cap, clock)
     store = Store(config.store, make=False)
     return node, list(evict(store, shards, recovery, clock, force=force, dry_run=dry_run).shards)
 

@@ -9,7 +9,7 @@ import click
 from deeplink.completion import PlaceType
 
 if TYPE_CHECKING:
-    from deeplink.getting import Errand
+    from deeplink.getting import CopyTask
 
 _EPILOG = """
 As cp does: several places, or a DEST that is a folder or ends in a slash, go into that folder; one place becomes
@@ -52,7 +52,7 @@ def command(*, places: tuple[str, ...], dest: str, recursive: bool, dry_run: boo
     return 1 if failed else 0
 
 
-def _say_plan(errands: list[Errand], *, as_json: bool) -> None:
+def _say_plan(errands: list[CopyTask], *, as_json: bool) -> None:
     import json
 
     from deeplink.wording import counted, sized
@@ -69,7 +69,7 @@ def _say_plan(errands: list[Errand], *, as_json: bool) -> None:
         click.echo(f"  ... and {len(errands) - _SHOWN:,} more")
 
 
-def _say_result(errands: list[Errand], failed: list[tuple[Errand, str]], *, as_json: bool) -> None:
+def _say_result(errands: list[CopyTask], failed: list[tuple[CopyTask, str]], *, as_json: bool) -> None:
     import json
 
     from deeplink.wording import counted, sized

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.config import Config
-    from deeplink.scheduler.health.check import Check
+    from deeplink.scheduler.health.check import HealthCheck
     from deeplink.scheduler.health.once import Looked
     from deeplink.scheduler.health.switch import Off
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
 
 DEADLINE_S = 30.0
 BETWEEN_S = 1.0
@@ -188,16 +188,16 @@ def _forgotten(path: Path) -> str:
     return f"forgotten: what this node had at its best, in {path}; {agent}"
 
 
-def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[Check]]:
+def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[HealthCheck]]:
     """Return the switch and the checks; the folders that they come from may hang."""
     from deeplink.bounded import within
     from deeplink.daemon import member_name
-    from deeplink.scheduler.health.builtin import Place, checks_of
+    from deeplink.scheduler.health.builtin import CheckPaths, checks_of
     from deeplink.scheduler.health.switch import read_switch, switch_paths
 
-    place = Place(node=member_name(config.node), store=config.store.absolute(), once=True)
+    place = CheckPaths(node=member_name(config.node), store=config.store.absolute(), once=True)
 
-    def prepared() -> tuple[Off, list[Check]]:
+    def prepared() -> tuple[Off, list[HealthCheck]]:
         return read_switch(switch_paths(config)), checks_of(config, place, clock)
 
     try:
@@ -206,7 +206,7 @@ def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[Ch
         raise HangsError(deadline) from None
 
 
-def _chosen(checks: list[Check], names: tuple[str, ...]) -> list[Check]:
+def _chosen(checks: list[HealthCheck], names: tuple[str, ...]) -> list[HealthCheck]:
     known = [check.name for check in checks]
     for name in names:
         if name not in known:
@@ -214,7 +214,9 @@ def _chosen(checks: list[Check], names: tuple[str, ...]) -> list[Check]:
     return [check for check in checks if not names or check.name in names]
 
 
-def _looked(checks: list[Check], clock: Clock, end: float, *, once: bool) -> tuple[list[Looked], list[Finding]]:
+def _looked(
+    checks: list[HealthCheck], clock: Clock, end: float, *, once: bool
+) -> tuple[list[Looked], list[HealthFinding]]:
     """Return the looks that count, and what they find."""
     from deeplink.scheduler.health.check import closed
     from deeplink.scheduler.health.once import found_by, looked_at

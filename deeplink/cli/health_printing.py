@@ -6,39 +6,39 @@ import json
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.health.look import gravity
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 from deeplink.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.health.check import Check
+    from deeplink.scheduler.health.check import HealthCheck
     from deeplink.scheduler.health.once import Looked
     from deeplink.scheduler.health.switch import Off
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
 
 _WORDS = {
-    Severity.DRAIN: "CRITICAL",
-    Severity.COMMENT: "WARNING",
-    Severity.OBSERVE: "OK",
-    Severity.UNKNOWN: "UNKNOWN",
+    HealthSeverity.DRAIN: "CRITICAL",
+    HealthSeverity.COMMENT: "WARNING",
+    HealthSeverity.OBSERVE: "OK",
+    HealthSeverity.UNKNOWN: "UNKNOWN",
 }
-_CODES = {Severity.DRAIN: 2, Severity.COMMENT: 1, Severity.OBSERVE: 0, Severity.UNKNOWN: 3}
+_CODES = {HealthSeverity.DRAIN: 2, HealthSeverity.COMMENT: 1, HealthSeverity.OBSERVE: 0, HealthSeverity.UNKNOWN: 3}
 _NAMED = 3
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
+def exit_code(findings: Sequence[HealthFinding]) -> int:
     """Return 1 when something asks for a comment or a drain, else 0."""
-    return int(any(gravity(finding.severity) >= gravity(Severity.COMMENT) for finding in findings))
+    return int(any(gravity(finding.severity) >= gravity(HealthSeverity.COMMENT) for finding in findings))
 
 
-def nagios(findings: Sequence[Finding], *, any_looked: bool = True) -> tuple[str, int]:
+def nagios(findings: Sequence[HealthFinding], *, any_looked: bool = True) -> tuple[str, int]:
     """Return the line and the exit code of a Nagios plugin; `findings` begin with the gravest.
 
     What is only observed leaves it OK. UNKNOWN only where nothing worse is known.
     """
-    bad = [finding for finding in findings if gravity(finding.severity) >= gravity(Severity.COMMENT)]
-    unknown = [finding for finding in findings if finding.severity is Severity.UNKNOWN]
+    bad = [finding for finding in findings if gravity(finding.severity) >= gravity(HealthSeverity.COMMENT)]
+    unknown = [finding for finding in findings if finding.severity is HealthSeverity.UNKNOWN]
     told = bad or unknown or findings
     if not told:
         return "OK: all checks are well" if any_looked else "OK: no check is on, or has anything to look at", 0
@@ -49,7 +49,9 @@ def nagios(findings: Sequence[Finding], *, any_looked: bool = True) -> tuple[str
     return printable(f"{_WORDS[worst]}: {said}{more}".replace("|", "/")), _CODES[worst]
 
 
-def as_text(chosen: Sequence[Check], looked: Sequence[Looked], findings: Sequence[Finding], off: Off) -> str:
+def as_text(
+    chosen: Sequence[HealthCheck], looked: Sequence[Looked], findings: Sequence[HealthFinding], off: Off
+) -> str:
     """Return a line per check, and one per finding below it."""
     width = max((len(check.name) for check in chosen), default=0)
     times = {one.check.name: one.took_s for one in looked}
@@ -61,7 +63,7 @@ def as_text(chosen: Sequence[Check], looked: Sequence[Looked], findings: Sequenc
     return "\n".join(map(printable, lines))
 
 
-def _state(check: Check, own: Sequence[Finding], times: dict[str, float | None], off: Off) -> str:
+def _state(check: HealthCheck, own: Sequence[HealthFinding], times: dict[str, float | None], off: Off) -> str:
     if check.absent:
         return f"-  {check.absent}"
     if check.name not in times:
@@ -72,7 +74,7 @@ def _state(check: Check, own: Sequence[Finding], times: dict[str, float | None],
     return f"{worst or 'ok'}  ({took})"
 
 
-def as_json_text(looked: Sequence[Looked], findings: Sequence[Finding]) -> str:
+def as_json_text(looked: Sequence[Looked], findings: Sequence[HealthFinding]) -> str:
     """Return the same as one JSON object."""
     facts = {
         "worst": findings[0].severity.value if findings else None,
@@ -84,7 +86,7 @@ def as_json_text(looked: Sequence[Looked], findings: Sequence[Finding]) -> str:
     return json.dumps(facts, indent=1)
 
 
-def listed(checks: Sequence[Check], off: Off) -> str:
+def listed(checks: Sequence[HealthCheck], off: Off) -> str:
     """Return the checks as a table."""
     rows = [("check", "every", "deadline", "bad", "good", "at most", "", "")]
     for check in checks:
@@ -106,7 +108,7 @@ def listed(checks: Sequence[Check], off: Off) -> str:
     return "\n".join(printable(line.rstrip()) for line in lines)
 
 
-def listed_json(checks: Sequence[Check], off: Off) -> str:
+def listed_json(checks: Sequence[HealthCheck], off: Off) -> str:
     """Return the checks as one JSON object."""
     rows = [
         {
@@ -125,7 +127,7 @@ def listed_json(checks: Sequence[Check], off: Off) -> str:
     return json.dumps({"checks": rows}, indent=1)
 
 
-def _why_not(check: Check, off: Off) -> str:
+def _why_not(check: HealthCheck, off: Off) -> str:
     if check.absent:
         return f"none: {check.absent}"
     return "off" if check.timing.off or check.name in off else "on"

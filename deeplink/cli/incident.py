@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.cli.incidents_reading import IncidentName, Readable, journal_option
+from deeplink.cli.incidents_reading import IncidentName, JournalSet, journal_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,4 +31,4 @@ def command(*, name: str, journal_file: Path | None, stacks: bool, as_json: bool
     """Show one incident: evidence, course, actions, cost, and where the ranks hung."""
     from deeplink.cli import incidents_shown
 
-    incidents_shown.shown(Readable.found(journal_file).one(name), stacks=stacks, as_json=as_json)
+    incidents_shown.shown(JournalSet.found(journal_file).one(name), stacks=stacks, as_json=as_json)

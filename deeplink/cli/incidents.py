@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.cli.incidents_reading import IncidentName, Readable, Since, journal_option
+from deeplink.cli.incidents_reading import IncidentName, JournalSet, Since, journal_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +28,9 @@ Examples:
 
 
 def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from deeplink.scheduler.watch.records import Kind
+    from deeplink.scheduler.watch.records import IncidentKind
 
-    return [kind.value for kind in Kind if kind.value.startswith(incomplete)]
+    return [kind.value for kind in IncidentKind if kind.value.startswith(incomplete)]
 
 
 @click.command("incidents", epilog=_EPILOG)
@@ -65,7 +65,7 @@ def command(
     from deeplink.cli import incidents_shown
     from deeplink.scheduler.watch.telling import document
 
-    readable = Readable.found(journal_file)
+    readable = JournalSet.found(journal_file)
     if name is not None:
         incidents_shown.shown(readable.one(name), stacks=False, as_json=as_json)
         return

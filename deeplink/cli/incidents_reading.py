@@ -47,7 +47,7 @@ class IncidentUnknownError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class IncidentFound:
     """One incident with all that is on record of it, and what it is called here."""
 
     label: str
@@ -63,14 +63,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Readable:
+class JournalSet:
     """The journals to read: one, or one per job; in those of jobs, numbers begin anew."""
 
     paths: tuple[Path, ...]
     per_job: bool
 
     @classmethod
-    def found(cls, named: Path | None) -> Readable:
+    def found(cls, named: Path | None) -> JournalSet:
         """Return what is to be read: the file that was named, the watchdog's, or those of the user's jobs.
 
         Raises:
@@ -93,7 +93,7 @@ class Readable:
             return f"{incident.attempt.job}.{incident.number}"
         return str(incident.number)
 
-    def one(self, name: str) -> Found:
+    def one(self, name: str) -> IncidentFound:
         """Return the incident of this label or id.
 
         Raises:
@@ -109,7 +109,9 @@ class Readable:
             with Journal(path, read_only=True) as journal:
                 hit = journal.incident(number if number.isdigit() else name)
                 if hit is not None and not (self.per_job and name.isdigit()):
-                    return Found(self.label(hit), hit, journal.actions(incident=hit.id), journal.stacks(hit.id))
+                    return IncidentFound(
+                        self.label(hit), hit, journal.actions(incident=hit.id), journal.stacks(hit.id)
+                    )
         raise IncidentUnknownError(name, self.paths)
 
     def newest(
@@ -161,7 +163,7 @@ class IncidentName(click.ParamType[str]):
     @override
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         try:
-            readable = Readable.found(ctx.params.get("journal_file"))
+            readable = JournalSet.found(ctx.params.get("journal_file"))
             newest = readable.newest(
                 job=None, kind=None, node=None, since=0.0, only_open=False, limit=MOST_COMPLETED
             )

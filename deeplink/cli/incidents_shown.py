@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from deeplink.cli.incidents_reading import Found
+    from deeplink.cli.incidents_reading import IncidentFound
     from deeplink.scheduler.watch.records import Incident, RankStack
 
 
@@ -42,7 +42,7 @@ def listed(incidents: Mapping[str, Incident]) -> None:
     _print(table)
 
 
-def shown(found: Found, *, stacks: bool, as_json: bool) -> None:
+def shown(found: IncidentFound, *, stacks: bool, as_json: bool) -> None:
     """Print one incident: what, evidence, course, actions, cost; the stacks in full in JSON, or if asked to."""
     if as_json:
         click.echo(json.dumps(found.document(), indent=2))
@@ -81,7 +81,7 @@ def shown(found: Found, *, stacks: bool, as_json: bool) -> None:
     _stacks(found, whole=stacks)
 
 
-def _stacks(found: Found, *, whole: bool) -> None:
+def _stacks(found: IncidentFound, *, whole: bool) -> None:
     if not found.stacks:
         return
     click.echo(f"  where {counted(len(found.stacks), 'rank')} stood:")

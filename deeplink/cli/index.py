@@ -223,7 +223,7 @@ def rebuild(
 
     from deeplink.cache.layout import checked_shard_id
     from deeplink.cache.membership import configured_members, members_token
-    from deeplink.cache.reindex import ShardFinder, Wanted, rebuild
+    from deeplink.cache.reindex import ReindexRequest, ShardFinder, rebuild
     from deeplink.clock import SystemClock
 
     if every and shards:
@@ -231,7 +231,7 @@ def rebuild(
     catalog, config = _catalog()
     config = config if members is None else dataclasses.replace(config, members=members)
     name, version = _lost(catalog, dataset, named=every or bool(shards or source))
-    wanted = Wanted(
+    wanted = ReindexRequest(
         name=name,
         version=version,
         shards=[checked_shard_id(shard) for shard in shards],

@@ -9,10 +9,10 @@ import click
 from deeplink.completion import PlaceType
 
 if TYPE_CHECKING:
-    from deeplink.cache.holding.residency import Residency
+    from deeplink.cache.holding.residency import VersionResidency
     from deeplink.config import Config
     from deeplink.holding import Holdings
-    from deeplink.library import Found, Library
+    from deeplink.library import Library, PathEntry
 
 _EPILOG = """
 Who holds what is counted from what this node's store and the configured members say; verified means that a node
@@ -34,11 +34,11 @@ def command(*, place: str, as_json: bool) -> None:
     """Tell all that is known of a dataset, folder or sample."""
     import json
 
-    from deeplink.library import Library, NotThereError
+    from deeplink.library import DatasetNotFoundError, Library
     from deeplink.path import stripped
 
     if not stripped(place):
-        raise NotThereError("", "no dataset is named", "`deeplink ls` lists them.")
+        raise DatasetNotFoundError("", "no dataset is named", "`deeplink ls` lists them.")
     library = Library()
     found = library.at(place)
     if not found.place.inner:
@@ -60,7 +60,7 @@ def _holdings(config: Config) -> Holdings:
     return holdings(config, SystemClock())
 
 
-def _dataset(library: Library, found: Found) -> dict[str, Any]:
+def _dataset(library: Library, found: PathEntry) -> dict[str, Any]:
     from deeplink.cache.holding.residency import residency
     from deeplink.cache.ownership import standing
 
@@ -89,7 +89,7 @@ def _dataset(library: Library, found: Found) -> dict[str, Any]:
     }
 
 
-def _nodes(where: Residency, held: Holdings) -> dict[str, Any]:
+def _nodes(where: VersionResidency, held: Holdings) -> dict[str, Any]:
     return {
         node.node: {"shards": node.present, "verified": node.verified, "bytes": node.bytes}
         if node.answered
@@ -98,7 +98,7 @@ def _nodes(where: Residency, held: Holdings) -> dict[str, Any]:
     }
 
 
-def _folder(found: Found) -> dict[str, Any]:
+def _folder(found: PathEntry) -> dict[str, Any]:
     index = found.reader.index
     rows = index.rows_below(found.place.inner)
     entries = found.entries()
@@ -112,7 +112,7 @@ def _folder(found: Found) -> dict[str, Any]:
     }
 
 
-def _sample(config: Config, found: Found) -> dict[str, Any]:
+def _sample(config: Config, found: PathEntry) -> dict[str, Any]:
     index, row = found.reader.index, found.entry.row
     held = _holdings(config)
     shard = index.shards[int(index.shard[row])].id

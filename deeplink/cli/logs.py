@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deeplink.scheduler.view.follow import Follower
+    from deeplink.scheduler.view.follow import OutputFollower
     from deeplink.scheduler.view.output import Tail
 
 _EPILOG = """
@@ -48,7 +48,7 @@ def command(
     """Show what a job wrote, and follow it over restarts."""
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
-    from deeplink.scheduler.view.follow import Follower
+    from deeplink.scheduler.view.follow import OutputFollower
     from deeplink.scheduler.view.look import Viewer, me, shared
 
     if attempt is not None and (follow or events):
@@ -57,7 +57,7 @@ def command(
         raise click.UsageError("--events are the job's: leave --rank and --node out")
     config, clock = load_config(), SystemClock()
     viewer = Viewer(asked=shared(config.state, clock, 2.0), state=config.state, clock=clock, user=me())
-    follower = Follower(viewer=viewer, word=job, clock=clock, say=_say)
+    follower = OutputFollower(viewer=viewer, word=job, clock=clock, say=_say)
     if events:
         _events(follower, lines, follow=follow)
         return
@@ -91,7 +91,7 @@ def _write(pieces: Iterable[bytes]) -> None:
         sys.stdout.buffer.flush()
 
 
-def _of_attempt(follower: Follower, tail: Tail, attempt: str, lines: int) -> list[bytes]:
+def _of_attempt(follower: OutputFollower, tail: Tail, attempt: str, lines: int) -> list[bytes]:
     from deeplink.scheduler.view.output import attempts_in, section
     from deeplink.wording import printable
 
@@ -123,7 +123,7 @@ def _check_labels(tail: Tail, *, found: bool) -> None:
         )
 
 
-def _events(follower: Follower, lines: int, *, follow: bool) -> None:
+def _events(follower: OutputFollower, lines: int, *, follow: bool) -> None:
     from deeplink.scheduler.view.events import in_words
     from deeplink.scheduler.view.folder import in_order
 

@@ -11,8 +11,8 @@ from deeplink.completion import PlaceType
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deeplink.library import Found, Library
-    from deeplink.tree import Entry
+    from deeplink.library import Library, PathEntry
+    from deeplink.tree import TreeEntry
 
 _EPILOG = """
 Without a place it lists the datasets. Folders end in a slash. A version may be cut short: mnist@3f2a91.
@@ -90,14 +90,14 @@ def _say_datasets(datasets: list[dict[str, Any]]) -> None:
         click.echo(f"{dataset['name']:<{wide}}  {dataset['version'][:12]}  {samples:>18}  {size:>10}{more}")
 
 
-def _entries(found: Found, *, recursive: bool) -> Iterator[Entry]:
+def _entries(found: PathEntry, *, recursive: bool) -> Iterator[TreeEntry]:
     if recursive and found.entry.is_folder:
         yield from (entry for entry in found.below() if not entry.is_folder)
     else:
         yield from found.entries()
 
 
-def _facts(found: Found, entry: Entry) -> dict[str, Any]:
+def _facts(found: PathEntry, entry: TreeEntry) -> dict[str, Any]:
     index = found.reader.index
     path = found.path_of(entry)
     if not entry.is_folder:
@@ -108,7 +108,7 @@ def _facts(found: Found, entry: Entry) -> dict[str, Any]:
     return {"path": path, "type": "folder", "samples": len(rows), "bytes": size}
 
 
-def _line(found: Found, entry: Entry, *, long: bool, whole: bool) -> str:
+def _line(found: PathEntry, entry: TreeEntry, *, long: bool, whole: bool) -> str:
     from deeplink.wording import counted, printable, sized
 
     name = printable(found.path_of(entry) if whole else entry.path.rpartition("/")[2])

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from deeplink.cache.packer import PackProgress, PackResult
-    from deeplink.cache.packing.plan import Plan
-    from deeplink.cache.packing.verifying import Verification
+    from deeplink.cache.packing.plan import PackPlan
+    from deeplink.cache.packing.verifying import ReadBack
     from deeplink.cache.sources.origin import Listing
     from deeplink.config import Config
-    from deeplink.spread import Target
+    from deeplink.spread import PackTarget
 
 _LEAST = 4 << 10
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -149,7 +149,7 @@ def _note(result: PackResult, config: Config) -> None:
     note_placed(config.catalog, result.name, index, result.placed)
 
 
-def _verified(result: PackResult, to: Target) -> Verification:
+def _verified(result: PackResult, to: PackTarget) -> ReadBack:
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.membership import node_name
     from deeplink.cache.packing.verifying import verify_copies
@@ -166,7 +166,7 @@ def _verified(result: PackResult, to: Target) -> Verification:
     )
 
 
-def _say_plan(planned: tuple[Listing, Plan, int], source: str, name: str, *, as_json: bool) -> None:
+def _say_plan(planned: tuple[Listing, PackPlan, int], source: str, name: str, *, as_json: bool) -> None:
     import json
 
     from deeplink.wording import counted
@@ -198,7 +198,7 @@ def _say_plan(planned: tuple[Listing, Plan, int], source: str, name: str, *, as_
         click.echo(f"  ... and {len(plan.shards) - 10} more")
 
 
-def _say_result(result: PackResult, found: Verification | None, *, as_json: bool) -> None:
+def _say_result(result: PackResult, found: ReadBack | None, *, as_json: bool) -> None:
     import dataclasses
     import json
 

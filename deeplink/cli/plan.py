@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deeplink.scheduler.planner.loop import Planner, Round
-    from deeplink.scheduler.planner.round import Move
+    from deeplink.scheduler.planner.round import HintChange
 
 _EPILOG = """
 `deeplink sbatch` wishes for good nodes when a job is submitted, and starts this in the background (unless
@@ -63,14 +63,14 @@ def command(
     """Look after waiting jobs: their wishes for nodes are kept, mended or dropped."""
     if sum((once, watching, until_idle)) > 1:
         raise click.UsageError("--once, --watch and --until-idle contradict each other")
-    from deeplink.cli.plan_life import Life, live
+    from deeplink.cli.plan_life import PlannerLifetime, live
 
     say = _printed_once if once else _speaker(as_json=as_json)
     planner = _planner(say, job=job, interval=interval, act=not dry_run, prefetch=prefetch)
     if once:
         _once(planner, job, dry_run=dry_run, as_json=as_json)
     else:
-        live(planner, Life(job=job, until_idle=until_idle, locked=not dry_run))
+        live(planner, PlannerLifetime(job=job, until_idle=until_idle, locked=not dry_run))
 
 
 def _planner(
@@ -96,9 +96,9 @@ def _planner(
         interval_s=interval,
     )
     if prefetch:
-        from deeplink.cli.plan_surveying import Prefetcher
+        from deeplink.cli.plan_surveying import BackgroundPrefetch
 
-        planner.wished = Prefetcher(config, say)
+        planner.wished = BackgroundPrefetch(config, say)
     return planner
 
 
@@ -132,7 +132,7 @@ def _say(done: Round, *, dry_run: bool, as_json: bool) -> None:
         click.echo(f"{move.job.row.label:>10}  {move.deed.value:<5}  {move.decision.words}{refused}")
 
 
-def _document(move: Move, done: Round, *, dry_run: bool) -> dict[str, object]:
+def _document(move: HintChange, done: Round, *, dry_run: bool) -> dict[str, object]:
     return {
         "job": move.job.row.label,
         "deed": move.deed.value,

@@ -27,7 +27,7 @@ LEAST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class PlannerLifetime:
     """When to end.
 
     Attributes:
@@ -60,7 +60,7 @@ def alone(planner: Planner) -> Iterator[None]:
         yield
 
 
-def live(planner: Planner, life: Life) -> None:
+def live(planner: Planner, life: PlannerLifetime) -> None:
     """Go round until it is time to end.
 
     Raises:
@@ -83,7 +83,7 @@ def live(planner: Planner, life: Life) -> None:
             return
 
 
-def _rounds(planner: Planner, life: Life, stop: _Stop) -> None:
+def _rounds(planner: Planner, life: PlannerLifetime, stop: _Stop) -> None:
     while not stop.told:
         seen, began = _changed(planner.state / "jobs"), planner.clock.monotonic()
         pause = planner.tick()

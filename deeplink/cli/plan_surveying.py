@@ -11,14 +11,14 @@ from deeplink.cli.sbatch_agreement import agreed
 from deeplink.cli.sbatch_placing import TRIAL_S, machines_of, residency_of, sources_of
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.planner.background import MOST_LOG
-from deeplink.scheduler.planner.ground import Survey
+from deeplink.scheduler.planner.ground import SurveyedCluster
 from deeplink.scheduler.planner.lock import folder_of
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.nodeset import fold, unfold
 from deeplink.scheduler.wish.ask import options_for
 from deeplink.scheduler.wish.decision import Why
 from deeplink.scheduler.wish.making import without
-from deeplink.scheduler.wish.scale import Machines
+from deeplink.scheduler.wish.scale import MachineSpeeds
 from deeplink.scheduler.wish.settle import Trial, trial_of, tried
 from deeplink.scheduler.wish.survey import survey
 
@@ -43,7 +43,7 @@ def surveyed(
     *,
     agreement: Callable[[], str] | None = None,
     trial_s: float = TRIAL_S,
-) -> Survey:
+) -> SurveyedCluster:
     """Return the cluster as it is now, for these jobs; one question to Slurm, and two for each wish by name.
 
     Args:
@@ -59,9 +59,9 @@ def surveyed(
     """
     now, site = survey(sources_of(config, run))
     data = {job.ask.data for job in jobs if job.ask.data}
-    machines = machines_of(config) if any(job.ask.profile for job in jobs) else Machines()
+    machines = machines_of(config) if any(job.ask.profile for job in jobs) else MachineSpeeds()
     settle = partial(_settled, agreement or partial(agreed, config), trial_s)
-    return Survey(now, site, settle, {names: residency_of(names, config)[0] for names in data}, machines)
+    return SurveyedCluster(now, site, settle, {names: residency_of(names, config)[0] for names in data}, machines)
 
 
 def _settled(
@@ -85,7 +85,7 @@ def _settled(
     return tried(weighed, trial, stands)
 
 
-class Prefetcher:
+class BackgroundPrefetch:
     """Starts `deeplink prefetch` in the background, when nodes were wished for a job with data.
 
     Args:

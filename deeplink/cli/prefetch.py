@@ -47,13 +47,13 @@ def command(
     as_json: bool,
 ) -> None:
     """Warm the SSDs of nodes before a job starts there, or empty one ahead of its drain."""
-    from deeplink.cli.prefetch_moving import Fleet, chosen, moved, moves_off, moves_to
+    from deeplink.cli.prefetch_moving import StandingAgents, chosen, moved, moves_off, moves_to
     from deeplink.config import load_config
 
     if drain is not None and nodes is not None:
         raise click.UsageError("--nodes and --drain contradict each other")
     config = load_config()
-    fleet = Fleet.of(config)
+    fleet = StandingAgents.of(config)
     if drain is not None:
         found = moves_off(drain, words, fleet, config)
     else:

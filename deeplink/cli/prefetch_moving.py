@@ -53,7 +53,7 @@ class NoNodesError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class StandingAgents:
     """The standing agents, and what they hold."""
 
     members: tuple[Member, ...]
@@ -61,7 +61,7 @@ class Fleet:
     held: Mapping[NodeName, Mapping[ShardId, bool] | None]
 
     @classmethod
-    def of(cls, config: Config) -> Fleet:
+    def of(cls, config: Config) -> StandingAgents:
         """Return the configured ones.
 
         Raises:
@@ -119,7 +119,7 @@ def _running_on(job: str) -> tuple[NodeName, ...]:
 
 
 def moves_to(
-    nodes: Sequence[NodeName], datasets: Sequence[str], fleet: Fleet, config: Config, *, replicas: int
+    nodes: Sequence[NodeName], datasets: Sequence[str], fleet: StandingAgents, config: Config, *, replicas: int
 ) -> list[Moves]:
     """Return what nodes are to bring of datasets."""
     catalog, domains = Catalog(config.catalog), _domains(nodes, fleet, config)
@@ -132,7 +132,7 @@ def moves_to(
     return found
 
 
-def _domains(nodes: Sequence[NodeName], fleet: Fleet, config: Config) -> dict[NodeName, str]:
+def _domains(nodes: Sequence[NodeName], fleet: StandingAgents, config: Config) -> dict[NodeName, str]:
     """Return what each node fails together with, as `deeplink run` finds it when it stands on them."""
     from deeplink.cli.topology_site import site_of
     from deeplink.scheduler.launch.ground import fabric_below
@@ -148,7 +148,7 @@ def _domains(nodes: Sequence[NodeName], fleet: Fleet, config: Config) -> dict[No
     return failure_domains(fabric, {node: weight.get(node, 1) for node in nodes})
 
 
-def moves_off(node: str, datasets: Sequence[str], fleet: Fleet, config: Config) -> list[Moves]:
+def moves_off(node: str, datasets: Sequence[str], fleet: StandingAgents, config: Config) -> list[Moves]:
     """Return what is to be copied away from a node: of the datasets named, or of every version there is.
 
     Raises:
@@ -173,7 +173,7 @@ def moves_off(node: str, datasets: Sequence[str], fleet: Fleet, config: Config) 
     return [moves for moves in found if moves.copies or datasets]
 
 
-def moved(moves: Moves, fleet: Fleet) -> Prefetched:
+def moved(moves: Moves, fleet: StandingAgents) -> Prefetched:
     """Have it brought, with progress on standard error."""
     from deeplink.cli.warm import shown_progress
 

@@ -14,12 +14,12 @@ from deeplink.scheduler.launch.container import RUNTIMES
 from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES, Start
 
 if TYPE_CHECKING:
-    from deeplink.cli.run_recovery import Recovery
+    from deeplink.cli.run_recovery import RecoveryOptions
     from deeplink.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.container import Container
-    from deeplink.scheduler.launch.order import Order
-    from deeplink.scheduler.launch.site import Site
+    from deeplink.scheduler.launch.order import LaunchSpec
+    from deeplink.scheduler.launch.site import SiteFabric
 
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
@@ -169,7 +169,7 @@ def command(  # noqa: PLR0913 - one for each option
     group_sizes: tuple[int, ...],
     step_timeout: float | None,
     replace_stragglers: bool,
-    recovery: Recovery,
+    recovery: RecoveryOptions,
     srun_options: tuple[str, ...],
     interface: str | None,
     image: str | None,
@@ -191,7 +191,7 @@ def command(  # noqa: PLR0913 - one for each option
     from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
     from deeplink.scheduler.launch.job import passed_on, run_job
-    from deeplink.scheduler.launch.order import Order
+    from deeplink.scheduler.launch.order import LaunchSpec
     from deeplink.scheduler.launch.shape import check_spread, gpu_options, ranks_of
 
     config = load_config()
@@ -201,7 +201,7 @@ def command(  # noqa: PLR0913 - one for each option
     count = _count(len(backend.nodes), nnodes, spares)
     starters = RECIPES[recipe].start is Start.NODE
     ranks = ranks_of(backend.nodes, backend.granted, nproc_per_node, starters=starters)
-    order = Order(
+    order = LaunchSpec(
         command=command_line,
         per_node=max(ranks.values()),
         each=ranks if len(set(ranks.values())) > 1 else {},
@@ -268,8 +268,8 @@ def _count(nodes: int, nnodes: int | None, spares: int | None) -> int:
     return count
 
 
-def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: bool) -> None:
-    from deeplink.scheduler.launch.environment import NodeFacts, Task
+def _print_plan(backend: Backend, order: LaunchSpec, site: SiteFabric | None, *, as_json: bool) -> None:
+    from deeplink.scheduler.launch.environment import NodeFacts, RankTask
     from deeplink.scheduler.launch.ground import on_fabric
     from deeplink.scheduler.launch.order import lay_out
     from deeplink.types import Attempt
@@ -281,7 +281,7 @@ def _print_plan(backend: Backend, order: Order, site: Site | None, *, as_json: b
     layout = lay_out(order, attempt, facts, port=backend.port_for(attempt))
     argv = backend.rank_command(layout.launch, order.command)
     recipe = layout.launch.recipe
-    settings = recipe.settings(layout.launch, Task(0, 0, layout.active[0]), os.environ)
+    settings = recipe.settings(layout.launch, RankTask(0, 0, layout.active[0]), os.environ)
     if as_json:
         plan = {
             "backend": backend.name,

@@ -13,11 +13,11 @@ from deeplink.ranges import FiniteRange
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.scheduler.launch.verdict import Policy
+    from deeplink.scheduler.launch.verdict import RelaunchPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class RecoveryOptions:
     """What the options say; the fields are named as they are."""
 
     elastic: int | None
@@ -28,17 +28,17 @@ class Recovery:
     time_margin: float | None
     strand_timeout: float
 
-    def policy(self) -> Policy:
+    def policy(self) -> RelaunchPolicy:
         """Return the thresholds of verdicts."""
-        from deeplink.scheduler.launch.failure import Limits
-        from deeplink.scheduler.launch.verdict import Policy
+        from deeplink.scheduler.launch.failure import RelaunchLimits
+        from deeplink.scheduler.launch.verdict import RelaunchPolicy
 
-        limits = Limits(
+        limits = RelaunchLimits(
             most_relaunches=self.max_relaunches,
             retries=not self.no_retry,
             final_codes=frozenset(self.final_codes),
         )
-        return Policy(limits=limits)
+        return RelaunchPolicy(limits=limits)
 
     def check(self, count: int) -> None:
         """Check that they fit a run on so many nodes.
@@ -105,9 +105,9 @@ def recovery_options(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def with_recovery(**options: object) -> int:
-        names = Recovery.__dataclass_fields__
+        names = RecoveryOptions.__dataclass_fields__
         said = {name: options.pop(name) for name in names}
-        return command(**options, recovery=Recovery(**said))  # type: ignore[arg-type] # as click has checked them
+        return command(**options, recovery=RecoveryOptions(**said))  # type: ignore[arg-type] # as click has checked them
 
     for option in reversed(_OPTIONS):
         with_recovery = option(with_recovery)

@@ -17,7 +17,7 @@ from deeplink.verbatim import Verbatim
 if TYPE_CHECKING:
     from deeplink.cli.sbatch_placing import Placed
     from deeplink.scheduler.slurm.command import Runner
-    from deeplink.scheduler.slurm.submission import Ours, Request, Submission
+    from deeplink.scheduler.slurm.submission import Ours, SbatchLine, Submission
     from deeplink.scheduler.wish.decision import Ask
     from deeplink.types import NodeName
 
@@ -93,7 +93,7 @@ def command(words: tuple[str, ...]) -> None:
     sys.exit(submitted(found))
 
 
-def _ask(request: Request, ours: Ours, script: str) -> Ask:
+def _ask(request: SbatchLine, ours: Ours, script: str) -> Ask:
     """Return what the job asks.
 
     Raises:
@@ -150,17 +150,17 @@ def _asked_early(ask: Ask) -> Runner:
 
     if ask.no_wish:
         return run
-    from deeplink.scheduler.wish.question import Asked
+    from deeplink.scheduler.wish.question import EarlyQuestion
 
-    return Asked()
+    return EarlyQuestion()
 
 
-def _submits(request: Request) -> bool:
+def _submits(request: SbatchLine) -> bool:
     """Tell whether there will be a job that we can learn the id of."""
     return request.reaches_controller and not request.says("test-only", "quiet")
 
 
-def _leave_to_sbatch(request: Request, made: Submission) -> None:
+def _leave_to_sbatch(request: SbatchLine, made: Submission) -> None:
     from deeplink.scheduler.slurm.command import become
     from deeplink.scheduler.slurm.outer import without_outer
 
@@ -213,7 +213,7 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(opened, "r" if name == "stdin" else "w"))
 
 
-def _with_script(request: Request) -> tuple[Request, str, bool]:
+def _with_script(request: SbatchLine) -> tuple[SbatchLine, str, bool]:
     """Return the request with a script that can be read again, its text, and whether standard input holds it."""
     name = request.script
     if request.from_stdin or name in _STDIN:

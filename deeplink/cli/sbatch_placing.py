@@ -17,16 +17,16 @@ from deeplink.cli.sbatch_agreement import agreed
 from deeplink.clock import SystemClock
 from deeplink.config import load_config
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.placement.request import Residency
+from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.outer import without_outer
 from deeplink.scheduler.slurm.passing import end_as, run_passing_on
 from deeplink.scheduler.slurm.submitted import Submitted, keep
 from deeplink.scheduler.wish.decide import unasked
-from deeplink.scheduler.wish.decision import Decision, Kind, Recorded, Why
-from deeplink.scheduler.wish.making import Made, Means, make, options_of
+from deeplink.scheduler.wish.decision import Decision, HintKind, Recorded, Why
+from deeplink.scheduler.wish.making import HeldDecision, Means, make, options_of
 from deeplink.scheduler.wish.record import append, job_folder
-from deeplink.scheduler.wish.scale import Machines
+from deeplink.scheduler.wish.scale import MachineSpeeds
 from deeplink.scheduler.wish.settle import Trial, trial_of
 from deeplink.scheduler.wish.survey import Sources
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deeplink.config import Config
-    from deeplink.scheduler.slurm.submission import Ours, Request, Submission
+    from deeplink.scheduler.slurm.submission import Ours, SbatchLine, Submission
     from deeplink.scheduler.wish.decide import Surroundings
     from deeplink.scheduler.wish.decision import Ask
     from deeplink.scheduler.wish.site import Ties
@@ -62,7 +62,7 @@ class Placed:
     """
 
     ask: Ask
-    made: Made
+    made: HeldDecision
     submission: Submission
     config: Config
     bare: Submission
@@ -70,7 +70,7 @@ class Placed:
     resubmit: bool = False
     again: Submitted | None = None
 
-    def kept(self, request: Request, script: str) -> Placed:
+    def kept(self, request: SbatchLine, script: str) -> Placed:
         """Return the same with what is needed to submit it anew, where it may be."""
         if not self.resubmit:
             return self
@@ -103,7 +103,7 @@ class Placed:
 
 
 def placed(
-    request: Request, ours: Ours, ask: Ask, submission: Submission, *, stdin: str, run: command.Runner
+    request: SbatchLine, ours: Ours, ask: Ask, submission: Submission, *, stdin: str, run: command.Runner
 ) -> Placed:
     """Decide on which nodes a job is wished to run.
 
@@ -120,7 +120,7 @@ def placed(
     """
     config = load_config()
     if ask.no_wish:
-        made = Made(unasked(Why.NOT_ASKED if ours.place is False else Why.NOT_UNDERSTOOD, ask.no_wish))
+        made = HeldDecision(unasked(Why.NOT_ASKED if ours.place is False else Why.NOT_UNDERSTOOD, ask.no_wish))
     else:
         made = make(ask, _means(ask, config, run, _trial(submission, stdin)), dry=request.dry_run)
     return Placed(
@@ -196,7 +196,7 @@ def _accepted(found: Placed, job: str) -> None:
         click.echo(f"deeplink: {words}", err=True)
         return
     may_improve = found.decision.why in _MAY_IMPROVE and bool(found.config.watch)
-    if found.decision.kind is not Kind.NOTHING or may_improve:
+    if found.decision.kind is not HintKind.NOTHING or may_improve:
         from deeplink.scheduler.planner.background import ensure_planner
 
         with contextlib.suppress(
@@ -216,7 +216,7 @@ def _say_problems(found: Placed) -> None:
 
 def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple[str, ...]], Trial]) -> Means:
     residency, notes = residency_of(ask.data, config)
-    machines = machines_of(config) if ask.profile else Machines()
+    machines = machines_of(config) if ask.profile else MachineSpeeds()
     if ask.profile and machines.constants is not None:
         # It takes a tenth of a second: while Slurm's answer is awaited, and not when it is there.
         import deeplink.scheduler.placement.predicted  # noqa: F401
@@ -232,28 +232,28 @@ def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple
 
 
 def _kept(run: command.Runner, ask: Ask, around: Surroundings) -> frozenset[NodeName] | None:
-    from deeplink.scheduler.planner.ground import Survey
+    from deeplink.scheduler.planner.ground import SurveyedCluster
     from deeplink.scheduler.planner.loop import read_queue
     from deeplink.scheduler.planner.round import kept_before
 
-    ground = Survey(around.now, around.site, lambda _ask, weighed, _kept: weighed.decision)
+    ground = SurveyedCluster(around.now, around.site, lambda _ask, weighed, _kept: weighed.decision)
     return kept_before(
         ask, read_queue(partial(run, timeout_s=TRIAL_S)), ground, ask.partition or around.now.default
     )
 
 
-def machines_of(config: Config) -> Machines:
+def machines_of(config: Config) -> MachineSpeeds:
     """Return how fast the site's machines are; for who looks after waiting jobs, too."""
     if config.model is None:
-        return Machines()
+        return MachineSpeeds()
     from deeplink.scheduler.model.stored import constants_from
 
     try:
-        return Machines(constants_from(config.model.read_text(encoding="utf-8"), str(config.model)))
+        return MachineSpeeds(constants_from(config.model.read_text(encoding="utf-8"), str(config.model)))
     except (OSError, UnicodeDecodeError) as problem:
-        return Machines(problem=f"{config.model}: {getattr(problem, 'strerror', None) or problem}")
+        return MachineSpeeds(problem=f"{config.model}: {getattr(problem, 'strerror', None) or problem}")
     except DeepLinkError as problem:
-        return Machines(problem=str(problem))
+        return MachineSpeeds(problem=str(problem))
 
 
 def sources_of(config: Config, run: command.Runner) -> Sources:
@@ -280,10 +280,10 @@ def _trial(submission: Submission, stdin: str) -> Callable[[tuple[str, ...]], Tr
     return ask
 
 
-def residency_of(names: tuple[str, ...], config: Config) -> tuple[Residency, tuple[str, ...]]:
+def residency_of(names: tuple[str, ...], config: Config) -> tuple[DataResidency, tuple[str, ...]]:
     """Return where the job's data lies, all its datasets together, and which nobody knows of."""
     if not names:
-        return Residency(), ()
+        return DataResidency(), ()
     from deeplink.cache.holding.summary import UnknownHoldingError, held
 
     total, notes = 0, []
@@ -297,7 +297,7 @@ def residency_of(names: tuple[str, ...], config: Config) -> tuple[Residency, tup
         total += found.total
         for node, size in found.bytes.items():
             sizes[node] = sizes.get(node, 0) + size
-    return Residency(sizes, total), tuple(notes)
+    return DataResidency(sizes, total), tuple(notes)
 
 
 def _compiled(path: Path) -> Ties:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.options import directives
 from deeplink.scheduler.slurm.submission import DIRECTIVE
-from deeplink.scheduler.wish.decision import Kind
+from deeplink.scheduler.wish.decision import HintKind
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from deeplink.cli.sbatch_placing import Placed
-    from deeplink.scheduler.wish.decision import Decision, Option
+    from deeplink.scheduler.wish.decision import Decision, NodeChoice
 
 _MOST_NODES = 8
 
@@ -40,9 +40,9 @@ def shown(found: Placed, script: str, *, as_json: bool) -> str:
 
 def _placement(decision: Decision) -> list[str]:
     wished = {
-        Kind.NODES: f"{counted(len(decision.nodes), 'node')} wished by name",
-        Kind.SWITCHES: f"{counted(decision.switches, 'switch')} at most wished, for {decision.patience_s} s",
-        Kind.NOTHING: "nothing wished",
+        HintKind.NODES: f"{counted(len(decision.nodes), 'node')} wished by name",
+        HintKind.SWITCHES: f"{counted(decision.switches, 'switch')} at most wished, for {decision.patience_s} s",
+        HintKind.NOTHING: "nothing wished",
     }[decision.kind]
     said = [f"placement: {wished}", f"  because: {decision.words}"]
     said += [f"  note: {note}" for note in decision.notes]
@@ -58,7 +58,7 @@ def _placement(decision: Decision) -> list[str]:
     return said
 
 
-def _row(option: Option) -> str:
+def _row(option: NodeChoice) -> str:
     price = f"{option.cost:>12.2f}" if option.step_s is None else f"{1e3 * option.step_s:>9.1f} ms"
     nodes = ",".join(option.nodes[:_MOST_NODES]) + (",..." if len(option.nodes) > _MOST_NODES else "")
     given_up = f"  ({'; '.join(option.given_up)})" if option.given_up else ""

@@ -12,8 +12,8 @@ import click
 from deeplink.ranges import FiniteRange
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.simulate.site import Site
-    from deeplink.scheduler.simulate.study import Run, Settings, Study
+    from deeplink.scheduler.simulate.site import SimulatedCluster
+    from deeplink.scheduler.simulate.study import Run, Study, StudySettings
     from deeplink.scheduler.simulate.trace import Trace
 
 POLICIES = ("slurm-tree", "pack", "random", "deeplink")
@@ -113,13 +113,13 @@ def command(**asked: Any) -> None:
 
     from deeplink.files import write_output
     from deeplink.scheduler.simulate.page import as_html, as_text
-    from deeplink.scheduler.simulate.report import Told, document
+    from deeplink.scheduler.simulate.report import ReportSubject, document
 
     trace = _trace(asked)
     site = _site(asked)
     settings = _settings(asked)
     study = _studied(asked, trace, site, settings)
-    told = Told(asked["trace"].name, site.words, trace.faults, settings, study)
+    told = ReportSubject(asked["trace"].name, site.words, trace.faults, settings, study)
     # Printed first: where the page cannot be written, what took minutes is not lost.
     click.echo(json.dumps(document(told), indent=1) if asked["as_json"] else as_text(told).removesuffix("\n"))
     if asked["html"] is not None:
@@ -140,8 +140,8 @@ def _trace(asked: dict[str, Any]) -> Trace:
         raise FileTroubleError("read", asked["trace"], problem) from problem
 
 
-def _site(asked: dict[str, Any]) -> Site:
-    from deeplink.scheduler.simulate.site import DEFAULT_GPUS, Tree, generated, site_of
+def _site(asked: dict[str, Any]) -> SimulatedCluster:
+    from deeplink.scheduler.simulate.site import DEFAULT_GPUS, SimulatedTree, generated, site_of
 
     gpus = asked["gpus_per_node"]
     if bool(asked["topology"]) == bool(asked["nodes"]):
@@ -153,7 +153,7 @@ def _site(asked: dict[str, Any]) -> Site:
         for finding in reading.findings:
             click.echo(str(finding), err=True)
         return site_of(reading.network, gpus, ", ".join(path.name for path in asked["topology"]))
-    tree = Tree(
+    tree = SimulatedTree(
         nodes=asked["nodes"],
         per_leaf=asked["leaf_size"],
         gpus=gpus or DEFAULT_GPUS,
@@ -162,14 +162,14 @@ def _site(asked: dict[str, Any]) -> Site:
     return generated(tree)
 
 
-def _settings(asked: dict[str, Any]) -> Settings:
+def _settings(asked: dict[str, Any]) -> StudySettings:
     from dataclasses import replace
 
     from deeplink.files import FileTroubleError
     from deeplink.scheduler.model.constants import Constants
     from deeplink.scheduler.model.stored import constants_from
     from deeplink.scheduler.simulate.engine import Rules
-    from deeplink.scheduler.simulate.study import Settings
+    from deeplink.scheduler.simulate.study import StudySettings
 
     constants = Constants()
     if asked["constants"] is not None:
@@ -180,7 +180,7 @@ def _settings(asked: dict[str, Any]) -> Settings:
         constants = constants_from(text, str(asked["constants"]))
     less = asked["oversubscribed"]
     leaf, spine = (replace(link, bandwidth=link.bandwidth / less) for link in (constants.leaf, constants.spine))
-    return Settings(
+    return StudySettings(
         rules=Rules(overestimate=asked["overestimate"]),
         jitter_s=asked["jitter"],
         load=asked["load"],
@@ -189,13 +189,13 @@ def _settings(asked: dict[str, Any]) -> Settings:
     )
 
 
-def _studied(asked: dict[str, Any], trace: Trace, site: Site, settings: Settings) -> Study:
+def _studied(asked: dict[str, Any], trace: Trace, site: SimulatedCluster, settings: StudySettings) -> Study:
     from deeplink.cli.simulate_progress import shown_runs
-    from deeplink.scheduler.simulate.policies import Policy
+    from deeplink.scheduler.simulate.policies import SchedulingPolicy
     from deeplink.scheduler.simulate.study import Study, planned, run_once
 
     plan = planned(trace, site, settings.load)
-    policies = [Policy(name) for name in dict.fromkeys(asked["policies"] or POLICIES)]
+    policies = [SchedulingPolicy(name) for name in dict.fromkeys(asked["policies"] or POLICIES)]
     each = len(plan.work)
     runs: list[Run] = []
     with shown_runs(len(policies) * asked["seeds"] * each, quiet=asked["quiet"]) as show:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from deeplink.types import Attempt
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.view.look import One, Table
+    from deeplink.scheduler.view.look import JobOnFabric, JobTable
     from deeplink.scheduler.view.picture import Picture
 
 
-def document_of_table(table: Table) -> dict[str, Any]:
+def document_of_table(table: JobTable) -> dict[str, Any]:
     """Return a table of jobs; what is not known is null."""
     return {
         "jobs": [document_of(picture) for picture in table.pictures],
@@ -23,7 +23,7 @@ def document_of_table(table: Table) -> dict[str, Any]:
     }
 
 
-def document_of_one(one: One) -> dict[str, Any]:
+def document_of_one(one: JobOnFabric) -> dict[str, Any]:
     """Return one job, and the switches above each of its nodes."""
     made = document_of(one.picture)
     for seat in made["seats"]:

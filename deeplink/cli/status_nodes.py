@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deeplink.scheduler.topology.graph import Fabric, Path
-    from deeplink.scheduler.view.picture import Seat
+    from deeplink.scheduler.view.picture import JobNode
 
 MOST_LEAVES = 24
 MOST_TROUBLED = 12
 
 
-def drawn(seats: Sequence[Seat], fabric: Fabric) -> Tree | Text:
+def drawn(seats: Sequence[JobNode], fabric: Fabric) -> Tree | Text:
     """Return the tree above a job's nodes; nodes of a leaf whose ranks follow one another share a line."""
-    leaves: dict[Path, list[Seat]] = {}
+    leaves: dict[Path, list[JobNode]] = {}
     for seat in seats:
         leaves.setdefault(fabric.path(seat.node), []).append(seat)  # type: ignore[arg-type] # names are NodeNames
     if set(leaves) == {()}:
@@ -43,7 +43,7 @@ def drawn(seats: Sequence[Seat], fabric: Fabric) -> Tree | Text:
     return root
 
 
-def on_leaves(seats: Sequence[Seat], fabric: Fabric) -> str:
+def on_leaves(seats: Sequence[JobNode], fabric: Fabric) -> str:
     """Return on how many leaves the ranks are, as the end of a sentence; empty where that is not known."""
     paths = {fabric.path(seat.node) for seat in seats if not seat.spare}  # type: ignore[arg-type]
     if not paths or () in paths:
@@ -72,9 +72,9 @@ def _place(path: Path, places: dict[Path, Tree], root: Path) -> Tree:
     return places[path]
 
 
-def _hang(place: Tree, seats: Sequence[Seat]) -> None:
+def _hang(place: Tree, seats: Sequence[JobNode]) -> None:
     """Put seats below a switch: those with trouble one by one, others that go on from one another in one line."""
-    row: list[Seat] = []
+    row: list[JobNode] = []
     for seat in seats:
         if row and (seat.trouble or not _goes_on(row[-1], seat)):
             place.add(_line(row))
@@ -87,7 +87,7 @@ def _hang(place: Tree, seats: Sequence[Seat]) -> None:
         place.add(_line(row))
 
 
-def _goes_on(before: Seat, seat: Seat) -> bool:
+def _goes_on(before: JobNode, seat: JobNode) -> bool:
     if before.spare != seat.spare:
         return False
     if before.ranks is None or seat.ranks is None:
@@ -95,7 +95,7 @@ def _goes_on(before: Seat, seat: Seat) -> bool:
     return seat.ranks[0] == before.ranks[1] + 1
 
 
-def _line(seats: Sequence[Seat]) -> Text:
+def _line(seats: Sequence[JobNode]) -> Text:
     names = [seat.node for seat in seats]
     # Folded the order is lost, which few names can keep.
     told = ", ".join(names) if len(names) <= 4 else fold(names)  # noqa: PLR2004

@@ -17,9 +17,9 @@ from deeplink.wording import counted, printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from deeplink.scheduler.view.look import One, Table
+    from deeplink.scheduler.view.look import JobOnFabric, JobTable
     from deeplink.scheduler.view.picture import Picture
-    from deeplink.scheduler.view.rates import Pace
+    from deeplink.scheduler.view.rates import TrainingRate
 
 UNKNOWN = "unknown"
 MOST_REMEDIES = 20
@@ -47,7 +47,7 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=_WIDE)
 
 
-def of_table(table: Table, now: float) -> RenderableType:
+def of_table(table: JobTable, now: float) -> RenderableType:
     """Return a line for each job."""
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("job", "name", "state", "attempt", "nodes", "step", "steps/s", "samples/s", "loss", "local"):
@@ -96,7 +96,7 @@ def _or_dash(text: str, picture: Picture) -> str:
     return UNKNOWN if picture.watched and picture.attempt else "-"
 
 
-def of_job(one: One, now: float) -> RenderableType:
+def of_job(one: JobOnFabric, now: float) -> RenderableType:
     """Return one job on one screen."""
     picture = one.picture
     grid = Grid.grid(padding=(0, 2), pad_edge=False)
@@ -114,7 +114,7 @@ def of_job(one: One, now: float) -> RenderableType:
     return Group(title, grid, *notes)
 
 
-def _facts(one: One, now: float) -> list[tuple[str, RenderableType]]:
+def _facts(one: JobOnFabric, now: float) -> list[tuple[str, RenderableType]]:
     picture, pace = one.picture, one.picture.pace
     facts: list[tuple[str, RenderableType]] = [
         ("state", _state(picture)),
@@ -173,7 +173,7 @@ def _time(picture: Picture, now: float) -> str:
     return UNKNOWN
 
 
-def _ring(picture: Picture, one: One) -> str:
+def _ring(picture: Picture, one: JobOnFabric) -> str:
     if picture.ring is None or picture.ring_stock is None:
         return UNKNOWN
     count = sum(not seat.spare for seat in picture.seats) or UNKNOWN
@@ -181,7 +181,7 @@ def _ring(picture: Picture, one: One) -> str:
     return f"{picture.ring} of {count} hops cross leaf switches ({picture.ring_stock} in order of names){where}"
 
 
-def _step(pace: Pace, now: float, *, running: bool) -> str:
+def _step(pace: TrainingRate, now: float, *, running: bool) -> str:
     if pace.step is None or pace.unix is None:
         return UNKNOWN
     of = f" of {pace.total_steps:,}" if pace.total_steps else ""
@@ -192,7 +192,7 @@ def _step(pace: Pace, now: float, *, running: bool) -> str:
     return f"{text}, {figure(pace.steps_per_s) or UNKNOWN} steps/s{left}"
 
 
-def _reads(pace: Pace) -> str:
+def _reads(pace: TrainingRate) -> str:
     reads = pace.reads
     if reads is None:
         return UNKNOWN
@@ -201,7 +201,7 @@ def _reads(pace: Pace) -> str:
     return f"{told} of {counted(reads.total, 'sample')} (rank 0's own process)"
 
 
-def _checkpoint(pace: Pace, now: float, *, running: bool) -> str:
+def _checkpoint(pace: TrainingRate, now: float, *, running: bool) -> str:
     saved = pace.saved
     if saved is None:
         return UNKNOWN

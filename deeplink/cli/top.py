@@ -50,14 +50,14 @@ def command(*, everything: bool, sort: str, interval: float, once: bool, as_json
     import sys
 
     from deeplink.cli.status_screen import console
-    from deeplink.cli.top_screen import Choice, of_top
+    from deeplink.cli.top_screen import ScreenChoice, of_top
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
     from deeplink.scheduler.view.look import Viewer, me, shared
 
     config, clock = load_config(), SystemClock()
     viewer = Viewer(asked=shared(config.state, clock, interval), state=config.state, clock=clock, user=me())
-    choice = Choice(sort=sort, everything=everything)
+    choice = ScreenChoice(sort=sort, everything=everything)
     if as_json:
         import json
 
@@ -68,7 +68,7 @@ def command(*, everything: bool, sort: str, interval: float, once: bool, as_json
         return
     out = console()
 
-    def look(now: Choice) -> RenderableType:
+    def look(now: ScreenChoice) -> RenderableType:
         return of_top(viewer.table(everything=now.everything), now, clock.unix())
 
     if once or not (out.is_terminal and sys.stdin.isatty()):

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from deeplink.cli.top_screen import Choice
+    from deeplink.cli.top_screen import ScreenChoice
 
 
 SLICE_S = 0.5
 
 
-def run(look: Callable[[Choice], RenderableType], choice: Choice, every_s: float, out: Console) -> None:
+def run(
+    look: Callable[[ScreenChoice], RenderableType], choice: ScreenChoice, every_s: float, out: Console
+) -> None:
     """Show what `look` returns every so often and after each key, until q or Ctrl-C."""
     shown = look(choice)
     try:
@@ -49,7 +51,7 @@ def run(look: Callable[[Choice], RenderableType], choice: Choice, every_s: float
     out.print(shown)
 
 
-def _after(choice: Choice, pressed: str) -> Choice:
+def _after(choice: ScreenChoice, pressed: str) -> ScreenChoice:
     for key in pressed:
         choice = choice.pressed(key)
     return choice

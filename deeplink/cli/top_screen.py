@@ -19,14 +19,14 @@ from deeplink.wording import counted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from deeplink.scheduler.view.look import Table
+    from deeplink.scheduler.view.look import JobTable
     from deeplink.scheduler.view.picture import Picture
 
 KEYS = {"j": "job", "s": "step", "r": "rate", "l": "loss", "n": "nodes"}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ScreenChoice:
     """What is shown, and how.
 
     Attributes:
@@ -39,7 +39,7 @@ class Choice:
     everything: bool = False
     over: bool = False
 
-    def pressed(self, key: str) -> Choice:
+    def pressed(self, key: str) -> ScreenChoice:
         """Return what a key makes of it; keys without a meaning change nothing.
 
         >>> Choice().pressed("r").pressed("r")
@@ -55,7 +55,7 @@ class Choice:
         return replace(self, sort=name, turned=not self.turned if name == self.sort else False)
 
 
-def of_top(table: Table, choice: Choice, now: float) -> RenderableType:
+def of_top(table: JobTable, choice: ScreenChoice, now: float) -> RenderableType:
     """Return a head line and a line for each job that Slurm knows, in the chosen order."""
     pictures = ordered([one for one in table.pictures if not one.gone], choice)
     running = [one for one in pictures if one.state == JobState.RUNNING.value]
@@ -103,7 +103,7 @@ def _left(picture: Picture) -> str:
     return UNKNOWN
 
 
-def ordered(pictures: list[Picture], choice: Choice) -> list[Picture]:
+def ordered(pictures: list[Picture], choice: ScreenChoice) -> list[Picture]:
     """Return jobs in the chosen order, the greatest first; those whose figure is unknown come last."""
     known: list[tuple[float, int, Picture]] = []
     unknown: list[Picture] = []

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.scheduler.topology.finding import Finding
+    from deeplink.scheduler.topology.finding import TopologyFinding
     from deeplink.scheduler.topology.network import Network
     from deeplink.types import NodeName
 
@@ -255,7 +255,7 @@ def _cluster(nodes: str | None, *, ask_slurm: bool) -> tuple[tuple[NodeName, ...
     return (tuple(row.name for row in Slurm().nodes()), "Slurm") if ask_slurm else (None, "")
 
 
-def _say(findings: Sequence[Finding], *, err: bool) -> None:
+def _say(findings: Sequence[TopologyFinding], *, err: bool) -> None:
     for finding in findings:
         click.echo(f"{'problem' if finding.kind.problem else 'note':8}{finding}", err=err)
 

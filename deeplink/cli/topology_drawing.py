@@ -11,7 +11,7 @@ from rich.tree import Tree as Drawing
 
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.topology.check import cable_text
-from deeplink.scheduler.topology.network import Health, tier
+from deeplink.scheduler.topology.network import DeviceHealth, tier
 from deeplink.scheduler.topology.tree import tree_of
 from deeplink.wording import counted, printable
 
@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from deeplink.scheduler.topology.inside import Inside
-    from deeplink.scheduler.topology.network import Link, Network
+    from deeplink.scheduler.topology.network import FabricLink, Network
     from deeplink.scheduler.topology.tree import Branch
     from deeplink.types import NodeName
 
-_STYLES = {Health.OK: "green", Health.UNKNOWN: "dim", Health.DEGRADED: "yellow", Health.DOWN: "bold red"}
-_BAD = {Health.DEGRADED, Health.DOWN}
+_STYLES = {
+    DeviceHealth.OK: "green",
+    DeviceHealth.UNKNOWN: "dim",
+    DeviceHealth.DEGRADED: "yellow",
+    DeviceHealth.DOWN: "bold red",
+}
+_BAD = {DeviceHealth.DEGRADED, DeviceHealth.DOWN}
 _WIDE = 4096  # into a pipe or a file nothing is cut off
 
 
@@ -50,9 +55,9 @@ def draw(network: Network) -> None:
         console.print(Text(f"in {fold(names)}: {printable(_inside_text(inside))}"))
 
 
-def _uplinks(network: Network) -> Mapping[str, list[Link]]:
+def _uplinks(network: Network) -> Mapping[str, list[FabricLink]]:
     """Return the links from each switch up, and under an empty name plus the node's those of each node."""
-    up: dict[str, list[Link]] = {}
+    up: dict[str, list[FabricLink]] = {}
     for link in network.links:
         if not link.host or link.compute:
             up.setdefault(_key(link.below, host=link.host), []).append(link)
@@ -63,7 +68,7 @@ def _key(name: str, *, host: bool) -> str:
     return f"/{name}" if host else name  # no name begins so
 
 
-def _label(branch: Branch, up: Mapping[str, list[Link]]) -> Text:
+def _label(branch: Branch, up: Mapping[str, list[FabricLink]]) -> Text:
     count = len(branch.switches)
     kind = tier(branch.level)
     what = counted(count, kind) if count > 1 else kind if count else "no switch, only cables between those below"
@@ -74,7 +79,7 @@ def _label(branch: Branch, up: Mapping[str, list[Link]]) -> Text:
     return label
 
 
-def _cables(links: Iterable[Link]) -> Text:
+def _cables(links: Iterable[FabricLink]) -> Text:
     """Tell how many cables there are, at what rates, and whether they are well."""
     cables = [cable for link in links for cable in link.cables]
     rates = Counter(cable.gbps for cable in cables if cable.gbps is not None)
@@ -85,11 +90,11 @@ def _cables(links: Iterable[Link]) -> Text:
         for health, count in bad.items():
             text.append(f" {count} {health.value}", style=_STYLES[health])
     elif rates:
-        text.append(" ok", style=_STYLES[Health.OK])
+        text.append(" ok", style=_STYLES[DeviceHealth.OK])
     return text
 
 
-def _hang(place: Drawing, branch: Branch, network: Network, up: Mapping[str, list[Link]]) -> None:
+def _hang(place: Drawing, branch: Branch, network: Network, up: Mapping[str, list[FabricLink]]) -> None:
     """Put below a branch its bad cables and its nodes: bad ones one by one, others that are alike in one line."""
     for switch in branch.switches:
         _bad_cables(place, up.get(switch, ()))
@@ -112,7 +117,7 @@ def _hang(place: Drawing, branch: Branch, network: Network, up: Mapping[str, lis
         place.add(label)
 
 
-def _bad_cables(place: Drawing, links: Iterable[Link]) -> None:
+def _bad_cables(place: Drawing, links: Iterable[FabricLink]) -> None:
     for link in links:
         for cable in link.cables:
             if cable.health in _BAD:
@@ -160,7 +165,7 @@ def plain_tree(network: Network) -> dict[str, Any]:
     }
 
 
-def _plain_cables(links: Iterable[Link]) -> dict[str, Any]:
+def _plain_cables(links: Iterable[FabricLink]) -> dict[str, Any]:
     cables = [cable for link in links for cable in link.cables]
     health = Counter(cable.health.value for cable in cables)
     told = [cable.gbps for cable in cables if cable.gbps is not None]

@@ -14,7 +14,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.files import FileTroubleError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
-from deeplink.scheduler.topology.assemble import Fitted, assembled
+from deeplink.scheduler.topology.assemble import NodeInternals, assembled
 from deeplink.scheduler.topology.network import Network
 from deeplink.scheduler.topology.sources.flat import read_node_names
 from deeplink.scheduler.topology.sources.gathering import Reading
@@ -25,7 +25,7 @@ from deeplink.scheduler.topology.sources.smi import read_matrix
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.topology.finding import Finding
+    from deeplink.scheduler.topology.finding import TopologyFinding
 
 
 class InsideOptionError(DeepLinkError):
@@ -44,7 +44,7 @@ class InsideOptionError(DeepLinkError):
 def read_all(files: Sequence[Path], told: str | None, inside: Sequence[str], storage: tuple[str, ...]) -> Reading:
     """Read all that was named, or ask Slurm, and make one graph of it."""
     readings: list[Reading] = []
-    insides: list[Fitted] = []
+    insides: list[NodeInternals] = []
     for file in files:
         text = _text(file)
         source = "standard input" if str(file) == "-" else str(file)
@@ -55,7 +55,7 @@ def read_all(files: Sequence[Path], told: str | None, inside: Sequence[str], sto
         matrix = read_matrix(text, source)
         readings.append(Reading(Network(), matrix.findings))
         if matrix.inside is not None:
-            insides.append(Fitted(matrix.inside))
+            insides.append(NodeInternals(matrix.inside))
     if not files:
         readings.append(_from_slurm())
     for one in inside:
@@ -73,7 +73,7 @@ def _from_slurm() -> Reading:
     return read_node_names((row.name for row in slurm.nodes()), "scontrol show node")
 
 
-def _fitted(text: str) -> tuple[Fitted, tuple[Finding, ...]]:
+def _fitted(text: str) -> tuple[NodeInternals, tuple[TopologyFinding, ...]]:
     names, _, file = text.partition("=")
     try:
         nodes = unfold(names)
@@ -84,7 +84,7 @@ def _fitted(text: str) -> tuple[Fitted, tuple[Finding, ...]]:
     reading = read_matrix(_text(Path(file)), file)
     if reading.inside is None:
         raise InsideOptionError(text, "there is no matrix of GPUs in the file")
-    return Fitted(reading.inside, nodes), reading.findings
+    return NodeInternals(reading.inside, nodes), reading.findings
 
 
 def _text(file: Path) -> str:

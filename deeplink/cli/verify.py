@@ -9,10 +9,10 @@ import click
 from deeplink.completion import PlaceType
 
 if TYPE_CHECKING:
-    from deeplink.cache.packing.verifying import Verification
+    from deeplink.cache.packing.verifying import ReadBack
     from deeplink.config import Config
     from deeplink.holding import Holdings
-    from deeplink.library import Found
+    from deeplink.library import PathEntry
     from deeplink.verifying import ShardReport
 
 _EPILOG = """
@@ -65,7 +65,7 @@ def command(*, name: str, quick: bool, in_place: bool, as_json: bool) -> int:
     return 1 if wrong else 0
 
 
-def _note(found: Found, config: Config, held: Holdings) -> None:
+def _note(found: PathEntry, config: Config, held: Holdings) -> None:
     from deeplink.cache.holding.residency import residency
     from deeplink.cache.ownership import standing
     from deeplink.noting import note_residency
@@ -76,7 +76,7 @@ def _note(found: Found, config: Config, held: Holdings) -> None:
     note_residency(config.catalog, found.place.name, index, where)
 
 
-def _index_problem(found: Found) -> str:
+def _index_problem(found: PathEntry) -> str:
     from deeplink.cache.errors import IndexFormatError
 
     try:
@@ -86,24 +86,24 @@ def _index_problem(found: Found) -> str:
     return ""
 
 
-def _reports(found: Found, config: Config, held: Holdings, *, quick: bool) -> list[ShardReport]:
+def _reports(found: PathEntry, config: Config, held: Holdings, *, quick: bool) -> list[ShardReport]:
     from deeplink.cache.membership import members_token, other_members
     from deeplink.cache.remote.transport import PlainTransport
     from deeplink.cli.get_progress import shown_progress
     from deeplink.clock import SystemClock
-    from deeplink.verifying import Verification
+    from deeplink.verifying import VersionVerification
 
     clock = SystemClock()
     transport = PlainTransport(members_token(config, other_members(config)), clock)
     try:
-        work = Verification(found.reader.index, config, held, transport, clock)
+        work = VersionVerification(found.reader.index, config, held, transport, clock)
         with shown_progress("verifying", 0 if quick else work.total()) as progress:
             return list(work.reports(quick=quick, progress=progress))
     finally:
         transport.close()
 
 
-def _in_place(found: Found, config: Config, held: Holdings, *, as_json: bool) -> int:
+def _in_place(found: PathEntry, config: Config, held: Holdings, *, as_json: bool) -> int:
     from deeplink.cache.membership import members_token, other_members
     from deeplink.cache.packing.verifying import verify_copies
     from deeplink.cache.store import Store
@@ -136,7 +136,7 @@ def _in_place(found: Found, config: Config, held: Holdings, *, as_json: bool) ->
     return 1 if problems else 0
 
 
-def _say_in_place(found: Found, result: Verification, problems: list[str], *, as_json: bool) -> None:
+def _say_in_place(found: PathEntry, result: ReadBack, problems: list[str], *, as_json: bool) -> None:
     import json
 
     from deeplink.wording import counted, sized
@@ -152,7 +152,7 @@ def _say_in_place(found: Found, result: Verification, problems: list[str], *, as
     click.echo(f"{name} {index.version[:12]}: {counted(len(index.shards), 'shard')}; {said}")
 
 
-def _say_json(found: Found, held: Holdings, reports: list[ShardReport], problem: str) -> None:
+def _say_json(found: PathEntry, held: Holdings, reports: list[ShardReport], problem: str) -> None:
     import json
 
     facts: dict[str, Any] = {
@@ -177,7 +177,7 @@ def _say_json(found: Found, held: Holdings, reports: list[ShardReport], problem:
     click.echo(json.dumps(facts))
 
 
-def _say(found: Found, held: Holdings, reports: list[ShardReport], problem: str, *, quick: bool) -> None:
+def _say(found: PathEntry, held: Holdings, reports: list[ShardReport], problem: str, *, quick: bool) -> None:
     from deeplink.wording import counted, sized
 
     if problem:
@@ -210,7 +210,7 @@ def _silent(held: Holdings) -> str:
     return f"{counted(len(held.problems), 'node')} did not answer"
 
 
-def _say_remedy(found: Found) -> None:
+def _say_remedy(found: PathEntry) -> None:
     click.echo(f"  `deeplink warm {found.place.root}` brings copies that are missing or set aside.", err=True)
 
 

@@ -10,11 +10,11 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from deeplink.cache.holding.residency import Residency
+    from deeplink.cache.holding.residency import VersionResidency
     from deeplink.cache.holding.warming import WarmProgress, WarmResult
     from deeplink.cache.index import Index
     from deeplink.config import Config
-    from deeplink.spread import Target
+    from deeplink.spread import PackTarget
 
 _EPILOG = """
 Every member brings the shards it is to hold that it does not: from another member, else from the packed home, else
@@ -94,7 +94,7 @@ def _opened(dataset: str, config: Config) -> tuple[str, Index]:
     return place.name, catalog.open(place.name, version)
 
 
-def _looked_at(index: Index, to: Target) -> Residency:
+def _looked_at(index: Index, to: PackTarget) -> VersionResidency:
     from deeplink.cache import ownership
     from deeplink.cache.holding.residency import residency
     from deeplink.cache.holding.warming import held_by
@@ -110,7 +110,7 @@ def _looked_at(index: Index, to: Target) -> Residency:
     return residency(index, {node_name(to.config): held}, replicas=1)
 
 
-def _warmed(index: Index, name: str, to: Target, progress: Callable[[WarmProgress], None]) -> WarmResult:
+def _warmed(index: Index, name: str, to: PackTarget, progress: Callable[[WarmProgress], None]) -> WarmResult:
     from deeplink.cache.holding.warming import warm, warm_here
     from deeplink.cache.sources.bucket import SourceCap, TokenBucket
     from deeplink.clock import SystemClock
@@ -122,7 +122,7 @@ def _warmed(index: Index, name: str, to: Target, progress: Callable[[WarmProgres
     return warm_here(index, to.config, cap=cap, clock=clock, progress=progress)
 
 
-def _say(name: str, index: Index, found: Residency, result: WarmResult | None, *, as_json: bool) -> None:
+def _say(name: str, index: Index, found: VersionResidency, result: WarmResult | None, *, as_json: bool) -> None:
     import dataclasses
     import json
 

@@ -144,7 +144,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
     from deeplink.clock import SystemClock
     from deeplink.config import load_config
     from deeplink.private import private_folder
-    from deeplink.scheduler.watch.evidence import Policy
+    from deeplink.scheduler.watch.evidence import WatchPolicy
     from deeplink.scheduler.watch.identity import Caller, TokenMint
     from deeplink.scheduler.watch.journal import default_journal
     from deeplink.scheduler.watch.service import WatchSettings
@@ -168,7 +168,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
         secret=secret,
         agents=agents,
         act=act and not dry_run,
-        policy=Policy(resume=resume, act_on_switch=act_on_switch),
+        policy=WatchPolicy(resume=resume, act_on_switch=act_on_switch),
         interval_s=interval,
         metrics_bind=metrics_bind,
         channels=channels,

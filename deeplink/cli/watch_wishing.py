@@ -10,9 +10,9 @@ from deeplink.clock import SystemClock
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.view.look import me
-from deeplink.scheduler.watch.heirs import Heirs
+from deeplink.scheduler.watch.heirs import Resubmitter
 from deeplink.scheduler.watch.observer import COMMAND_S
-from deeplink.scheduler.watch.rewish import QUESTION_S, Wishes, other_user, state_folder
+from deeplink.scheduler.watch.rewish import QUESTION_S, RequeueHints, other_user, state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from deeplink.config import Config
 
 
-def wishes_of(config: Config) -> Wishes:
+def wishes_of(config: Config) -> RequeueHints:
     """Return what makes wishes for jobs of all users whose records can be read here."""
-    return Wishes(
+    return RequeueHints(
         run=_quick,
         state_of=partial(state_folder, config.state),
         ground=lambda jobs: surveyed(config, jobs, _quick, agreement=lambda: "", trial_s=QUESTION_S),
@@ -31,9 +31,9 @@ def wishes_of(config: Config) -> Wishes:
     )
 
 
-def heirs_of(config: Config) -> Heirs:
+def heirs_of(config: Config) -> Resubmitter:
     """Return what submits our own jobs anew that agreed to it."""
-    return Heirs(slurm=Slurm(run=_bounded), state=config.state, user=me(), clock=SystemClock())
+    return Resubmitter(slurm=Slurm(run=_bounded), state=config.state, user=me(), clock=SystemClock())
 
 
 def _bounded(argv: Sequence[str], /, *, timeout_s: float = COMMAND_S) -> str:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deeplink.console.feed import encode
-from deeplink.console.guard import Guard, Refusal, answer
+from deeplink.console.guard import Refusal, RequestGuard, answer
 from deeplink.errors import DeepLinkError
 from deeplink.metrics import CONSOLE_DROPPED, CONSOLE_STREAMS
 
@@ -202,4 +202,4 @@ def build_app(
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),
     ]
-    return Guard(Starlette(routes=routes, lifespan=lifespan), access)
+    return RequestGuard(Starlette(routes=routes, lifespan=lifespan), access)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from deeplink.clock import Clock, SystemClock
-from deeplink.console.readings import JournalFacts, Readings, SlurmFacts, Source, SourceState
+from deeplink.console.readings import FactSource, JournalFacts, Readings, SlurmFacts, SourceState
 from deeplink.errors import DeepLinkError
 from deeplink.metrics import CONSOLE_QUERIES, CONSOLE_QUERY_SECONDS, CONSOLE_READ, CONSOLE_UP
 from deeplink.scheduler.slurm import command
@@ -31,7 +31,7 @@ MOST_WATCHED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ConsoleSettings:
     """What to read, and how often."""
 
     journal: Path
@@ -47,20 +47,20 @@ def bounded_run(argv: Sequence[str], /, *, timeout_s: float = QUERY_S) -> str:
 class SlurmReader:
     """What Slurm last said, kind by kind. `refresh` may take as long as Slurm does; `facts` never waits for it."""
 
-    def __init__(self, settings: Settings, clock: Clock, slurm: Slurm) -> None:
+    def __init__(self, settings: ConsoleSettings, clock: Clock, slurm: Slurm) -> None:
         self._clock, self._slurm = clock, slurm
         self._lock = threading.Lock()
         self._facts = SlurmFacts()
         state = SourceState.WAITING if settings.slurm else SourceState.OFF
         fast, slow = settings.interval_s, max(settings.interval_s, SLOW_PERIOD_S)
         self._sources = {
-            "nodes": Source(name="nodes", title="Slurm", state=state, period_s=fast),
-            "jobs": Source(name="jobs", title="Slurm", state=state, period_s=fast),
-            "switches": Source(name="switches", title="switch tree", state=state, period_s=slow),
+            "nodes": FactSource(name="nodes", title="Slurm", state=state, period_s=fast),
+            "jobs": FactSource(name="jobs", title="Slurm", state=state, period_s=fast),
+            "switches": FactSource(name="switches", title="switch tree", state=state, period_s=slow),
         }
         self._next_slow = clock.monotonic()
 
-    def facts(self) -> tuple[SlurmFacts, tuple[Source, ...]]:
+    def facts(self) -> tuple[SlurmFacts, tuple[FactSource, ...]]:
         """Return what is known, and how old it is."""
         with self._lock:
             return self._facts, tuple(self._sources.values())
@@ -106,18 +106,18 @@ class SlurmReader:
 class JournalReader:
     """The watchdog's journal, opened to read only; read again only when somebody wrote."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: ConsoleSettings, clock: Clock) -> None:
         self._path, self._clock = settings.journal, clock
         self._journal: Journal | None = None
         self._file = 0
         self._revision = -1
         self._facts = JournalFacts()
         self._curves: dict[int, tuple[object, tuple[ProgressPoint, ...]]] = {}
-        self._source = Source(
+        self._source = FactSource(
             name="journal", title="journal", state=SourceState.WAITING, period_s=settings.interval_s
         )
 
-    def refresh(self) -> tuple[JournalFacts, Source]:
+    def refresh(self) -> tuple[JournalFacts, FactSource]:
         """Return what the journal holds now; what it last held, with its age, where it cannot be read."""
         began = self._clock.monotonic()
         try:
@@ -178,13 +178,13 @@ class JournalReader:
         return known[1]
 
 
-def _failed(source: Source, problem: DeepLinkError) -> Source:
+def _failed(source: FactSource, problem: DeepLinkError) -> FactSource:
     said = str(problem).strip().splitlines()
     # Slurm's commands end with what was fatal; the lines before are its way there.
     return replace(source, state=SourceState.FAILING, problem=said[-1] if said else "", remedy=problem.remedy)
 
 
-def count(source: Source, seconds: float) -> None:
+def count(source: FactSource, seconds: float) -> None:
     """Note in the metrics how a question went."""
     good = source.state is SourceState.OK
     CONSOLE_UP.labels(source.name).set(good)
@@ -196,7 +196,9 @@ def count(source: Source, seconds: float) -> None:
 class Collector:
     """All sources of one console. `readings` and `refresh_slurm` may be called from two threads, each from one."""
 
-    def __init__(self, settings: Settings, *, clock: Clock | None = None, slurm: Slurm | None = None) -> None:
+    def __init__(
+        self, settings: ConsoleSettings, *, clock: Clock | None = None, slurm: Slurm | None = None
+    ) -> None:
         self.settings = settings
         self._clock = clock or SystemClock()
         self._slurm = SlurmReader(settings, self._clock, slurm or Slurm(bounded_run))

@@ -114,7 +114,7 @@ def host_name(header: str) -> str:
     return header.partition(":")[0].lower().rstrip(".")
 
 
-class Guard:
+class RequestGuard:
     """Refuses by the rules, and puts the headers that keep a browser strict on every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

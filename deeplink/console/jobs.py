@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.console.curve import CurvePoint, drawn, rate, repeated, thin
-from deeplink.console.nodes import Seat
+from deeplink.console.nodes import NodeRole
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.view.reasons import release_of
 from deeplink.scheduler.watch.records import Phase
@@ -220,18 +220,18 @@ def _number(value: float) -> float | str:
     return float(f"{value:.6g}") if math.isfinite(value) else ("inf" if value > 0 else "-inf")
 
 
-def seats(jobs: Iterable[Drawn]) -> dict[str, Seat]:
+def seats(jobs: Iterable[Drawn]) -> dict[str, NodeRole]:
     """Return what each node is used for; a job that reports its ranks goes before one that Slurm alone knows."""
-    found: dict[str, Seat] = {}
+    found: dict[str, NodeRole] = {}
     for job in (made.view for made in jobs):
         if job.watched and job.phase in {Phase.STARTING.value, Phase.RUNNING.value, Phase.RECOVERING.value}:
             for name, ranks in _ranks(job).items():
-                found[name] = Seat(job.id, ranks, watched=True)
+                found[name] = NodeRole(job.id, ranks, watched=True)
             for name in job.spares:
-                found.setdefault(name, Seat(job.id, spare=True, watched=True))
+                found.setdefault(name, NodeRole(job.id, spare=True, watched=True))
         elif job.slurm_state in {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}:
             for name in job.nodes:
-                found.setdefault(name, Seat(job.id))
+                found.setdefault(name, NodeRole(job.id))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
 from deeplink.scheduler.view.reasons import help_for, in_short
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ OUTSIDE = "?"
 """Key of what stands for the switch of nodes that no switch is known for."""
 
 
-class Health(Enum):
+class ShownHealth(Enum):
     """How a node is, in the words of the page."""
 
     BUSY = "busy"
@@ -39,7 +39,7 @@ class Health(Enum):
     @property
     def well(self) -> bool:
         """Whether nothing is wrong with it."""
-        return self in {Health.BUSY, Health.IDLE, Health.MAINT}
+        return self in {ShownHealth.BUSY, ShownHealth.IDLE, ShownHealth.MAINT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class NodeView:
     name: str
     order: int
     switch: str
-    health: Health
+    health: ShownHealth
     state: str
     reason: str
     gpus: int | None
@@ -84,7 +84,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class NodeRole:
     """What a node does in a job: the ranks it carries (none: a spare, or a job that does not say)."""
 
     job: int
@@ -106,27 +106,27 @@ _AWAY = {
 }
 
 
-def slurm_health(row: NodeRow) -> Health:
+def slurm_health(row: NodeRow) -> ShownHealth:
     """Return how Slurm sees a node; the worst it says counts."""
     used = row.state in {NodeState.ALLOCATED, NodeState.MIXED} or NodeFlag.COMPLETING in row.flags
     if row.state in {NodeState.DOWN, NodeState.ERROR, NodeState.INVALID} or row.flags & {
         NodeFlag.INVALID_REG,
         NodeFlag.FAIL,
     }:
-        return Health.DOWN
+        return ShownHealth.DOWN
     if not row.responding:
-        return Health.SILENT
+        return ShownHealth.SILENT
     if row.drained:
-        return Health.DRAINING if used else Health.DRAINED
+        return ShownHealth.DRAINING if used else ShownHealth.DRAINED
     if used:
-        return Health.BUSY
+        return ShownHealth.BUSY
     if row.flags & _AWAY:
-        return Health.MAINT
-    return Health.IDLE if row.state is NodeState.IDLE else Health.UNKNOWN
+        return ShownHealth.MAINT
+    return ShownHealth.IDLE if row.state is NodeState.IDLE else ShownHealth.UNKNOWN
 
 
 def node_views(
-    readings: Readings, seats: Mapping[str, Seat], switches: Sequence[SwitchView]
+    readings: Readings, seats: Mapping[str, NodeRole], switches: Sequence[SwitchView]
 ) -> tuple[NodeView, ...]:
     """Return every node that Slurm or the journal knows, in natural order."""
     rows = {str(row.name): row for row in readings.slurm.nodes}
@@ -145,13 +145,13 @@ def node_views(
     )
 
 
-_Known = tuple["NodeRow | None", "NodeRecord | None", "Seat | None"]
+_Known = tuple["NodeRow | None", "NodeRecord | None", "NodeRole | None"]
 
 
 def _view(order: int, name: str, known: _Known, *, switch: str) -> NodeView:
     row, agent, seat = known
     health, reason = _health(row, agent, seat)
-    found = [one for one in agent.health if one.severity is not Severity.UNKNOWN] if agent else []
+    found = [one for one in agent.health if one.severity is not HealthSeverity.UNKNOWN] if agent else []
     return NodeView(
         name=name,
         order=order,
@@ -169,21 +169,21 @@ def _view(order: int, name: str, known: _Known, *, switch: str) -> NodeView:
         free_bytes=agent.free_bytes if agent else None,
         heard_unix=round(agent.seen_unix, 1) if agent else 0.0,
         findings=tuple(in_short(one) for one in found),
-        unfit=any(one.severity in {Severity.COMMENT, Severity.DRAIN} for one in found),
+        unfit=any(one.severity in {HealthSeverity.COMMENT, HealthSeverity.DRAIN} for one in found),
         remedy=help_for(name, row, found),
     )
 
 
-def _health(row: NodeRow | None, agent: NodeRecord | None, seat: Seat | None) -> tuple[Health, str]:
-    health = slurm_health(row) if row else Health.UNKNOWN
+def _health(row: NodeRow | None, agent: NodeRecord | None, seat: NodeRole | None) -> tuple[ShownHealth, str]:
+    health = slurm_health(row) if row else ShownHealth.UNKNOWN
     reason = row.reason if row else ""
     if seat is None or not seat.watched or agent is None or agent.job != seat.job:
         return health, reason
     # By its launcher's word, not by our clock: a launcher or a watchdog that fell silent says nothing of the node.
     if agent.silent_s <= SILENT_S:
-        return (Health.BUSY, reason) if row is None else (health, reason)
-    if health in {Health.BUSY, Health.UNKNOWN, Health.IDLE}:
-        return Health.SILENT, reason or f"agent silent for {agent.silent_s:.0f} s"
+        return (ShownHealth.BUSY, reason) if row is None else (health, reason)
+    if health in {ShownHealth.BUSY, ShownHealth.UNKNOWN, ShownHealth.IDLE}:
+        return ShownHealth.SILENT, reason or f"agent silent for {agent.silent_s:.0f} s"
     return health, reason
 
 

@@ -23,7 +23,7 @@ class SourceState(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class FactSource:
     """A source of facts.
 
     Attributes:
@@ -68,11 +68,11 @@ class Readings:
 
     unix: float
     interval_s: float
-    sources: tuple[Source, ...]
+    sources: tuple[FactSource, ...]
     slurm: SlurmFacts = SlurmFacts()
     journal: JournalFacts = field(default_factory=JournalFacts)
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> FactSource:
         """Return one source.
 
         Raises:

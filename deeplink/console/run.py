@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from deeplink.console.app import build_app
 from deeplink.console.feed import Feed
-from deeplink.console.nodes import Health
+from deeplink.console.nodes import ShownHealth
 from deeplink.console.serve import Server, listen, parse_address
-from deeplink.console.snapshot import Snapshot, build
+from deeplink.console.snapshot import ConsoleSnapshot, build
 from deeplink.metrics import CONSOLE_INCIDENTS, CONSOLE_NODES
 from deeplink.scheduler.slurm.command import end_unfinished
-from deeplink.scheduler.watch.records import Outcome
+from deeplink.scheduler.watch.records import IncidentOutcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -102,13 +102,13 @@ def _stop_asking(thread: threading.Thread) -> None:
             return
 
 
-def measure(snapshot: Snapshot) -> None:
+def measure(snapshot: ConsoleSnapshot) -> None:
     """Put the snapshot's counts into the metrics."""
     nodes = Counter(node.health for node in snapshot.nodes)
-    for health in Health:
+    for health in ShownHealth:
         CONSOLE_NODES.labels(health.value).set(nodes[health])
     incidents = Counter(each.outcome for each in snapshot.incidents)
-    for outcome in Outcome:
+    for outcome in IncidentOutcome:
         CONSOLE_INCIDENTS.labels(outcome.value).set(incidents[outcome])
 
 

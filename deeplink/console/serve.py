@@ -15,7 +15,7 @@ import uvicorn
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from deeplink.admission import Admission, Bounds
+from deeplink.admission import Admission, ConnectionBounds
 from deeplink.clock import Clock, SystemClock
 from deeplink.console.errors import BindFormatError, BindRefusedError
 from deeplink.daemon import ending_signals
@@ -132,7 +132,7 @@ class _Protocol(H11Protocol):
 class _Places:
     """The connections of a console. A request that was not refused proves the peer; each connection has one."""
 
-    def __init__(self, app: ASGIApp, bounds: Bounds, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, bounds: ConnectionBounds, clock: Clock) -> None:
         self._app = app
         self._admission = Admission[tuple[str, int]](bounds, clock)
         self._transports: dict[tuple[str, int], asyncio.Transport] = {}
@@ -176,7 +176,7 @@ class Server(uvicorn.Server):
     """A uvicorn that ends its event streams first, so that leaving takes no longer than an ordinary answer."""
 
     def __init__(self, app: ASGIApp, feed: Feed, clock: Clock | None = None) -> None:
-        bounds = Bounds(connections=_MOST_CONNECTIONS, proof_s=PROOF_S)
+        bounds = ConnectionBounds(connections=_MOST_CONNECTIONS, proof_s=PROOF_S)
         places = _Places(app, bounds, clock or SystemClock())
         super().__init__(
             uvicorn.Config(

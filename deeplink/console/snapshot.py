@@ -9,12 +9,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from deeplink.console.jobs import MOST_JOBS, CurveView, Drawn, JobView, job_views, seats
-from deeplink.console.nodes import Health, NodeView, SwitchView, node_views, switch_views
-from deeplink.console.readings import Source, SourceState
+from deeplink.console.nodes import NodeView, ShownHealth, SwitchView, node_views, switch_views
+from deeplink.console.readings import FactSource, SourceState
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.book import KEEP_S
 from deeplink.scheduler.watch.costs import cost
-from deeplink.scheduler.watch.records import Incident, Outcome
+from deeplink.scheduler.watch.records import Incident, IncidentOutcome
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class Headline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class ConsoleSnapshot:
     """What the page shows. `jobs_known` counts also the jobs that are too many to be shown."""
 
     unix: float
     interval_s: float
     cluster: str
     headline: Headline
-    sources: tuple[Source, ...]
+    sources: tuple[FactSource, ...]
     switches: tuple[SwitchView, ...]
     nodes: tuple[NodeView, ...]
     jobs: tuple[JobView, ...]
@@ -84,12 +84,12 @@ class Snapshot:
         }
 
 
-def build(readings: Readings) -> Snapshot:
+def build(readings: Readings) -> ConsoleSnapshot:
     """Return what the page shows for these readings."""
     drawn = job_views(readings)
     switches = switch_views(readings)
     nodes = node_views(readings, seats(drawn), switches)
-    return Snapshot(
+    return ConsoleSnapshot(
         unix=round(readings.unix, 3),
         interval_s=readings.interval_s,
         cluster=readings.slurm.cluster,
@@ -119,7 +119,7 @@ def headline(readings: Readings, nodes: tuple[NodeView, ...], drawn: tuple[Drawn
     if len(found) > MOST_FINDINGS:
         says.append((Mood.WARN, f"findings on {len(found) - MOST_FINDINGS} more nodes"))
     says += _unheard(readings)
-    opened = sum(each.outcome is Outcome.OPEN for each in readings.journal.incidents)
+    opened = sum(each.outcome is IncidentOutcome.OPEN for each in readings.journal.incidents)
     if opened:
         says.append((Mood.WARN, f"{opened} incident{'s' * (opened > 1)} open"))
     if not says and not nodes and not jobs:
@@ -167,11 +167,11 @@ def _unheard(readings: Readings) -> list[tuple[Mood, str]]:
 def _unwell(nodes: tuple[NodeView, ...]) -> list[tuple[Mood, str]]:
     tally = Counter(node.health for node in nodes)
     words = {
-        Health.DOWN: (Mood.BAD, "down"),
-        Health.SILENT: (Mood.BAD, "not answering"),
-        Health.DRAINING: (Mood.WARN, "draining"),
-        Health.DRAINED: (Mood.WARN, "drained"),
-        Health.UNKNOWN: (Mood.WARN, "in an unknown state"),
+        ShownHealth.DOWN: (Mood.BAD, "down"),
+        ShownHealth.SILENT: (Mood.BAD, "not answering"),
+        ShownHealth.DRAINING: (Mood.WARN, "draining"),
+        ShownHealth.DRAINED: (Mood.WARN, "drained"),
+        ShownHealth.UNKNOWN: (Mood.WARN, "in an unknown state"),
     }
     return [
         (mood, f"{tally[health]} node{'s' * (tally[health] > 1)} {word}")

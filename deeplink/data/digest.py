@@ -37,7 +37,7 @@ class DigestStateError(DeepLinkError):
         self.problem = problem
 
 
-class Audited(Protocol):
+class AuditedDataset(Protocol):
     """What `DeliveryDigest.expected` needs of a dataset."""
 
     @property
@@ -117,7 +117,7 @@ class DeliveryDigest:
             self._put(epoch, count, total)
 
     @classmethod
-    def expected(cls, dataset: Audited, epochs: int | Iterable[int]) -> Self:
+    def expected(cls, dataset: AuditedDataset, epochs: int | Iterable[int]) -> Self:
         """Return the digest that delivering each sample exactly once per epoch gives, from the index alone.
 
         Args:

@@ -26,7 +26,7 @@ _LAST_READ_S = 60.0
 _Task = tuple[Future[Any], "Callable[[Any], Any]", Any]
 
 
-class Readable(Protocol):
+class ReadableDataset(Protocol):
     """What a Prefetcher needs of a dataset; `deeplink.Dataset` is one."""
 
     @property
@@ -111,7 +111,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        dataset: Readable,
+        dataset: ReadableDataset,
         sampler: ResumableSampler,
         *,
         collate: Callable[[Any], Any] | None = None,

@@ -82,7 +82,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class AttachedRing:
     """A ring's memory that another process made."""
 
     name: str
@@ -118,7 +118,7 @@ class Ring:
         RingMemoryError: that is more than half of the memory available.
     """
 
-    def __init__(self, stripes: int, slots: int, slot_bytes: int, made: Made | None = None) -> None:
+    def __init__(self, stripes: int, slots: int, slot_bytes: int, made: AttachedRing | None = None) -> None:
         self.stripes, self.slots = stripes, slots
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._head = -(-stripes * slots * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -226,7 +226,7 @@ def _absent() -> None:
 
 
 def _attached(kind: type[Ring], shape: tuple[int, int, int], name: str, passed: Any) -> Ring:
-    return kind(*shape, Made(name, passed.detach()))
+    return kind(*shape, AttachedRing(name, passed.detach()))
 
 
 def _allocated(size: int) -> int:

@@ -12,7 +12,7 @@ from deeplink.data.announcing import announcer_of
 from deeplink.data.blocks import BLOCK_WINDOW, BlockOrder, Coming
 from deeplink.data.errors import SamplerMisuseError, SamplerStateError
 from deeplink.data.order import Order, shuffled
-from deeplink.data.share import Share
+from deeplink.data.share import RankShare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized
@@ -133,7 +133,7 @@ class ResumableSampler:
             raise ValueError(f"batch_size {batch_size}, rank {self.rank} of {world}")
         if residency is not None and len(residency.nodes) != world:
             raise ValueError(f"the residency knows {len(residency.nodes)} ranks of {world}")
-        self.share, self.residency = Share(batch_size, world), residency
+        self.share, self.residency = RankShare(batch_size, world), residency
         self.seed, self.order = seed, _order(shuffle)
         self._by_blocks = self._block_order(dataset, window) if self.order is Order.BLOCKS else None
         self._announcer = announcer_of(dataset, self.order, self._by_blocks, residency, self.rank)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """How many ranks take how many samples each; every step follows from what is left alone.
 
     So a run that is resumed with the same share goes through the very same batches as one never interrupted.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DemoFigures:
     """The figures of one demonstration, as `build/demo.json` holds them.
 
     Attributes:
@@ -51,7 +51,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryFigures:
     """How a death went: seconds from it to the verdict and to the next attempt's first step; and what was done."""
 
     detect_s: float | None
@@ -59,7 +59,7 @@ class Recovery:
     rung: str
 
 
-def recovery(events: Sequence[Event], died_unix: float, node: str) -> Recovery:
+def recovery(events: Sequence[Event], died_unix: float, node: str) -> RecoveryFigures:
     """Return what the launcher's events say about the death of `node` at `died_unix`."""
     after = [event for event in events if event["unix"] >= died_unix]
     detected = next((e["unix"] for e in after if e["event"] == "node-silent" and node in e["nodes"]), None)
@@ -73,7 +73,7 @@ def recovery(events: Sequence[Event], died_unix: float, node: str) -> Recovery:
         "requeue": "rung 3: the node was taken from Slurm, which started the job again",
         "": "none",
     }[climbed]
-    return Recovery(
+    return RecoveryFigures(
         None if detected is None else detected - died_unix,
         None if resumed is None else resumed - died_unix,
         rung,

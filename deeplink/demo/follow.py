@@ -18,7 +18,7 @@ Event = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Follower:
+class JobFolderReader:
     """Reads what a job's state folder says, as it grows.
 
     Args:

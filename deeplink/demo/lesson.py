@@ -81,14 +81,14 @@ def lesson(source: Path, ranks: int) -> Lesson:
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class ExpectedDelivery:
     """What the index says was to be delivered: row numbers (int64) and checksums (uint64), one per sample."""
 
     rows: np.ndarray
     checksums: np.ndarray
 
     @classmethod
-    def of(cls, catalog: Path, plan: Lesson) -> Audited:
+    def of(cls, catalog: Path, plan: Lesson) -> ExpectedDelivery:
         """Return it for the part of the dataset that was trained on, from the index alone."""
         index = Catalog(catalog).open(plan.name)
         rows = index.rows_below(plan.train_root)

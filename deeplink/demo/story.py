@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from deeplink.data import DeliveryDigest
 from deeplink.demo.digits import write_digits
 from deeplink.demo.errors import DemoError
-from deeplink.demo.facts import Facts, recovery
-from deeplink.demo.follow import Event, Follower, share_of
-from deeplink.demo.lesson import Audited, Lesson, has_torch, lesson
+from deeplink.demo.facts import DemoFigures, recovery
+from deeplink.demo.follow import Event, JobFolderReader, share_of
+from deeplink.demo.lesson import ExpectedDelivery, Lesson, has_torch, lesson
 from deeplink.demo.stage import PACK_NODES, LocalStage, SandboxStage, Stage
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.errors import SlurmMissingError
@@ -65,7 +65,7 @@ class Story:
         """Begin the next part."""
         self.console.print(f"\n[bold cyan]{title}[/]")
 
-    def tell(self, ranks: int) -> Facts:
+    def tell(self, ranks: int) -> DemoFigures:
         """Tell it all and return the figures; the stage is taken down, whatever happens, unless it is to be kept.
 
         Raises:
@@ -107,7 +107,7 @@ class Story:
         self.say(stage.says)
         return stage
 
-    def _play(self, stage: Stage, plan: Lesson) -> Facts:
+    def _play(self, stage: Stage, plan: Lesson) -> DemoFigures:
         packed = self._pack(stage, plan)
         events, ended = self._train(stage, plan)
         return self._conclude(stage, plan, packed, events, ended)
@@ -130,7 +130,7 @@ class Story:
         if not has_torch():
             self.say("there is no torch here: a small network in numpy is trained")
         self.say(f"{called}: {plan.epochs} epochs, about {plan.steps} steps, on 4 nodes with 1 to spare")
-        follower = Follower(stage.job_folder)
+        follower = JobFolderReader(stage.job_folder)
         deadline = self.clock.monotonic() + JOB_BOUND_S
         with _bar(self.console) as progress:
             task = progress.add_task("starting", total=plan.steps)
@@ -148,7 +148,9 @@ class Story:
             raise DemoError("the job failed", stage.output())
         return follower.events, self.clock.monotonic()
 
-    def _advance(self, progress: Progress, task: Any, follower: Follower, stage: Stage, plan: Lesson) -> None:
+    def _advance(
+        self, progress: Progress, task: Any, follower: JobFolderReader, stage: Stage, plan: Lesson
+    ) -> None:
         point = follower.newest_point()
         if point is None:
             return
@@ -191,13 +193,13 @@ class Story:
 
     def _conclude(
         self, stage: Stage, plan: Lesson, packed: dict[str, Any], events: list[Event], ended: float
-    ) -> Facts:
+    ) -> DemoFigures:
         self.chapter("5. What came out")
         result = json.loads((stage.home / "result.json").read_text())
         equal = self._audit(stage, plan, result)
         first = next(event for event in events if event["event"] == "attempt-started")
         healed = recovery(events, self._died_unix, self._victim)
-        facts = Facts(
+        facts = DemoFigures(
             files=packed["files"],
             files_per_s=packed["files_per_s"],
             ring_crossings=first["ring_crossings"],
@@ -228,7 +230,7 @@ class Story:
     def _audit(self, stage: Stage, plan: Lesson, result: dict[str, Any]) -> bool:
         delivered = DeliveryDigest()
         delivered.load_state_dict(result["digest"])
-        expected = DeliveryDigest.expected(Audited.of(stage.catalog, plan), plan.epochs)
+        expected = DeliveryDigest.expected(ExpectedDelivery.of(stage.catalog, plan), plan.epochs)
         equal = delivered.equal(expected)
         verdict = "[bold green]exactly once[/]" if equal else "[bold red]NOT exactly once[/]"
         self.say(

@@ -114,14 +114,14 @@ class Images:
 
 
 @dataclass
-class Network:
+class LightNetwork:
     """Its weights, and how they move; a step takes the mean gradient of all ranks."""
 
     weights: list[np.ndarray]
     speeds: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
-    def of(cls, pixels: int, classes: int) -> Network:
+    def of(cls, pixels: int, classes: int) -> LightNetwork:
         """Return one that has learnt nothing, the same on every rank."""
         random = np.random.default_rng(0)
         first = random.normal(0, pixels**-0.5, (pixels, HIDDEN))
@@ -154,10 +154,10 @@ class Network:
 
 
 @dataclass
-class Training:
+class LightTraining:
     """All that moves while training, and how it is saved and found again."""
 
-    network: Network
+    network: LightNetwork
     ranks: Ranks
     sampler: ResumableSampler
     digest: DeliveryDigest  # of what finished steps were fed
@@ -174,7 +174,7 @@ class Training:
         with np.load(found.path / "state.npz") as state:
             parts = [state[f"arr_{number}"] for number in range(len(state.files))]
         half = len(parts) // 2
-        self.network = Network(parts[:half], parts[half:])
+        self.network = LightNetwork(parts[:half], parts[half:])
         self.sampler.load_state_dict(found.meta["sampler"])
         self.step = found.step
         if self.ranks.rank == 0:  # the checkpoint holds the sum over ranks: one of them carries it on
@@ -218,8 +218,8 @@ def main() -> None:
     ranks = Ranks()
     dataset = Images(args.dataset, args.train_root, args.size)
     sampler = ResumableSampler(dataset, batch_size=args.batch_size, seed=0)
-    network = Network.of(args.size**2, len(dataset.classes))
-    training = Training(network, ranks, sampler, DeliveryDigest(), args.epochs)
+    network = LightNetwork.of(args.size**2, len(dataset.classes))
+    training = LightTraining(network, ranks, sampler, DeliveryDigest(), args.epochs)
 
     checkpoints = deeplink.Checkpoints(args.checkpoints)
     if (found := checkpoints.latest()) is not None:

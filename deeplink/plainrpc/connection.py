@@ -16,9 +16,9 @@ from deeplink.plainrpc.errors import (
     PlainStrangerError,
     silence,
 )
-from deeplink.plainrpc.framing import Fault, Kind, frame
+from deeplink.plainrpc.framing import ErrorCode, FrameType, frame
 from deeplink.plainrpc.headers import HeaderReader
-from deeplink.plainrpc.link import Link
+from deeplink.plainrpc.link import TcpConnection
 from deeplink.plainrpc.terms import TOKEN_HEADER
 from deeplink.resolving import UnresolvedError
 from deeplink.strangers import STRANGERS
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _WINDOW = framing.WINDOW
 _LARGEST_REPLY = 64 << 20
 _LARGEST_HEAD = 1 << 20
-_CONTROL, _LONGEST_CONTROL = {Kind.SETTINGS, Kind.PING, Kind.WINDOW_UPDATE}, 1 << 12
+_CONTROL, _LONGEST_CONTROL = {FrameType.SETTINGS, FrameType.PING, FrameType.WINDOW_UPDATE}, 1 << 12
 
 LARGEST_REQUEST = 60_000
 """Bytes of a request: within what a server takes before it has said anything, so sending never waits for it."""
@@ -71,7 +71,7 @@ class PlainConnection:
         self.is_used = self._is_greeted = False
         self.trailers: Mapping[str, str] = {}
         try:
-            self._link = Link(address, clock)
+            self._link = TcpConnection(address, clock)
         except (OSError, ValueError, UnresolvedError) as problem:
             raise PlainSilentError(address, str(problem)) from problem
 
@@ -159,7 +159,7 @@ class PlainConnection:
         try:
             while self._link.has(framing.FRAME.size):
                 kind, _, stream, length = framing.unpacked(self._link.ahead(framing.FRAME.size))
-                is_of_another = kind == Kind.RESET and stream != self._stream
+                is_of_another = kind == FrameType.RESET and stream != self._stream
                 if not (kind in _CONTROL or is_of_another) or length > _LONGEST_CONTROL:
                     return True
                 if not self._link.has(framing.FRAME.size + length):
@@ -280,7 +280,7 @@ class PlainConnection:
             if self._received > _WINDOW // 2:
                 self._give_back()
             kind, flags, stream, length = self._next_frame()
-            if kind != Kind.DATA or stream != self._stream:
+            if kind != FrameType.DATA or stream != self._stream:
                 if self._control(kind, flags, stream, length):
                     return False
                 continue
@@ -306,19 +306,19 @@ class PlainConnection:
         if length > _LARGEST_HEAD:
             self.refuse(f"a frame of {length} bytes: not a gRPC server?")
         payload = self._link.read(length)
-        if kind == Kind.WINDOW_UPDATE and stream == 0 and length == framing.COUNT.size:
+        if kind == FrameType.WINDOW_UPDATE and stream == 0 and length == framing.COUNT.size:
             self._send_window += framing.COUNT.unpack(payload)[0] & framing.LAST_STREAM
-        elif kind == Kind.SETTINGS and not flags & framing.ACK:
-            self._link.send(frame(Kind.SETTINGS, framing.ACK, 0))
-        elif kind == Kind.PING and not flags & framing.ACK:
-            self._link.send(frame(Kind.PING, framing.ACK, 0, payload))
-        elif kind == Kind.GOAWAY:
-            if payload[4:8] == framing.COUNT.pack(Fault.CALM):
+        elif kind == FrameType.SETTINGS and not flags & framing.ACK:
+            self._link.send(frame(FrameType.SETTINGS, framing.ACK, 0))
+        elif kind == FrameType.PING and not flags & framing.ACK:
+            self._link.send(frame(FrameType.PING, framing.ACK, 0, payload))
+        elif kind == FrameType.GOAWAY:
+            if payload[4:8] == framing.COUNT.pack(ErrorCode.CALM):
                 raise PlainBusyError(self.address)
             raise PlainSilentError(self.address, "the server is going away")
-        elif kind == Kind.RESET and stream == self._stream:
+        elif kind == FrameType.RESET and stream == self._stream:
             raise PlainSilentError(self.address, "the server ended the call")
-        elif kind == Kind.HEADERS:
+        elif kind == FrameType.HEADERS:
             return self._take_head(flags, stream, payload)
         return False
 
@@ -342,7 +342,7 @@ class PlainConnection:
             payload = payload[5:]
         while not flags & framing.END_HEADERS:
             kind, flags, other, length = self._next_frame()
-            if kind != Kind.CONTINUATION or other != stream or len(payload) + length > _LARGEST_HEAD:
+            if kind != FrameType.CONTINUATION or other != stream or len(payload) + length > _LARGEST_HEAD:
                 self.refuse("a header block that does not end")
             payload += self._link.read(length)
         return payload

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from deeplink.plainrpc.framing import Fault, Status
+    from deeplink.plainrpc.framing import ErrorCode, Status
 
 
 class PlainCallError(DeepLinkError):
@@ -80,6 +80,6 @@ class CallRefusedError(DeepLinkError):
 class SessionError(DeepLinkError):
     """A peer of our server broke HTTP/2's rules, or a bound; its connection must end."""
 
-    def __init__(self, fault: Fault, why: str) -> None:
+    def __init__(self, fault: ErrorCode, why: str) -> None:
         super().__init__(f"{fault.name}: {why}")
         self.fault, self.why = fault, why

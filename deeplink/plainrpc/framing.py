@@ -21,7 +21,7 @@ DEFAULT_FRAME = 16_384
 LAST_STREAM = (1 << 31) - 1
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """Kinds of frames (RFC 9113 6)."""
 
     DATA = 0
@@ -51,7 +51,7 @@ class Setting(IntEnum):
     HEADER_LIST_SIZE = 6
 
 
-class Fault(IntEnum):
+class ErrorCode(IntEnum):
     """Why a stream or a connection is ended (RFC 9113 7)."""
 
     NONE = 0
@@ -98,7 +98,7 @@ def unpacked(head: bytes) -> tuple[int, int, int, int]:
 
 def settings(values: dict[Setting, int]) -> bytes:
     """Return the frame that tells the other side our settings."""
-    return frame(Kind.SETTINGS, 0, 0, b"".join(SETTING.pack(key, value) for key, value in values.items()))
+    return frame(FrameType.SETTINGS, 0, 0, b"".join(SETTING.pack(key, value) for key, value in values.items()))
 
 
 def greeting(window: int) -> bytes:
@@ -110,21 +110,21 @@ def greeting(window: int) -> bytes:
 def call(stream: int, head: bytes, message: bytes) -> bytes:
     """Return the frames of a call with one request: its header block and its message."""
     body = PREFIX.pack(0, len(message)) + message
-    frames = [frame(Kind.HEADERS, END_HEADERS, stream, head)]
+    frames = [frame(FrameType.HEADERS, END_HEADERS, stream, head)]
     for start in range(0, len(body), DEFAULT_FRAME):
         part = body[start : start + DEFAULT_FRAME]
-        frames.append(frame(Kind.DATA, END_STREAM if start + len(part) == len(body) else 0, stream, part))
+        frames.append(frame(FrameType.DATA, END_STREAM if start + len(part) == len(body) else 0, stream, part))
     return b"".join(frames)
 
 
 def wider(stream: int, more: int) -> bytes:
     """Return the frame that lets the other side send so much more in a stream; 0: in all."""
-    return frame(Kind.WINDOW_UPDATE, 0, stream, COUNT.pack(more))
+    return frame(FrameType.WINDOW_UPDATE, 0, stream, COUNT.pack(more))
 
 
-def going_away(last_stream: int, fault: Fault, why: str) -> bytes:
+def going_away(last_stream: int, fault: ErrorCode, why: str) -> bytes:
     """Return the frame that says that this connection ends, and why."""
-    return frame(Kind.GOAWAY, 0, 0, COUNT.pack(last_stream) + COUNT.pack(fault) + why.encode()[:1000])
+    return frame(FrameType.GOAWAY, 0, 0, COUNT.pack(last_stream) + COUNT.pack(fault) + why.encode()[:1000])
 
 
 def without_padding(flags: int, payload: bytes) -> bytes:

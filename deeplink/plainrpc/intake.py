@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from deeplink.plainrpc import framing, hpack
 from deeplink.plainrpc.errors import SessionError
-from deeplink.plainrpc.framing import Fault, Kind, Setting, Status
+from deeplink.plainrpc.framing import ErrorCode, FrameType, Setting, Status
 from deeplink.plainrpc.headers import HeaderReader
-from deeplink.plainrpc.terms import MOST_CONTINUED, TOKEN_HEADER, Request, Stream
+from deeplink.plainrpc.terms import MOST_CONTINUED, TOKEN_HEADER, CallRequest, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ class Intake:
         self.streams: dict[int, Stream] = {}
         self._last = self._chatter = 0
         self._block: tuple[int, int, list[bytes]] | None = None
-        self.ready: deque[Request] = deque()
+        self.ready: deque[CallRequest] = deque()
         self.control: list[bytes] = []
         self.window, self._owed, self._given = framing.DEFAULT_WINDOW, 0, terms.window
         self._initial_window, self.frame_size = framing.DEFAULT_WINDOW, framing.DEFAULT_FRAME
@@ -76,7 +76,7 @@ class Intake:
         if not self._is_greeted:
             start = data[: len(framing.PREFACE)]
             if not framing.PREFACE.startswith(start):
-                raise SessionError(Fault.PROTOCOL, "this is a gRPC server")
+                raise SessionError(ErrorCode.PROTOCOL, "this is a gRPC server")
             if len(start) < len(framing.PREFACE):
                 self._unread = data
                 return
@@ -86,7 +86,7 @@ class Intake:
             high, low, kind, flags, stream = framing.FRAME.unpack_from(data, at)
             end = at + size + (high << 16) + low
             if end - at - size > framing.DEFAULT_FRAME:
-                raise SessionError(Fault.FRAME_SIZE, "a frame longer than we said we take")
+                raise SessionError(ErrorCode.FRAME_SIZE, "a frame longer than we said we take")
             if end > len(data):
                 break
             self._take(kind, flags, stream & framing.LAST_STREAM, data[at + size : end])
@@ -94,37 +94,37 @@ class Intake:
         self._unread = data[at:]
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if self._block is not None and kind != Kind.CONTINUATION:
-            raise SessionError(Fault.PROTOCOL, "a header block that does not end")
+        if self._block is not None and kind != FrameType.CONTINUATION:
+            raise SessionError(ErrorCode.PROTOCOL, "a header block that does not end")
         try:
-            if kind == Kind.DATA:
+            if kind == FrameType.DATA:
                 self._take_data(flags, stream, payload)
-            elif kind in {Kind.HEADERS, Kind.CONTINUATION}:
+            elif kind in {FrameType.HEADERS, FrameType.CONTINUATION}:
                 self._take_head(kind, flags, stream, payload)
             else:
                 self._take_other(kind, flags, stream, payload)
         except ValueError as problem:
-            raise SessionError(Fault.PROTOCOL, str(problem)) from problem
+            raise SessionError(ErrorCode.PROTOCOL, str(problem)) from problem
 
     def _take_other(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         self._count_chatter()
-        if kind == Kind.SETTINGS and not flags & framing.ACK:
+        if kind == FrameType.SETTINGS and not flags & framing.ACK:
             self._take_settings(payload)
-        elif kind == Kind.PING and len(payload) != 8:  # noqa: PLR2004 - RFC 9113 6.7
-            raise SessionError(Fault.FRAME_SIZE, "a ping that is none")
-        elif kind == Kind.PING and not flags & framing.ACK:
-            self._say(framing.frame(Kind.PING, framing.ACK, 0, payload))
-        elif kind == Kind.WINDOW_UPDATE:
+        elif kind == FrameType.PING and len(payload) != 8:  # noqa: PLR2004 - RFC 9113 6.7
+            raise SessionError(ErrorCode.FRAME_SIZE, "a ping that is none")
+        elif kind == FrameType.PING and not flags & framing.ACK:
+            self._say(framing.frame(FrameType.PING, framing.ACK, 0, payload))
+        elif kind == FrameType.WINDOW_UPDATE:
             self._widen(stream, payload)
-        elif kind == Kind.RESET:
+        elif kind == FrameType.RESET:
             self.drop(stream)
-        elif kind == Kind.PUSH_PROMISE:
-            raise SessionError(Fault.PROTOCOL, "a client that pushes")
+        elif kind == FrameType.PUSH_PROMISE:
+            raise SessionError(ErrorCode.PROTOCOL, "a client that pushes")
 
     def _count_chatter(self) -> None:
         self._chatter += 1
         if self._chatter > self._terms.chatter:
-            raise SessionError(Fault.CALM, "frames without end that ask for nothing")
+            raise SessionError(ErrorCode.CALM, "frames without end that ask for nothing")
 
     def went_on(self) -> None:
         """Take notice that an answer goes on: its reader may say as much again between."""
@@ -133,50 +133,50 @@ class Intake:
 
     def _take_settings(self, payload: bytes) -> None:
         if len(payload) % framing.SETTING.size:
-            raise SessionError(Fault.FRAME_SIZE, "settings that are none")
+            raise SessionError(ErrorCode.FRAME_SIZE, "settings that are none")
         for key, value in framing.SETTING.iter_unpack(payload):
             if key == Setting.INITIAL_WINDOW:
                 if value > framing.WINDOW:
-                    raise SessionError(Fault.FLOW_CONTROL, "a window too wide")
+                    raise SessionError(ErrorCode.FLOW_CONTROL, "a window too wide")
                 for known in self.streams.values():
                     known.window += value - self._initial_window
                 self._initial_window = value
             elif key == Setting.FRAME_SIZE:
                 if not framing.DEFAULT_FRAME <= value <= framing.LARGEST_FRAME:
-                    raise SessionError(Fault.PROTOCOL, "a frame size that is none")
+                    raise SessionError(ErrorCode.PROTOCOL, "a frame size that is none")
                 self.frame_size = value
-        self._say(framing.frame(Kind.SETTINGS, framing.ACK, 0))
+        self._say(framing.frame(FrameType.SETTINGS, framing.ACK, 0))
 
     def _widen(self, stream: int, payload: bytes) -> None:
         if len(payload) != framing.COUNT.size:
-            raise SessionError(Fault.FRAME_SIZE, "a window update that is none")
+            raise SessionError(ErrorCode.FRAME_SIZE, "a window update that is none")
         more = framing.COUNT.unpack(payload)[0] & framing.LAST_STREAM
         known = self.streams.get(stream)
         if not more or max(self.window if not stream else 0, known.window if known else 0) + more > framing.WINDOW:
-            raise SessionError(Fault.FLOW_CONTROL, "a window that cannot be")
+            raise SessionError(ErrorCode.FLOW_CONTROL, "a window that cannot be")
         if not stream:
             self.window += more
         elif known is not None:
             known.window += more
 
     def _take_head(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == Kind.HEADERS:
+        if kind == FrameType.HEADERS:
             payload = framing.without_padding(flags, payload)
             self._block = (stream, flags, [payload[5:] if flags & framing.PRIORITY else payload])
         elif self._block is None or self._block[0] != stream:
-            raise SessionError(Fault.PROTOCOL, "a header block that goes on elsewhere")
+            raise SessionError(ErrorCode.PROTOCOL, "a header block that goes on elsewhere")
         else:
             self._block[2].append(payload)
         _, first, pieces = self._block
         if len(pieces) > MOST_CONTINUED or sum(map(len, pieces)) > self._terms.head_bytes:
-            raise SessionError(Fault.CALM, "a header block longer than we said we take")
+            raise SessionError(ErrorCode.CALM, "a header block longer than we said we take")
         if not flags & framing.END_HEADERS:
             return
         self._block = None
         try:
             fields = self._headers.read(b"".join(pieces))
         except ValueError as problem:
-            raise SessionError(Fault.COMPRESSION, str(problem)) from problem
+            raise SessionError(ErrorCode.COMPRESSION, str(problem)) from problem
         self._begin(stream, fields, is_ended=bool(first & framing.END_STREAM))
 
     def _begin(self, stream: int, fields: Mapping[str, str], *, is_ended: bool) -> None:
@@ -185,13 +185,13 @@ class Intake:
             self._end(stream, known)
             return
         if stream <= self._last or not stream % 2:
-            raise SessionError(Fault.STREAM_CLOSED, "a stream that is no new one")
+            raise SessionError(ErrorCode.STREAM_CLOSED, "a stream that is no new one")
         self._last = stream
         method = self._terms.methods.get(fields.get(":path", ""))
         given = fields.get(TOKEN_HEADER, "")
         if len(self.streams) >= self._terms.streams:
             self._count_chatter()
-            self._say(framing.frame(Kind.RESET, 0, stream, framing.COUNT.pack(Fault.REFUSED_STREAM)))
+            self._say(framing.frame(FrameType.RESET, 0, stream, framing.COUNT.pack(ErrorCode.REFUSED_STREAM)))
         elif not self._terms.is_valid(given):
             self._refuse(stream, Status.UNAUTHENTICATED, "the call carries no valid token")
         elif method is None or not fields.get("content-type", "").startswith("application/grpc"):
@@ -211,7 +211,7 @@ class Intake:
         known.is_ended = True
         if not known.waiting:
             known.waiting += 1
-            self.ready.append(Request(stream, None, 0))
+            self.ready.append(CallRequest(stream, None, 0))
 
     def drop(self, stream: int) -> None:
         """Forget a call: it is answered, refused or cancelled."""
@@ -223,11 +223,11 @@ class Intake:
         size = len(payload)
         self._given -= size
         if self._given < 0:
-            raise SessionError(Fault.FLOW_CONTROL, "more than the window allows")
+            raise SessionError(ErrorCode.FLOW_CONTROL, "more than the window allows")
         known = self.streams.get(stream)
         if known is None or known.is_ended:
             if stream > self._last or not stream:
-                raise SessionError(Fault.PROTOCOL, "data of no stream")
+                raise SessionError(ErrorCode.PROTOCOL, "data of no stream")
             self._count_chatter()
             self.give_back(stream, size)
             return
@@ -256,18 +256,18 @@ class Intake:
                 return
             if len(buffer) < head + size:
                 return
-            self.ready.append(Request(stream, bytes(buffer[head : head + size]), known.held))
+            self.ready.append(CallRequest(stream, bytes(buffer[head : head + size]), known.held))
             known.waiting += 1
             known.held = 0
             self._chatter = 0
             if len(self.ready) > _MOST_WAITING:
-                raise SessionError(Fault.CALM, "requests without end")
+                raise SessionError(ErrorCode.CALM, "requests without end")
             del buffer[: head + size]
 
     def _give_up(self, stream: int, status: Status, why: str) -> None:
         known = self.streams[stream]
         if known.is_greeted or known.waiting:
-            self._say(framing.frame(Kind.RESET, 0, stream, framing.COUNT.pack(Fault.PROTOCOL)))
+            self._say(framing.frame(FrameType.RESET, 0, stream, framing.COUNT.pack(ErrorCode.PROTOCOL)))
         else:
             self._refuse(stream, status, why)
         self.drop(stream)
@@ -287,4 +287,4 @@ class Intake:
 def trailers(stream: int, status: Status, why: str, *, is_alone: bool, retry_ms: int = 0) -> bytes:
     """Return the frame that ends a call; `is_alone`: no answer began before."""
     block = hpack.trailers(status, why, retry_ms=retry_ms, is_alone=is_alone)
-    return framing.frame(Kind.HEADERS, framing.END_HEADERS | framing.END_STREAM, stream, block)
+    return framing.frame(FrameType.HEADERS, framing.END_HEADERS | framing.END_STREAM, stream, block)

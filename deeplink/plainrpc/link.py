@@ -23,7 +23,7 @@ _MOST_PARTS = 1024  # in one call: IOV_MAX
 _TIME = struct.Struct("ll")  # struct timeval
 
 
-class Link:
+class TcpConnection:
     """A connection to `host:port`, begun when it is made; `establish` waits for it.
 
     What it raises is OSError: TimeoutError where the deadline has passed, ConnectionResetError where the other end

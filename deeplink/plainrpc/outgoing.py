@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ZEROS = memoryview(bytes(1 << 16))
 
 
-class Message:
+class OutgoingMessage:
     """A message on its way into frames, in pieces; the gRPC prefix is its first."""
 
     def __init__(self, parts: Sequence[Piece], size: int) -> None:

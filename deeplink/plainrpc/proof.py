@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.plainrpc import framing
 from deeplink.plainrpc.errors import SessionError
-from deeplink.plainrpc.framing import Fault, Kind
+from deeplink.plainrpc.framing import ErrorCode, FrameType
 from deeplink.plainrpc.headers import HeaderReader
 from deeplink.plainrpc.terms import HEAD_BYTES, MOST_CONTINUED, TOKEN_HEADER
 
@@ -51,13 +51,13 @@ class Proof:
         """
         self._came += len(data)
         if self._came > _MOST_BYTES:
-            raise SessionError(Fault.CALM, "too much without a token")
+            raise SessionError(ErrorCode.CALM, "too much without a token")
         self._kept += data
         kept, size, at, whole = self._kept, framing.FRAME.size, self._read, 0
         if not self._is_greeted:
             at = whole = len(framing.PREFACE)
             if not framing.PREFACE.startswith(bytes(kept[:at])):
-                raise SessionError(Fault.PROTOCOL, "this is a gRPC server")
+                raise SessionError(ErrorCode.PROTOCOL, "this is a gRPC server")
             if len(kept) < at:
                 return b""
             self._is_greeted = True
@@ -77,17 +77,17 @@ class Proof:
         return passed
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind in {Kind.HEADERS, Kind.CONTINUATION}:
+        if kind in {FrameType.HEADERS, FrameType.CONTINUATION}:
             self._take_head(kind, flags, stream, payload)
-        elif kind == Kind.RESET or (kind == Kind.DATA and flags & framing.END_STREAM):
+        elif kind == FrameType.RESET or (kind == FrameType.DATA and flags & framing.END_STREAM):
             self._half.discard(stream)
 
     def _take_head(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         self._came_of_heads += len(payload)
         if self._came_of_heads > HEAD_BYTES or (self._block and len(self._block[1]) >= MOST_CONTINUED):
-            raise SessionError(Fault.CALM, "header blocks too long")  # to decode them takes time
+            raise SessionError(ErrorCode.CALM, "header blocks too long")  # to decode them takes time
         try:
-            if kind == Kind.HEADERS:
+            if kind == FrameType.HEADERS:
                 payload = framing.without_padding(flags, payload)
                 self._block = flags, [payload[5:] if flags & framing.PRIORITY else payload]
             elif self._block is not None:
@@ -97,13 +97,13 @@ class Proof:
             (first, pieces), self._block = self._block, None
             fields = self._headers.read(b"".join(pieces))
         except ValueError as problem:
-            raise SessionError(Fault.COMPRESSION, str(problem)) from problem
+            raise SessionError(ErrorCode.COMPRESSION, str(problem)) from problem
         if self._is_valid(fields.get(TOKEN_HEADER, "")):
             self.is_proven = True
             return
         self._calls += 1
         if self._calls > _MOST_CALLS:
-            raise SessionError(Fault.CALM, "too many calls without a token")
+            raise SessionError(ErrorCode.CALM, "too many calls without a token")
         if first & framing.END_STREAM:
             self._half.discard(stream)
         elif fields.get(":path", "").startswith(self._open_to_all):

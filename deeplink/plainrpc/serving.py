@@ -18,11 +18,11 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.admission import Admission, Bounds
+from deeplink.admission import Admission, ConnectionBounds
 from deeplink.listening import listening_socket
 from deeplink.plainrpc import framing
 from deeplink.plainrpc.errors import SessionError
-from deeplink.plainrpc.framing import Fault
+from deeplink.plainrpc.framing import ErrorCode
 from deeplink.plainrpc.session import Session
 from deeplink.plainrpc.terms import Terms, only
 
@@ -48,11 +48,11 @@ _BROKEN = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """A server's bounds.
 
     Attributes:
-        connections: held at once, of which strangers have half (see `Bounds`).
+        connections: held at once, of which strangers have half (see `ConnectionBounds`).
         answers: requests being answered at once, those that wait for a slow reader among them.
         waiting: connections that may wait for a thread; those beyond are refused.
         threads: that answer.
@@ -119,15 +119,15 @@ class PlainServer:
         methods: Mapping[str, Method],
         clock: Clock,
         *,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         on_refused: Callable[[], None] = lambda: None,
     ) -> None:
-        self._limits, self._clock, self._on_refused = limits or Limits(), clock, on_refused
+        self._limits, self._clock, self._on_refused = limits or ServerLimits(), clock, on_refused
         self._lock = threading.Lock()
         self._answers = self._idle_threads = 0
         self._is_ending = False
         self._connections: dict[int, _Connection] = {}
-        bounds = Bounds(connections=self._limits.connections, proof_s=self._limits.stall_s)
+        bounds = ConnectionBounds(connections=self._limits.connections, proof_s=self._limits.stall_s)
         self._admission = Admission[_Connection](bounds, clock)
         self._terms = Terms(
             is_valid=only(token) if isinstance(token, str) else token,
@@ -220,7 +220,9 @@ class PlainServer:
         leaves = self._admission.admit(connection, address)
         if leaves is not None:
             self._on_refused()
-            leaves.cut(framing.settings({}) + framing.going_away(0, Fault.CALM, "as many connections as it holds"))
+            leaves.cut(
+                framing.settings({}) + framing.going_away(0, ErrorCode.CALM, "as many connections as it holds")
+            )
         if leaves is connection:
             accepted.close()
             return

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from deeplink.plainrpc import framing, hpack
 from deeplink.plainrpc.errors import CallRefusedError
-from deeplink.plainrpc.framing import Fault, Kind, Status
+from deeplink.plainrpc.framing import ErrorCode, FrameType, Status
 from deeplink.plainrpc.intake import Intake, trailers
-from deeplink.plainrpc.outgoing import Message, Outbox
+from deeplink.plainrpc.outgoing import Outbox, OutgoingMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deeplink.plainrpc.terms import Reply, Request, Stream, Terms
+    from deeplink.plainrpc.terms import CallRequest, Reply, Stream, Terms
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ class Session:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self.intake, self.out = Intake(terms), Outbox()
-        self._request: Request | None = None
+        self._request: CallRequest | None = None
         self._stream: Stream | None = None
         self._replies: Iterator[Reply] | None = None
         self._reply: Reply | None = None
-        self._message: Message | None = None
-        self._ended: tuple[Request, Stream] | None = None
+        self._message: OutgoingMessage | None = None
+        self._ended: tuple[CallRequest, Stream] | None = None
         self._lost = ""
 
     @property
@@ -104,10 +104,10 @@ class Session:
             self._finish(Status.INTERNAL, "the server failed; its log says how")
             return True
         if reply is not None:
-            self._reply, self._message = reply, Message(reply.parts, reply.size)
+            self._reply, self._message = reply, OutgoingMessage(reply.parts, reply.size)
             if not stream.is_greeted:
                 stream.is_greeted = True
-                head = framing.frame(Kind.HEADERS, framing.END_HEADERS, request.stream, hpack.ANSWER)
+                head = framing.frame(FrameType.HEADERS, framing.END_HEADERS, request.stream, hpack.ANSWER)
                 self.out.put([head], len(head))
             return True
         stream.waiting -= 1
@@ -129,7 +129,7 @@ class Session:
         stream.window -= size
         if size >= _PROGRESS or size == message.left:
             self.intake.went_on()
-        head = framing.frame_head(Kind.DATA, 0, request.stream, size)
+        head = framing.frame_head(FrameType.DATA, 0, request.stream, size)
         self.out.put([head, *message.take(size)], len(head) + size)
         if not message.left:
             self._message = None
@@ -147,13 +147,13 @@ class Session:
         self.abandon()
         self._ended = (request, stream)
 
-    def _ending(self, request: Request, stream: Stream, status: Status, why: str) -> bytes:
+    def _ending(self, request: CallRequest, stream: Stream, status: Status, why: str) -> bytes:
         retry_ms = self._terms.retry_after_ms if status == Status.EXHAUSTED else 0
         end = trailers(request.stream, status, why, is_alone=not stream.is_greeted, retry_ms=retry_ms)
         if stream.is_ended:
             return end
         # RFC 9113 8.1: the rest of the request is not wanted.
-        return end + framing.frame(Kind.RESET, 0, request.stream, framing.COUNT.pack(Fault.NONE))
+        return end + framing.frame(FrameType.RESET, 0, request.stream, framing.COUNT.pack(ErrorCode.NONE))
 
     def blank(self) -> None:
         """Go on after the kernel could not read what is to be sent: zeros, and a status that says so."""

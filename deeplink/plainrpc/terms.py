@@ -100,7 +100,7 @@ class Stream:
     is_greeted: bool = False
 
 
-class Request(NamedTuple):
+class CallRequest(NamedTuple):
     """A request; without a message it is the end of a call that has none to answer. `cost` is what it took up."""
 
     stream: int

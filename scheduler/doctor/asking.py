@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.doctor.evidence import Evidence
+from deeplink.scheduler.doctor.evidence import SiteEvidence
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.parse import parse_nodes, parse_topology
@@ -45,7 +45,7 @@ _OUTSIDE = (f"--immediate={IMMEDIATE_S}", f"--time={_STEP_MINUTES}", "--mem=1024
 _ALWAYS = ("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--quiet")
 
 
-def asked_slurm(config: Config, run: Runner, clock: Clock) -> Evidence:
+def asked_slurm(config: Config, run: Runner, clock: Clock) -> SiteEvidence:
     """Return what Slurm says of itself; what it does not say is in `problems`."""
     answers: dict[str, Any] = {}
     problems: dict[str, str] = {}
@@ -64,7 +64,7 @@ def asked_slurm(config: Config, run: Runner, clock: Clock) -> Evidence:
 
     with ThreadPoolExecutor(len(_QUESTIONS)) as pool:
         list(pool.map(ask, _QUESTIONS))
-    return Evidence(
+    return SiteEvidence(
         config=config,
         settings=answers.get("settings"),
         nodes=_whole(answers.get("nodes")),
@@ -80,7 +80,7 @@ def _whole(rows: list[Any] | None) -> tuple[Any, ...] | None:
     return None if rows is None else tuple(rows)
 
 
-def nodes_to_look_at(evidence: Evidence) -> int:
+def nodes_to_look_at(evidence: SiteEvidence) -> int:
     """Return how many nodes to look at where nobody said: as many as are idle, up to `MOST_NODES`."""
     idle = [row for row in evidence.nodes or () if row.state is NodeState.IDLE and row.flags <= LASTING_FLAGS]
     return min(len(idle), MOST_NODES)

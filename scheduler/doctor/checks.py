@@ -18,18 +18,18 @@ from deeplink.scheduler.doctor import (
     recovery_settings,
     running_settings,
 )
-from deeplink.scheduler.doctor.finding import Severity, unknown
+from deeplink.scheduler.doctor.finding import DoctorSeverity, unknown
 
 if TYPE_CHECKING:
     from deeplink.config import Config
-    from deeplink.scheduler.doctor.evidence import Evidence
-    from deeplink.scheduler.doctor.finding import Finding
+    from deeplink.scheduler.doctor.evidence import SiteEvidence
+    from deeplink.scheduler.doctor.finding import DoctorFinding
     from deeplink.scheduler.slurm.settings import SlurmSettings
 
-Rule = Callable[["Evidence"], Iterator["Finding"]]
+Rule = Callable[["SiteEvidence"], Iterator["DoctorFinding"]]
 
 
-class Group(StrEnum):
+class CheckGroup(StrEnum):
     """What belongs together on the page."""
 
     SLURM = "Slurm"
@@ -53,7 +53,7 @@ class UnknownCheckError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One check: a rule, and what it is called.
 
     Attributes:
@@ -62,25 +62,31 @@ class Check:
     """
 
     name: str
-    group: Group
+    group: CheckGroup
     about: str
     rule: Rule
 
-    def judge(self, evidence: Evidence) -> list[Finding]:
+    def judge(self, evidence: SiteEvidence) -> list[DoctorFinding]:
         """Return what it finds, worst first."""
         found = [replace(finding, check=self.name) for finding in self.rule(evidence)]
         return sorted(found, key=lambda finding: _WORST.index(finding.severity))
 
 
-_WORST = (Severity.ERROR, Severity.WARNING, Severity.UNKNOWN, Severity.NOTE, Severity.OK)
+_WORST = (
+    DoctorSeverity.ERROR,
+    DoctorSeverity.WARNING,
+    DoctorSeverity.UNKNOWN,
+    DoctorSeverity.NOTE,
+    DoctorSeverity.OK,
+)
 
 
-def judge(evidence: Evidence) -> list[Finding]:
+def judge(evidence: SiteEvidence) -> list[DoctorFinding]:
     """Return what all checks find, in the order of `CHECKS`."""
     return [finding for check in CHECKS for finding in check.judge(evidence)]
 
 
-def check_named(name: str) -> Check:
+def check_named(name: str) -> DoctorCheck:
     """Return one check.
 
     Raises:
@@ -92,20 +98,22 @@ def check_named(name: str) -> Check:
     raise UnknownCheckError(name)
 
 
-def _of_settings(rule: Callable[[SlurmSettings, Config], Finding], evidence: Evidence) -> Iterator[Finding]:
+def _of_settings(
+    rule: Callable[[SlurmSettings, Config], DoctorFinding], evidence: SiteEvidence
+) -> Iterator[DoctorFinding]:
     if evidence.settings is None:
         yield unknown(evidence.why_not("settings"))
     else:
         yield rule(evidence.settings, evidence.config)
 
 
-def _check(group: Group, rule: Rule) -> Check:
-    return Check(rule.__name__.replace("_", "-"), group, inspect.getdoc(rule) or "", rule)
+def _check(group: CheckGroup, rule: Rule) -> DoctorCheck:
+    return DoctorCheck(rule.__name__.replace("_", "-"), group, inspect.getdoc(rule) or "", rule)
 
 
-def _setting(group: Group, rule: Callable[[SlurmSettings, Config], Finding]) -> Check:
+def _setting(group: CheckGroup, rule: Callable[[SlurmSettings, Config], DoctorFinding]) -> DoctorCheck:
     name, about = rule.__name__.replace("_", "-"), inspect.getdoc(rule) or ""
-    return Check(name, group, about, partial(_of_settings, rule))
+    return DoctorCheck(name, group, about, partial(_of_settings, rule))
 
 
 _RECOVERY = (
@@ -179,11 +187,11 @@ _NETWORK = (
     network_rules.members,
 )
 CHECKS = (
-    *(_check(Group.SLURM, rule) for rule in _CLUSTER),
-    *(_setting(Group.RECOVERY, rule) for rule in _RECOVERY),
-    *(_setting(Group.RUNNING, rule) for rule in _RUNNING),
-    *(_check(Group.NODES, rule) for rule in _NODES),
-    *(_check(Group.FOLDERS, rule) for rule in _FOLDERS),
-    *(_check(Group.NETWORK, rule) for rule in _NETWORK),
+    *(_check(CheckGroup.SLURM, rule) for rule in _CLUSTER),
+    *(_setting(CheckGroup.RECOVERY, rule) for rule in _RECOVERY),
+    *(_setting(CheckGroup.RUNNING, rule) for rule in _RUNNING),
+    *(_check(CheckGroup.NODES, rule) for rule in _NODES),
+    *(_check(CheckGroup.FOLDERS, rule) for rule in _FOLDERS),
+    *(_check(CheckGroup.NETWORK, rule) for rule in _NETWORK),
 )
 """All checks, in the order they are told in."""

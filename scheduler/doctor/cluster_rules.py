@@ -16,8 +16,8 @@ from deeplink.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deeplink.scheduler.doctor.evidence import Evidence
-    from deeplink.scheduler.doctor.finding import Finding
+    from deeplink.scheduler.doctor.evidence import SiteEvidence
+    from deeplink.scheduler.doctor.finding import DoctorFinding
     from deeplink.scheduler.slurm.partitions import PartitionRow
     from deeplink.scheduler.slurm.settings import SlurmSettings
 
@@ -27,7 +27,7 @@ _RESUME = "scontrol update nodename=NODE state=resume, once it is mended"
 _SILENT = "see whether the node runs, and its slurmd: `systemctl status slurmd` there"
 
 
-def slurm_answers(evidence: Evidence) -> Iterator[Finding]:
+def slurm_answers(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether slurmctld answers the questions a job's placing and recovery ask.
 
     Without it nothing is submitted or restarted; jobs that run go on.
@@ -49,7 +49,7 @@ def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def controller_clock(evidence: Evidence) -> Iterator[Finding]:
+def controller_clock(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell how far slurmctld's clock is from this host's.
 
     Measured from the time slurmctld puts on its answer, which is told to the second, so that the error is one
@@ -70,7 +70,7 @@ def controller_clock(evidence: Evidence) -> Iterator[Finding]:
     yield of_clock(ahead, said)
 
 
-def of_clock(ahead_s: float, said: str, where: str = "") -> Finding:
+def of_clock(ahead_s: float, said: str, where: str = "") -> DoctorFinding:
     """Judge a clock that is surely so far ahead, or behind."""
     remedy = "set the clocks by NTP: `chronyc tracking` on the hosts named"
     if abs(ahead_s) > CLOCK_ERROR_S:
@@ -80,7 +80,7 @@ def of_clock(ahead_s: float, said: str, where: str = "") -> Finding:
     return ok(said, where)
 
 
-def leaked_gpus(evidence: Evidence) -> Iterator[Finding]:
+def leaked_gpus(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether Slurm counts GPUs as used on nodes that are idle.
 
     After a requeue while a node of the job was dead, Slurm 22.05 kept the GPUs of idle nodes (3 of 3 tries); jobs
@@ -118,7 +118,7 @@ def leaked_gpus(evidence: Evidence) -> Iterator[Finding]:
         yield ok("no GPU is counted as used on an idle node")
 
 
-def node_states(evidence: Evidence) -> Iterator[Finding]:
+def node_states(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell which nodes take no jobs, and why.
 
     A node that registers with less than slurm.conf says (INVALID_REG) takes none until that is mended; one that is
@@ -147,7 +147,7 @@ def node_states(evidence: Evidence) -> Iterator[Finding]:
         yield ok(f"{counted(len(evidence.nodes), 'node')}, all in service")
 
 
-def slurm_versions(evidence: Evidence) -> Iterator[Finding]:
+def slurm_versions(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether slurmctld and all slurmd are of one version.
 
     Slurm lets slurmd be up to two releases older; states and texts then differ from node to node.
@@ -168,7 +168,7 @@ def slurm_versions(evidence: Evidence) -> Iterator[Finding]:
         yield ok(f"Slurm {own or '(version not told)'} everywhere")
 
 
-def partitions(evidence: Evidence) -> Iterator[Finding]:
+def partitions(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell what the partitions do to jobs of many nodes.
 
     OverSubscribe=FORCE puts several jobs on the same GPUs and CPUs; MaxNodes=1 lets no job of several nodes in; a
@@ -183,7 +183,7 @@ def partitions(evidence: Evidence) -> Iterator[Finding]:
         yield ok(f"{counted(len(evidence.partitions), 'partition')}, open to jobs of several nodes")
 
 
-def _of_partition(row: PartitionRow, told: SlurmSettings | None) -> Iterator[Finding]:
+def _of_partition(row: PartitionRow, told: SlurmSettings | None) -> Iterator[DoctorFinding]:
     what, line = f"partition {row.name}", f"slurm.conf: PartitionName={row.name}"
     if row.state != "UP":
         yield note(f"{what} is {row.state}")
@@ -197,7 +197,7 @@ def _of_partition(row: PartitionRow, told: SlurmSettings | None) -> Iterator[Fin
             yield replace(judged, said=f"{what}: {judged.said}")
 
 
-def topology(evidence: Evidence) -> Iterator[Finding]:
+def topology(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether the switches Slurm knows hold all its nodes.
 
     A node that is on no switch is never placed together with others; two roots that nothing joins never share a

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class SiteEvidence:
     """What was gathered. What could not be had is None, or not there, and `problems` says why.
 
     Attributes:

@@ -14,10 +14,10 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.doctor.asking import asked_slurm, nodes_to_look_at, step_command
 from deeplink.scheduler.doctor.folder_rules import scripts_of
 from deeplink.scheduler.doctor.network_rules import services_of
-from deeplink.scheduler.doctor.part import Part, sweep
+from deeplink.scheduler.doctor.part import NodePart, sweep
 from deeplink.scheduler.doctor.reach import watchdog_answer
-from deeplink.scheduler.doctor.report import NodeReport, Plan
-from deeplink.scheduler.doctor.step import Step, plans_for
+from deeplink.scheduler.doctor.report import NodeProbePlan, NodeReport
+from deeplink.scheduler.doctor.step import RunningStep, plans_for
 from deeplink.scheduler.launch.process import python_command
 from deeplink.scheduler.launch.stepenv import step_environment
 from deeplink.scheduler.slurm.nodeset import unfold
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.config import Config
-    from deeplink.scheduler.doctor.evidence import Evidence
+    from deeplink.scheduler.doctor.evidence import SiteEvidence
     from deeplink.scheduler.slurm.command import Runner
     from deeplink.types import NodeName
 
@@ -37,7 +37,7 @@ SWEEP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class DoctorRequest:
     """What is to be looked at besides Slurm.
 
     Attributes:
@@ -69,18 +69,18 @@ class Examination:
     """
 
     config: Config
-    wish: Wish
+    wish: DoctorRequest
     run: Runner
     clock: Clock
     say: Callable[[str], None]
     env: Mapping[str, str]
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> SiteEvidence:
         """Return everything that could be had, and why the rest could not."""
         self.say("asking Slurm")
         evidence = asked_slurm(self.config, self.run, self.clock)
         evidence = replace(evidence, watch_answer=_watch_answer(self.config, self.clock))
-        everyone = Plan(
+        everyone = NodeProbePlan(
             services=services_of(self.config.watch, self.config.members),
             scripts=scripts_of(evidence),
             disk_bytes=self.wish.disk_bytes,
@@ -91,9 +91,9 @@ class Examination:
             return _without(evidence, "no node was looked at (--quick)")
         return self._step(evidence, everyone)
 
-    def _this_host(self, evidence: Evidence, plan: Plan) -> Evidence:
+    def _this_host(self, evidence: SiteEvidence, plan: NodeProbePlan) -> SiteEvidence:
         self.say("looking at this host")
-        part = Part(self.config, secrets.token_hex(4), self.clock)
+        part = NodePart(self.config, secrets.token_hex(4), self.clock)
 
         def examined() -> NodeReport:
             with part.host() as host:
@@ -111,7 +111,7 @@ class Examination:
         with contextlib.suppress(TimeoutError):
             within(partial(sweep, self.config, run), SWEEP_S)
 
-    def _step(self, evidence: Evidence, everyone: Plan) -> Evidence:
+    def _step(self, evidence: SiteEvidence, everyone: NodeProbePlan) -> SiteEvidence:
         inside = _allocation(self.env)
         count = self.wish.nodes or len(inside) or nodes_to_look_at(evidence)
         if not count:
@@ -128,7 +128,7 @@ class Examination:
         env = step_environment(self.env, resources=False) if inside else dict(self.env)
         expected = inside if count == len(inside) else ()
         cancel = partial(self._cancel, name) if not inside else _nothing
-        step = Step([srun, *argv[1:]], env, count, self.clock, self.say, expected, cancel)
+        step = RunningStep([srun, *argv[1:]], env, count, self.clock, self.say, expected, cancel)
         try:
             result = step.run(partial(plans_for, everyone=everyone))
         except DeepLinkError as failed:
@@ -147,7 +147,7 @@ def _nothing() -> None:
     """Do nothing: in an allocation the step ends with its input, and the allocation is not ours to end."""
 
 
-def _without(evidence: Evidence, why: str) -> Evidence:
+def _without(evidence: SiteEvidence, why: str) -> SiteEvidence:
     return replace(evidence, problems={**evidence.problems, "hosts": why})
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Severity(StrEnum):
+class DoctorSeverity(StrEnum):
     """How bad a finding is."""
 
     OK = "ok"
@@ -21,7 +21,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One answer of one check.
 
     Attributes:
@@ -31,38 +31,38 @@ class Finding:
         check: the check's name; rules leave it to `judge`.
     """
 
-    severity: Severity
+    severity: DoctorSeverity
     said: str
     remedy: str = ""
     where: str = ""
     check: str = ""
 
 
-def ok(said: str, where: str = "") -> Finding:
+def ok(said: str, where: str = "") -> DoctorFinding:
     """Return that all is well."""
-    return Finding(Severity.OK, said, where=where)
+    return DoctorFinding(DoctorSeverity.OK, said, where=where)
 
 
-def note(said: str, remedy: str = "", where: str = "") -> Finding:
+def note(said: str, remedy: str = "", where: str = "") -> DoctorFinding:
     """Return what is worth knowing."""
-    return Finding(Severity.NOTE, said, remedy, where)
+    return DoctorFinding(DoctorSeverity.NOTE, said, remedy, where)
 
 
-def warning(said: str, remedy: str, where: str = "") -> Finding:
+def warning(said: str, remedy: str, where: str = "") -> DoctorFinding:
     """Return what costs."""
-    return Finding(Severity.WARNING, said, remedy, where)
+    return DoctorFinding(DoctorSeverity.WARNING, said, remedy, where)
 
 
-def error(said: str, remedy: str, where: str = "") -> Finding:
+def error(said: str, remedy: str, where: str = "") -> DoctorFinding:
     """Return what must be mended."""
-    return Finding(Severity.ERROR, said, remedy, where)
+    return DoctorFinding(DoctorSeverity.ERROR, said, remedy, where)
 
 
-def unknown(said: str, remedy: str = "", where: str = "") -> Finding:
+def unknown(said: str, remedy: str = "", where: str = "") -> DoctorFinding:
     """Return what could not be looked at, and why."""
-    return Finding(Severity.UNKNOWN, said, remedy, where)
+    return DoctorFinding(DoctorSeverity.UNKNOWN, said, remedy, where)
 
 
-def untold(setting: str) -> Finding:
+def untold(setting: str) -> DoctorFinding:
     """Return that this Slurm does not tell a setting."""
     return unknown(f"this Slurm does not tell {setting}, or in a form that is not known here")

@@ -14,9 +14,9 @@ from deeplink.wording import sized
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from deeplink.scheduler.doctor.evidence import Evidence
-    from deeplink.scheduler.doctor.finding import Finding
-    from deeplink.scheduler.doctor.report import Disk, Folder, NodeReport
+    from deeplink.scheduler.doctor.evidence import SiteEvidence
+    from deeplink.scheduler.doctor.finding import DoctorFinding
+    from deeplink.scheduler.doctor.report import Disk, FolderReport, NodeReport
 
 _LEAST_FREE = 10 << 30
 _SLOW_WRITE, _SLOW_READ = 100e6, 200e6  # bytes a second: what a single spinning disk does
@@ -26,7 +26,7 @@ _LAYERED = frozenset({"overlay", "aufs"})
 _TWO = 2
 
 
-def store_usable(evidence: Evidence) -> Iterator[Finding]:
+def store_usable(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether the user may write to the store's folder, and whether it has room.
 
     Permissions as well: a store that others may write to could be given false shards under true names, which is
@@ -61,7 +61,7 @@ def _split(reports: dict[str, NodeReport], folder: str) -> list[str]:
     return [node for node, report in reports.items() if report.host.folders["store"].path == folder]
 
 
-def store_on_disk(evidence: Evidence) -> Iterator[Finding]:
+def store_on_disk(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell what kind of file system the store lies on.
 
     A network file system is what the store is to spare; tmpfs is memory, taken from the job and empty after a
@@ -86,7 +86,7 @@ def store_on_disk(evidence: Evidence) -> Iterator[Finding]:
             yield ok(f"the store lies on {kind}", nodes)
 
 
-def store_private(evidence: Evidence) -> Iterator[Finding]:
+def store_private(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether each node has a store of its own.
 
     Each node leaves a marker in the store's folder and looks for those of the others. A store that two nodes share
@@ -108,7 +108,7 @@ def store_private(evidence: Evidence) -> Iterator[Finding]:
         yield ok("each node has a store of its own", together(measured))
 
 
-def _measured(evidence: Evidence) -> dict[str, NodeReport]:
+def _measured(evidence: SiteEvidence) -> dict[str, NodeReport]:
     return {node: report for node, report in usable(evidence).items() if report.measured is not None}
 
 
@@ -120,11 +120,11 @@ def _looked_for(report: NodeReport) -> set[str]:
     return set(report.measured.reached) if report.measured else set()
 
 
-def _alone(evidence: Evidence) -> str:
+def _alone(evidence: SiteEvidence) -> str:
     return evidence.problems.get("hosts") or "it takes two nodes to tell: `deeplink doctor --nodes 2`"
 
 
-def catalog_shared(evidence: Evidence) -> Iterator[Finding]:
+def catalog_shared(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether all nodes see one catalog.
 
     The catalog holds the indexes of datasets; every node must see the same one. Markers are used as for the store,
@@ -133,7 +133,7 @@ def catalog_shared(evidence: Evidence) -> Iterator[Finding]:
     yield from _shared(evidence, "catalog", error)
 
 
-def state_shared(evidence: Evidence) -> Iterator[Finding]:
+def state_shared(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether all nodes see one folder of state.
 
     Records of a job lie there: events, the chart of its losses, decisions. Where it is each node's own, a job's
@@ -142,7 +142,9 @@ def state_shared(evidence: Evidence) -> Iterator[Finding]:
     yield from _shared(evidence, "state", warning)
 
 
-def _shared(evidence: Evidence, key: str, judge: Callable[[str, str, str], Finding]) -> Iterator[Finding]:
+def _shared(
+    evidence: SiteEvidence, key: str, judge: Callable[[str, str, str], DoctorFinding]
+) -> Iterator[DoctorFinding]:
     measured = _measured(evidence)
     if len(measured) < _TWO:
         yield unknown(_alone(evidence))
@@ -169,7 +171,7 @@ def _shared(evidence: Evidence, key: str, judge: Callable[[str, str, str], Findi
         yield ok(f"{key} {path} is one for all nodes", together(measured))
 
 
-def _closed(folder: Folder, key: str) -> str:
+def _closed(folder: FolderReport, key: str) -> str:
     """Return why a folder cannot be used for what it is: catalogs are read, the state is written."""
     if not folder.problem and not folder.readable:
         return f"{folder.base} is not readable for this user"
@@ -178,7 +180,7 @@ def _closed(folder: Folder, key: str) -> str:
     return folder.problem
 
 
-def store_speed(evidence: Evidence) -> Iterator[Finding]:
+def store_speed(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell how fast the store's disk writes, reads, and reads 4 KiB at random.
 
     A file of 256 MiB is written until fsync has returned, read back past the page cache (O_DIRECT) and read at
@@ -197,7 +199,7 @@ def store_speed(evidence: Evidence) -> Iterator[Finding]:
         yield _speed(node, disk)
 
 
-def _speed(node: str, disk: Disk) -> Finding:
+def _speed(node: str, disk: Disk) -> DoctorFinding:
     if disk.problem or not (disk.written and disk.random_reads):
         return unknown(f"not measured: {disk.problem or 'the time was up'}", where=node)
     write, read = disk.written / max(disk.write_s, 1e-9), disk.written / max(disk.read_s, 1e-9)
@@ -219,7 +221,7 @@ def _speed(node: str, disk: Disk) -> Finding:
     return ok(said, node)
 
 
-def site_scripts(evidence: Evidence) -> Iterator[Finding]:
+def site_scripts(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell what the site's prolog and epilog remove or end on the nodes.
 
     An epilog that cleans the SSD makes every job bring its shards anew; one that ends all of a user's processes
@@ -255,7 +257,7 @@ def site_scripts(evidence: Evidence) -> Iterator[Finding]:
         yield ok(f"{', '.join(names)}: nothing is removed")
 
 
-def scripts_of(evidence: Evidence) -> tuple[str, ...]:
+def scripts_of(evidence: SiteEvidence) -> tuple[str, ...]:
     """Return the files that slurmd runs before and after jobs and steps."""
     if evidence.settings is None:
         return ()

@@ -17,7 +17,7 @@ from deeplink.address import primary_address
 from deeplink.daemon import member_name
 from deeplink.errors import DeepLinkError
 from deeplink.mounts import file_system
-from deeplink.scheduler.doctor.report import FOLDERS, Folder, Host
+from deeplink.scheduler.doctor.report import FOLDERS, FolderReport, HostFacts
 from deeplink.scheduler.slurm import command
 from deeplink.tokens import read_token
 
@@ -38,14 +38,14 @@ _WIPES = re.compile(
 )
 
 
-def this_host(config: Config, listening: Mapping[str, tuple[int, ...]]) -> Host:
+def this_host(config: Config, listening: Mapping[str, tuple[int, ...]]) -> HostFacts:
     """Return what there is to tell of this host.
 
     Args:
         config: of this process.
         listening: the ports that were opened.
     """
-    return Host(
+    return HostFacts(
         node=member_name(config.node),
         address=primary_address().ip,
         uid=os.getuid(),
@@ -158,15 +158,15 @@ def _tokens(config: Config) -> dict[str, str]:
     return found
 
 
-def looked_at(path: Path) -> Folder:
+def looked_at(path: Path) -> FolderReport:
     """Return what a folder is like, or the nearest one above it that is there."""
     path = path.absolute()
     try:
         base = next(folder for folder in (path, *path.parents) if folder.exists())
         found, room = base.stat(), os.statvfs(base)
     except OSError as problem:
-        return Folder(path=str(path), problem=problem.strerror or str(problem))
-    return Folder(
+        return FolderReport(path=str(path), problem=problem.strerror or str(problem))
+    return FolderReport(
         path=str(path),
         base=str(base),
         kind=file_system(base),

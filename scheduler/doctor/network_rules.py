@@ -16,15 +16,15 @@ from deeplink.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deeplink.scheduler.doctor.evidence import Evidence
-    from deeplink.scheduler.doctor.finding import Finding
+    from deeplink.scheduler.doctor.evidence import SiteEvidence
+    from deeplink.scheduler.doctor.finding import DoctorFinding
     from deeplink.scheduler.doctor.report import NodeReport
 
 _SHOWN = 4
 _TWO = 2
 
 
-def clocks(evidence: Evidence) -> Iterator[Finding]:
+def clocks(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell how far the nodes' clocks are apart.
 
     Each node is asked for its time five times over srun; half of the quickest answer's time is how wrong the
@@ -47,11 +47,11 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
     yield of_clock(surely, said, together({ahead, behind}) if surely > 1.0 else together(offsets))
 
 
-def _alone(evidence: Evidence) -> str:
+def _alone(evidence: SiteEvidence) -> str:
     return evidence.problems.get("hosts") or "it takes a step on the nodes to tell: `deeplink doctor --nodes 2`"
 
 
-def agent_ports(evidence: Evidence) -> Iterator[Finding]:
+def agent_ports(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether nodes reach the ports that agents listen on.
 
     Agents of a job take free ports, two each: control, and samples. Every node listens on two such ports here, and
@@ -62,7 +62,7 @@ def agent_ports(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def rank_ports(evidence: Evidence) -> Iterator[Finding]:
+def rank_ports(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether nodes reach the port that rank 0 listens on.
 
     It is one between 20000 and 31999, another one for each attempt. Every node listens on four of them, spread
@@ -72,7 +72,7 @@ def rank_ports(evidence: Evidence) -> Iterator[Finding]:
     yield from _ports(evidence, "rank", "open ports 20000-31999 between nodes in the firewall")
 
 
-def _ports(evidence: Evidence, kind: str, remedy: str) -> Iterator[Finding]:
+def _ports(evidence: SiteEvidence, kind: str, remedy: str) -> Iterator[DoctorFinding]:
     reports = {node: report for node, report in usable(evidence).items() if report.measured is not None}
     if len(reports) < _TWO:
         yield unknown(_alone(evidence))
@@ -108,7 +108,7 @@ def _failures(report: NodeReport, reports: dict[str, NodeReport], kind: str) -> 
                     yield peer, f"port {port}: {why}" if why else ""
 
 
-def watchdog(evidence: Evidence) -> Iterator[Finding]:
+def watchdog(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether the watchdog is configured and can be reached, from the nodes too.
 
     Launchers beat to it from the first node of their job. On loopback it hears only jobs of its own host.
@@ -130,7 +130,7 @@ def watchdog(evidence: Evidence) -> Iterator[Finding]:
 _WATCH = "config.toml: watch = HOST:7412; see docs/watchdog.md"
 
 
-def members(evidence: Evidence) -> Iterator[Finding]:
+def members(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether the agents of a standing cache can be reached (members in the configuration).
 
     A member that cannot be reached is passed over, and its shards are read elsewhere, more slowly.
@@ -157,7 +157,7 @@ def services_of(watch: str, listed_members: str) -> tuple[str, ...]:
     return (*([watch] if watch else []), *found)
 
 
-def _service(evidence: Evidence, address: str, what: str, remedy: str) -> Iterator[Finding]:
+def _service(evidence: SiteEvidence, address: str, what: str, remedy: str) -> Iterator[DoctorFinding]:
     reports = {
         node: report
         for node, report in usable(evidence).items()

@@ -12,8 +12,8 @@ from deeplink.wording import counted, sized
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from deeplink.scheduler.doctor.evidence import Evidence
-    from deeplink.scheduler.doctor.finding import Finding
+    from deeplink.scheduler.doctor.evidence import SiteEvidence
+    from deeplink.scheduler.doctor.finding import DoctorFinding
     from deeplink.scheduler.doctor.report import NodeReport
 
 _LEAST_FILES = 4096
@@ -31,12 +31,12 @@ _WHAT = {
 }
 
 
-def usable(evidence: Evidence) -> dict[str, NodeReport]:
+def usable(evidence: SiteEvidence) -> dict[str, NodeReport]:
     """Return the reports of nodes that could tell everything."""
     return {node: report for node, report in evidence.reports.items() if not report.host.problem}
 
 
-def nodes_answer(evidence: Evidence) -> Iterator[Finding]:
+def nodes_answer(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell which nodes of the step said nothing, or could not run DeepLink.
 
     `deeplink run` starts an agent on each node in the same way, with the same Python at the same path.
@@ -56,7 +56,7 @@ def nodes_answer(evidence: Evidence) -> Iterator[Finding]:
 _TRY = "try `srun -w NODE deeplink --version`; the same environment must be at the same path on every node"
 
 
-def versions_alike(evidence: Evidence) -> Iterator[Finding]:
+def versions_alike(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether all nodes run the same DeepLink, Python and torch, and the same Slurm, driver and kernel.
 
     Of DeepLink the files are compared too (names and sizes): two nodes may have one version and other code.
@@ -82,7 +82,7 @@ def versions_alike(evidence: Evidence) -> Iterator[Finding]:
         yield ok(told, together(reports))
 
 
-def configuration_alike(evidence: Evidence) -> Iterator[Finding]:
+def configuration_alike(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether the configuration says the same on all nodes.
 
     `/etc/deeplink/config.toml` is each node's own; where it names another catalog there, that node finds no
@@ -104,7 +104,7 @@ def configuration_alike(evidence: Evidence) -> Iterator[Finding]:
         yield ok("the configuration is one", together(reports))
 
 
-def open_files(evidence: Evidence) -> Iterator[Finding]:
+def open_files(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell how many files a process may open (ulimit -n).
 
     An agent keeps shards and connections open and raises the soft limit to the hard one by itself; of the hard one
@@ -113,7 +113,7 @@ def open_files(evidence: Evidence) -> Iterator[Finding]:
     yield from _limit(evidence, "nofile", _LEAST_FILES, "open files (ulimit -Hn)", "nofile 65536", hard=True)
 
 
-def locked_memory(evidence: Evidence) -> Iterator[Finding]:
+def locked_memory(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell how much memory a process may lock (ulimit -l), where there is InfiniBand.
 
     NCCL and MPI register the memory they send from; with a small limit they fail or fall back to TCP.
@@ -133,7 +133,9 @@ def locked_memory(evidence: Evidence) -> Iterator[Finding]:
     yield ok("no InfiniBand" if not fabric else "locked memory is unlimited", together(reports))
 
 
-def _limit(evidence: Evidence, name: str, least: int, what: str, line: str, *, hard: bool) -> Iterator[Finding]:
+def _limit(
+    evidence: SiteEvidence, name: str, least: int, what: str, line: str, *, hard: bool
+) -> Iterator[DoctorFinding]:
     reports = usable(evidence)
     if not reports:
         yield unknown(evidence.why_not("hosts"))
@@ -146,7 +148,7 @@ def _limit(evidence: Evidence, name: str, least: int, what: str, line: str, *, h
             yield ok(f"{'no bound on' if value < 0 else value} {what}", nodes)
 
 
-def shared_memory(evidence: Evidence) -> Iterator[Finding]:
+def shared_memory(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell how much room /dev/shm has.
 
     DataLoader workers hand their batches over in it; where it is full they die of SIGBUS.
@@ -167,7 +169,7 @@ def shared_memory(evidence: Evidence) -> Iterator[Finding]:
     yield ok("shared memory has room", together(reports))
 
 
-def user_namespaces(evidence: Evidence) -> Iterator[Finding]:
+def user_namespaces(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether ordinary users may make user namespaces.
 
     Apptainer, Enroot and Pyxis need them where they are not installed setuid; DeepLink itself does not.
@@ -183,7 +185,7 @@ def user_namespaces(evidence: Evidence) -> Iterator[Finding]:
     yield ok("users may make namespaces", together(reports))
 
 
-def ephemeral_ports(evidence: Evidence) -> Iterator[Finding]:
+def ephemeral_ports(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether the kernel gives rank 0's ports away.
 
     Rank 0 listens on a port between 20000 and 31999. Linux takes the near end of a connection from 32768 on; a
@@ -206,7 +208,7 @@ def ephemeral_ports(evidence: Evidence) -> Iterator[Finding]:
     yield ok("rank 0's ports are left alone", together(reports))
 
 
-def token_files(evidence: Evidence) -> Iterator[Finding]:
+def token_files(evidence: SiteEvidence) -> Iterator[DoctorFinding]:
     """Tell whether the token files of the configuration can be used on every node.
 
     A token that others may read is refused: it is all that keeps them out. 0600 and of who runs the job, or root's

@@ -17,7 +17,7 @@ from deeplink.scheduler.doctor.disk import measured_disk
 from deeplink.scheduler.doctor.frames import to_lines
 from deeplink.scheduler.doctor.here import dangers, looked_at, this_host
 from deeplink.scheduler.doctor.reach import opened_ports, tried_peers, tried_services, watchdog_answer
-from deeplink.scheduler.doctor.report import FOLDERS, Host, Measured, Plan
+from deeplink.scheduler.doctor.report import FOLDERS, HostFacts, Measured, NodeProbePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ _LONGEST_LINE = 16 << 20
 
 
 @dataclass(slots=True)
-class Part:
+class NodePart:
     """One node's part.
 
     Args:
@@ -44,7 +44,7 @@ class Part:
     clock: Clock
 
     @contextlib.contextmanager
-    def host(self, bind: str = "0.0.0.0") -> Iterator[Host]:  # noqa: S104 - ports for the other nodes to try
+    def host(self, bind: str = "0.0.0.0") -> Iterator[HostFacts]:  # noqa: S104 - ports for the other nodes to try
         """Give what this host tells of itself; its ports are open and its markers there until the block ends."""
         with opened_ports(bind) as listening, contextlib.ExitStack() as stack:
             host = this_host(self.config, listening)
@@ -78,7 +78,7 @@ class Part:
     def _marker(self, key: str, node: str) -> str:
         return f".deeplink-doctor-{self.run}-{key}-{node}"  # two folders may be one
 
-    def measure(self, host: Host, plan: Plan) -> Measured:
+    def measure(self, host: HostFacts, plan: NodeProbePlan) -> Measured:
         """Try what there is to try, all of it bounded."""
         # Each name is looked up for the first time here: NFS remembers a name that was not there for a while.
         markers = {
@@ -98,14 +98,14 @@ class Part:
             disk=self._disk(host, plan.disk_bytes),
         )
 
-    def _services(self, plan: Plan) -> dict[str, str]:
+    def _services(self, plan: NodeProbePlan) -> dict[str, str]:
         found = tried_services(plan.services, self.clock)
         # A port that takes connections hears nobody yet: what counts is whether a call from here is answered.
         if found.get(self.config.watch) == "":
             found[self.config.watch] = watchdog_answer(self.config, self.clock) or ""
         return found
 
-    def _disk(self, host: Host, size: int) -> Any:
+    def _disk(self, host: HostFacts, size: int) -> Any:
         base = host.folders["store"].base
         return measured_disk(Path(base), size, self.clock) if size and base else None
 
@@ -126,7 +126,7 @@ def _there(path: Path) -> bool:
         return False
 
 
-def take_part(part: Part, stdin: int, say: Callable[[str], None]) -> None:
+def take_part(part: NodePart, stdin: int, say: Callable[[str], None]) -> None:
     """Do what is asked for on `stdin`, one JSON object a line, until the end."""
     with part.host() as host:
         _tell(say, host.node, {"host": host.as_dict()})
@@ -134,7 +134,7 @@ def take_part(part: Part, stdin: int, say: Callable[[str], None]) -> None:
             if "ping" in asked:
                 _tell(say, host.node, {"pong": asked["ping"], "unix": part.clock.unix()})
             elif host.node in asked.get("plans", {}):
-                measured = part.measure(host, Plan.of(asked["plans"][host.node]))
+                measured = part.measure(host, NodeProbePlan.of(asked["plans"][host.node]))
                 _tell(say, host.node, {"measured": measured.as_dict()})
             elif "end" in asked:
                 return
@@ -142,7 +142,7 @@ def take_part(part: Part, stdin: int, say: Callable[[str], None]) -> None:
 
 def tell_problem(node: str, problem: str, say: Callable[[str], None]) -> None:
     """Tell why this node can take no part."""
-    _tell(say, node, {"host": Host(node=node, problem=problem).as_dict()})
+    _tell(say, node, {"host": HostFacts(node=node, problem=problem).as_dict()})
 
 
 def _tell(say: Callable[[str], None], node: str, message: Mapping[str, Any]) -> None:

@@ -163,12 +163,12 @@ def _unproved(address: str, name: str, clock: Clock) -> str:
     # Not above: see `asked_watchdog`.
     import grpc  # noqa: PLC0415
 
-    from deeplink.scheduler.watch.line import Line  # noqa: PLC0415
+    from deeplink.scheduler.watch.line import WatchdogClient  # noqa: PLC0415
 
     until = clock.monotonic() + WATCH_S
     while True:
         try:
-            line = Line(address, None, member_name(name))
+            line = WatchdogClient(address, None, member_name(name))
             try:
                 line.call(lambda _stub: None)
             finally:

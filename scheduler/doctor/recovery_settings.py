@@ -8,7 +8,7 @@ from deeplink.scheduler.doctor.finding import error, note, ok, untold, warning
 
 if TYPE_CHECKING:
     from deeplink.config import Config
-    from deeplink.scheduler.doctor.finding import Finding
+    from deeplink.scheduler.doctor.finding import DoctorFinding
     from deeplink.scheduler.slurm.settings import SlurmSettings
 
 DEFAULT_CRED_EXPIRE_S = 120
@@ -22,7 +22,7 @@ _UNKILLABLE_S = (30, 300)
 _STRANDED, _FENCED = 75, 77  # exit codes of `deeplink run`
 
 
-def kill_on_bad_exit(told: SlurmSettings, _config: Config) -> Finding:
+def kill_on_bad_exit(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether one failed task ends its whole step by the site's default (KillOnBadExit).
 
     `deeplink run` says for its own steps what it needs. Steps that a script starts with a plain srun take the
@@ -39,7 +39,7 @@ def kill_on_bad_exit(told: SlurmSettings, _config: Config) -> Finding:
     return ok("KillOnBadExit=0")
 
 
-def credential_expiry(told: SlurmSettings, config: Config) -> Finding:
+def credential_expiry(told: SlurmSettings, config: Config) -> DoctorFinding:
     """Tell how long a requeued job is held (cred_expire in AuthInfo).
 
     A job that Slurm requeues waits cred_expire and one second more before it may start again: 121 s by default, 6
@@ -61,7 +61,7 @@ def credential_expiry(told: SlurmSettings, config: Config) -> Finding:
     return warning(f"{said}, and no watchdog clears it", f"{remedy}; or run `deeplink watch --act`")
 
 
-def preempt_mode(told: SlurmSettings, _config: Config) -> Finding:
+def preempt_mode(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell what preemption does to a job (PreemptMode).
 
     CANCEL ends it for good: `--requeue` does nothing then. SUSPEND stops the ranks where they are: their
@@ -75,7 +75,7 @@ def preempt_mode(told: SlurmSettings, _config: Config) -> Finding:
     return of_preempt_mode(mode, "slurm.conf: PreemptMode=REQUEUE")
 
 
-def of_preempt_mode(mode: str, remedy: str, where: str = "") -> Finding:
+def of_preempt_mode(mode: str, remedy: str, where: str = "") -> DoctorFinding:
     """Judge a mode of preemption, the cluster's or a partition's."""
     if "CANCEL" in mode.upper():
         return error(f"PreemptMode={mode}: a preempted job is cancelled, --requeue or not", remedy, where)
@@ -84,7 +84,7 @@ def of_preempt_mode(mode: str, remedy: str, where: str = "") -> Finding:
     return ok(f"PreemptMode={mode or 'OFF'}", where)
 
 
-def min_job_age(told: SlurmSettings, _config: Config) -> Finding:
+def min_job_age(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell how long Slurm remembers a job that has ended (MinJobAge).
 
     squeue forgets it then, and without accounting nobody knows how it ended. The watchdog and `deeplink status`
@@ -101,7 +101,7 @@ def min_job_age(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"MinJobAge={value}")
 
 
-def return_to_service(told: SlurmSettings, _config: Config) -> Finding:
+def return_to_service(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell when a node that was down is used again (ReturnToService).
 
     With 2 a node set down whose slurmd lives is idle again within 3 s, and a restarted job landed on it
@@ -119,7 +119,7 @@ def return_to_service(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"ReturnToService={value}")
 
 
-def slurmd_timeout(told: SlurmSettings, config: Config) -> Finding:
+def slurmd_timeout(told: SlurmSettings, config: Config) -> DoctorFinding:
     """Tell after how long a silent node is given up by Slurm itself (SlurmdTimeout).
 
     0 is never: a job on a dead node then waits until somebody notices. With 300, the default, a job without spares
@@ -143,7 +143,7 @@ def slurmd_timeout(told: SlurmSettings, config: Config) -> Finding:
     return ok(f"SlurmdTimeout={value}")
 
 
-def job_requeue(told: SlurmSettings, _config: Config) -> Finding:
+def job_requeue(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether jobs may be restarted unless they say otherwise (JobRequeue).
 
     `deeplink sbatch` adds --requeue by itself; a job submitted with a plain sbatch ends with its node where this
@@ -158,7 +158,7 @@ def job_requeue(told: SlurmSettings, _config: Config) -> Finding:
     return ok("JobRequeue=1")
 
 
-def requeue_exit(told: SlurmSettings, _config: Config) -> Finding:
+def requeue_exit(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell which exit codes have a job requeued, or held (RequeueExit, RequeueExitHold).
 
     `deeplink run` ends with 75 when nodes were lost and nobody could help, and with 77 when a newer run has taken
@@ -189,7 +189,7 @@ def _holds(listed: str, code: int) -> bool:
     return False
 
 
-def kill_wait(told: SlurmSettings, _config: Config) -> Finding:
+def kill_wait(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell how long a step has between SIGTERM and SIGKILL (KillWait).
 
     It is what ranks have to end their writing, and what a requeue waits for a rank that does not end.
@@ -207,7 +207,7 @@ def kill_wait(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"KillWait={value}")
 
 
-def unkillable_step_timeout(told: SlurmSettings, _config: Config) -> Finding:
+def unkillable_step_timeout(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell when a process that cannot be killed costs its node (UnkillableStepTimeout).
 
     After it the node is drained. A rank in the middle of a GPU's reset, a core dump or a read from dead storage
@@ -226,7 +226,7 @@ def unkillable_step_timeout(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"UnkillableStepTimeout={value}")
 
 
-def inactive_limit(told: SlurmSettings, _config: Config) -> Finding:
+def inactive_limit(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether Slurm ends a job whose srun or salloc does not answer (InactiveLimit).
 
     A terminal that is stopped, or a login node that hangs, then costs the job that was started from it. Jobs of
@@ -241,7 +241,7 @@ def inactive_limit(told: SlurmSettings, _config: Config) -> Finding:
     return ok("InactiveLimit=0")
 
 
-def wait_time(told: SlurmSettings, _config: Config) -> Finding:
+def wait_time(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether the first rank that ends well ends the others (WaitTime).
 
     Ranks need not end together: the one that writes the last checkpoint ends last.
@@ -255,7 +255,7 @@ def wait_time(told: SlurmSettings, _config: Config) -> Finding:
     return ok("WaitTime=0")
 
 
-def prolog_failure(told: SlurmSettings, _config: Config) -> Finding:
+def prolog_failure(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell what a failed prolog does to the job (Prolog, SchedulerParameters=nohold_on_prolog_fail).
 
     It is requeued and held: nobody restarts it until somebody releases it, though another node would have done.

@@ -27,7 +27,7 @@ class ReportFormatError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class FolderReport:
     """One of our folders as a node sees it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class HostFacts:
     """What a node tells of itself at once.
 
     Attributes:
@@ -92,7 +92,7 @@ class Host:
     uid: int = -1
     versions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
-    folders: Mapping[str, Folder] = field(default_factory=dict)
+    folders: Mapping[str, FolderReport] = field(default_factory=dict)
     tokens: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     user_namespaces: int | None = None
@@ -116,7 +116,7 @@ class Host:
         """
         try:
             fields = dict(said)  # type: ignore[call-overload]
-            fields["folders"] = {key: Folder(**one) for key, one in fields.get("folders", {}).items()}
+            fields["folders"] = {key: FolderReport(**one) for key, one in fields.get("folders", {}).items()}
             fields["limits"] = {key: (one[0], one[1]) for key, one in fields.get("limits", {}).items()}
             fields["ephemeral"] = tuple(fields.get("ephemeral", (0, 0)))
             fields["listening"] = {key: tuple(ports) for key, ports in fields.get("listening", {}).items()}
@@ -193,7 +193,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class NodeProbePlan:
     """What the nodes are to do together.
 
     Attributes:
@@ -240,6 +240,6 @@ class Offset:
 class NodeReport:
     """All that is known of one node."""
 
-    host: Host
+    host: HostFacts
     measured: Measured | None = None
     offset: Offset | None = None

@@ -11,7 +11,7 @@ from deeplink.scheduler.slurm.settings import NO_ACCOUNTING
 
 if TYPE_CHECKING:
     from deeplink.config import Config
-    from deeplink.scheduler.doctor.finding import Finding
+    from deeplink.scheduler.doctor.finding import DoctorFinding
     from deeplink.scheduler.slurm.settings import SlurmSettings
 
 RANK_PORTS = range(20_000, 32_000)
@@ -25,7 +25,7 @@ _ESCAPED = {
 }
 
 
-def client_patience(told: SlurmSettings, _config: Config) -> Finding:
+def client_patience(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell how long a command hangs while the controller is away (MessageTimeout, TCPTimeout).
 
     Slurm's clients give a dead or frozen controller up after about MessageTimeout less one second: 9 s by default,
@@ -41,7 +41,7 @@ def client_patience(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"MessageTimeout={message}, TCPTimeout={connection}")
 
 
-def select_type(told: SlurmSettings, _config: Config) -> Finding:
+def select_type(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell how nodes are shared out (SelectType).
 
     select/cons_tres counts GPUs (--gpus-per-node and its like); the others do not, and newer Slurms want it for
@@ -56,7 +56,7 @@ def select_type(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"SelectType={value} ({told.text('SelectTypeParameters') or 'no parameters'})")
 
 
-def topology_plugin(told: SlurmSettings, _config: Config) -> Finding:
+def topology_plugin(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether Slurm knows the fabric (TopologyPlugin).
 
     Without it `--switches` means nothing and nodes are taken by name. Ranks are ordered by what
@@ -72,7 +72,7 @@ def topology_plugin(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"TopologyPlugin={value}")
 
 
-def switch_wait(told: SlurmSettings, _config: Config) -> Finding:
+def switch_wait(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell how long a wish for few switches is waited for (max_switch_wait in SchedulerParameters).
 
     `--switches=1@TIME` is cut to it; then the job starts on any nodes.
@@ -91,7 +91,7 @@ def switch_wait(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"max_switch_wait={value}")
 
 
-def backfill(told: SlurmSettings, _config: Config) -> Finding:
+def backfill(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether smaller jobs go ahead where they delay nobody (SchedulerType).
 
     With sched/builtin a job that waits for its nodes holds up all behind it, so that a wish for close nodes costs
@@ -105,7 +105,7 @@ def backfill(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"SchedulerType={value}")
 
 
-def private_tmp(told: SlurmSettings, config: Config) -> Finding:
+def private_tmp(told: SlurmSettings, config: Config) -> DoctorFinding:
     """Tell whether /tmp is a job's own (JobContainerType, NamespaceType), and so the store.
 
     With job_container/tmpfs or namespace/linux a job sees its own /tmp, which is removed with the job: shards
@@ -124,7 +124,7 @@ def private_tmp(told: SlurmSettings, config: Config) -> Finding:
     return ok(f"{name}={value}; the store {config.store} lies elsewhere")
 
 
-def private_data(told: SlurmSettings, _config: Config) -> Finding:
+def private_data(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether users see the cluster (PrivateData).
 
     Without others' jobs a wish for nodes does not see when they come free; without nodes there is no wish at all.
@@ -143,7 +143,7 @@ def private_data(told: SlurmSettings, _config: Config) -> Finding:
     return ok("users see jobs and nodes")
 
 
-def process_tracking(told: SlurmSettings, _config: Config) -> Finding:
+def process_tracking(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether every process of a step is known to Slurm (ProctrackType).
 
     A process that leaves its group escapes proctrack/pgid, and one whose parent has ended escapes
@@ -159,7 +159,7 @@ def process_tracking(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"ProctrackType={value}")
 
 
-def task_binding(told: SlurmSettings, _config: Config) -> Finding:
+def task_binding(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether ranks are bound to the CPUs they were given (TaskPlugin).
 
     Without, the DataLoader workers of the ranks of one node get in each other's way.
@@ -173,7 +173,7 @@ def task_binding(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"TaskPlugin={value}")
 
 
-def propagated_limits(told: SlurmSettings, _config: Config) -> Finding:
+def propagated_limits(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether ranks run with the limits of the shell that submitted them (PropagateResourceLimits).
 
     A login shell's ulimits (1,024 open files, 64 KiB of locked memory) then hold on nodes that allow far more.
@@ -195,7 +195,7 @@ def propagated_limits(told: SlurmSettings, _config: Config) -> Finding:
     return ok("nodes have their own limits")
 
 
-def srun_ports(told: SlurmSettings, _config: Config) -> Finding:
+def srun_ports(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether srun listens where rank 0 does (SrunPortRange).
 
     Rank 0 takes a port between 20000 and 31999. srun's own should lie elsewhere, and be enough for some sruns at
@@ -214,7 +214,7 @@ def srun_ports(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"SrunPortRange={value}")
 
 
-def step_limit(told: SlurmSettings, _config: Config) -> Finding:
+def step_limit(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell how many steps a job may start (MaxStepCount).
 
     `deeplink run` starts one for its agents and one for each relaunch of the ranks.
@@ -229,7 +229,7 @@ def step_limit(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"MaxStepCount={value}")
 
 
-def power_saving(told: SlurmSettings, _config: Config) -> Finding:
+def power_saving(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether idle nodes are switched off (SuspendTime).
 
     What lies on the SSD of a cloud's node goes with it: shards are brought anew after each pause. Slurm also takes
@@ -244,7 +244,7 @@ def power_saving(told: SlurmSettings, _config: Config) -> Finding:
     return note(said, "slurm.conf: SuspendExcNodes=NODES keeps some on; `deeplink pack --home` keeps all shards")
 
 
-def accounting(told: SlurmSettings, _config: Config) -> Finding:
+def accounting(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether there is a record of ended jobs (AccountingStorageType).
 
     Without, how a job ended is known for MinJobAge only. Incidents are recorded by DeepLink itself.
@@ -258,7 +258,7 @@ def accounting(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"AccountingStorageType={value}")
 
 
-def changed_submissions(told: SlurmSettings, _config: Config) -> Finding:
+def changed_submissions(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether the site rewrites what is submitted (JobSubmitPlugins, CliFilterPlugins).
 
     A plugin may drop --no-kill, --requeue or --nodelist; `scontrol show job` tells what became of them.
@@ -271,7 +271,7 @@ def changed_submissions(told: SlurmSettings, _config: Config) -> Finding:
     return ok("nothing changes what is submitted")
 
 
-def launch_parameters(told: SlurmSettings, _config: Config) -> Finding:
+def launch_parameters(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell what the site adds to launches (LaunchParameters).
 
     mem_sort, test_exec and their like cost each relaunch time; disable_send_gids and enable_nss_slurm change how
@@ -286,7 +286,7 @@ def launch_parameters(told: SlurmSettings, _config: Config) -> Finding:
     return ok(f"LaunchParameters={value or 'none'}")
 
 
-def rate_limit(told: SlurmSettings, _config: Config) -> Finding:
+def rate_limit(told: SlurmSettings, _config: Config) -> DoctorFinding:
     """Tell whether the controller refuses users who ask too often (rl_enable in SlurmctldParameters, Slurm 23.02).
 
     A refused client tries again by itself, so that commands become slow. `deeplink status` and its like ask once

@@ -16,7 +16,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from deeplink.scheduler.doctor.frames import Messages
 from deeplink.scheduler.doctor.reach import peers_of
-from deeplink.scheduler.doctor.report import Host, Measured, NodeReport, Offset, Plan, ReportFormatError
+from deeplink.scheduler.doctor.report import (
+    HostFacts,
+    Measured,
+    NodeProbePlan,
+    NodeReport,
+    Offset,
+    ReportFormatError,
+)
 from deeplink.scheduler.launch.process import end_process
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.slurm.nodeset import NodeSetError, at_most, unfold
@@ -48,7 +55,7 @@ class StepResult:
 
 
 @dataclass(slots=True)
-class Step:
+class RunningStep:
     """A running step.
 
     Args:
@@ -70,13 +77,13 @@ class Step:
     cancel: Callable[[], None] = lambda: None
     _lines: queue.Queue[str] = field(default_factory=lambda: queue.Queue(_MOST_LINES))
     _messages: Messages = field(default_factory=Messages)
-    _hosts: dict[str, Host] = field(default_factory=dict)
+    _hosts: dict[str, HostFacts] = field(default_factory=dict)
     _measured: dict[str, Measured] = field(default_factory=dict)
     _offsets: dict[str, Offset] = field(default_factory=dict)
     _bad: dict[str, str] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)  # nodes whose part srun says is over
 
-    def run(self, plan: Callable[[Mapping[str, Host]], Mapping[str, Plan]]) -> StepResult:
+    def run(self, plan: Callable[[Mapping[str, HostFacts]], Mapping[str, NodeProbePlan]]) -> StepResult:
         """Start the step, examine, end it, and return what was learnt.
 
         Args:
@@ -109,7 +116,9 @@ class Step:
                     self._lines.put_nowait(line.decode(errors="replace"))
 
     def _examine(
-        self, process: processes.Process[bytes], plan: Callable[[Mapping[str, Host]], Mapping[str, Plan]]
+        self,
+        process: processes.Process[bytes],
+        plan: Callable[[Mapping[str, HostFacts]], Mapping[str, NodeProbePlan]],
     ) -> None:
         self.say(f"starting {self.count} nodes")
         self._listen(process, START_S, lambda: len(self._hosts) > 0)
@@ -178,12 +187,12 @@ class Step:
     def _keep(self, node: str, message: Mapping[str, Any]) -> None:
         try:
             if "host" in message:
-                self._hosts[node] = Host.of(message["host"])
+                self._hosts[node] = HostFacts.of(message["host"])
             elif "measured" in message:
                 self._measured[node] = Measured.of(message["measured"])
         except ReportFormatError as problem:
             self._bad[node] = str(problem)
-            self._hosts[node] = Host(node=node, problem=str(problem))
+            self._hosts[node] = HostFacts(node=node, problem=str(problem))
 
     def _end(self, process: processes.Process[bytes]) -> None:
         self._ask(process, {"end": True})
@@ -238,7 +247,7 @@ def ended_nodes(line: str) -> set[str]:
         return set()
 
 
-def plans_for(hosts: Mapping[str, Host], everyone: Plan) -> dict[str, Plan]:
+def plans_for(hosts: Mapping[str, HostFacts], everyone: NodeProbePlan) -> dict[str, NodeProbePlan]:
     """Return what each node is to do: `everyone`'s part, and the peers it is to try.
 
     Args:
@@ -252,7 +261,7 @@ def plans_for(hosts: Mapping[str, Host], everyone: Plan) -> dict[str, Plan]:
         return host.address, tuple(port for ports in host.listening.values() for port in ports)
 
     return {
-        node: Plan(
+        node: NodeProbePlan(
             peers={peer: target(peer) for peer in peers_of(node, nodes)},
             services=everyone.services,
             scripts=everyone.scripts,

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.health.check import Check
+from deeplink.scheduler.health.check import HealthCheck
 from deeplink.scheduler.health.clock import ClockCheck, Compared
 from deeplink.scheduler.health.disk import DiskCheck
 from deeplink.scheduler.health.gpucheck import GpuCheck, GpuTools, tools_here
@@ -15,7 +15,7 @@ from deeplink.scheduler.health.memory import MemoryCheck
 from deeplink.scheduler.health.mount import MountCheck
 from deeplink.scheduler.health.network import NetworkCheck
 from deeplink.scheduler.health.processes import ProcessCheck
-from deeplink.scheduler.health.seen import Seen, file_in
+from deeplink.scheduler.health.seen import HighWaterMarks, file_in
 from deeplink.scheduler.health.settings import REFUSED, HealthSettings, load_settings
 from deeplink.scheduler.health.site import SiteCheck, site_checks
 from deeplink.scheduler.health.slurmd import SlurmdCheck
@@ -34,7 +34,7 @@ _LONGEST_ID = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CheckPaths:
     """Where the checks look.
 
     Attributes:
@@ -57,7 +57,7 @@ class Place:
     compared: Compared = field(default_factory=Compared)
 
 
-def checks_of(config: Config, place: Place, clock: Clock) -> list[Check]:
+def checks_of(config: Config, place: CheckPaths, clock: Clock) -> list[HealthCheck]:
     """Return the checks of this node, with those for which there is nothing here, and the site's own.
 
     Raises:
@@ -78,31 +78,31 @@ def boot_id_of(config: Config) -> str:
         return ""
 
 
-def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clock) -> Iterator[Check]:
+def _built_in(config: Config, settings: HealthSettings, place: CheckPaths, clock: Clock) -> Iterator[HealthCheck]:
     # A job's task may see its own share of the GPUs and links alone: the next job's may be another one.
     is_share = place.of_job or (place.once and "SLURM_PROCID" in place.env)
-    seen = Seen(None if is_share else file_in(config.state))
+    seen = HighWaterMarks(None if is_share else file_in(config.state))
     yield _disk(settings, place, clock, seen)
     memory = MemoryCheck(settings.memory, clock)
-    yield Check(
+    yield HealthCheck(
         name="memory",
         look=memory.look,
         timing=settings.memory,
         close=memory.close,
         about="available memory, OOM kills, ECC",
     )
-    yield Check(
+    yield HealthCheck(
         name="clock",
         look=ClockCheck(clock, compared=place.compared).look,
         timing=settings.clock,
         about="synchronised, has not jumped, is where the watchdog's is",
     )
     mount = MountCheck(settings.mount, clock)
-    yield Check(
+    yield HealthCheck(
         name="mount", look=mount.look, timing=settings.mount, close=mount.close, about="shared file systems answer"
     )
     network = NetworkCheck(settings.network, clock, seen)
-    yield Check(
+    yield HealthCheck(
         name="network",
         look=network.look,
         timing=settings.network,
@@ -111,15 +111,15 @@ def _built_in(config: Config, settings: HealthSettings, place: Place, clock: Clo
     yield from _gpus(settings, place, clock, seen)
     yield _slurmd(config, settings, place, clock)
     processes = ProcessCheck(settings.processes, clock)
-    yield Check(
+    yield HealthCheck(
         name="processes", look=processes.look, timing=settings.processes, about="zombies, uninterruptible sleep"
     )
 
 
-def _disk(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Check:
+def _disk(settings: HealthSettings, place: CheckPaths, clock: Clock, seen: HighWaterMarks) -> HealthCheck:
     disk = DiskCheck(place.store, settings.disk, clock, seen)
     nothing = place.once and not disk.known and not place.store.exists()
-    return Check(
+    return HealthCheck(
         name="disk",
         look=disk.look,
         timing=settings.disk,
@@ -129,11 +129,13 @@ def _disk(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> C
     )
 
 
-def _gpus(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> Iterator[Check]:
+def _gpus(
+    settings: HealthSettings, place: CheckPaths, clock: Clock, seen: HighWaterMarks
+) -> Iterator[HealthCheck]:
     tools = place.gpus or tools_here(place.env.get("PATH", ""))
     gpu, xid = GpuCheck(settings.gpu, clock, seen, tools), XidCheck(clock)
     none = "" if tools.any else "neither nvidia-smi nor NVML is here"
-    yield Check(
+    yield HealthCheck(
         name="gpu",
         look=gpu.look,
         timing=settings.gpu,
@@ -141,7 +143,7 @@ def _gpus(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> I
         about="all there, ECC, retired and remapped memory, clocks, NVLink",
         absent=none,
     )
-    yield Check(
+    yield HealthCheck(
         name="xid",
         look=xid.look,
         timing=settings.xid,
@@ -151,7 +153,7 @@ def _gpus(settings: HealthSettings, place: Place, clock: Clock, seen: Seen) -> I
     )
 
 
-def _slurmd(config: Config, settings: HealthSettings, place: Place, clock: Clock) -> Check:
+def _slurmd(config: Config, settings: HealthSettings, place: CheckPaths, clock: Clock) -> HealthCheck:
     slurmd = SlurmdCheck(
         settings.slurmd,
         clock,
@@ -159,7 +161,7 @@ def _slurmd(config: Config, settings: HealthSettings, place: Place, clock: Clock
         restart=config.slurmd_restart if not (place.once or place.of_job) else "",
         expected="SLURM_JOB_ID" in place.env and bool(place.env.get("SLURMD_NODENAME")),
     )
-    return Check(
+    return HealthCheck(
         name="slurmd",
         look=slurmd.look,
         timing=settings.slurmd,
@@ -168,15 +170,15 @@ def _slurmd(config: Config, settings: HealthSettings, place: Place, clock: Clock
     )
 
 
-def _sites(config: Config, settings: HealthSettings, clock: Clock) -> Iterator[Check]:
+def _sites(config: Config, settings: HealthSettings, clock: Clock) -> Iterator[HealthCheck]:
     found = site_checks(config.health_folder, settings.site)
     for name, one in found.checks.items():
         site = SiteCheck(one, clock)
         about = " ".join(one.command)
-        yield Check(name=name, look=site.look, timing=one, close=site.close, about=about)
+        yield HealthCheck(name=name, look=site.look, timing=one, close=site.close, about=about)
     if found.refused:
         said = "; ".join(found.refused)
         timing = settings.processes
-        yield Check(
+        yield HealthCheck(
             name=REFUSED, look=lambda: Look((), said), timing=timing, about="programs that cannot be checks"
         )

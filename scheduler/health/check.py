@@ -13,11 +13,11 @@ from deeplink.scheduler.health.look import Look
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from deeplink.scheduler.health.settings import Timing
+    from deeplink.scheduler.health.settings import CheckTiming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class HealthCheck:
     """A check of this node.
 
     Attributes:
@@ -33,14 +33,14 @@ class Check:
 
     name: str
     look: Callable[[], Look]
-    timing: Timing
+    timing: CheckTiming
     hung: Callable[[float], Look] | None = None
     about: str = ""
     close: Callable[[], None] = lambda: None
     absent: str = ""
 
 
-def hung_look(check: Check, age_s: float) -> Look:
+def hung_look(check: HealthCheck, age_s: float) -> Look:
     """Return what a look of a check says that has not ended for so many seconds."""
     said = f"the check has not ended for {age_s:.0f} s"
     try:
@@ -49,7 +49,7 @@ def hung_look(check: Check, age_s: float) -> Look:
         return Look((), f"{said}; {type(problem).__name__}: {problem}")
 
 
-def closed(checks: Iterable[Check], longest_s: float) -> None:
+def closed(checks: Iterable[HealthCheck], longest_s: float) -> None:
     """Have the checks end what their looks left behind, all at the same time; return within `longest_s`."""
     threads = []
     for check in checks:
@@ -66,6 +66,6 @@ def closed(checks: Iterable[Check], longest_s: float) -> None:
         thread.join(max(0.0, end - time.monotonic()))
 
 
-def _close(check: Check) -> None:
+def _close(check: HealthCheck) -> None:
     with contextlib.suppress(OSError, ValueError):  # a look of it may still be waiting for the same child
         check.close()

@@ -30,7 +30,7 @@ NOT_FOUND = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """How a command ended; `code` is negative for a signal."""
 
     code: int
@@ -45,7 +45,7 @@ def clean_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**given, "PATH": f"{path}:{SAFE_PATH}" if path else SAFE_PATH, "LC_ALL": "C"}
 
 
-class Child:
+class CheckProcess:
     """At most one running command. It may be killed from another thread than the one that waits for its answer.
 
     Of what it writes the first 64 KiB are kept; nobody is waited for who still holds its pipes when it has ended.
@@ -80,7 +80,7 @@ class Child:
                 self._written[pipe.fileno()] = bytearray()
         self._process = process
 
-    def answer(self, wait_s: float) -> Answer | None:
+    def answer(self, wait_s: float) -> CommandResult | None:
         """Return how the command ended; None when it has not within `wait_s`. It is left alone then."""
         if not self._lock.acquire(timeout=wait_s):
             return None
@@ -89,7 +89,7 @@ class Child:
         finally:
             self._lock.release()
 
-    def _answered(self, wait_s: float) -> Answer | None:
+    def _answered(self, wait_s: float) -> CommandResult | None:
         process = self._process
         if process is None:
             return None
@@ -125,10 +125,10 @@ class Child:
             if not chunk:
                 selector.unregister(key.fd)
 
-    def _ended(self, process: Process[bytes]) -> Answer:
+    def _ended(self, process: Process[bytes]) -> CommandResult:
         said = [kept.decode(errors="replace") for kept in self._written.values()]
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
         self._process, self._written = None, {}
-        return Answer(process.returncode, *said)
+        return CommandResult(process.returncode, *said)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.health.seen import Seen
+    from deeplink.scheduler.health.seen import HighWaterMarks
     from deeplink.scheduler.health.settings import DiskSettings
 
 PROBE_BYTES = 64 << 10
@@ -163,7 +163,7 @@ class DiskCheck:
     folder: Path
     settings: DiskSettings
     clock: Clock
-    seen: Seen
+    seen: HighWaterMarks
     _under_way: _UnderWay | None = field(default=None)
 
     @property

@@ -17,7 +17,7 @@ SOFT_THROTTLES = frozenset({"sw_thermal_slowdown"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuSample:
     """What was seen of one GPU; None where its tool does not say.
 
     Attributes:
@@ -55,7 +55,7 @@ class GpuReading:
         withheld: how many GPUs are there that we may not ask; which ones is not said.
     """
 
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
     lost: tuple[str, ...] = ()
     unknown: str = ""
     withheld: int = 0
@@ -94,7 +94,7 @@ def judge_gpus(
                 yield comment(subject, said) if risen >= NVLINK_MANY else observe(subject, said)
 
 
-def _judge_memory(gpu: Gpu, first: int) -> Iterator[Complaint]:
+def _judge_memory(gpu: GpuSample, first: int) -> Iterator[Complaint]:
     if gpu.remap_failed:
         said = f"{gpu.name}: a row of its memory could not be remapped"
         yield drain(f"{gpu.uuid} remap", said, certain=True)
@@ -110,7 +110,7 @@ def _judge_memory(gpu: Gpu, first: int) -> Iterator[Complaint]:
         )
 
 
-def _judge_clocks(gpu: Gpu) -> Iterator[Complaint]:
+def _judge_clocks(gpu: GpuSample) -> Iterator[Complaint]:
     hard, soft = gpu.throttles & HARD_THROTTLES, gpu.throttles & SOFT_THROTTLES
     if hard:
         yield comment(f"{gpu.uuid} clocks", f"{gpu.name} runs at lower clocks: {', '.join(sorted(hard))}")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.health.child import SAFE_PATH, Answer, Child
-from deeplink.scheduler.health.gpu import Gpu, GpuReading, judge_gpus
+from deeplink.scheduler.health.child import SAFE_PATH, CheckProcess, CommandResult
+from deeplink.scheduler.health.gpu import GpuReading, GpuSample, judge_gpus
 from deeplink.scheduler.health.gpureading import (
     NEW_NAMES,
     NO_DEVICES,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.health.seen import Seen
+    from deeplink.scheduler.health.seen import HighWaterMarks
     from deeplink.scheduler.health.settings import GpuSettings
 
 _PREFIX = "gpu "
@@ -75,10 +75,10 @@ class GpuCheck:
 
     settings: GpuSettings
     clock: Clock
-    seen: Seen
+    seen: HighWaterMarks
     tools: GpuTools
     nvml: Sequence[str] = (sys.executable, "-m", "deeplink.scheduler.health.nvml")
-    _child: Child | None = None
+    _child: CheckProcess | None = None
     _left_out: set[int] = field(default_factory=set)
     _first: dict[str, int] = field(default_factory=dict)
     _nvlink: Counters = field(default_factory=Counters)
@@ -109,10 +109,10 @@ class GpuCheck:
             self.seen.best(_PREFIX + gpu.uuid, gpu.index + 1.0)
         return {uuid: int(self.seen.best(_PREFIX + uuid)) - 1 for uuid in self.seen.names(_PREFIX)}
 
-    def _ask(self, argv: Sequence[str], end: float) -> Answer | None:
+    def _ask(self, argv: Sequence[str], end: float) -> CommandResult | None:
         """Return how a command ended; None when it hangs, or an earlier one still does."""
         left = end - self.clock.monotonic()
-        child = self._child or Child(self.clock)
+        child = self._child or CheckProcess(self.clock)
         if child.age_s:
             child.kill()
             if child.age_s:  # in the kernel: left alone, and no other is started
@@ -136,7 +136,7 @@ class GpuCheck:
         return self._read_smi(end)
 
     def _read_smi(self, end: float) -> GpuReading:
-        gpus: dict[str, Gpu] = {}
+        gpus: dict[str, GpuSample] = {}
         lost: tuple[str, ...] = ()
         withheld = 0
         for number, (flag, fields) in enumerate(QUERIES):
@@ -154,17 +154,17 @@ class GpuCheck:
                 return GpuReading(unknown=f"nvidia-smi: {said}")
             for row in rows:
                 uuid = row.get("uuid") or row.get("gpu_uuid", "")
-                gpus[uuid] = with_row(gpus.get(uuid, Gpu(uuid=uuid)), row)
+                gpus[uuid] = with_row(gpus.get(uuid, GpuSample(uuid=uuid)), row)
         return GpuReading(self._with_links(gpus, end), tuple(dict.fromkeys(lost)), withheld=withheld)
 
-    def _learn(self, number: int, answer: Answer, *, has_rows: bool) -> None:
+    def _learn(self, number: int, answer: CommandResult, *, has_rows: bool) -> None:
         """Leave out from now on what this driver does not know, and the second of two names for one thing."""
         if number and REFUSED in answer.stdout + answer.stderr:
             self._left_out.add(number)
         elif number == OLD_NAMES and has_rows:
             self._left_out.add(NEW_NAMES)
 
-    def _with_links(self, gpus: dict[str, Gpu], end: float) -> tuple[Gpu, ...]:
+    def _with_links(self, gpus: dict[str, GpuSample], end: float) -> tuple[GpuSample, ...]:
         answer = self._ask(["nvidia-smi", "nvlink", "-e"], end)
         links = parse_nvlink(answer.stdout) if answer is not None else {}
         return tuple(

@@ -8,7 +8,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from deeplink.scheduler.health.gpu import HARD_THROTTLES, SOFT_THROTTLES, Gpu, GpuReading
+from deeplink.scheduler.health.gpu import HARD_THROTTLES, SOFT_THROTTLES, GpuReading, GpuSample
 from deeplink.scheduler.health.look import Complaint, comment, observe, one_line
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def count_withheld(text: str) -> int:
     return len({line for line in text.splitlines() if _NOT_OURS in line})
 
 
-def with_row(gpu: Gpu, row: Mapping[str, str]) -> Gpu:
+def with_row(gpu: GpuSample, row: Mapping[str, str]) -> GpuSample:
     """Return a GPU with what a row of one of the `QUERIES` says of it; `[N/A]` and the like say nothing."""
     changes: dict[str, Any] = {}
     if (index := _number(row.get("index", ""))) is not None:
@@ -100,7 +100,7 @@ def parse_nvml(text: str) -> GpuReading:
     try:
         said = json.loads(text)
         gpus = tuple(
-            Gpu(
+            GpuSample(
                 uuid=str(one["uuid"]),
                 index=int(one["index"]),
                 uncorrected=one.get("uncorrected"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.health.look import Look, at_gravity, gravity
-from deeplink.scheduler.watch.records import Finding, Severity
+from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,11 +40,11 @@ class Rule:
 
     bad: int = 3
     good: int = 3
-    most: Severity = Severity.DRAIN
+    most: HealthSeverity = HealthSeverity.DRAIN
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SubjectState:
     """How one subject of a check stands.
 
     Attributes:
@@ -72,27 +72,27 @@ class Standing:
 class CheckState:
     """How one check stands: its subjects, and for how many looks in a row it could not tell."""
 
-    subjects: Mapping[str, Standing] = field(default_factory=dict)
+    subjects: Mapping[str, SubjectState] = field(default_factory=dict)
     unknown_looks: int = 0
     unknown: str = ""
     unknown_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LookTime:
     """When a look was: by the clock for people, and by the one that never jumps."""
 
     unix: float
     monotonic: float
 
 
-def folded(state: CheckState, look: Look, rule: Rule, now: Moment) -> CheckState:
+def folded(state: CheckState, look: Look, rule: Rule, now: LookTime) -> CheckState:
     """Return how the check stands after one more look."""
     look = look.bounded()
     bad = {complaint.subject: complaint for complaint in look.complaints}
-    subjects: dict[str, Standing] = {}
+    subjects: dict[str, SubjectState] = {}
     for subject in [*state.subjects, *(new for new in bad if new not in state.subjects)]:
-        standing = state.subjects.get(subject, Standing())
+        standing = state.subjects.get(subject, SubjectState())
         complaint = bad.get(subject)
         if complaint is not None:
             own = replace(rule, bad=1) if complaint.certain else rule
@@ -109,7 +109,7 @@ def folded(state: CheckState, look: Look, rule: Rule, now: Moment) -> CheckState
     return CheckState(subjects, state.unknown_looks + 1, look.unknown, now.unix if first else state.unknown_since)
 
 
-def _seen(standing: Standing, seen: int, rule: Rule, now: Moment) -> Standing:
+def _seen(standing: SubjectState, seen: int, rule: Rule, now: LookTime) -> SubjectState:
     runs = (
         standing.runs[0] + 1 if seen >= 1 else 0,
         standing.runs[1] + 1 if seen >= 2 else 0,  # noqa: PLR2004 - COMMENT
@@ -127,7 +127,7 @@ def _seen(standing: Standing, seen: int, rule: Rule, now: Moment) -> Standing:
     return replace(standing, level=worst, better=0, best_worst=0, began=standing.began if worst else 0.0)
 
 
-def _risen(standing: Standing, level: int, now: Moment) -> Standing:
+def _risen(standing: SubjectState, level: int, now: LookTime) -> SubjectState:
     if standing.level:
         return replace(standing, level=level, better=0, best_worst=0)
     flaps = standing.last_began is not None and now.monotonic - standing.last_began < FLAP_S
@@ -142,7 +142,7 @@ def _risen(standing: Standing, level: int, now: Moment) -> Standing:
     )
 
 
-def _bounded(subjects: Mapping[str, Standing], now: Moment) -> dict[str, Standing]:
+def _bounded(subjects: Mapping[str, SubjectState], now: LookTime) -> dict[str, SubjectState]:
     """Return what is worth remembering: what is bad, then what was lately, until there is no room."""
     bad = {name: one for name, one in subjects.items() if one.level or any(one.runs)}
     lately = {
@@ -153,14 +153,14 @@ def _bounded(subjects: Mapping[str, Standing], now: Moment) -> dict[str, Standin
     return dict([*bad.items(), *lately.items()][:MOST_SUBJECTS])
 
 
-def findings(check: str, state: CheckState, rule: Rule) -> dict[str, Finding]:
+def findings(check: str, state: CheckState, rule: Rule) -> dict[str, HealthFinding]:
     """Return what the check finds wrong now, by subject.
 
     That it cannot tell is a finding, too (UNKNOWN, of `COULD_NOT_TELL`): once it has lasted `rule.bad` looks, and
     where there is no other.
     """
     found = {
-        subject: Finding(
+        subject: HealthFinding(
             check=check,
             severity=at_gravity(standing.level),
             problem=standing.problem,
@@ -170,12 +170,12 @@ def findings(check: str, state: CheckState, rule: Rule) -> dict[str, Finding]:
         if standing.level
     }
     if not found and state.unknown_looks >= rule.bad:
-        found[COULD_NOT_TELL] = Finding(
-            check=check, severity=Severity.UNKNOWN, problem=state.unknown, since_unix=state.unknown_since
+        found[COULD_NOT_TELL] = HealthFinding(
+            check=check, severity=HealthSeverity.UNKNOWN, problem=state.unknown, since_unix=state.unknown_since
         )
     return found
 
 
-def as_complained(complaint: Complaint, rule: Rule) -> Severity:
+def as_complained(complaint: Complaint, rule: Rule) -> HealthSeverity:
     """Return what a complaint asks for within the check's limit."""
     return at_gravity(min(gravity(complaint.severity), gravity(rule.most)))

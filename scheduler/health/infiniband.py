@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from deeplink.scheduler.health.seen import Seen
+    from deeplink.scheduler.health.seen import HighWaterMarks
     from deeplink.scheduler.health.settings import NetworkSettings
 
 DOWNED_HELD_S = 600.0
@@ -90,7 +90,7 @@ class PortCheck:
     """Looks at the ports; what they were at their best is in `seen`."""
 
     settings: NetworkSettings
-    seen: Seen
+    seen: HighWaterMarks
     folder: Path
     _counters: Counters = field(default_factory=Counters)
     _recent: Recent = field(default_factory=lambda: Recent(DOWNED_HELD_S))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 from deeplink.wording import printable
 
 MOST_COMPLAINTS = 32
 """Subjects a check may complain of at once; of more the gravest are kept."""
 LONGEST_PROBLEM = 256
 
-_ORDER = (Severity.UNKNOWN, Severity.OBSERVE, Severity.COMMENT, Severity.DRAIN)
+_ORDER = (HealthSeverity.UNKNOWN, HealthSeverity.OBSERVE, HealthSeverity.COMMENT, HealthSeverity.DRAIN)
 
 
-def gravity(severity: Severity) -> int:
+def gravity(severity: HealthSeverity) -> int:
     """Return a number that is greater, the graver: 0 for UNKNOWN, which asks for nothing.
 
     >>> [gravity(Severity(word)) for word in ("unknown", "observe", "comment", "drain")]
@@ -23,7 +23,7 @@ def gravity(severity: Severity) -> int:
     return _ORDER.index(severity)
 
 
-def at_gravity(number: int) -> Severity:
+def at_gravity(number: int) -> HealthSeverity:
     """Return the severity that `gravity` gives this number for."""
     return _ORDER[number]
 
@@ -41,7 +41,7 @@ class Complaint:
     """
 
     subject: str
-    severity: Severity
+    severity: HealthSeverity
     problem: str
     certain: bool = False
     at_unix: float = 0.0
@@ -73,17 +73,17 @@ GOOD = Look()
 
 def observe(subject: str, problem: str, *, certain: bool = False) -> Complaint:
     """Return a complaint to be seen on pages and in metrics."""
-    return Complaint(subject, Severity.OBSERVE, problem, certain)
+    return Complaint(subject, HealthSeverity.OBSERVE, problem, certain)
 
 
 def comment(subject: str, problem: str, *, certain: bool = False) -> Complaint:
     """Return a complaint to be written down at the node in Slurm."""
-    return Complaint(subject, Severity.COMMENT, problem, certain)
+    return Complaint(subject, HealthSeverity.COMMENT, problem, certain)
 
 
 def drain(subject: str, problem: str, *, certain: bool = False) -> Complaint:
     """Return a complaint that asks for the node to be drained."""
-    return Complaint(subject, Severity.DRAIN, problem, certain)
+    return Complaint(subject, HealthSeverity.DRAIN, problem, certain)
 
 
 def one_line(text: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.mounts import is_shared, parse_mounts
-from deeplink.scheduler.health.child import KILLED_WAIT_S, NOT_FOUND, Child
+from deeplink.scheduler.health.child import KILLED_WAIT_S, NOT_FOUND, CheckProcess
 from deeplink.scheduler.health.look import Look, drain, one_line
 from deeplink.scheduler.health.reading import text_of
 
@@ -60,7 +60,7 @@ class MountCheck:
     clock: Clock
     mountinfo: Path = Path("/proc/self/mountinfo")
     command: Callable[[str], Sequence[str]] = ask_statfs
-    _children: dict[str, Child] = field(default_factory=dict)
+    _children: dict[str, CheckProcess] = field(default_factory=dict)
 
     def look(self) -> Look:
         """Look once; ends within the deadline, whatever hangs."""
@@ -79,7 +79,7 @@ class MountCheck:
         asked = [path for path in dict.fromkeys([*asked, *self._hanging()]) if path not in missing]
         end = self.clock.monotonic() + max(0.1, self.settings.deadline_s - _SETTLE_S)
         for path in asked:
-            self._children.setdefault(path, Child(self.clock)).begin(self.command(path))
+            self._children.setdefault(path, CheckProcess(self.clock)).begin(self.command(path))
         unknown = []
         for path in asked:
             said, broken = self._answer(path, end)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.health.seen import Seen
+    from deeplink.scheduler.health.seen import HighWaterMarks
     from deeplink.scheduler.health.settings import NetworkSettings
 
 FLAP_HELD_S = 600.0
@@ -84,7 +84,7 @@ class NetworkCheck:
 
     settings: NetworkSettings
     clock: Clock
-    seen: Seen
+    seen: HighWaterMarks
     net: Path = Path("/sys/class/net")
     infiniband: Path = Path("/sys/class/infiniband")
     routes: Path = Path("/proc/net/route")

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.health.check import hung_look
 from deeplink.scheduler.health.hysteresis import as_complained
 from deeplink.scheduler.health.look import Look, gravity, one_line
-from deeplink.scheduler.watch.records import Finding, Severity
+from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.health.check import Check
+    from deeplink.scheduler.health.check import HealthCheck
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
     """What a check saw, and how long that took; `took_s` is None for one that did not end."""
 
-    check: Check
+    check: HealthCheck
     look: Look
     took_s: float | None
 
 
-def looked_at(checks: Iterable[Check], clock: Clock, longest_s: float) -> list[Looked]:
+def looked_at(checks: Iterable[HealthCheck], clock: Clock, longest_s: float) -> list[Looked]:
     """Return what each check sees, within `longest_s`; one that has not ended by then hangs."""
     answers: queue.SimpleQueue[tuple[str, Look, float]] = queue.SimpleQueue()
     began = clock.monotonic()
@@ -50,7 +50,7 @@ def looked_at(checks: Iterable[Check], clock: Clock, longest_s: float) -> list[L
     return [*done, *(Looked(check, hung_look(check, passed), None) for check in waiting.values())]
 
 
-def _look(check: Check, clock: Clock, answers: queue.SimpleQueue[tuple[str, Look, float]]) -> None:
+def _look(check: HealthCheck, clock: Clock, answers: queue.SimpleQueue[tuple[str, Look, float]]) -> None:
     began = clock.monotonic()
     try:
         look = check.look()
@@ -59,7 +59,7 @@ def _look(check: Check, clock: Clock, answers: queue.SimpleQueue[tuple[str, Look
     answers.put((check.name, look, clock.monotonic() - began))
 
 
-def found_by(looked: Iterable[Looked], unix: float) -> list[Finding]:
+def found_by(looked: Iterable[Looked], unix: float) -> list[HealthFinding]:
     """Return the findings of looks at a time, the gravest first; a check's UNKNOWN only where it found nothing."""
     found = []
     for one in looked:
@@ -67,6 +67,8 @@ def found_by(looked: Iterable[Looked], unix: float) -> list[Finding]:
         rule = one.check.timing.rule
         severities = [(as_complained(complaint, rule), complaint.problem) for complaint in look.complaints]
         if look.unknown and not severities:
-            severities.append((Severity.UNKNOWN, look.unknown))
-        found += [Finding(check=name, severity=how, problem=said, since_unix=unix) for how, said in severities]
+            severities.append((HealthSeverity.UNKNOWN, look.unknown))
+        found += [
+            HealthFinding(check=name, severity=how, problem=said, since_unix=unix) for how, said in severities
+        ]
     return sorted(found, key=lambda finding: (-gravity(finding.severity), finding.check, finding.problem))

@@ -11,7 +11,7 @@ STABLE_S = 600.0
 """Once it has lived for so long its earlier deaths no longer count."""
 
 
-class Step(Enum):
+class RestartStep(Enum):
     """What to do now."""
 
     NOTHING = "nothing"
@@ -37,7 +37,7 @@ class Restarts:
     tried_at: float | None = None
 
 
-def next_step(before: Restarts, *, alive: bool, now: float, most: int) -> tuple[Step, Restarts]:
+def next_step(before: Restarts, *, alive: bool, now: float, most: int) -> tuple[RestartStep, Restarts]:
     """Return what to do, and what is to be remembered once it is done; a try counts when it is returned.
 
     Args:
@@ -49,14 +49,14 @@ def next_step(before: Restarts, *, alive: bool, now: float, most: int) -> tuple[
     if alive:
         since = now if before.alive_since is None else before.alive_since
         after = replace(before, alive_since=since, dead_since=None)
-        return Step.NOTHING, Restarts(alive_since=since) if now - since >= STABLE_S else after
+        return RestartStep.NOTHING, Restarts(alive_since=since) if now - since >= STABLE_S else after
     dead = now if before.dead_since is None else before.dead_since
     after = replace(before, alive_since=None, dead_since=dead)
     if before.dead_since is None:  # seen once: it may be starting itself anew
-        return Step.WAIT, after
+        return RestartStep.WAIT, after
     if before.tries >= most:
-        return Step.GIVEN_UP, after
+        return RestartStep.GIVEN_UP, after
     pause = PAUSES_S[min(before.tries, len(PAUSES_S) - 1)]
     if now - (dead if before.tried_at is None else before.tried_at) < pause:
-        return Step.WAIT, after
-    return Step.RESTART, replace(after, tries=before.tries + 1, tried_at=now)
+        return RestartStep.WAIT, after
+    return RestartStep.RESTART, replace(after, tries=before.tries + 1, tried_at=now)

@@ -27,7 +27,7 @@ def file_in(state: Path) -> Path:
     return state / f"health-seen-{socket.gethostname()}.json"
 
 
-class Seen:
+class HighWaterMarks:
     """Numbers by name, the greatest there were. Thread-safe.
 
     Args:

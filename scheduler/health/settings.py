@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from deeplink.config import WHOLE, ConfigError
 from deeplink.scheduler.health.hysteresis import Rule
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,7 @@ _MOST_LOOKS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class CheckTiming:
     """What every check has.
 
     Attributes:
@@ -42,7 +42,7 @@ class Timing:
     deadline_s: float = 20.0
     bad: int = 3
     good: int = 3
-    most: Severity = Severity.DRAIN
+    most: HealthSeverity = HealthSeverity.DRAIN
     off: bool = False
 
     @property
@@ -52,7 +52,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSettings(Timing):
+class DiskSettings(CheckTiming):
     """The store's disk.
 
     Attributes:
@@ -69,7 +69,7 @@ class DiskSettings(Timing):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings(Timing):
+class MemorySettings(CheckTiming):
     """Memory.
 
     Attributes:
@@ -86,15 +86,15 @@ class MemorySettings(Timing):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClockSettings(Timing):
+class ClockSettings(CheckTiming):
     """The clock."""
 
     deadline_s: float = 5.0
-    most: Severity = Severity.COMMENT
+    most: HealthSeverity = HealthSeverity.COMMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MountSettings(Timing):
+class MountSettings(CheckTiming):
     """Shared file systems.
 
     Attributes:
@@ -105,13 +105,13 @@ class MountSettings(Timing):
     interval_s: float = 30.0
     deadline_s: float = 10.0
     # Storage that is frozen for everybody is no fault of this node: a site may raise it.
-    most: Severity = Severity.COMMENT
+    most: HealthSeverity = HealthSeverity.COMMENT
     paths: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSettings(Timing):
+class NetworkSettings(CheckTiming):
     """Network interfaces and InfiniBand ports.
 
     Attributes:
@@ -123,14 +123,14 @@ class NetworkSettings(Timing):
     interval_s: float = 15.0
     deadline_s: float = 5.0
     # A dead switch takes the links of a whole leaf down: nodes must not be drained for it.
-    most: Severity = Severity.COMMENT
+    most: HealthSeverity = HealthSeverity.COMMENT
     interfaces: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     errors: int = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSettings(Timing):
+class GpuSettings(CheckTiming):
     """GPUs."""
 
     bad: int = 2
@@ -138,7 +138,7 @@ class GpuSettings(Timing):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class XidSettings(Timing):
+class XidSettings(CheckTiming):
     """GPUs' errors in the kernel's log."""
 
     interval_s: float = 2.0
@@ -146,7 +146,7 @@ class XidSettings(Timing):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmdSettings(Timing):
+class SlurmdSettings(CheckTiming):
     """Slurm's daemon on this node.
 
     Attributes:
@@ -158,13 +158,13 @@ class SlurmdSettings(Timing):
     deadline_s: float = 30.0
     bad: int = 2
     good: int = 2
-    most: Severity = Severity.COMMENT
+    most: HealthSeverity = HealthSeverity.COMMENT
     port: int = 6818
     tries: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSettings(Timing):
+class ProcessSettings(CheckTiming):
     """Processes.
 
     Attributes:
@@ -173,13 +173,13 @@ class ProcessSettings(Timing):
     """
 
     deadline_s: float = 10.0
-    most: Severity = Severity.COMMENT
+    most: HealthSeverity = HealthSeverity.COMMENT
     zombie_s: float = 600.0
     stuck_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteSettings(Timing):
+class SiteSettings(CheckTiming):
     """A check of the site's own.
 
     Attributes:
@@ -207,7 +207,7 @@ class HealthSettings:
     site: Mapping[str, SiteSettings] = field(default_factory=dict)
 
 
-_CHECKS: dict[str, type[Timing]] = {
+_CHECKS: dict[str, type[CheckTiming]] = {
     "disk": DiskSettings,
     "memory": MemorySettings,
     "clock": ClockSettings,
@@ -224,7 +224,7 @@ BUILT_IN = tuple(_CHECKS)
 REFUSED = "site"
 """The check that tells which of the site's programs cannot be checks."""
 
-_Settings = TypeVar("_Settings", bound=Timing)
+_Settings = TypeVar("_Settings", bound=CheckTiming)
 
 
 def is_check_name(name: str) -> bool:
@@ -292,9 +292,9 @@ def _filled(kind: type[_Settings], table: Mapping[str, Any], prefix: str, origin
 
 
 def _converted(origin: str, key: str, default: object, value: object) -> object:
-    if isinstance(default, Severity):
-        if value in {Severity.OBSERVE, Severity.COMMENT, Severity.DRAIN}:
-            return Severity(str(value))
+    if isinstance(default, HealthSeverity):
+        if value in {HealthSeverity.OBSERVE, HealthSeverity.COMMENT, HealthSeverity.DRAIN}:
+            return HealthSeverity(str(value))
         raise ConfigError(origin, key, f"expected observe, comment or drain, got {value!r}")
     if isinstance(default, bool):
         if isinstance(value, bool):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.health.child import Answer, Child
+from deeplink.scheduler.health.child import CheckProcess, CommandResult
 from deeplink.scheduler.health.look import GOOD, Look, comment, drain, one_line
 from deeplink.scheduler.health.settings import BUILT_IN, SiteSettings, is_check_name
 
@@ -31,11 +31,11 @@ class SiteCheck:
 
     settings: SiteSettings
     clock: Clock
-    _child: Child | None = None
+    _child: CheckProcess | None = None
 
     def look(self) -> Look:
         """Run it once."""
-        child = self._child = self._child or Child(self.clock)
+        child = self._child = self._child or CheckProcess(self.clock)
         if child.age_s:
             child.kill()
             if child.age_s:
@@ -56,7 +56,7 @@ class SiteCheck:
             self._child.kill()
 
 
-def judge_answer(answer: Answer) -> Look:
+def judge_answer(answer: CommandResult) -> Look:
     """Return what a program's end says: 0 well, 1 a comment, 2 drain, everything else unknown.
 
     LBNL NHC exits 1 for all that is wrong and says `ERROR: nhc: ...`: that asks for a drain.
@@ -70,7 +70,7 @@ def judge_answer(answer: Answer) -> Look:
     return Look((comment(_SUBJECT, said),)) if answer.code == _WARNING else Look((), said)
 
 
-def _said(answer: Answer) -> str:
+def _said(answer: CommandResult) -> str:
     """Return the program's own first line, without the performance data that Nagios plugins put behind a bar."""
     lines = [line for line in f"{answer.stdout}\n{answer.stderr}".splitlines() if line.strip()]
     nhc = [line for line in lines if _NHC.match(line)]

@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.health.child import Child
+from deeplink.scheduler.health.child import CheckProcess
 from deeplink.scheduler.health.look import GOOD, Look, comment, observe, one_line
-from deeplink.scheduler.health.restart import Restarts, Step, next_step
+from deeplink.scheduler.health.restart import Restarts, RestartStep, next_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ STARTED_ANEW = "slurmd was gone, and was started anew"
 """What is told of it once, to be observed: else nobody would learn that it had died."""
 
 
-class Life(Enum):
+class SlurmdState(Enum):
     """How slurmd is."""
 
     ALIVE = "alive"
@@ -65,13 +65,13 @@ def is_slurmd(process: Path, node: str) -> bool:
     return any(words) and (not names or node in names)
 
 
-def knock(port: int) -> Life:
+def knock(port: int) -> SlurmdState:
     """Return whether somebody listens on a port of this host."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_S):
-            return Life.ALIVE
+            return SlurmdState.ALIVE
     except OSError as problem:
-        return Life.DEAD if problem.errno == errno.ECONNREFUSED else Life.UNKNOWN
+        return SlurmdState.DEAD if problem.errno == errno.ECONNREFUSED else SlurmdState.UNKNOWN
 
 
 def _hides_others(proc: Path) -> bool:
@@ -102,7 +102,7 @@ class SlurmdCheck:
     proc: Path = Path("/proc")
     _process: int = 0
     _restarts: Restarts = field(default_factory=Restarts)
-    _child: Child | None = None
+    _child: CheckProcess | None = None
     _said: str = ""
     _lived: bool = False
     _tried: bool = False
@@ -111,23 +111,23 @@ class SlurmdCheck:
     def look(self) -> Look:
         """Look once; a command that is given is waited for within the deadline."""
         life = self._life()
-        if life is Life.ALIVE:
+        if life is SlurmdState.ALIVE:
             self.expected = self._lived = True
-        elif life is Life.UNKNOWN:
+        elif life is SlurmdState.UNKNOWN:
             return Look((), "neither its process nor its port tells whether slurmd lives")
         elif not self.expected:
             return GOOD
         step, self._restarts = next_step(
-            self._restarts, alive=life is Life.ALIVE, now=self.clock.monotonic(), most=self.settings.tries
+            self._restarts, alive=life is SlurmdState.ALIVE, now=self.clock.monotonic(), most=self.settings.tries
         )
-        if step is Step.RESTART and self.restart and self._lived:
+        if step is RestartStep.RESTART and self.restart and self._lived:
             self._start_anew()
             self._tried, life = True, self._life()
-        if life is Life.ALIVE and self._tried:
+        if life is SlurmdState.ALIVE and self._tried:
             log.warning("slurmd was gone and was started anew (%s)", self.restart)
             self._tried = False
             return Look((observe(_SUBJECT, STARTED_ANEW, certain=True),))
-        if life is Life.ALIVE:
+        if life is SlurmdState.ALIVE:
             return GOOD
         return Look((comment(_SUBJECT, self._problem(step)),))
 
@@ -136,9 +136,9 @@ class SlurmdCheck:
         if self._child is not None:
             self._child.kill()
 
-    def _life(self) -> Life:
+    def _life(self) -> SlurmdState:
         if self._process and is_slurmd(self.proc / str(self._process), self.node):
-            return Life.ALIVE
+            return SlurmdState.ALIVE
         try:
             self._process = next(processes_of_slurmd(self.proc, self.node), 0)
         except OSError:
@@ -146,14 +146,14 @@ class SlurmdCheck:
         now = self.clock.monotonic()
         if self._process:
             self._answered = float("-inf")  # it can be seen: what its port once said is no word on it any more
-            return Life.ALIVE
+            return SlurmdState.ALIVE
         if now - self._answered < KNOCK_S:
-            return Life.ALIVE
+            return SlurmdState.ALIVE
         life = knock(self.settings.port)
-        if life is Life.ALIVE:
+        if life is SlurmdState.ALIVE:
             self._answered = now
         elif not self._lived and _hides_others(self.proc):
-            return Life.UNKNOWN  # nobody listens there: it may be another port that it listens on
+            return SlurmdState.UNKNOWN  # nobody listens there: it may be another port that it listens on
         return life
 
     def _start_anew(self) -> None:
@@ -162,7 +162,7 @@ class SlurmdCheck:
         except ValueError as problem:
             self._said = f"slurmd_restart: {problem}"
             return
-        child = self._child = self._child or Child(self.clock)
+        child = self._child = self._child or CheckProcess(self.clock)
         try:
             child.begin(argv)
         except OSError as problem:
@@ -176,11 +176,11 @@ class SlurmdCheck:
             said = one_line(answer.stderr or answer.stdout)
             self._said = f"{argv[0]} exited {answer.code}{f': {said}' if said else ''}" if answer.code else ""
 
-    def _problem(self, step: Step) -> str:
+    def _problem(self, step: RestartStep) -> str:
         tries = self._restarts.tries
         if not (self.restart and self._lived):
             return "slurmd is gone"
-        if step is Step.GIVEN_UP:
+        if step is RestartStep.GIVEN_UP:
             why = f": {self._said}" if self._said else ""
             return f"slurmd is gone, and {tries} tries to start it anew did not help{why}"
         return f"slurmd is gone, being started anew{f' (try {tries}: {self._said})' if self._said else ''}"

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from deeplink import metrics
 from deeplink.scheduler.health.check import closed, hung_look
-from deeplink.scheduler.health.hysteresis import COULD_NOT_TELL, CheckState, Moment, findings, folded
+from deeplink.scheduler.health.hysteresis import COULD_NOT_TELL, CheckState, LookTime, findings, folded
 from deeplink.scheduler.health.look import Look, gravity, one_line
 from deeplink.scheduler.health.schedule import Timetable
 from deeplink.scheduler.health.switch import Off
-from deeplink.scheduler.watch.records import Finding, Severity
+from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.health.check import Check
+    from deeplink.scheduler.health.check import HealthCheck
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Ended:
 
     number: int
     key: Key
-    finding: Finding
+    finding: HealthFinding
 
 
 class HealthWatch:
@@ -63,7 +63,7 @@ class HealthWatch:
 
     def __init__(
         self,
-        checks: Iterable[Check],
+        checks: Iterable[HealthCheck],
         *,
         switch: Callable[[], Off] = Off,
         clock: Clock,
@@ -78,7 +78,7 @@ class HealthWatch:
         self._results: queue.SimpleQueue[tuple[str, Look | Off | None]] = queue.SimpleQueue()
         self._states = {name: CheckState() for name in self.checks}
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, str], Finding] = {}
+        self._found: dict[tuple[str, str], HealthFinding] = {}
         self._ended: deque[Ended] = deque(maxlen=MOST_ENDED)
         self._count = 0
         self._off = Off()
@@ -98,16 +98,16 @@ class HealthWatch:
             self._thread.join(STOP_S)
         closed(self.checks.values(), STOP_S)
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[HealthFinding, ...]:
         """Return what is wrong now, the gravest first, at most `MOST_FINDINGS`."""
         with self._lock:
             return tuple(self._gravest_first().values())[:MOST_FINDINGS]
 
-    def _gravest_first(self) -> dict[Key, Finding]:
+    def _gravest_first(self) -> dict[Key, HealthFinding]:
         found = sorted(self._found.items(), key=lambda one: (-gravity(one[1].severity), one[1].since_unix, one[0]))
         return {(check, subject, finding.since_unix): finding for (check, subject), finding in found}
 
-    def news(self, after: int) -> tuple[dict[Key, Finding], list[Ended]]:
+    def news(self, after: int) -> tuple[dict[Key, HealthFinding], list[Ended]]:
         """Return what is wrong now, the gravest first, and the findings that ended, the oldest first.
 
         Both are of the same instant: no finding is in both, or in none.
@@ -188,7 +188,7 @@ class HealthWatch:
             return
         answer = "bad" if look.complaints else "unknown" if look.unknown else "good"
         metrics.HEALTH_LOOKS.labels(name, answer).inc()
-        now = Moment(self._clock.unix(), self._clock.monotonic())
+        now = LookTime(self._clock.unix(), self._clock.monotonic())
         self._states[name] = folded(self._states[name], look, self.checks[name].timing.rule, now)
         self._tell(name)
 
@@ -214,24 +214,24 @@ class HealthWatch:
                     self._note_ended(key, one)
                 del self._found[key]
             self._found |= now
-        for severity in Severity:
+        for severity in HealthSeverity:
             count = sum(one.severity is severity for one in now.values())
             metrics.HEALTH_FINDINGS.labels(name, severity).set(count)
         if _severities(before) != _severities(now):
             _log_changes(before, now)
             self.changed()
 
-    def _note_ended(self, key: tuple[str, str], finding: Finding) -> None:
+    def _note_ended(self, key: tuple[str, str], finding: HealthFinding) -> None:
         if key[1] != COULD_NOT_TELL:
             self._count += 1
             self._ended.append(Ended(self._count, (*key, finding.since_unix), finding))
 
 
-def _severities(found: dict[tuple[str, str], Finding]) -> dict[tuple[str, str], Severity]:
+def _severities(found: dict[tuple[str, str], HealthFinding]) -> dict[tuple[str, str], HealthSeverity]:
     return {key: finding.severity for key, finding in found.items()}
 
 
-def _log_changes(before: dict[tuple[str, str], Finding], now: dict[tuple[str, str], Finding]) -> None:
+def _log_changes(before: dict[tuple[str, str], HealthFinding], now: dict[tuple[str, str], HealthFinding]) -> None:
     for key, finding in now.items():
         if key not in before or before[key].severity is not finding.severity:
             log.warning("health: %s: %s: %s", finding.check, finding.severity, finding.problem)

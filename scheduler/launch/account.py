@@ -10,9 +10,9 @@ from deeplink.scheduler.watch.records import (
     Action,
     Beat,
     Incident,
-    Kind,
+    IncidentKind,
+    IncidentOutcome,
     NodeRecord,
-    Outcome,
     Phase,
     ProgressPoint,
     incident_id,
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
-    from deeplink.scheduler.launch.fleet import Fleet
-    from deeplink.scheduler.launch.order import Layout
-    from deeplink.scheduler.launch.whereabouts import Found
+    from deeplink.scheduler.launch.fleet import AgentPool
+    from deeplink.scheduler.launch.order import RankLayout
+    from deeplink.scheduler.launch.whereabouts import StackReport
     from deeplink.v1 import common_pb2
 
 BEAT_S = 1.0
@@ -102,7 +102,7 @@ class Account:
         incident: the one that is being recovered from; None most of the time.
     """
 
-    def __init__(self, backend: Backend, fleet: Fleet, chronicle: Chronicle, clock: Clock) -> None:
+    def __init__(self, backend: Backend, fleet: AgentPool, chronicle: Chronicle, clock: Clock) -> None:
         self.incident: Incident | None = None
         self._fleet, self._chronicle, self._clock = fleet, chronicle, clock
         attempt = first_attempt(backend)
@@ -124,7 +124,7 @@ class Account:
         """Take note of facts of the newest attempt (fields of `Beat`); they are told with the next beat."""
         self._beat = replace(self._beat, **facts)  # type: ignore[arg-type] # the fields are Beat's own
 
-    def begin(self, layout: Layout, step_timeout_s: float) -> None:
+    def begin(self, layout: RankLayout, step_timeout_s: float) -> None:
         """A new attempt is about to be started on this layout."""
         launch = layout.launch
         self._held_back.clear()
@@ -161,7 +161,7 @@ class Account:
             steps_repeated=repeated,
         )
         if self.incident is not None and self.incident.acted_unix:
-            self.settle(Outcome.RECOVERED, steps_repeated=repeated)
+            self.settle(IncidentOutcome.RECOVERED, steps_repeated=repeated)
 
     def note(self, points: Iterable[ProgressPoint]) -> None:
         """Take rank 0's reports over, to be told with the next beat; other ranks' are not told."""
@@ -183,7 +183,9 @@ class Account:
         self._beat = replace(self._beat, phase=phase, detail=detail)
         self._tell([self.incident] if self.incident else [], now=True)
 
-    def open(self, kind: Kind, node: NodeName | None, quiet_s: float, because: str, action: Action) -> None:
+    def open(
+        self, kind: IncidentKind, node: NodeName | None, quiet_s: float, because: str, action: Action
+    ) -> None:
         """Begin an incident whose first evidence is `quiet_s` old; it is told with the next phase."""
         self._held_back.clear()  # what was to be done is done now
         begun = self._begun(kind, node, because, quiet_s)
@@ -194,11 +196,14 @@ class Account:
 
         That is an incident of its own beside the open one: nothing is done about it.
         """
-        slow = {incident_id(self._beat.attempt, Kind.STRAGGLER, node): (node, why) for node, why in found.items()}
+        slow = {
+            incident_id(self._beat.attempt, IncidentKind.STRAGGLER, node): (node, why)
+            for node, why in found.items()
+        }
         news = []
         for key, (node, why) in slow.items():
             if key not in self._slow and (self.incident is None or self.incident.id != key):
-                self._slow[key] = self._begun(Kind.STRAGGLER, node, why)
+                self._slow[key] = self._begun(IncidentKind.STRAGGLER, node, why)
                 news.append(self._slow[key])
         for key in self._slow.keys() - slow.keys():
             ended = self._slow.pop(key)
@@ -212,14 +217,16 @@ class Account:
 
         Those are incidents of their own beside the open one, and over at once.
         """
-        lost = [self._begun(Kind.NODE_SILENT, node, because, silent_s) for node, silent_s in quiet_s.items()]
+        lost = [
+            self._begun(IncidentKind.NODE_SILENT, node, because, silent_s) for node, silent_s in quiet_s.items()
+        ]
         self._tell([self._over(one) for one in lost], now=True)
 
     def hold_back(self, quiet_s: Mapping[NodeName, float], because: str) -> None:
         """Take note of nodes that are given up, and for how long each was silent; nothing may be done yet."""
         for node, silent_s in quiet_s.items():
             if node not in self._held_back:
-                begun = self._begun(Kind.NODE_SILENT, node, because, silent_s)
+                begun = self._begun(IncidentKind.NODE_SILENT, node, because, silent_s)
                 self._held_back[node] = replace(begun, ranks=self._beat.world_size)
 
     def come_back(self) -> None:
@@ -239,7 +246,7 @@ class Account:
         if over:
             self._tell(over, now=True)
 
-    def _begun(self, kind: Kind, node: NodeName | None, because: str, quiet_s: float = 0.0) -> Incident:
+    def _begun(self, kind: IncidentKind, node: NodeName | None, because: str, quiet_s: float = 0.0) -> Incident:
         """Return an incident that is found now, its first evidence `quiet_s` old; no rank stands still for it."""
         now = self._clock.unix()
         return Incident(
@@ -253,9 +260,9 @@ class Account:
         )
 
     def _over(self, incident: Incident) -> Incident:
-        return replace(incident, outcome=Outcome.RECOVERED, recovered_unix=self._clock.unix())
+        return replace(incident, outcome=IncidentOutcome.RECOVERED, recovered_unix=self._clock.unix())
 
-    def locate(self, found: Found) -> None:
+    def locate(self, found: StackReport) -> None:
         """Add where its ranks were to the open incident."""
         if self.incident is not None and found.gist:
             evidence = f"{self.incident.evidence}; {found.gist}"
@@ -276,11 +283,11 @@ class Account:
         if self.incident is not None:
             self.incident = replace(self.incident, action=Action.NONE)
 
-    def settle(self, outcome: Outcome, *, steps_repeated: int = 0) -> None:
+    def settle(self, outcome: IncidentOutcome, *, steps_repeated: int = 0) -> None:
         """End the open incident, if there is one, and tell at once."""
         if self.incident is None:
             return
-        recovered = self._clock.unix() if outcome is Outcome.RECOVERED else 0.0
+        recovered = self._clock.unix() if outcome is IncidentOutcome.RECOVERED else 0.0
         ended = replace(self.incident, outcome=outcome, recovered_unix=recovered, steps_repeated=steps_repeated)
         self.incident = None
         self._tell([ended], now=True)
@@ -290,7 +297,7 @@ class Account:
         stuck_s = self._chronicle.stuck_s()
         if self._frozen is None and stuck_s >= FROZEN_S:
             because = f"what this launcher writes to the job's folder does not come back for {stuck_s:.0f} s"
-            begun = self._begun(Kind.STORAGE_FROZEN, None, because, stuck_s)
+            begun = self._begun(IncidentKind.STORAGE_FROZEN, None, because, stuck_s)
             self._frozen = replace(begun, ranks=self._beat.world_size)
             self._chronicle.event("storage-frozen", because, stuck_s=stuck_s)
             self._tell([self._frozen], now=True)

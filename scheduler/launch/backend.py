@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
     from deeplink.scheduler.launch.failure import Failed
     from deeplink.scheduler.launch.shape import Granted
-    from deeplink.scheduler.launch.standing import Standing
+    from deeplink.scheduler.launch.standing import JobStatus
     from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Attempt, NodeName
 
@@ -207,7 +207,7 @@ class Backend(Protocol):
         """
         ...
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> JobStatus | None:
         """Return how the job stands with whoever gave the nodes; None where nobody says.
 
         May take seconds; what goes wrong is logged.

@@ -21,7 +21,7 @@ import grpc
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.line import Line
+from deeplink.scheduler.watch.line import WatchdogClient
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.wording import counted
 
@@ -46,7 +46,7 @@ MOST_INCIDENTS_AT_ONCE = 16
 MOST_LINES = 1_024
 
 
-class Courier:
+class EventSink:
     """Delivers the newest beat about once a second from a thread, and at once when something happened.
 
     Args:
@@ -165,11 +165,11 @@ def to_watchdog(config: Config) -> Callable[[Beat], None] | None:
     """Return what sends the beats of one job to the site's watchdog; None where there is none."""
     if not config.watch:
         return None
-    opened: list[Line] = []
+    opened: list[WatchdogClient] = []
 
     def deliver(beat: Beat) -> None:
         if not opened:
-            opened.append(Line(config.watch, config.watch_token_file, beat.attempt))
+            opened.append(WatchdogClient(config.watch, config.watch_token_file, beat.attempt))
         opened[0].call(lambda stub: stub.Beat(beat_to_wire(beat), timeout=CALL_S))
 
     return deliver
@@ -234,7 +234,9 @@ class Chronicle:
         as_json: tell people JSON lines instead of sentences.
     """
 
-    def __init__(self, folder: Path, clock: Clock, couriers: Iterable[Courier], *, as_json: bool = False) -> None:
+    def __init__(
+        self, folder: Path, clock: Clock, couriers: Iterable[EventSink], *, as_json: bool = False
+    ) -> None:
         self._scribe = _Scribe(folder / "events.jsonl")
         self._clock, self._couriers, self._as_json = clock, list(couriers), as_json
 

@@ -31,7 +31,7 @@ MOVED_S = 30.0
 MOST_POINTS = 512
 
 
-class Now(Enum):
+class DeadlineAction(Enum):
     """What the time that is left asks for."""
 
     NOTHING = "nothing"
@@ -93,17 +93,17 @@ class Deadline:
         wanted = END_S + LEAD_S + SAVES * (self.save_s or 0.0) + 2 * self.step_s
         return min(MOST_MARGIN_S, max(LEAST_MARGIN_S, wanted))
 
-    def look(self, left_s: float | None) -> Now:
+    def look(self, left_s: float | None) -> DeadlineAction:
         """Return what is to be done with so much time left; SAVE once an attempt, for one limit."""
         if left_s is None or not self._points:
-            return Now.NOTHING  # who never said how far it is, is not told to save either
+            return DeadlineAction.NOTHING  # who never said how far it is, is not told to save either
         if left_s > self._least_s + MOVED_S:
             self.save_at, self._least_s = 0, math.inf  # what was told was for another limit
         self._least_s = min(self._least_s, left_s)
         if self.save_at:
             done = self.saved is not None and self.saved >= self.save_at
-            return Now.END if done or left_s < min(END_S, self.margin / 2) else Now.NOTHING
-        return Now.SAVE if left_s <= self.margin else Now.NOTHING
+            return DeadlineAction.END if done or left_s < min(END_S, self.margin / 2) else DeadlineAction.NOTHING
+        return DeadlineAction.SAVE if left_s <= self.margin else DeadlineAction.NOTHING
 
     def told(self) -> int:
         """Return the step at which all ranks are to save, and remember that they were told."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.history import ITS_OWN_FAULT
 from deeplink.scheduler.launch.rescue import TICK_S
-from deeplink.scheduler.launch.verdict import AGAIN_CODE, Move, Verdict
-from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
+from deeplink.scheduler.launch.verdict import AGAIN_CODE, AttemptVerdict, NextMove
+from deeplink.scheduler.watch.records import Action, IncidentKind, IncidentOutcome, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.account import Account
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
-    from deeplink.scheduler.launch.failure import Limits
+    from deeplink.scheduler.launch.failure import RelaunchLimits
     from deeplink.scheduler.launch.history import Log
     from deeplink.types import NodeName
 
@@ -52,13 +52,13 @@ class Ending:
         *,
         clock: Clock,
         hold: bool | None,
-        limits: Limits,
+        limits: RelaunchLimits,
         told_to_end: Callable[[], bool],
     ) -> None:
         self._backend, self._account, self._chronicle = backend, account, chronicle
         self._clock, self._hold, self._limits, self._told_to_end = clock, hold, limits, told_to_end
 
-    def action_for(self, verdict: Verdict, log: Log, *, requeueable: bool) -> Action:
+    def action_for(self, verdict: AttemptVerdict, log: Log, *, requeueable: bool) -> Action:
         """Return what is done about a run that ends.
 
         A job that failed by its own fault is held where its user asked for it. Where he said nothing: if there is
@@ -70,7 +70,7 @@ class Ending:
             log: what was tried.
             requeueable: whether Slurm said that it may start the job again.
         """
-        if verdict.move is Move.REQUEUE:
+        if verdict.move is NextMove.REQUEUE:
             return Action.REQUEUE
         if verdict.kind not in ITS_OWN_FAULT or not self._backend.can_requeue:
             return Action.NONE
@@ -82,7 +82,7 @@ class Ending:
         return Action.HOLD if again or (log.goes_on and requeueable) else Action.NONE
 
     def give_up(
-        self, verdict: Verdict, action: Action, log: Log, attempts: int, *, lost: Collection[NodeName] = ()
+        self, verdict: AttemptVerdict, action: Action, log: Log, attempts: int, *, lost: Collection[NodeName] = ()
     ) -> int:
         """End a run that failed; returns its exit code. `lost` are the nodes that this run has lost."""
         now = self._clock.monotonic()
@@ -97,19 +97,21 @@ class Ending:
                 self._account.refused()
         return self.end(verdict, attempts)
 
-    def start_again(self, verdict: Verdict, attempts: int, *, lost: Collection[NodeName] = ()) -> int:
+    def start_again(self, verdict: AttemptVerdict, attempts: int, *, lost: Collection[NodeName] = ()) -> int:
         """Have Slurm start the job again, as its owner may; returns the exit code for the meantime."""
         self._account.enter(Phase.RECOVERING, verdict.because)
         said = "asked Slurm to start the job again"
         if self._give_back(partial(self._backend.requeue, lost), "requeue", f"{verdict.because}: {said}"):
             # Neither failed nor recovered: the next run of this job, or the watchdog, will say.
             self._tell_end(
-                Phase.RECOVERING, Verdict(move=verdict.move, because=verdict.because, code=AGAIN_CODE), attempts
+                Phase.RECOVERING,
+                AttemptVerdict(move=verdict.move, because=verdict.because, code=AGAIN_CODE),
+                attempts,
             )
             return AGAIN_CODE
         self._account.refused()
-        refused = Verdict(
-            move=Move.FAILED,
+        refused = AttemptVerdict(
+            move=NextMove.FAILED,
             because=f"{verdict.because}; Slurm does not start it again",
             code=verdict.code or AGAIN_CODE,
         )
@@ -117,38 +119,42 @@ class Ending:
 
     def lose_before_the_start(self, lost: tuple[NodeName, ...], because: str) -> int:
         """End a run whose nodes were lost before there were ranks: Slurm starts it again elsewhere, if it may."""
-        self._account.open(Kind.NODE_SILENT, lost[0], 0.0, because, Action.REQUEUE)
-        verdict = Verdict(move=Move.REQUEUE, because=because, lost=lost, code=AGAIN_CODE)
+        self._account.open(IncidentKind.NODE_SILENT, lost[0], 0.0, because, Action.REQUEUE)
+        verdict = AttemptVerdict(move=NextMove.REQUEUE, because=because, lost=lost, code=AGAIN_CODE)
         return self.start_again(verdict, 0, lost=lost)
 
-    def leave_stranded(self, verdict: Verdict, told: str, attempts: int) -> int:
+    def leave_stranded(self, verdict: AttemptVerdict, told: str, attempts: int) -> int:
         """End while stranded: told to, since the job starts again elsewhere, or because the time is up."""
         if not told:
-            return self.end(Verdict(move=Move.FAILED, because=verdict.because, code=AGAIN_CODE), attempts)
+            return self.end(
+                AttemptVerdict(move=NextMove.FAILED, because=verdict.because, code=AGAIN_CODE), attempts
+            )
         # Neither failed nor recovered: the next run of this job, or the watchdog, will say.
         self._account.enter(Phase.STRANDED, verdict.because)
         because = f"{verdict.because}; told to end by {told}"
-        self._tell_end(Phase.STRANDED, Verdict(move=verdict.move, because=because, code=AGAIN_CODE), attempts)
+        self._tell_end(
+            Phase.STRANDED, AttemptVerdict(move=verdict.move, because=because, code=AGAIN_CODE), attempts
+        )
         return AGAIN_CODE
 
-    def end(self, verdict: Verdict, attempts: int) -> int:
+    def end(self, verdict: AttemptVerdict, attempts: int) -> int:
         """Tell of the end of a run; returns its exit code."""
-        good = verdict.move is Move.SUCCEEDED
+        good = verdict.move is NextMove.SUCCEEDED
         phase = Phase.SUCCEEDED if good else Phase.FAILED
         # Ranks that never report a step have recovered, as far as anybody can tell, when they end well.
-        self._account.settle(Outcome.RECOVERED if good else Outcome.FAILED)
+        self._account.settle(IncidentOutcome.RECOVERED if good else IncidentOutcome.FAILED)
         self._account.enter(phase, verdict.because)
         self._tell_end(phase, verdict, attempts)
         return verdict.code
 
-    def elsewhere(self, verdict: Verdict, attempts: int) -> int:
+    def elsewhere(self, verdict: AttemptVerdict, attempts: int) -> int:
         """End without a word to anybody but people: whatever is told of this job is told by its newer run."""
         self._chronicle.event(
             "elsewhere", f"{verdict.because}; ending", because=verdict.because, attempts=attempts, code=AGAIN_CODE
         )
         return AGAIN_CODE
 
-    def _tell_end(self, phase: Phase, verdict: Verdict, attempts: int) -> None:
+    def _tell_end(self, phase: Phase, verdict: AttemptVerdict, attempts: int) -> None:
         good = phase is Phase.SUCCEEDED
         self._chronicle.event(
             "ended",

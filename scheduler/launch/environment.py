@@ -16,7 +16,7 @@ from deeplink.types import Attempt, Member, NodeName, format_members
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from deeplink.links import Link, Route
+    from deeplink.links import InterfaceAddress, Route
 
 LAUNCH_VARIABLE = "DEEPLINK_LAUNCH"
 """Carries the launch from `deeplink run` to `deeplink.scheduler.launch.rank`; the command does not see it."""
@@ -63,7 +63,7 @@ class NodeFacts:
     pid: int = 0
     weight: int = 1
     data_port: int = 0
-    links: tuple[Link, ...] = ()
+    links: tuple[InterfaceAddress, ...] = ()
     routes: tuple[Route, ...] = ()
     hcas: str = ""
     domain: str = ""
@@ -83,11 +83,11 @@ class NodeFacts:
         links, routes = fields.pop("links", ()), fields.pop("routes", ())
         if not (links or routes):
             return cls(**fields)
-        from deeplink.links import Link, Route  # noqa: PLC0415 - the launcher's: ranks have none, and no time for it
+        from deeplink.links import InterfaceAddress, Route  # noqa: PLC0415 - the launcher's: ranks have none, and no time for it
 
         return cls(
             **fields,
-            links=tuple(Link(**link) for link in links),
+            links=tuple(InterfaceAddress(**link) for link in links),
             routes=tuple(Route(**route) for route in routes),
         )
 
@@ -213,7 +213,7 @@ def _container(fields: dict[str, Any] | None) -> Container | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RankTask:
     """Which of the started processes one is: `rank` of all, the `local_rank`-th on `node`."""
 
     rank: int
@@ -221,19 +221,19 @@ class Task:
     node: str
 
 
-def slurm_task(env: Mapping[str, str]) -> Task:
+def slurm_task(env: Mapping[str, str]) -> RankTask:
     """Return which rank Slurm started this process as.
 
     Raises:
         NotLaunchedError: Slurm did not start it.
     """
     try:
-        return Task(int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), env["SLURMD_NODENAME"])
+        return RankTask(int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), env["SLURMD_NODENAME"])
     except (KeyError, ValueError) as problem:
         raise NotLaunchedError(f"Slurm did not start it ({problem})") from problem
 
 
-def mpi_task(launch: Launch, env: Mapping[str, str]) -> Task:
+def mpi_task(launch: Launch, env: Mapping[str, str]) -> RankTask:
     """Return which rank an mpiexec started this process as.
 
     Raises:
@@ -242,11 +242,11 @@ def mpi_task(launch: Launch, env: Mapping[str, str]) -> Task:
     for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):  # MPICH and its kin; Open MPI
         if env.get(name, "").isdigit():
             node, local_rank = launch.place(int(env[name]))
-            return Task(int(env[name]), local_rank, launch.nodes[node].node)
+            return RankTask(int(env[name]), local_rank, launch.nodes[node].node)
     raise NotLaunchedError("mpiexec does not say which rank it is")
 
 
-def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(launch: Launch, task: RankTask, env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment a rank's command gets: `env` and all that DeepLink and torch.distributed read.
 
     The node's own `SLURM_NODEID` is not used: it follows the node list, not the order of the ranks.
@@ -291,7 +291,7 @@ def rank_environment(launch: Launch, task: Task, env: Mapping[str, str]) -> dict
     return {**inherited, **wanted, **settings, **launch.recipe.settings(launch, task, env)}
 
 
-def _as_torchrun(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
+def _as_torchrun(launch: Launch, task: RankTask, env: Mapping[str, str]) -> dict[str, str]:
     """Return what torchrun sets besides, and code reads; the user's own choices stand."""
     group, _ = launch.place(task.rank)
     settings = {

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import Kind, Severity
+from deeplink.scheduler.watch.records import HealthSeverity, IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import NodeName
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -140,7 +140,7 @@ class Diagnosis:
     """
 
     cause: Cause
-    kind: Kind
+    kind: IncidentKind
     because: str
     suspects: tuple[NodeName, ...] = ()
 
@@ -149,7 +149,7 @@ def diagnose(
     code: int,
     failed: Failed,
     active: Collection[NodeName],
-    health: Mapping[NodeName, Collection[Finding]],
+    health: Mapping[NodeName, Collection[HealthFinding]],
     ran: Mapping[NodeName, Ran],
 ) -> Diagnosis:
     """Return why ranks that exited with `code` failed, all nodes being in reach.
@@ -167,27 +167,34 @@ def diagnose(
     sick = {node: finding for node in blamed if (finding := _gravest(health.get(node, ()))) is not None}
     told = ", ".join(f"{node} has {finding.check}: {finding.problem}" for node, finding in sick.items())
     if not failed.is_of_rank:
-        kind, because = (Kind.NODE_SICK, f"{said}; {told}") if sick else (Kind.LAUNCH_FAILED, said)
+        kind, because = (IncidentKind.NODE_SICK, f"{said}; {told}") if sick else (IncidentKind.LAUNCH_FAILED, said)
         return Diagnosis(cause=Cause.NOT_STARTED, kind=kind, because=because, suspects=tuple(sick) or where)
     if code in {NOT_FOUND, NOT_EXECUTABLE}:
-        return Diagnosis(cause=Cause.NO_COMMAND, kind=Kind.APPLICATION_FAILED, because=said)
+        return Diagnosis(cause=Cause.NO_COMMAND, kind=IncidentKind.APPLICATION_FAILED, because=said)
     killed = code == _BY_SIGNAL + signal.SIGKILL
     short = [node for node in blamed if _ran_short(health.get(node, ()), ran.get(node))]
     if Hint.OUT_OF_MEMORY in failed.hints or (killed and short):
         on = f"; {', '.join(short)} killed processes for want of memory" if short else "; memory ran out"
-        return Diagnosis(cause=Cause.OUT_OF_MEMORY, kind=Kind.OUT_OF_MEMORY, because=f"{said}{on}", suspects=where)
+        return Diagnosis(
+            cause=Cause.OUT_OF_MEMORY, kind=IncidentKind.OUT_OF_MEMORY, because=f"{said}{on}", suspects=where
+        )
     if sick:
         return Diagnosis(
-            cause=Cause.INFRASTRUCTURE, kind=Kind.NODE_SICK, because=f"{said}; {told}", suspects=tuple(sick)
+            cause=Cause.INFRASTRUCTURE,
+            kind=IncidentKind.NODE_SICK,
+            because=f"{said}; {told}",
+            suspects=tuple(sick),
         )
     outside = _outside(code, failed.hints)
     if outside:
         because = f"{said}; {outside}"
-        return Diagnosis(cause=Cause.INFRASTRUCTURE, kind=Kind.RANK_FAILED, because=because, suspects=where)
-    return Diagnosis(cause=Cause.UNKNOWN, kind=Kind.RANK_FAILED, because=said, suspects=where)
+        return Diagnosis(
+            cause=Cause.INFRASTRUCTURE, kind=IncidentKind.RANK_FAILED, because=because, suspects=where
+        )
+    return Diagnosis(cause=Cause.UNKNOWN, kind=IncidentKind.RANK_FAILED, because=said, suspects=where)
 
 
-def _ran_short(findings: Collection[Finding], ran: Ran | None) -> bool:
+def _ran_short(findings: Collection[HealthFinding], ran: Ran | None) -> bool:
     # Such a finding stands for minutes: a kill of before these ranks, or of long before their end, says nothing.
     return ran is not None and any(
         finding.check == "memory"
@@ -197,8 +204,8 @@ def _ran_short(findings: Collection[Finding], ran: Ran | None) -> bool:
     )
 
 
-def _gravest(findings: Collection[Finding]) -> Finding | None:
-    return next((finding for finding in findings if finding.severity is Severity.DRAIN), None)
+def _gravest(findings: Collection[HealthFinding]) -> HealthFinding | None:
+    return next((finding for finding in findings if finding.severity is HealthSeverity.DRAIN), None)
 
 
 def _outside(code: int, hints: Collection[Hint]) -> str:
@@ -210,7 +217,7 @@ def _outside(code: int, hints: Collection[Hint]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RelaunchLimits:
     """How often ranks are started again.
 
     Attributes:
@@ -255,11 +262,11 @@ REMEDY_OF: Mapping[Cause, str] = {
 class Stop:
     """Why nothing is started again, and as what that goes down."""
 
-    kind: Kind
+    kind: IncidentKind
     because: str
 
 
-def stop_for(cause: Cause, code: int, kind: Kind, tried: Tried, limits: Limits) -> Stop | None:
+def stop_for(cause: Cause, code: int, kind: IncidentKind, tried: Tried, limits: RelaunchLimits) -> Stop | None:
     """Return why an attempt that ended so is the last one; None where another one makes sense.
 
     >>> again = Tried(since_progress=(Setback(Cause.UNKNOWN, 1),), relaunches=1, best=12)
@@ -277,12 +284,12 @@ def stop_for(cause: Cause, code: int, kind: Kind, tried: Tried, limits: Limits) 
         # Whose failure it was is not known from one look: it is not called the application's.
         stop = Stop(kind, f"{tried.relaunches} relaunches are as many as are allowed")
     elif cause is Cause.OUT_OF_MEMORY and any(before.cause is cause for before in recent):
-        stop = Stop(Kind.OUT_OF_MEMORY, f"out of memory again {tried.point}: {REMEDY_OF[cause]}")
+        stop = Stop(IncidentKind.OUT_OF_MEMORY, f"out of memory again {tried.point}: {REMEDY_OF[cause]}")
     elif cause is Cause.UNKNOWN and any(before == Setback(cause, code) for before in recent):
-        stop = Stop(Kind.APPLICATION_FAILED, f"exit code {code} again {tried.point}: the application")
+        stop = Stop(IncidentKind.APPLICATION_FAILED, f"exit code {code} again {tried.point}: the application")
     elif len(recent) >= limits.most_fruitless:
         # Launches that failed, and nodes that were lost, say nothing against the application.
         own = sum(before.cause is Cause.UNKNOWN for before in recent)
-        kind = Kind.APPLICATION_FAILED if cause is Cause.UNKNOWN and own >= limits.most_fruitless else kind
+        kind = IncidentKind.APPLICATION_FAILED if cause is Cause.UNKNOWN and own >= limits.most_fruitless else kind
         stop = Stop(kind, f"{len(recent)} relaunches since the newest step, giving up")
     return stop

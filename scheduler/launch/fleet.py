@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.backend import AgentsFailedError, NodesLostError
-from deeplink.scheduler.launch.watched import ANSWER_S, GAP_S, POLL_S, Watched
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.launch.watched import ANSWER_S, GAP_S, POLL_S, AgentMonitor
+from deeplink.scheduler.watch.records import HealthSeverity
 from deeplink.strangers import STRANGERS
 from deeplink.types import NodeName, format_members
 from deeplink.v1 import node_pb2
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.revival import Revival
     from deeplink.scheduler.launch.unheard import Unheard
     from deeplink.scheduler.launch.watched import Silence
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import Attempt
     from deeplink.v1 import common_pb2
 
@@ -45,7 +45,7 @@ STALL_S = 1.0
 """If we ourselves did nothing for longer than this, the time does not count against anybody."""
 
 
-class Fleet:
+class AgentPool:
     """The agents of one run. Not thread-safe: the supervising thread alone uses it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Fleet:
         self, step: AgentStep, token: Callable[[Attempt], str], clock: Clock, revival: Revival | None = None
     ) -> None:
         self._step, self._token, self._clock, self._revival = step, token, clock, revival
-        self._nodes: dict[NodeName, Watched] = {}
+        self._nodes: dict[NodeName, AgentMonitor] = {}
         self._ticked = clock.monotonic()
         self._pressed = float("-inf")
         self._said_ended = False
@@ -144,7 +144,7 @@ class Fleet:
 
     def _admit(self, facts: NodeFacts) -> None:
         STRANGERS.forget(facts.address)
-        self._nodes[facts.name] = Watched.begun(facts, self._clock.monotonic())
+        self._nodes[facts.name] = AgentMonitor.begun(facts, self._clock.monotonic())
 
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
         """Reach these nodes, which came up, by other addresses from here on."""
@@ -241,7 +241,7 @@ class Fleet:
         now = self._clock.monotonic()
         return {name: one.silence(now) for name, one in self._nodes.items()}
 
-    def health(self) -> dict[NodeName, tuple[Finding, ...]]:
+    def health(self) -> dict[NodeName, tuple[HealthFinding, ...]]:
         """Return what was wrong with each node, by its own checks, when it last answered."""
         return {name: one.health for name, one in self._nodes.items()}
 
@@ -255,7 +255,7 @@ class Fleet:
         return {
             name
             for name, one in self._nodes.items()
-            if any(finding.severity is Severity.DRAIN for finding in one.health)
+            if any(finding.severity is HealthSeverity.DRAIN for finding in one.health)
         }
 
     def boot_ids(self) -> dict[NodeName, str]:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.environment import NodeFacts
-    from deeplink.scheduler.launch.network import Shared
-    from deeplink.scheduler.launch.order import Order
-    from deeplink.scheduler.launch.site import Site
+    from deeplink.scheduler.launch.network import SharedNetwork
+    from deeplink.scheduler.launch.order import LaunchSpec
+    from deeplink.scheduler.launch.site import SiteFabric
     from deeplink.types import NodeName
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def found_network(
     """
     if not any(one.links for one in facts.values()):
         return settled(facts, None)  # agents on loopback: one machine
-    shared: Shared | None
+    shared: SharedNetwork | None
     if wanted:
         shared = wanted_network(facts, wanted)
         if first_reached([shared], facts, all_reached) is None:
@@ -61,7 +61,9 @@ def found_network(
     return found
 
 
-def on_fabric(order: Order, backend: Backend, site: Site | None, nodes: Mapping[NodeName, str]) -> Order:
+def on_fabric(
+    order: LaunchSpec, backend: Backend, site: SiteFabric | None, nodes: Mapping[NodeName, str]
+) -> LaunchSpec:
     """Return the order with the fabric that is known.
 
     Args:
@@ -73,7 +75,9 @@ def on_fabric(order: Order, backend: Backend, site: Site | None, nodes: Mapping[
     return replace(order, fabric=fabric_below(nodes, site, backend.fabric))
 
 
-def fabric_below(nodes: Mapping[NodeName, str], site: Site | None, ask_slurm: Callable[[], Fabric]) -> Fabric:
+def fabric_below(
+    nodes: Mapping[NodeName, str], site: SiteFabric | None, ask_slurm: Callable[[], Fabric]
+) -> Fabric:
     """Return the fabric that is known, as `known_fabric` does; where nobody can tell, an empty one."""
     known = known_fabric(nodes, site, lambda: _asked(ask_slurm))
     if site is not None and known.source != site.source:

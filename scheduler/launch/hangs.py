@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 from deeplink.publish import write_unsynced
 from deeplink.scheduler.launch.lateness import (
-    Evidence,
-    News,
-    Pulse,
+    LatenessEvidence,
+    ProgressClock,
+    RankReport,
     hung,
     longest_late,
     named,
     stopped,
 )
-from deeplink.scheduler.launch.sights import Answer, Watch
+from deeplink.scheduler.launch.sights import ActivityAnswer, Watch
 from deeplink.scheduler.launch.silences import Silences
 from deeplink.scheduler.launch.stragglers import Straggler, Stragglers
-from deeplink.scheduler.launch.whereabouts import Found, Whereabouts
+from deeplink.scheduler.launch.whereabouts import StackReport, Whereabouts
 from deeplink.wire import attempt_from_wire
 from deeplink.wording import counted
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.environment import Launch
-    from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.launch.fleet import AgentPool
     from deeplink.scheduler.launch.lateness import LateRank
-    from deeplink.scheduler.launch.order import Order
+    from deeplink.scheduler.launch.order import LaunchSpec
     from deeplink.types import NodeName
     from deeplink.v1 import common_pb2
 
@@ -88,12 +88,14 @@ class Hangs:
         clock: for every duration.
     """
 
-    def __init__(self, fleet: Fleet, chronicle: Chronicle, folder: Path, order: Order, clock: Clock) -> None:
+    def __init__(
+        self, fleet: AgentPool, chronicle: Chronicle, folder: Path, order: LaunchSpec, clock: Clock
+    ) -> None:
         self._fleet, self._chronicle, self._folder, self._clock = fleet, chronicle, folder, clock
         self._timeout_s = order.step_timeout_s
         self._replaces = order.replace_stragglers
         self._silences = _read(folder / LEARNED_FILE)
-        self._pulse = Pulse(self._silences, self._timeout_s)
+        self._pulse = ProgressClock(self._silences, self._timeout_s)
         self._watch = Watch()
         self._stragglers = Stragglers()
         self._told = _Told()
@@ -126,7 +128,7 @@ class Hangs:
             if self._launch is None or attempt_from_wire(report.attempt) != self._launch.attempt:
                 continue
             step = report.step if report.step or not report.section else None
-            self._pulse.take(News(rank=report.rank, step=step, section=report.section), now)
+            self._pulse.take(RankReport(rank=report.rank, step=step, section=report.section), now)
             if step is not None and not report.section:
                 self._stragglers.take(report.rank, step, report.work_s, now)
         if now - self._saved > SAVE_EVERY_S:
@@ -161,7 +163,7 @@ class Hangs:
 
     def _judged(self, late: tuple[LateRank, ...]) -> Late:
         seen = self._watch.newest
-        evidence = Evidence(
+        evidence = LatenessEvidence(
             late=late,
             all_late=self._pulse.are_all(late),
             seen=seen,
@@ -171,20 +173,22 @@ class Hangs:
         )
         because = hung(evidence)
         if because:
-            return Late(hung=because, suspects=self._nodes_of(seen.ranks if seen.answer is Answer.STOPPED else ()))
-        if seen.answer is not Answer.UNKNOWN:
+            return Late(
+                hung=because, suspects=self._nodes_of(seen.ranks if seen.answer is ActivityAnswer.STOPPED else ())
+            )
+        if seen.answer is not ActivityAnswer.UNKNOWN:
             self._say_late(late, seen.answer, evidence.patience_s)
         return Late()
 
-    def _say_late(self, late: tuple[LateRank, ...], answer: Answer, patience_s: float) -> None:
+    def _say_late(self, late: tuple[LateRank, ...], answer: ActivityAnswer, patience_s: float) -> None:
         if self._told.late:
             return
         self._told.late = True
         longest, ranks = longest_late(late), [one.rank for one in late]
         what = {
-            Answer.HELD: "they are held by a debugger or suspended: left alone",
-            Answer.IDLE: f"no rank works: that counts as a hang after {patience_s:.0f} s",
-            Answer.WORKING: "ranks work: left alone (deeplink.section tells what they are about)",
+            ActivityAnswer.HELD: "they are held by a debugger or suspended: left alone",
+            ActivityAnswer.IDLE: f"no rank works: that counts as a hang after {patience_s:.0f} s",
+            ActivityAnswer.WORKING: "ranks work: left alone (deeplink.section tells what they are about)",
         }.get(answer, "")
         self._chronicle.event(
             "late",
@@ -231,13 +235,13 @@ class Hangs:
         found = self._stragglers.found.items()
         return {node: self._because(one) for rank, one in found if (node := self._node_of(rank))}
 
-    def locate(self, listen: Callable[[], None]) -> Found:
+    def locate(self, listen: Callable[[], None]) -> StackReport:
         """Ask every agent for the stacks of its ranks, keep them, and return what they say.
 
         Takes as long as `Whereabouts.locate`; `listen` is called all the while.
         """
         if self._where is None:
-            return Found()
+            return StackReport()
         self._save()
         return self._where.locate(self._pulse.steps, self._folder, self._chronicle, listen)
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 from deeplink.publish import write_text
 from deeplink.scheduler.launch.failure import Cause, Setback, Tried
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.records import IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from deeplink.scheduler.launch.progress import Progress
-    from deeplink.scheduler.launch.verdict import Verdict
+    from deeplink.scheduler.launch.verdict import AttemptVerdict
 
 log = logging.getLogger(__name__)
 
 CARRIED = frozenset({Cause.UNKNOWN, Cause.OUT_OF_MEMORY})
 """What says something about the application. That nodes were lost says nothing about the next run's nodes."""
-ITS_OWN_FAULT = frozenset({Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
+ITS_OWN_FAULT = frozenset({IncidentKind.APPLICATION_FAILED, IncidentKind.OUT_OF_MEMORY})
 MOST_SETBACKS = 16
 ALIKE = 0.05
 """Two runs without steps that fail by themselves, and differ by no more than this part in length, got as far."""
@@ -42,7 +42,7 @@ class History:
 
     setbacks: list[Setback] = field(default_factory=list)
     relaunches: int = 0
-    before: Kind | None = None
+    before: IncidentKind | None = None
 
     def note(self, cause: Cause, code: int, ran_s: float = 0.0) -> None:
         """An attempt has ended so, after so many seconds."""
@@ -140,7 +140,7 @@ class Log:
         """Return what was tried, as verdicts want to know it."""
         return self.history.tried(self.progress, now)
 
-    def leave(self, verdict: Verdict, now: float) -> None:
+    def leave(self, verdict: AttemptVerdict, now: float) -> None:
         """Write down that the run ended so; takes as long as the storage."""
         if self._taking_back is not None:
             self._taking_back.join()
@@ -165,7 +165,7 @@ def carried_over(path: Path, restart: int, progress: Progress) -> History:
             return History()
         setbacks = [Setback(Cause(cause), int(code), float(ran_s)) for cause, code, ran_s in kept["setbacks"]]
         best = None if kept["best"] is None else int(kept["best"])
-        before = Kind(kept["ended"]) if kept["ended"] else None
+        before = IncidentKind(kept["ended"]) if kept["ended"] else None
     except FileNotFoundError:
         return History()
     except (OSError, ValueError, TypeError, KeyError) as problem:
@@ -175,7 +175,7 @@ def carried_over(path: Path, restart: int, progress: Progress) -> History:
     return History(setbacks=setbacks, before=before)
 
 
-def leave(path: Path, restart: int, tried: Tried, last: Setback | None, ended: Kind | None) -> None:
+def leave(path: Path, restart: int, tried: Tried, last: Setback | None, ended: IncidentKind | None) -> None:
     """Write down what the next run of the job is to know.
 
     Args:

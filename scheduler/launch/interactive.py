@@ -75,7 +75,7 @@ class Interactive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SrunCommand:
     """A command line of `deeplink srun`, understood.
 
     Attributes:
@@ -89,7 +89,7 @@ class Asked:
     dry_run: bool
 
 
-def understood(words: Sequence[str]) -> Asked:
+def understood(words: Sequence[str]) -> SrunCommand:
     """Read a command line.
 
     Raises:
@@ -105,11 +105,11 @@ def understood(words: Sequence[str]) -> Asked:
                 f"there is no option {option.words[0]}", remedy="Ours is --dry-run; all others are srun's own."
             )
     kept = tuple(word for place, word in enumerate(words) if place not in dropped)
-    return Asked(words=kept, line=SRUN.parse(kept), dry_run=bool(dropped))
+    return SrunCommand(words=kept, line=SRUN.parse(kept), dry_run=bool(dropped))
 
 
 def interactive(
-    asked: Asked, env: Mapping[str, str], fabric: Callable[[], Fabric], ourselves: Sequence[str]
+    asked: SrunCommand, env: Mapping[str, str], fabric: Callable[[], Fabric], ourselves: Sequence[str]
 ) -> Interactive:
     """Return what to execute.
 
@@ -126,7 +126,7 @@ def interactive(
     return _outside(asked, env, fabric, ourselves)
 
 
-def _left(asked: Asked, because: str) -> Interactive:
+def _left(asked: SrunCommand, because: str) -> Interactive:
     return Interactive(argv=("srun", *asked.words), order=(), because=f"srun's own order: {because}")
 
 
@@ -135,7 +135,7 @@ def _strange(line: CommandLine, known: frozenset[str]) -> str:
     return next((option.words[0] for option in line.options if not option.known or option.name not in known), "")
 
 
-def _inside(asked: Asked, env: Mapping[str, str], fabric: Callable[[], Fabric]) -> Interactive:
+def _inside(asked: SrunCommand, env: Mapping[str, str], fabric: Callable[[], Fabric]) -> Interactive:
     because = _not_ours(asked, env)
     if because:
         return _left(asked, because)
@@ -161,7 +161,7 @@ def _inside(asked: Asked, env: Mapping[str, str], fabric: Callable[[], Fabric]) 
     )
 
 
-def _not_ours(asked: Asked, env: Mapping[str, str]) -> str:
+def _not_ours(asked: SrunCommand, env: Mapping[str, str]) -> str:
     """Return why a step in an allocation is not to be put in order; empty where nothing is against it."""
     if strange := _strange(asked.line, (_OF_JOB | _OF_BOTH | _OF_STEP) - _TOTALS):
         return f"{strange} may say otherwise"
@@ -199,7 +199,7 @@ def _tasks(line: CommandLine, env: Mapping[str, str], count: int) -> list[int] |
 
 
 def _outside(
-    asked: Asked, env: Mapping[str, str], fabric: Callable[[], Fabric], ourselves: Sequence[str]
+    asked: SrunCommand, env: Mapping[str, str], fabric: Callable[[], Fabric], ourselves: Sequence[str]
 ) -> Interactive:
     nodes = asked.line.last("nodes")
     if nodes is None or (_number(nodes.value) or 0) < 2:  # noqa: PLR2004

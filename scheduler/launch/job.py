@@ -16,15 +16,15 @@ from deeplink.private import private_folder
 from deeplink.runtokens import token_of
 from deeplink.scheduler.launch.account import Account
 from deeplink.scheduler.launch.backend import NodesLostError
-from deeplink.scheduler.launch.chronicle import Chronicle, Courier, to_journal, to_watchdog
+from deeplink.scheduler.launch.chronicle import Chronicle, EventSink, to_journal, to_watchdog
 from deeplink.scheduler.launch.ending import Ending
-from deeplink.scheduler.launch.fleet import Fleet
+from deeplink.scheduler.launch.fleet import AgentPool
 from deeplink.scheduler.launch.ground import found_network, on_fabric
 from deeplink.scheduler.launch.revival import Revival
 from deeplink.scheduler.launch.site import with_domains, with_hcas
 from deeplink.scheduler.launch.supervise import ENDING, FORWARDED, Supervisor
 from deeplink.scheduler.launch.unheard import Unheard
-from deeplink.scheduler.launch.verdict import Policy
+from deeplink.scheduler.launch.verdict import RelaunchPolicy
 from deeplink.scheduler.slurm.command import own_files_private
 from deeplink.tokens import new_token
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from deeplink.config import Config
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.order import Order
-    from deeplink.scheduler.launch.site import Site
+    from deeplink.scheduler.launch.order import LaunchSpec
+    from deeplink.scheduler.launch.site import SiteFabric
 
 
 class StateFolderError(DeepLinkError):
@@ -60,12 +60,12 @@ def passed_on(config: Config) -> dict[str, str]:
 
 def run_job(
     backend: Backend,
-    order: Order,
+    order: LaunchSpec,
     config: Config,
     *,
     clock: Clock | None = None,
-    policy: Policy | None = None,
-    site: Site | None = None,
+    policy: RelaunchPolicy | None = None,
+    site: SiteFabric | None = None,
     as_json: bool = False,
 ) -> int:
     """Run the order on the allocation and return the exit code. Must be called from the main thread.
@@ -97,7 +97,7 @@ def run_job(
         revival = (
             Revival(lambda before: backend.start_agents(secret, before), clock) if backend.can_requeue else None
         )
-        fleet = Fleet(backend.start_agents(secret), partial(token_of, secret), clock, revival)
+        fleet = AgentPool(backend.start_agents(secret), partial(token_of, secret), clock, revival)
         stack.callback(fleet.close)
         logs = str(backend.folder / "agents.log")
         need = order.fewest or order.count
@@ -114,7 +114,7 @@ def run_job(
                 unheard=Unheard(backend.unheard, clock, order.strand_timeout_s),
             )
         except NodesLostError as lost:
-            limits = (policy or Policy()).limits
+            limits = (policy or RelaunchPolicy()).limits
             account = Account(backend, fleet, chronicle, clock)
             ends = Ending(
                 backend, account, chronicle, clock=clock, hold=order.hold, limits=limits, told_to_end=told_to_end
@@ -145,11 +145,11 @@ def _make(folder: Path) -> None:
         raise StateFolderError(folder, str(problem)) from problem
 
 
-def _couriers(backend: Backend, config: Config, clock: Clock) -> list[Courier]:
-    couriers = [Courier(to_journal(backend.folder / "journal.sqlite", clock), "journal", clock)]
+def _couriers(backend: Backend, config: Config, clock: Clock) -> list[EventSink]:
+    couriers = [EventSink(to_journal(backend.folder / "journal.sqlite", clock), "journal", clock)]
     deliver = to_watchdog(config)
     if deliver is not None:
-        couriers.append(Courier(deliver, "beat", clock))
+        couriers.append(EventSink(deliver, "beat", clock))
     return couriers
 
 

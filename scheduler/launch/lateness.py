@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.sights import Answer, Seen
-from deeplink.scheduler.launch.silences import FACTOR, LEAST_S, SETUP, STEPS, Limit, Silences
+from deeplink.scheduler.launch.sights import ActivityAnswer, RankActivity
+from deeplink.scheduler.launch.silences import FACTOR, LEAST_S, SETUP, STEPS, SilenceLimit, Silences
 from deeplink.wording import listed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ WATCHED_IDLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class RankReport:
     """One report of a rank.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Rank:
     since: float
 
 
-class Pulse:
+class ProgressClock:
     """When each rank of an attempt was last heard of with something new.
 
     Args:
@@ -104,7 +104,7 @@ class Pulse:
             for rank in self._ranks.values():
                 rank.since += stall
 
-    def take(self, news: News, now: float) -> None:
+    def take(self, news: RankReport, now: float) -> None:
         """Take in what a rank reports; the same step in the same section is nothing new."""
         if news.section != STEPS and not (news.section == SETUP and news.step is None):
             self.has_sections = True
@@ -181,7 +181,7 @@ class Pulse:
             if now - one.since > share * least
         )
 
-    def _limit(self, section: str) -> Limit:
+    def _limit(self, section: str) -> SilenceLimit:
         limit = self._silences.limit(section)
         if self._steps_s is None:
             return limit
@@ -200,7 +200,7 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class LatenessEvidence:
     """What is known of ranks that are late.
 
     Attributes:
@@ -214,18 +214,18 @@ class Evidence:
 
     late: tuple[LateRank, ...]
     all_late: bool
-    seen: Seen
+    seen: RankActivity
     idle_s: float
     patience_s: float
     is_set: bool
 
 
-def hung(evidence: Evidence) -> str:
+def hung(evidence: LatenessEvidence) -> str:
     """Return why the ranks count as hung; empty while they do not."""
     late, seen = evidence.late, evidence.seen
     if not late:
         return ""
-    if seen.answer is Answer.STOPPED:
+    if seen.answer is ActivityAnswer.STOPPED:
         longest = longest_late(late)
         who = _stopped(seen)
         silent = f"nothing new of {named([one.rank for one in late])} for {longest.silent_s:.0f} s"
@@ -237,7 +237,7 @@ def hung(evidence: Evidence) -> str:
     return f"no progress for {silent_s:.0f} s, and no rank works" if evidence.all_late and is_idle else ""
 
 
-def stopped(seen: Seen, stopped_s: float, *, is_heard: bool) -> str:
+def stopped(seen: RankActivity, stopped_s: float, *, is_heard: bool) -> str:
     """Return why ranks hang that may not even be late: one has been stopped for long; empty where none was.
 
     Args:
@@ -245,12 +245,12 @@ def stopped(seen: Seen, stopped_s: float, *, is_heard: bool) -> str:
         stopped_s: for how long a rank has been seen stopped while another was not.
         is_heard: whether any rank has reported.
     """
-    if seen.answer is not Answer.STOPPED or stopped_s < (LEAST_S if is_heard else UNHEARD_S):
+    if seen.answer is not ActivityAnswer.STOPPED or stopped_s < (LEAST_S if is_heard else UNHEARD_S):
         return ""
     return f"{_stopped(seen)}, for {stopped_s:.0f} s, and the others are not"
 
 
-def _stopped(seen: Seen) -> str:
+def _stopped(seen: RankActivity) -> str:
     return f"{named(seen.ranks)} {'is' if len(seen.ranks) == 1 else 'are'} stopped by a signal"
 
 

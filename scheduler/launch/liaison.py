@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.deadline import Deadline, Now
+from deeplink.scheduler.launch.deadline import Deadline, DeadlineAction
 from deeplink.scheduler.launch.outside import Outside, look_outside
-from deeplink.scheduler.launch.standing import AGAIN_S, Desk
-from deeplink.scheduler.launch.verdict import Move, Verdict
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.launch.standing import AGAIN_S, StatusPoller
+from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
+from deeplink.scheduler.watch.records import IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
-    from deeplink.scheduler.launch.fleet import Fleet
-    from deeplink.scheduler.launch.standing import Standing
+    from deeplink.scheduler.launch.fleet import AgentPool
+    from deeplink.scheduler.launch.standing import JobStatus
     from deeplink.scheduler.watch.records import ProgressPoint
 
 
@@ -46,7 +46,7 @@ class Liaison:
     def __init__(
         self,
         backend: Backend,
-        fleet: Fleet,
+        fleet: AgentPool,
         chronicle: Chronicle,
         clock: Clock,
         *,
@@ -54,7 +54,7 @@ class Liaison:
         partition_s: float,
     ) -> None:
         self._backend, self._fleet, self._chronicle, self._clock = backend, fleet, chronicle, clock
-        self._desk, self._deadline = Desk(backend, clock), Deadline(margin_s)
+        self._desk, self._deadline = StatusPoller(backend, clock), Deadline(margin_s)
         self._partition_s = partition_s
         self._cut_off_at: float | None = None
         self._alone = False
@@ -81,7 +81,7 @@ class Liaison:
         """Take in reports of the newest attempt."""
         self._deadline.take(points)
 
-    def look(self, code: int | None, told: str, *, gained: bool) -> Verdict | None:
+    def look(self, code: int | None, told: str, *, gained: bool) -> AttemptVerdict | None:
         """Return what is to be done for a reason from outside; None where there is none.
 
         Args:
@@ -94,12 +94,14 @@ class Liaison:
         moment = max(min(now, self._over_at) - FRESH_S, now - SLOW_S)
         is_fresh = self._desk.since(moment) is not None  # first: a word that comes in now is not yet looked at
         time = self._deadline.look(self._desk.left_s())
-        self._over_at = min(now, self._over_at) if time is Now.END else float("inf")
-        if time is Now.SAVE:
+        self._over_at = min(now, self._over_at) if time is DeadlineAction.END else float("inf")
+        if time is DeadlineAction.SAVE:
             self._wish_save()
-        elif time is Now.END and not is_fresh:  # the job may have been suspended since, or its limit moved
+        elif (
+            time is DeadlineAction.END and not is_fresh
+        ):  # the job may have been suspended since, or its limit moved
             self._desk.press(moment)
-            time = Now.NOTHING
+            time = DeadlineAction.NOTHING
         seen = Outside(
             told=told,
             code=code,
@@ -120,7 +122,7 @@ class Liaison:
             self._cut_off_at = None  # here alone: what the word means is looked at below
         return look_outside(replace(seen, standing=word, asked_for_s=now - since))
 
-    def _word(self, since: float, now: float, *, why: bool) -> Standing | None:
+    def _word(self, since: float, now: float, *, why: bool) -> JobStatus | None:
         """Return Slurm's word to what was odd at `since`.
 
         Where it is asked why something ended, a word that explains nothing may be early: it is asked again.
@@ -133,7 +135,7 @@ class Liaison:
             self._desk.press(since + LAG_S)
         return self._desk.since(since + LAG_S)
 
-    def weigh(self, verdict: Verdict, *, alone: bool) -> Verdict:
+    def weigh(self, verdict: AttemptVerdict, *, alone: bool) -> AttemptVerdict:
         """Return a verdict on the nodes as it may be carried out.
 
         Cut off for a while, we may be what is left of an older run: nothing is done before Slurm has said. Nor
@@ -144,18 +146,21 @@ class Liaison:
         if alone and not self._alone:
             self._cut_off_at = now
         self._alone = alone
-        if verdict.kind is Kind.AGENTS_SILENT:
+        if verdict.kind is IncidentKind.AGENTS_SILENT:
             self._cut_off_at = self._silent_at = now
-        if now - self._silent_at < AFTERMATH_S and verdict.kind in {Kind.NODE_SILENT, Kind.JOB_STRANDED}:
+        if now - self._silent_at < AFTERMATH_S and verdict.kind in {
+            IncidentKind.NODE_SILENT,
+            IncidentKind.JOB_STRANDED,
+        }:
             because = f"{verdict.because}; most were silent a moment ago, and come back one after the other"
-            return Verdict(move=Move.WAIT, because=because, kind=verdict.kind)
+            return AttemptVerdict(move=NextMove.WAIT, because=because, kind=verdict.kind)
         if self._cut_off_at is None or not self._backend.can_requeue:
             return verdict
         if now - self._cut_off_at > self._partition_s:
             self._cut_off_at = None
-        elif verdict.move in {Move.RELAUNCH, Move.STRANDED}:
+        elif verdict.move in {NextMove.RELAUNCH, NextMove.STRANDED}:
             because = f"{verdict.because}; asking Slurm whose the job is"
-            return Verdict(move=Move.WAIT, because=because, kind=verdict.kind, lost=verdict.lost)
+            return AttemptVerdict(move=NextMove.WAIT, because=because, kind=verdict.kind, lost=verdict.lost)
         return verdict
 
     def _wish_save(self) -> None:

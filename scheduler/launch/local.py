@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from signal import Signals
 
-    from deeplink.scheduler.launch.standing import Standing
+    from deeplink.scheduler.launch.standing import JobStatus
     from deeplink.types import Attempt
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class LocalBackend(Backend):
         return False
 
     @override
-    def standing(self) -> Standing | None:
+    def standing(self) -> JobStatus | None:
         return None
 
     @override

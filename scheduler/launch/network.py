@@ -21,7 +21,7 @@ from deeplink.wording import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from deeplink.links import Link, Route
+    from deeplink.links import InterfaceAddress, Route
     from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.types import NodeName
 
@@ -44,7 +44,7 @@ class NoInterfaceError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedNetwork:
     """One way for all nodes of a job to reach each other.
 
     Attributes:
@@ -54,7 +54,7 @@ class Shared:
     """
 
     name: str
-    links: Mapping[NodeName, Link]
+    links: Mapping[NodeName, InterfaceAddress]
     speed_mbps: int = 0
 
     @override
@@ -64,13 +64,13 @@ class Shared:
         return f"{self.name} ({', '.join(interfaces[:4])}{', ...' if len(interfaces) > 4 else ''}{speed})"  # noqa: PLR2004
 
 
-def shared_networks(facts: Mapping[NodeName, NodeFacts]) -> tuple[Shared, ...]:
+def shared_networks(facts: Mapping[NodeName, NodeFacts]) -> tuple[SharedNetwork, ...]:
     """Return every network that the routes of all nodes lead over, the best first.
 
     Fast before slow and unknown; among equals the one that Slurm uses, then by name. An address that several nodes
     have (a bridge of containers, say) joins none of them.
     """
-    found: dict[tuple[Link, ...], Shared] = {}
+    found: dict[tuple[InterfaceAddress, ...], SharedNetwork] = {}
     ways = {node: _Ways(one.routes) for node, one in facts.items()}
     for shared in (*_of_one_name(facts, "network"), *_of_one_name(facts, "interface")):
         if _led_over(shared, ways):
@@ -80,7 +80,7 @@ def shared_networks(facts: Mapping[NodeName, NodeFacts]) -> tuple[Shared, ...]:
     )
 
 
-def wanted_network(facts: Mapping[NodeName, NodeFacts], wanted: str) -> Shared:
+def wanted_network(facts: Mapping[NodeName, NodeFacts], wanted: str) -> SharedNetwork:
     """Return the network that was asked for.
 
     Args:
@@ -99,7 +99,7 @@ def wanted_network(facts: Mapping[NodeName, NodeFacts], wanted: str) -> Shared:
     return _shared(wanted, {node: link for node, link in chosen.items() if link is not None})
 
 
-def settled(facts: Mapping[NodeName, NodeFacts], shared: Shared | None) -> dict[NodeName, NodeFacts]:
+def settled(facts: Mapping[NodeName, NodeFacts], shared: SharedNetwork | None) -> dict[NodeName, NodeFacts]:
     """Return the nodes with the addresses they have there; with those they told where `shared` is None.
 
     What they told of their links is left out: it has served its purpose, and ranks carry the rest in one variable.
@@ -114,7 +114,7 @@ def settled(facts: Mapping[NodeName, NodeFacts], shared: Shared | None) -> dict[
     }
 
 
-def _fitting(wanted: str) -> Callable[[Link], bool]:
+def _fitting(wanted: str) -> Callable[[InterfaceAddress], bool]:
     try:
         network = ipaddress.IPv4Network(wanted)
     except ValueError:
@@ -122,9 +122,9 @@ def _fitting(wanted: str) -> Callable[[Link], bool]:
     return lambda link: ipaddress.IPv4Address(link.ip) in network
 
 
-def _of_one_name(facts: Mapping[NodeName, NodeFacts], what: str) -> Iterator[Shared]:
+def _of_one_name(facts: Mapping[NodeName, NodeFacts], what: str) -> Iterator[SharedNetwork]:
     """Yield what all nodes have a link in: networks, or interfaces of one name."""
-    by_name: dict[str, dict[NodeName, Link]] = {}
+    by_name: dict[str, dict[NodeName, InterfaceAddress]] = {}
     for node, one in facts.items():
         for link in one.links:
             by_name.setdefault(getattr(link, what), {}).setdefault(node, link)
@@ -133,11 +133,11 @@ def _of_one_name(facts: Mapping[NodeName, NodeFacts], what: str) -> Iterator[Sha
             yield _shared(name, links)
 
 
-def _shared(name: str, links: Mapping[NodeName, Link]) -> Shared:
-    return Shared(name, links, min((link.speed_mbps for link in links.values()), default=0))
+def _shared(name: str, links: Mapping[NodeName, InterfaceAddress]) -> SharedNetwork:
+    return SharedNetwork(name, links, min((link.speed_mbps for link in links.values()), default=0))
 
 
-def _led_over(shared: Shared, ways: Mapping[NodeName, _Ways]) -> bool:
+def _led_over(shared: SharedNetwork, ways: Mapping[NodeName, _Ways]) -> bool:
     # Peers in one network are reached by one route: two stand for all, one of which is not the node itself.
     peers: dict[str, list[int]] = {}
     for link in shared.links.values():
@@ -176,15 +176,15 @@ class _Ways:
         return None
 
 
-def _slurms(shared: Shared, facts: Mapping[NodeName, NodeFacts]) -> bool:
+def _slurms(shared: SharedNetwork, facts: Mapping[NodeName, NodeFacts]) -> bool:
     return all(facts[node].host == link.ip for node, link in shared.links.items())
 
 
 def first_reached(
-    candidates: Iterable[Shared],
+    candidates: Iterable[SharedNetwork],
     facts: Mapping[NodeName, NodeFacts],
     reached: Callable[[Collection[tuple[str, int]]], bool],
-) -> Shared | None:
+) -> SharedNetwork | None:
     """Return the first network over which every agent accepts connections; None where there is none.
 
     Args:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class LaunchSpec:
     """What is to be run.
 
     Attributes:
@@ -99,7 +99,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class RankLayout:
     """A launch, and what its order of nodes is worth.
 
     Attributes:
@@ -167,7 +167,7 @@ class Layout:
 
 
 def lay_out(
-    order: Order,
+    order: LaunchSpec,
     attempt: Attempt,
     facts: Mapping[NodeName, NodeFacts],
     *,
@@ -175,7 +175,7 @@ def lay_out(
     before: Collection[NodeName] = (),
     restarts: int = 0,
     max_restarts: int = 0,
-) -> Layout:
+) -> RankLayout:
     """Choose the nodes of an attempt and put its ranks in order.
 
     Args:
@@ -209,7 +209,7 @@ def lay_out(
         host_file="" if order.folder is None else str(order.folder / f"hostfile.{attempt}"),
         container=order.container,
     )
-    return Layout(
+    return RankLayout(
         launch=launch,
         crossings=ranks.crossings,
         crossings_stock=ring_crossings(stock_order(ranks.nodes), fabric.leaf),

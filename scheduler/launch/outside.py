@@ -11,13 +11,13 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.deadline import Now
+from deeplink.scheduler.launch.deadline import DeadlineAction
 from deeplink.scheduler.launch.standing import OVER_S
-from deeplink.scheduler.launch.verdict import Move, Verdict
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
+from deeplink.scheduler.watch.records import IncidentKind
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.launch.standing import Standing
+    from deeplink.scheduler.launch.standing import JobStatus
 
 WORD_S = 5.0
 """How long Slurm's word is waited for once ranks have ended; without it they are judged by what else is known."""
@@ -44,9 +44,9 @@ class Outside:
     code: int | None = None
     agents_gone: bool = False
     cut_off: bool = False
-    standing: Standing | None = None
+    standing: JobStatus | None = None
     asked_for_s: float = 0.0
-    now: Now = Now.NOTHING
+    now: DeadlineAction = DeadlineAction.NOTHING
     gained: bool = False
     requeueable: bool = False
 
@@ -61,63 +61,65 @@ class Outside:
         return self.cut_off or self.was_ended
 
 
-def look_outside(seen: Outside) -> Verdict | None:
+def look_outside(seen: Outside) -> AttemptVerdict | None:
     """Return what is to be done for a reason from outside; None where there is none."""
     word = seen.standing
     if word is not None and not word.ours and not seen.told:
         because = (
             "the job has been started again elsewhere, by Slurm's word: what is here has no business any more"
         )
-        return Verdict(move=Move.ELSEWHERE, because=because)
+        return AttemptVerdict(move=NextMove.ELSEWHERE, because=because)
     waits = word is None and seen.asked_for_s < WORD_S
     if seen.told:
         return _about_told(seen, waits=waits)
     if seen.was_ended:
         return _about_ended(seen, waits=waits)
-    if seen.now is Now.END and seen.code is None and seen.requeueable and seen.gained:
+    if seen.now is DeadlineAction.END and seen.code is None and seen.requeueable and seen.gained:
         because = "the time limit is near"
-        return Verdict(move=Move.REQUEUE, because=because, kind=Kind.TIME_LIMIT)
+        return AttemptVerdict(move=NextMove.REQUEUE, because=because, kind=IncidentKind.TIME_LIMIT)
     return None
 
 
-def _about_told(seen: Outside, *, waits: bool) -> Verdict | None:
+def _about_told(seen: Outside, *, waits: bool) -> AttemptVerdict | None:
     if seen.code is None:
         return None  # the ranks have their time
     if waits:
-        return Verdict(move=Move.WAIT, because="told to end; asking Slurm why")
+        return AttemptVerdict(move=NextMove.WAIT, because="told to end; asking Slurm why")
     kind, why = _why(seen.standing)
     because = f"ended after {seen.told}{why}"
-    if kind is not None and seen.requeueable and (seen.gained or kind is Kind.PREEMPTED):
-        return Verdict(move=Move.REQUEUE, because=because, kind=kind, code=seen.code)
+    if kind is not None and seen.requeueable and (seen.gained or kind is IncidentKind.PREEMPTED):
+        return AttemptVerdict(move=NextMove.REQUEUE, because=because, kind=kind, code=seen.code)
     if not seen.code:
-        return Verdict(move=Move.SUCCEEDED, because=because)
-    return Verdict(move=Move.FAILED, because=because, code=seen.code, kind=kind)
+        return AttemptVerdict(move=NextMove.SUCCEEDED, because=because)
+    return AttemptVerdict(move=NextMove.FAILED, because=because, code=seen.code, kind=kind)
 
 
-def _about_ended(seen: Outside, *, waits: bool) -> Verdict | None:
+def _about_ended(seen: Outside, *, waits: bool) -> AttemptVerdict | None:
     if waits:
-        return Verdict(move=Move.WAIT, because="something ended them; asking Slurm why")
+        return AttemptVerdict(move=NextMove.WAIT, because="something ended them; asking Slurm why")
     kind, why = _why(seen.standing)
     if kind is None and (seen.standing is None or seen.standing.runs):
         return None  # not Slurm's doing
     if seen.code is None:
-        return Verdict(move=Move.WAIT, because=f"the agents were ended{why}; waiting for the ranks to end")
+        return AttemptVerdict(
+            move=NextMove.WAIT, because=f"the agents were ended{why}; waiting for the ranks to end"
+        )
     because = f"the ranks were ended{why}"
-    if kind is not None and seen.requeueable and (seen.gained or kind is Kind.PREEMPTED):
-        return Verdict(move=Move.REQUEUE, because=because, kind=kind, code=seen.code)
-    move = Move.FAILED if seen.code else Move.SUCCEEDED
-    return Verdict(move=move, because=because, code=seen.code, kind=kind)
+    if kind is not None and seen.requeueable and (seen.gained or kind is IncidentKind.PREEMPTED):
+        return AttemptVerdict(move=NextMove.REQUEUE, because=because, kind=kind, code=seen.code)
+    move = NextMove.FAILED if seen.code else NextMove.SUCCEEDED
+    return AttemptVerdict(move=move, because=because, code=seen.code, kind=kind)
 
 
-def _why(word: Standing | None) -> tuple[Kind | None, str]:
+def _why(word: JobStatus | None) -> tuple[IncidentKind | None, str]:
     if word is None:
         return None, ""
     if not word.ours:
         return None, ": Slurm starts the job again"
     if word.preempting:
-        return Kind.PREEMPTED, ": another job is to have the nodes"
+        return IncidentKind.PREEMPTED, ": another job is to have the nodes"
     if word.left_s is not None and word.left_s <= OVER_S:
-        return Kind.TIME_LIMIT, ": the time limit"
+        return IncidentKind.TIME_LIMIT, ": the time limit"
     if not word.runs:
         return None, f": by Slurm ({word.word})"
     return None, ""

@@ -20,7 +20,7 @@ from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     Launch,
     NotLaunchedError,
-    Task,
+    RankTask,
     mpi_task,
     rank_environment,
     slurm_task,
@@ -59,14 +59,14 @@ def main(argv: Sequence[str]) -> int:
         return _NOT_EXECUTABLE
 
 
-def arguments(argv: list[str], launch: Launch, env: Mapping[str, str]) -> tuple[Task, list[str]]:
+def arguments(argv: list[str], launch: Launch, env: Mapping[str, str]) -> tuple[RankTask, list[str]]:
     """Return which rank this is and what it is to become.
 
     Raises:
         NotLaunchedError: nobody says.
     """
     if argv[:1] == ["--task"] and len(argv) > 4:  # noqa: PLR2004 - three values and the double dash
-        task = Task(int(argv[1]), int(argv[2]), argv[3])
+        task = RankTask(int(argv[1]), int(argv[2]), argv[3])
         argv = argv[4:]
     elif argv[:1] == ["--mpi"]:
         task = mpi_task(launch, env)

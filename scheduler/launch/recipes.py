@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from deeplink.scheduler.launch.environment import Launch, Task
+    from deeplink.scheduler.launch.environment import Launch, RankTask
 
-    Settings = Callable[[Launch, Task, Mapping[str, str]], dict[str, str]]
+    Settings = Callable[[Launch, RankTask, Mapping[str, str]], dict[str, str]]
 
 
 class Start(Enum):
@@ -27,11 +27,11 @@ class Start(Enum):
     NODE = "one process, which starts the node's ranks itself"
 
 
-def _nothing(_launch: Launch, _task: Task, _env: Mapping[str, str]) -> dict[str, str]:
+def _nothing(_launch: Launch, _task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def _torchrun(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str, str]:
+def _torchrun(launch: Launch, task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
     # torchrun takes each of its options from PET_<OPTION> where its command line has none. The static rendezvous
     # is the one that numbers the nodes as told: c10d sorts them by host name.
     return {
@@ -45,7 +45,7 @@ def _torchrun(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _deepspeed(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str, str]:
+def _deepspeed(launch: Launch, task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
     # What its own launcher sets besides torch's variables.
     group, _ = launch.place(task.rank)
     return {
@@ -55,7 +55,7 @@ def _deepspeed(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str,
     }
 
 
-def _jax(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
+def _jax(launch: Launch, task: RankTask, env: Mapping[str, str]) -> dict[str, str]:
     visible = env.get("CUDA_VISIBLE_DEVICES", "")
     count = len(visible.split(",")) if visible else 0
     if launch.ranks[launch.place(task.rank)[0]] == 1:
@@ -68,7 +68,7 @@ def _jax(launch: Launch, task: Task, env: Mapping[str, str]) -> dict[str, str]:
     return {**coordinator, "JAX_LOCAL_DEVICE_IDS": devices} if devices else coordinator
 
 
-def _tensorflow(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str, str]:
+def _tensorflow(launch: Launch, task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
     # Every worker listens, so those on one host need a port each.
     taken: Counter[str] = Counter()
     workers = []
@@ -81,7 +81,7 @@ def _tensorflow(launch: Launch, task: Task, _env: Mapping[str, str]) -> dict[str
     }
 
 
-def _horovod(_launch: Launch, _task: Task, _env: Mapping[str, str]) -> dict[str, str]:
+def _horovod(_launch: Launch, _task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
     # Its other controller, Gloo, needs a server that only horovodrun starts.
     return {"HOROVOD_CONTROLLER": "mpi"}
 

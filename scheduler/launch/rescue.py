@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.chronicle import Chronicle
-    from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.launch.fleet import AgentPool
     from deeplink.scheduler.launch.service import Service
     from deeplink.types import NodeName
 
@@ -45,7 +45,7 @@ class Rescue:
     def __init__(
         self,
         backend: Backend,
-        fleet: Fleet,
+        fleet: AgentPool,
         chronicle: Chronicle,
         service: Service,
         *,

@@ -18,7 +18,7 @@ SEATS_VARIABLE = "DEEPLINK_AGENT_SEATS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class AgentEndpoint:
     """What ranks know of their node's agent.
 
     Attributes:
@@ -38,11 +38,11 @@ def packed_seats(before: Mapping[NodeName, NodeFacts]) -> str:
     )
 
 
-def seat_in(env: Mapping[str, str], node: str) -> Seat | None:
+def seat_in(env: Mapping[str, str], node: str) -> AgentEndpoint | None:
     """Return the seat that this node's agent is to take; None where there is none, or it cannot be read."""
     try:
         port, token_file = json.loads(env[SEATS_VARIABLE])[node]
-        seat = Seat(port=int(port), folder=Path(token_file).parent)
+        seat = AgentEndpoint(port=int(port), folder=Path(token_file).parent)
     except (KeyError, ValueError, TypeError):
         return None
     return seat if 0 < seat.port < 1 << 16 and token_file and seat.folder.is_absolute() else None

@@ -19,14 +19,14 @@ ENDED = frozenset({"Z", "X", "x", ""})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class ProcessSnapshot:
     """A rank's process as its agent saw it: state as in proc(5), CPU time so far of it and all below it."""
 
     state: str
     cpu_s: float
 
 
-class Answer(Enum):
+class ActivityAnswer(Enum):
     """What is known of ranks that are late."""
 
     UNKNOWN = "unknown"
@@ -37,18 +37,20 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RankActivity:
     """What the processes of an attempt's ranks do.
 
     Attributes:
         ranks: those that are stopped, or that work.
     """
 
-    answer: Answer
+    answer: ActivityAnswer
     ranks: tuple[int, ...] = ()
 
 
-def seen(before: Mapping[int, Sight], now: Mapping[int, Sight], between_s: float, world: int) -> Seen:
+def seen(
+    before: Mapping[int, ProcessSnapshot], now: Mapping[int, ProcessSnapshot], between_s: float, world: int
+) -> RankActivity:
     """Return what ranks do, from two looks at them.
 
     Args:
@@ -60,20 +62,20 @@ def seen(before: Mapping[int, Sight], now: Mapping[int, Sight], between_s: float
     both = {rank: (before[rank], now[rank]) for rank in sorted(before.keys() & now.keys())}
     here = {rank: two for rank, two in both.items() if two[1].state not in ENDED}
     if not here or between_s <= 0:
-        return Seen(answer=Answer.UNKNOWN)
+        return RankActivity(answer=ActivityAnswer.UNKNOWN)
     held = [rank for rank, two in here.items() if two[0].state in HELD and two[1].state in HELD]
     stopped = [rank for rank in held if here[rank][1].state == STOPPED]
     free = [rank for rank in here if rank not in held]
     if stopped and free:
-        return Seen(answer=Answer.STOPPED, ranks=tuple(stopped))
+        return RankActivity(answer=ActivityAnswer.STOPPED, ranks=tuple(stopped))
     if held:
-        return Seen(answer=Answer.HELD, ranks=tuple(held))
+        return RankActivity(answer=ActivityAnswer.HELD, ranks=tuple(held))
     working = [rank for rank, two in here.items() if two[1].cpu_s - two[0].cpu_s > IDLE_SHARE * between_s]
     if working:
-        return Seen(answer=Answer.WORKING, ranks=tuple(working))
+        return RankActivity(answer=ActivityAnswer.WORKING, ranks=tuple(working))
     if len(both) < world:
-        return Seen(answer=Answer.UNKNOWN)
-    return Seen(answer=Answer.IDLE)
+        return RankActivity(answer=ActivityAnswer.UNKNOWN)
+    return RankActivity(answer=ActivityAnswer.IDLE)
 
 
 @dataclass(slots=True)
@@ -84,28 +86,28 @@ class Watch:
         newest: what the last two looks say.
     """
 
-    newest: Seen = field(default_factory=lambda: Seen(answer=Answer.UNKNOWN))
-    _before: Mapping[int, Sight] | None = None
+    newest: RankActivity = field(default_factory=lambda: RankActivity(answer=ActivityAnswer.UNKNOWN))
+    _before: Mapping[int, ProcessSnapshot] | None = None
     _looked: float = 0.0
     _idle_since: float | None = None
     _stopped_since: dict[int, float] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Nobody is late any more, or other ranks are."""
-        self.newest = Seen(answer=Answer.UNKNOWN)
+        self.newest = RankActivity(answer=ActivityAnswer.UNKNOWN)
         self._before, self._idle_since, self._stopped_since = None, None, {}
 
-    def look(self, now: Mapping[int, Sight], at: float, world: int) -> None:
+    def look(self, now: Mapping[int, ProcessSnapshot], at: float, world: int) -> None:
         """Take in one look."""
         if at - self._looked > UNBROKEN_S:
             self.forget()
         if self._before is not None:
             self.newest = seen(self._before, now, at - self._looked, world)
-            if self.newest.answer is not Answer.IDLE:
+            if self.newest.answer is not ActivityAnswer.IDLE:
                 self._idle_since = None
             elif self._idle_since is None:
                 self._idle_since = self._looked
-            still = self.newest.ranks if self.newest.answer is Answer.STOPPED else ()
+            still = self.newest.ranks if self.newest.answer is ActivityAnswer.STOPPED else ()
             self._stopped_since = {rank: self._stopped_since.get(rank, self._looked) for rank in still}
         self._before, self._looked = dict(now), at
 

@@ -43,7 +43,7 @@ OTHER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class SilenceLimit:
     """How long a section may be silent.
 
     Attributes:
@@ -85,17 +85,17 @@ class Silences:
         """Whether such a section has ever ended."""
         return section in self._seen
 
-    def limit(self, section: str) -> Limit:
+    def limit(self, section: str) -> SilenceLimit:
         """Return how long the section may be silent, by what is known now."""
         seen = self._seen.get(section)
         default = DEFAULTS.get(section, OTHER_S)
         if seen is None:
-            return Limit(seconds=default)
+            return SilenceLimit(seconds=default)
         enough = ENOUGH_STEPS if section == STEPS else ENOUGH
         usual = FACTOR * _quantile(seen.silences, QUANTILE)
         if seen.count < enough:
-            return Limit(seconds=max(default, usual), longest_s=seen.longest_s)
-        return Limit(seconds=max(LEAST_S, usual), longest_s=seen.longest_s, is_learned=True)
+            return SilenceLimit(seconds=max(default, usual), longest_s=seen.longest_s)
+        return SilenceLimit(seconds=max(LEAST_S, usual), longest_s=seen.longest_s, is_learned=True)
 
     def as_text(self) -> str:
         """Return all of it as JSON, for `Silences.read`."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SiteFabric:
     """The site's fabric, as the setting `topology` describes it.
 
     Attributes:
@@ -32,7 +32,7 @@ class Site:
     hcas: Mapping[NodeName, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, network: Network, source: str) -> Site:
+    def of(cls, network: Network, source: str) -> SiteFabric:
         """Take from a graph what a launch needs."""
         told = {node.name: near_hcas(node.inside) for node in network.nodes.values() if node.inside is not None}
         return cls(source, fabric_of(network), {node: hcas for node, hcas in told.items() if hcas})
@@ -62,7 +62,7 @@ class Known:
     missing: tuple[NodeName, ...]
 
 
-def known_fabric(nodes: Mapping[NodeName, str], site: Site | None, ask_slurm: Callable[[], Fabric]) -> Known:
+def known_fabric(nodes: Mapping[NodeName, str], site: SiteFabric | None, ask_slurm: Callable[[], Fabric]) -> Known:
     """Return the fabric to go by: the site's, where it has any of the nodes, or what Slurm told them, or tells us.
 
     Never a mixture: two sources may call one switch by two names.
@@ -83,7 +83,7 @@ def _lacking(fabric: Fabric, nodes: Mapping[NodeName, str], source: str) -> Know
     return Known(fabric, source, tuple(node for node in nodes if not fabric.path(node)))
 
 
-def with_hcas(facts: Mapping[NodeName, NodeFacts], site: Site | None) -> dict[NodeName, NodeFacts]:
+def with_hcas(facts: Mapping[NodeName, NodeFacts], site: SiteFabric | None) -> dict[NodeName, NodeFacts]:
     """Return the nodes with what the site says of their cards."""
     hcas = site.hcas if site is not None else {}
     return {node: replace(one, hcas=hcas.get(node, "")) for node, one in facts.items()}

@@ -21,7 +21,7 @@ from deeplink.scheduler.launch.seats import SEATS_VARIABLE, packed_seats
 from deeplink.scheduler.launch.service import NodesStanding, nodes_standing
 from deeplink.scheduler.launch.shape import Granted, gpu_options, granted_by
 from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks
-from deeplink.scheduler.launch.standing import Standing
+from deeplink.scheduler.launch.standing import JobStatus
 from deeplink.scheduler.launch.stepenv import step_environment
 from deeplink.scheduler.launch.stepids import StepIds
 from deeplink.scheduler.launch.watched import KNOCK_S
@@ -36,7 +36,7 @@ from deeplink.scheduler.slurm.standing import standing
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.slurm.within import is_in_step
 from deeplink.scheduler.topology.graph import fabric_from_switches
-from deeplink.scheduler.watch.evidence import TAG, Answer
+from deeplink.scheduler.watch.evidence import TAG, ProbeResult
 from deeplink.scheduler.watch.observer import slurmd_port
 from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.scheduler.watch.remark import remark, with_ours
@@ -183,12 +183,12 @@ class SlurmBackend(Backend):
     def _without_slurmd(self, nodes: Collection[NodeName]) -> frozenset[NodeName]:
         """Return the nodes whose slurmd refuses connections: srun would try for seconds, and start none."""
         answers = self._knocked(self.slurm.nodes(nodes))
-        gone = frozenset(name for name, answer in answers.items() if answer is Answer.REFUSES)
+        gone = frozenset(name for name, answer in answers.items() if answer is ProbeResult.REFUSES)
         if gone >= set(nodes):
             raise NoSlurmdError(gone)
         return gone
 
-    def _knocked(self, rows: Sequence[NodeRow]) -> dict[NodeName, Answer]:
+    def _knocked(self, rows: Sequence[NodeRow]) -> dict[NodeName, ProbeResult]:
         port = slurmd_port(self.slurm) if any(row.port is None for row in rows) else 0
         return TcpProber(self.clock).probe({row.name: (row.address, row.port or port) for row in rows}, KNOCK_S)
 
@@ -303,7 +303,7 @@ class SlurmBackend(Backend):
         return True
 
     @override
-    def standing(self) -> Standing | None:
+    def standing(self) -> JobStatus | None:
         try:
             told = standing(self.slurm, self.job)
         except DeepLinkError as problem:
@@ -315,7 +315,7 @@ class SlurmBackend(Backend):
         ours = told.job.restarts == self.restart
         # A controller that has just come up takes running jobs for pending (22.05.8). Those that were put back
         # into the queue are pending, too, but their count of restarts has grown.
-        return Standing(
+        return JobStatus(
             ours=ours,
             runs=told.job.state in _ALIVE or (ours and told.job.state is JobState.PENDING),
             left_s=told.left_s,

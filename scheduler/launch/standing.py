@@ -20,7 +20,7 @@ OFTEN_S, SELDOM_S = 5.0, 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class JobStatus:
     """What Slurm says of the job.
 
     Attributes:
@@ -47,7 +47,7 @@ class Standing:
         )
 
 
-class Desk:
+class StatusPoller:
     """Where Slurm is asked. The supervising thread alone uses it.
 
     Args:
@@ -73,7 +73,7 @@ class Desk:
         if self._last.answered < moment and self._clock.monotonic() - self._last.asked >= AGAIN_S:
             self._last.ask()
 
-    def since(self, moment: float) -> Standing | None:
+    def since(self, moment: float) -> JobStatus | None:
         """Return the answer to a question asked at `moment` or later; None while there is none."""
         return self._last.value if self._last.answered >= moment else None
 

@@ -19,12 +19,20 @@ from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.history import Log, file_of
 from deeplink.scheduler.launch.liaison import Liaison
 from deeplink.scheduler.launch.muster import muster
-from deeplink.scheduler.launch.order import Layout, Order, lay_out
+from deeplink.scheduler.launch.order import LaunchSpec, RankLayout, lay_out
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.rescue import TICK_S, Rescue
 from deeplink.scheduler.launch.service import Service
-from deeplink.scheduler.launch.verdict import Evidence, Move, Policy, Verdict, decide, is_alone, too_few
-from deeplink.scheduler.watch.records import Action, Kind, Outcome, Phase
+from deeplink.scheduler.launch.verdict import (
+    AttemptEvidence,
+    AttemptVerdict,
+    NextMove,
+    RelaunchPolicy,
+    decide,
+    is_alone,
+    too_few,
+)
+from deeplink.scheduler.watch.records import Action, IncidentKind, IncidentOutcome, Phase
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend, RankStep
     from deeplink.scheduler.launch.chronicle import Chronicle
-    from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.launch.fleet import AgentPool
     from deeplink.types import NodeName
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -55,7 +63,7 @@ def gist_of_wait(because: str) -> str:
 
 @dataclass(slots=True)
 class _Running:
-    layout: Layout
+    layout: RankLayout
     step: RankStep
     began: float
     exited_at: float | None = None
@@ -80,16 +88,16 @@ class Supervisor:
     def __init__(
         self,
         backend: Backend,
-        fleet: Fleet,
-        order: Order,
+        fleet: AgentPool,
+        order: LaunchSpec,
         chronicle: Chronicle,
         *,
         signals: deque[signal.Signals],
         clock: Clock,
-        policy: Policy | None = None,
+        policy: RelaunchPolicy | None = None,
     ) -> None:
         self._backend, self._fleet, self._order = backend, fleet, order
-        self._chronicle, self._clock, self._policy = chronicle, clock, policy or Policy()
+        self._chronicle, self._clock, self._policy = chronicle, clock, policy or RelaunchPolicy()
         self._here = backend.here
         self._account = Account(backend, fleet, chronicle, clock)
         self._service = Service(backend, clock)
@@ -135,18 +143,18 @@ class Supervisor:
         running = self._start(self._usable)
         while True:
             verdict = self._watch(running)
-            if verdict.move not in {Move.RELAUNCH, Move.STRANDED}:
+            if verdict.move not in {NextMove.RELAUNCH, NextMove.STRANDED}:
                 return self._finish(running, verdict)
             chosen: list[NodeName] = []
-            if verdict.move is Move.RELAUNCH:
+            if verdict.move is NextMove.RELAUNCH:
                 chosen = self._relaunch(running, verdict)
                 verdict = verdict if chosen else too_few(verdict, self._service.word.taken, self._fleet.facts)
-            if verdict.move is Move.STRANDED:
+            if verdict.move is NextMove.STRANDED:
                 self._strand(running, verdict)
                 chosen = self._rescued(verdict.lost)
             if not chosen:
                 if self._rescue.is_elsewhere and self.ending is None:
-                    return self._finish(running, replace(verdict, move=Move.ELSEWHERE))
+                    return self._finish(running, replace(verdict, move=NextMove.ELSEWHERE))
                 told = self.ending.name if self.ending else ""
                 return self._ends.leave_stranded(verdict, told, self._begun)
             running = self._start_next(chosen, running)
@@ -182,18 +190,18 @@ class Supervisor:
         self._log.history.relaunches += 1
         return self._start(candidates, last.layout.active)
 
-    def _watch(self, running: _Running) -> Verdict:
+    def _watch(self, running: _Running) -> AttemptVerdict:
         """Return the first verdict that ends this attempt."""
         while True:
             self._listen()
             self._pass_signals(running)
             verdict = self._decided(running)
-            if verdict.move is Move.REST:
+            if verdict.move is NextMove.REST:
                 self._lose_spares(running, verdict)
-            elif verdict.move is Move.WAIT:
+            elif verdict.move is NextMove.WAIT:
                 self._say_once(verdict.because)
                 self._account.hold_back(self._silent_s(verdict.lost), verdict.because)
-            elif verdict.move is Move.CARRY_ON:
+            elif verdict.move is NextMove.CARRY_ON:
                 if not self._liaison.in_doubt:  # else it may have been us who were away, and that is told already
                     self._account.come_back()
             else:
@@ -219,7 +227,7 @@ class Supervisor:
         self._log.note_progress()
         self._account.tick()
 
-    def _decided(self, running: _Running) -> Verdict:
+    def _decided(self, running: _Running) -> AttemptVerdict:
         now = self._clock.monotonic()
         code = running.step.exit_code()
         if code is not None and running.exited_at is None:
@@ -234,7 +242,7 @@ class Supervisor:
         silence, booted = self._fleet.silence(), self._booted_anew()
         spares = self._spares(running)
         late = self._hangs.look()
-        seen = Evidence(
+        seen = AttemptEvidence(
             active=active,
             spares=spares,
             silence={node: silence[node] for node in (*active, *spares)},
@@ -253,9 +261,9 @@ class Supervisor:
             tried=self._log.tried(now),
         )
         verdict = self._liaison.weigh(decide(seen, self._policy), alone=is_alone(seen, self._policy))
-        if verdict.move in {Move.RELAUNCH, Move.STRANDED} and self._ending is not None:
+        if verdict.move in {NextMove.RELAUNCH, NextMove.STRANDED} and self._ending is not None:
             code = 128 + self._ending
-            return Verdict(move=Move.FAILED, because=verdict.because, lost=verdict.lost, code=code)
+            return AttemptVerdict(move=NextMove.FAILED, because=verdict.because, lost=verdict.lost, code=code)
         return verdict
 
     def _revive(self) -> None:
@@ -279,7 +287,7 @@ class Supervisor:
             self._chronicle.event("signal", f"passing {number.name} on to the ranks", signal=number.name)
             running.step.send(number)
 
-    def _lose_spares(self, running: _Running, verdict: Verdict) -> None:
+    def _lose_spares(self, running: _Running, verdict: AttemptVerdict) -> None:
         self._tell_silent(verdict.lost)
         self._account.lose_spares(self._silent_s(verdict.lost), verdict.because)
         self._forget(verdict.lost)
@@ -298,7 +306,7 @@ class Supervisor:
         self.has_lost = self.has_lost or bool(lost)
         self._usable = [node for node in self._usable if node not in lost]
 
-    def _relaunch(self, running: _Running, verdict: Verdict) -> list[NodeName]:
+    def _relaunch(self, running: _Running, verdict: AttemptVerdict) -> list[NodeName]:
         """End the ranks and return the nodes for the next ones; empty where too few are left to us."""
         self._open(verdict, Action.RELAUNCH)
         if verdict.cause is Cause.HANG and not verdict.slow:
@@ -330,7 +338,7 @@ class Supervisor:
         self._service.tell(self._chronicle, before, chosen)
         return chosen if self._order.count_for(len(chosen)) else []
 
-    def _located(self, verdict: Verdict) -> Verdict:
+    def _located(self, verdict: AttemptVerdict) -> AttemptVerdict:
         """Return the verdict with what was found of where the ranks are: asked before any of them is ended."""
         self._account.enter(Phase.RECOVERING, verdict.because)
         found = self._hangs.locate(self._listen)
@@ -338,7 +346,7 @@ class Supervisor:
         because = "; ".join(filter(None, (verdict.because, found.gist)))
         return replace(verdict, because=because, suspects=verdict.suspects or found.suspects)
 
-    def _strand(self, running: _Running, verdict: Verdict) -> None:
+    def _strand(self, running: _Running, verdict: AttemptVerdict) -> None:
         self._open(verdict, Action.NONE)
         self._forget(verdict.lost)
         self._chronicle.event(
@@ -373,11 +381,11 @@ class Supervisor:
             self._listen()
             thread.join(TICK_S)
 
-    def _open(self, verdict: Verdict, action: Action) -> None:
+    def _open(self, verdict: AttemptVerdict, action: Action) -> None:
         quiet_s = self._tell_silent(verdict.lost) or self._progress.stuck_s(self._clock.monotonic()) or 0.0
         blamed = (*verdict.lost, *verdict.suspects)
-        kind = verdict.kind or Kind.RANK_FAILED
-        self._account.settle(Outcome.FAILED)  # the one before, if it has not come to a step since
+        kind = verdict.kind or IncidentKind.RANK_FAILED
+        self._account.settle(IncidentOutcome.FAILED)  # the one before, if it has not come to a step since
         self._account.open(kind, blamed[0] if blamed else None, quiet_s, verdict.because, action)
 
     def _silent_s(self, nodes: Collection[NodeName]) -> dict[NodeName, float]:
@@ -400,8 +408,8 @@ class Supervisor:
             self._said = kind
             self._chronicle.event("waiting", because, because=because)
 
-    def _finish(self, running: _Running, verdict: Verdict) -> int:
-        if verdict.move is Move.ELSEWHERE:
+    def _finish(self, running: _Running, verdict: AttemptVerdict) -> int:
+        if verdict.move is NextMove.ELSEWHERE:
             running.step.abandon()
             self._fleet.abandon()
             self._step, self.has_lost = None, True

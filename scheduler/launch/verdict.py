@@ -20,14 +20,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.failure import Cause, Failed, Limits, Ran, Tried, diagnose, stop_for
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.launch.failure import Cause, Failed, Ran, RelaunchLimits, Tried, diagnose, stop_for
+from deeplink.scheduler.watch.records import IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
     from deeplink.scheduler.launch.watched import Silence
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import NodeName
 
 
@@ -35,7 +35,7 @@ AGAIN_CODE = 75
 """EX_TEMPFAIL: the job itself is not to blame, and may be submitted again."""
 
 
-class Move(Enum):
+class NextMove(Enum):
     """What to do now."""
 
     CARRY_ON = "carry on"
@@ -51,7 +51,7 @@ class Move(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RelaunchPolicy:
     """The thresholds, in seconds.
 
     Attributes:
@@ -68,11 +68,11 @@ class Policy:
     doubt_s: float = 1.5
     settle_s: float = 0.5
     partition_s: float = 60.0
-    limits: Limits = field(default_factory=Limits)
+    limits: RelaunchLimits = field(default_factory=RelaunchLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class AttemptEvidence:
     """What is seen of an attempt at one moment.
 
     Attributes:
@@ -106,14 +106,14 @@ class Evidence:
     hung: str = ""
     slow: str = ""
     suspects: tuple[NodeName, ...] = ()
-    health: Mapping[NodeName, tuple[Finding, ...]] = field(default_factory=dict)
+    health: Mapping[NodeName, tuple[HealthFinding, ...]] = field(default_factory=dict)
     unix: Mapping[NodeName, float] = field(default_factory=dict)
     fewest: int | None = None
     tried: Tried = field(default_factory=Tried)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AttemptVerdict:
     """What to do, to whom, and why.
 
     Attributes:
@@ -125,41 +125,43 @@ class Verdict:
         cause: who is to blame for the attempt's end; None where it does not end.
     """
 
-    move: Move
+    move: NextMove
     because: str = ""
     lost: tuple[NodeName, ...] = ()
     suspects: tuple[NodeName, ...] = ()
     slow: bool = False
     code: int = 0
-    kind: Kind | None = None
+    kind: IncidentKind | None = None
     cause: Cause | None = None
 
 
-def is_alone(seen: Evidence, policy: Policy) -> bool:
+def is_alone(seen: AttemptEvidence, policy: RelaunchPolicy) -> bool:
     """Whether nobody is heard beyond the node we run on: that may be as well the others as us."""
     others = {node for node in (*seen.active, *seen.spares) if node != seen.here}
     return seen.here is not None and bool(others) and others <= _doubtful(seen, policy)
 
 
-def decide(seen: Evidence, policy: Policy) -> Verdict:
+def decide(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict:
     """Return what to do."""
     if seen.exit_code == 0:
-        return Verdict(move=Move.SUCCEEDED)
+        return AttemptVerdict(move=NextMove.SUCCEEDED)
     lost, deaf = _lost_and_deaf(seen, policy)
     if lost:
         return _about_lost(seen, policy, lost)
     if seen.anew:
         because = f"{', '.join(seen.anew)} booted anew, and the ranks there are gone"
-        return _again(seen, policy, Cause.NODE_LOST, Kind.NODE_SILENT, because, suspects=seen.anew)
+        return _again(seen, policy, Cause.NODE_LOST, IncidentKind.NODE_SILENT, because, suspects=seen.anew)
     if seen.exit_code is not None:
         return _about_failed(seen, policy)
     if deaf:
         because = f"agents on {', '.join(deaf)} are silent, most at once, and their machines answer"
-        return Verdict(move=Move.WAIT, because=f"{because}; touching nothing", kind=Kind.AGENTS_SILENT)
-    return _about_late(seen, policy) if seen.hung or seen.slow else Verdict(move=Move.CARRY_ON)
+        return AttemptVerdict(
+            move=NextMove.WAIT, because=f"{because}; touching nothing", kind=IncidentKind.AGENTS_SILENT
+        )
+    return _about_late(seen, policy) if seen.hung or seen.slow else AttemptVerdict(move=NextMove.CARRY_ON)
 
 
-def too_few(verdict: Verdict, taken: Iterable[NodeName], known: Container[NodeName]) -> Verdict:
+def too_few(verdict: AttemptVerdict, taken: Iterable[NodeName], known: Container[NodeName]) -> AttemptVerdict:
     """Return that the job is stranded: Slurm has taken nodes from it that the verdict counted on.
 
     Args:
@@ -169,10 +171,14 @@ def too_few(verdict: Verdict, taken: Iterable[NodeName], known: Container[NodeNa
     """
     lost = (*verdict.lost, *(node for node in taken if node in known and node not in verdict.lost))
     because = f"{verdict.because}; too few nodes are left to the job"
-    return Verdict(move=Move.STRANDED, because=because, lost=lost, kind=Kind.JOB_STRANDED, cause=Cause.NODE_LOST)
+    return AttemptVerdict(
+        move=NextMove.STRANDED, because=because, lost=lost, kind=IncidentKind.JOB_STRANDED, cause=Cause.NODE_LOST
+    )
 
 
-def _lost_and_deaf(seen: Evidence, policy: Policy) -> tuple[tuple[NodeName, ...], tuple[NodeName, ...]]:
+def _lost_and_deaf(
+    seen: AttemptEvidence, policy: RelaunchPolicy
+) -> tuple[tuple[NodeName, ...], tuple[NodeName, ...]]:
     """Return the nodes that are lost, and those that only seem so.
 
     An agent that falls silent with most others is not ill: the wire is, or whatever they have in common.
@@ -185,65 +191,67 @@ def _lost_and_deaf(seen: Evidence, policy: Policy) -> tuple[tuple[NodeName, ...]
     return tuple(node for node in lost if node not in deaf), deaf
 
 
-def _about_late(seen: Evidence, policy: Policy) -> Verdict:
+def _about_late(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict:
     doubtful = _doubtful(seen, policy)
     if seen.hung:
         if doubtful:
-            return Verdict(move=Move.WAIT, because="no progress, and a node is in doubt")
+            return AttemptVerdict(move=NextMove.WAIT, because="no progress, and a node is in doubt")
         because = f"{seen.hung} while every node answers"
-        return _again(seen, policy, Cause.HANG, Kind.RANKS_HUNG, because, suspects=seen.suspects)
+        return _again(seen, policy, Cause.HANG, IncidentKind.RANKS_HUNG, because, suspects=seen.suspects)
     if doubtful or len(seen.spares) < len(seen.suspects) or seen.tried.since_progress:
-        return Verdict(move=Move.CARRY_ON)  # slow is better than not at all
-    again = _again(seen, policy, Cause.HANG, Kind.STRAGGLER, seen.slow, suspects=seen.suspects)
-    return replace(again, slow=True) if again.move is Move.RELAUNCH else Verdict(move=Move.CARRY_ON)
+        return AttemptVerdict(move=NextMove.CARRY_ON)  # slow is better than not at all
+    again = _again(seen, policy, Cause.HANG, IncidentKind.STRAGGLER, seen.slow, suspects=seen.suspects)
+    return replace(again, slow=True) if again.move is NextMove.RELAUNCH else AttemptVerdict(move=NextMove.CARRY_ON)
 
 
-def _lost(silence: Silence, policy: Policy) -> bool:
+def _lost(silence: Silence, policy: RelaunchPolicy) -> bool:
     return silence.contact_s >= policy.silence_s or silence.deaf_s >= policy.starved_s
 
 
-def _silent_together(seen: Evidence, policy: Policy) -> bool:
+def _silent_together(seen: AttemptEvidence, policy: RelaunchPolicy) -> bool:
     return 2 * len(_doubtful(seen, policy)) > len(seen.active) + len(seen.spares) > 1
 
 
-def _doubtful(seen: Evidence, policy: Policy) -> set[NodeName]:
+def _doubtful(seen: AttemptEvidence, policy: RelaunchPolicy) -> set[NodeName]:
     return {
         node for node, silence in seen.silence.items() if node != seen.here and silence.answer_s >= policy.doubt_s
     }
 
 
-def _about_lost(seen: Evidence, policy: Policy, lost: tuple[NodeName, ...]) -> Verdict:
+def _about_lost(seen: AttemptEvidence, policy: RelaunchPolicy, lost: tuple[NodeName, ...]) -> AttemptVerdict:
     doubtful = _doubtful(seen, policy)
     together = len(seen.active) + len(seen.spares)
     longest = max(seen.silence[node].answer_s for node in lost)
     names = ", ".join(lost)
     if _silent_together(seen, policy) and longest < policy.partition_s:
         because = f"{len(doubtful)} of {together} nodes are silent at once: a switch, or us; touching nothing"
-        return Verdict(move=Move.WAIT, because=because, kind=Kind.AGENTS_SILENT)
+        return AttemptVerdict(move=NextMove.WAIT, because=because, kind=IncidentKind.AGENTS_SILENT)
     because = f"nothing heard of {names} for {longest:.1f} s"
     if not set(lost) & set(seen.active):
-        return Verdict(move=Move.REST, because=because, lost=lost, kind=Kind.NODE_SILENT)
+        return AttemptVerdict(move=NextMove.REST, because=because, lost=lost, kind=IncidentKind.NODE_SILENT)
     left = [node for node in (*seen.active, *seen.spares) if node not in doubtful]
     if len(left) >= len(seen.active):
-        return _again(seen, policy, Cause.NODE_LOST, Kind.NODE_SILENT, because, lost=lost)
+        return _again(seen, policy, Cause.NODE_LOST, IncidentKind.NODE_SILENT, because, lost=lost)
     if len(left) + len(doubtful - set(lost)) >= len(seen.active):
-        return Verdict(move=Move.WAIT, because=f"{because}; others are in doubt")
+        return AttemptVerdict(move=NextMove.WAIT, because=f"{because}; others are in doubt")
     if seen.fewest is not None and len(left) >= seen.fewest:
         because = f"{because}; going on with fewer nodes"
-        return _again(seen, policy, Cause.NODE_LOST, Kind.NODE_SILENT, because, lost=lost)
+        return _again(seen, policy, Cause.NODE_LOST, IncidentKind.NODE_SILENT, because, lost=lost)
     short = len(seen.active) - len(left)
     because = f"{because}; {short} more than there are spares"
-    return Verdict(move=Move.STRANDED, because=because, lost=lost, kind=Kind.JOB_STRANDED, cause=Cause.NODE_LOST)
+    return AttemptVerdict(
+        move=NextMove.STRANDED, because=because, lost=lost, kind=IncidentKind.JOB_STRANDED, cause=Cause.NODE_LOST
+    )
 
 
-def _about_failed(seen: Evidence, policy: Policy) -> Verdict:
+def _about_failed(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict:
     # A rank fails on a peer's death before that peer's node has been silent for long. What counts is an answer to
     # a question that was asked after the failure.
     unproved = [
         node for node in seen.active if seen.silence[node].question_s > seen.exited_for_s - policy.settle_s
     ]
     if unproved and max(seen.silence[node].answer_s for node in unproved) < policy.starved_s:
-        return Verdict(move=Move.WAIT, because="ranks failed; asking whether a node did")
+        return AttemptVerdict(move=NextMove.WAIT, because="ranks failed; asking whether a node did")
     code = seen.exit_code or 1
     ran = {node: Ran(unix - seen.ran_for_s, unix - seen.exited_for_s) for node, unix in seen.unix.items()}
     found = diagnose(code, seen.failed, seen.active, seen.health, ran)
@@ -251,25 +259,31 @@ def _about_failed(seen: Evidence, policy: Policy) -> Verdict:
 
 
 def _again(
-    seen: Evidence,
-    policy: Policy,
+    seen: AttemptEvidence,
+    policy: RelaunchPolicy,
     cause: Cause,
-    kind: Kind,
+    kind: IncidentKind,
     because: str,
     *,
     lost: tuple[NodeName, ...] = (),
     suspects: tuple[NodeName, ...] = (),
     code: int = 0,
-) -> Verdict:
+) -> AttemptVerdict:
     """Return that the ranks are started again, or why not."""
     stop = stop_for(cause, code, kind, seen.tried, policy.limits)
     if stop is None:
-        return Verdict(
-            move=Move.RELAUNCH, because=because, lost=lost, suspects=suspects, code=code, kind=kind, cause=cause
+        return AttemptVerdict(
+            move=NextMove.RELAUNCH,
+            because=because,
+            lost=lost,
+            suspects=suspects,
+            code=code,
+            kind=kind,
+            cause=cause,
         )
-    move = Move.FAILED if code else Move.GIVE_UP
+    move = NextMove.FAILED if code else NextMove.GIVE_UP
     because = f"{because}; {stop.because}"
     code = code or (AGAIN_CODE if cause is Cause.NODE_LOST else 1)
-    return Verdict(
+    return AttemptVerdict(
         move=move, because=because, lost=lost, suspects=suspects, code=code, kind=stop.kind, cause=cause
     )

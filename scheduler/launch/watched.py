@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import grpc
 
     from deeplink.scheduler.launch.environment import NodeFacts
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.v1 import common_pb2
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Silence:
 
 
 @dataclass(slots=True)
-class Watched:
+class AgentMonitor:
     """An agent. Not thread-safe; nothing here waits. Moments are monotonic.
 
     Attributes:
@@ -103,7 +103,7 @@ class Watched:
     lives: float = float("-inf")
     after_report: int = 0
     store: node_pb2.StoreStatus = field(default_factory=node_pb2.StoreStatus)
-    health: tuple[Finding, ...] = ()
+    health: tuple[HealthFinding, ...] = ()
     unix: tuple[float, float] = (0.0, 0.0)
     boot_id: str = ""
     boot_before: str = ""
@@ -296,7 +296,7 @@ def slurmd_of(address: str) -> tuple[str, int] | None:
         return None
 
 
-def _findings(wire: Iterable[common_pb2.Finding]) -> tuple[Finding, ...]:
+def _findings(wire: Iterable[common_pb2.Finding]) -> tuple[HealthFinding, ...]:
     """Return a node's findings; one that cannot be read, of a newer agent, is as good as none."""
     found = []
     for message in wire:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from deeplink.publish import write_unsynced
 from deeplink.scheduler.launch.blame import Where, blame, main_frames, summary
 from deeplink.scheduler.launch.questions import Question, by_rank, stack_text
-from deeplink.scheduler.launch.sights import Sight
+from deeplink.scheduler.launch.sights import ProcessSnapshot
 from deeplink.scheduler.watch.messages import stack_from_wire
 from deeplink.v1 import node_pb2
 from deeplink.wire import attempt_to_wire
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.chronicle import Chronicle
     from deeplink.scheduler.launch.environment import Launch
-    from deeplink.scheduler.launch.fleet import Fleet
+    from deeplink.scheduler.launch.fleet import AgentPool
     from deeplink.scheduler.watch.records import RankStack
     from deeplink.types import NodeName
 
@@ -39,7 +39,7 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StackReport:
     """Where the ranks were, when they were asked.
 
     Attributes:
@@ -62,7 +62,7 @@ class Whereabouts:
         clock: for every duration.
     """
 
-    def __init__(self, fleet: Fleet, launch: Launch, clock: Clock) -> None:
+    def __init__(self, fleet: AgentPool, launch: Launch, clock: Clock) -> None:
         self._fleet, self._launch, self._clock = fleet, launch, clock
         self._question: Question | None = None
         self._looked = clock.monotonic()
@@ -84,7 +84,7 @@ class Whereabouts:
         """What was asked is not of interest any more."""
         self._question = None
 
-    def look(self, pause_s: float) -> dict[int, Sight] | None:
+    def look(self, pause_s: float) -> dict[int, ProcessSnapshot] | None:
         """Return what ranks do, by rank, where that has just come in; ask again after a pause. Does not wait."""
         now = self._clock.monotonic()
         sights = None
@@ -97,12 +97,12 @@ class Whereabouts:
             self._question = self._asked(LOOK_S, LOOK_S, states_only=True)
         return sights
 
-    def _sights(self, question: Question) -> dict[int, Sight]:
-        sights: dict[int, Sight] = {}
+    def _sights(self, question: Question) -> dict[int, ProcessSnapshot]:
+        sights: dict[int, ProcessSnapshot] = {}
         for node, ranks in question.answers().items():
             for one in ranks:
                 if one.rank not in sights or one.state:
-                    sights[one.rank] = Sight(state=one.state, cpu_s=one.cpu_s)
+                    sights[one.rank] = ProcessSnapshot(state=one.state, cpu_s=one.cpu_s)
                     self._nodes[one.rank] = node
         return sights
 
@@ -115,7 +115,7 @@ class Whereabouts:
 
     def locate(
         self, steps: Mapping[int, int], folder: Path, chronicle: Chronicle, listen: Callable[[], None]
-    ) -> Found:
+    ) -> StackReport:
         """Ask every agent for the stacks of its ranks, keep them, and return what they say.
 
         Takes `STACKS_ANSWER_S` at most, and the file `WRITE_S`.
@@ -133,7 +133,7 @@ class Whereabouts:
         by_node = question.answers()
         answers = sorted(((one, node) for node, ranks in by_node.items() for one in ranks), key=by_rank)
         if not answers:
-            return Found()
+            return StackReport()
         places = [
             Where(
                 rank=one.rank, node=node, state=one.state, frames=main_frames(one.text), step=steps.get(one.rank)
@@ -147,7 +147,9 @@ class Whereabouts:
         gist = "; ".join(filter(None, [summary(places, blamed), kept]))
         silent = sorted({facts.name for facts in self._launch.nodes} - by_node.keys())
         chronicle.event("stacks", gist, file=str(file), blamed=[one.rank for one in blamed.ranks], silent=silent)
-        return Found(gist=gist, suspects=blamed.nodes, stacks=tuple(stack_from_wire(one) for one, _ in answers))
+        return StackReport(
+            gist=gist, suspects=blamed.nodes, stacks=tuple(stack_from_wire(one) for one, _ in answers)
+        )
 
 
 def _in_time(write: Callable[[], None]) -> bool:

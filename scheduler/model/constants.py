@@ -9,7 +9,7 @@ from deeplink.scheduler.model.errors import a_share, above_zero, not_below_zero
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkSpeed:
     """One direction of one level's links.
 
     Attributes:
@@ -26,7 +26,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
+class ReadSpeeds:
     """How fast samples are read, in bytes a second; None where that was not timed.
 
     Attributes:
@@ -81,17 +81,17 @@ class Constants:
         reads: how fast samples are read. Default: not known, and reading is left out.
     """
 
-    gpu: Link = Link(12e9, 5.7e-6)
-    nic: Link = Link(12e9, 14e-6)
+    gpu: LinkSpeed = LinkSpeed(12e9, 5.7e-6)
+    nic: LinkSpeed = LinkSpeed(12e9, 14e-6)
     nics: int = 1
-    leaf: Link = Link(12e9, 14e-6)
-    spine: Link = Link(12e9, 14e-6)
+    leaf: LinkSpeed = LinkSpeed(12e9, 14e-6)
+    spine: LinkSpeed = LinkSpeed(12e9, 14e-6)
     path_bandwidth: float = inf
     nic_sharing: float = 0.03
     host_contention: float = 0.1
     straggling: float = 0.06
     unhidden: float = 0.1
-    reads: Reads = Reads()
+    reads: ReadSpeeds = ReadSpeeds()
 
     def __post_init__(self) -> None:
         above_zero("the number of a node's ports", self.nics)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deeplink.scheduler.model.constants import Link
+from deeplink.scheduler.model.constants import LinkSpeed
 from deeplink.scheduler.model.errors import TooFewMeasurementsError, above_zero, not_below_zero
 from deeplink.scheduler.model.solve import Prior, least_squares
 from deeplink.scheduler.model.step import Demands, demands, estimate
@@ -84,7 +84,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedModel:
     """A job and constants that predict its measured steps.
 
     Attributes:
@@ -105,8 +105,11 @@ class Fitted:
 
 
 def fit(
-    measurements: Sequence[Measurement] | Observed, job: Job, constants: Constants, start: Fitted | None = None
-) -> Fitted:
+    measurements: Sequence[Measurement] | Observed,
+    job: Job,
+    constants: Constants,
+    start: FittedModel | None = None,
+) -> FittedModel:
     """Return what predicts the measured steps of one job best, without straying from what is likely.
 
     Residuals are of logarithms, so that an error counts by its share of the step. Each free constant is drawn to
@@ -135,7 +138,7 @@ def fit(
     values = least_squares(residuals, likely, None if start is None else start.values)
     fitted_job, fitted_constants = _with(values, job, constants)
     left = residuals(values) * _NOISE
-    return Fitted(fitted_job, fitted_constants, values, float(np.median(np.abs(left))))
+    return FittedModel(fitted_job, fitted_constants, values, float(np.median(np.abs(left))))
 
 
 def _with(values: Floats, job: Job, constants: Constants) -> tuple[Job, Constants]:
@@ -145,10 +148,10 @@ def _with(values: Floats, job: Job, constants: Constants) -> tuple[Job, Constant
         replace(job, fixed_s=fixed, sample_s=sample, overlap=overlap),
         replace(
             constants,
-            gpu=Link(gpu, constants.gpu.latency_s),
+            gpu=LinkSpeed(gpu, constants.gpu.latency_s),
             path_bandwidth=path,
             # Beyond two paths' worth the ports are no limit, and no step shows how fast they are.
-            nic=Link(path * (1 + more) / constants.nics, constants.nic.latency_s),
+            nic=LinkSpeed(path * (1 + more) / constants.nics, constants.nic.latency_s),
             host_contention=host,
             nic_sharing=sharing,
             straggling=straggling,

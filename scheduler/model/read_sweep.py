@@ -7,7 +7,7 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.model.constants import Reads
+from deeplink.scheduler.model.constants import ReadSpeeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ LIMITED = 0.8
 """Nodes that read less than this share of what they would, were each alone, share a limit of the source."""
 
 
-class Place(StrEnum):
+class ReadPlace(StrEnum):
     """Where samples are read from, and by whom at once."""
 
     LOCAL = "local"  # each node from its own store
@@ -26,7 +26,7 @@ class Place(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MeasuredRead:
     """What one rank read from a place.
 
     Attributes:
@@ -50,8 +50,8 @@ class Told:
 class ReadSweep:
     """What all ranks that took part read from a place, at the same time."""
 
-    place: Place
-    told: tuple[Told, ...]
+    place: ReadPlace
+    told: tuple[MeasuredRead, ...]
 
     def per_node(self) -> dict[int, float]:
         """Return the bytes a second of each node that could read anything, its ranks together."""
@@ -73,15 +73,15 @@ class ReadSweep:
         return "" if self.per_node() else next(said, "there was nothing to read")
 
 
-def reads_from(sweeps: Sequence[ReadSweep]) -> Reads:
+def reads_from(sweeps: Sequence[ReadSweep]) -> ReadSpeeds:
     """Return how fast each place is; None for those that nothing was read from."""
     found = {sweep.place: sweep for sweep in sweeps}
-    alone = {place: found[place].bandwidth if place in found else None for place in Place}
-    together, one = found.get(Place.TOGETHER), alone[Place.SOURCE]
+    alone = {place: found[place].bandwidth if place in found else None for place in ReadPlace}
+    together, one = found.get(ReadPlace.TOGETHER), alone[ReadPlace.SOURCE]
     limit = inf
     if together is not None and one is not None:
         rates = together.per_node()
         total = sum(rates.values())
         if len(rates) > 1 and total < LIMITED * len(rates) * one:
             limit = total
-    return Reads(local=alone[Place.LOCAL], peer=alone[Place.PEER], source=one, source_of_all=limit)
+    return ReadSpeeds(local=alone[ReadPlace.LOCAL], peer=alone[ReadPlace.PEER], source=one, source_of_all=limit)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.model.job import Read
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.model.constants import Reads
+    from deeplink.scheduler.model.constants import ReadSpeeds
 
 
-def reads_of(known: Reads, held: float, nodes: int) -> tuple[Read, ...] | None:
+def reads_of(known: ReadSpeeds, held: float, nodes: int) -> tuple[Read, ...] | None:
     """Return the places that a job's samples are read from, and the share of each.
 
     Samples are drawn evenly from all the data, and what the nodes hold is dealt over them evenly: a node holds one

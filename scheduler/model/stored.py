@@ -8,7 +8,7 @@ from math import inf, isinf
 from typing import Any
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.model.constants import Constants, Link, Reads
+from deeplink.scheduler.model.constants import Constants, LinkSpeed, ReadSpeeds
 
 _FORMAT = 2
 _WITHOUT_READS = 1
@@ -69,19 +69,19 @@ def constants_from(text: str, where: str) -> Constants:
     return Constants(**values | {"nics": found["nics"], "reads": _reads(found["reads"], where)})
 
 
-def _reads(found: object, where: str) -> Reads:
-    names = {field.name for field in fields(Reads)}
+def _reads(found: object, where: str) -> ReadSpeeds:
+    names = {field.name for field in fields(ReadSpeeds)}
     if not isinstance(found, dict) or not found.keys() <= names:
         raise ConstantsFormatError(where, f"reads is no object of {', '.join(sorted(names))}")
     values = {name: _number(value, where) for name, value in found.items()}
-    return Reads(**values)
+    return ReadSpeeds(**values)
 
 
-def _link(found: object, where: str, name: str) -> Link:
+def _link(found: object, where: str, name: str) -> LinkSpeed:
     if not isinstance(found, dict):
         raise ConstantsFormatError(where, f"{name} is no object")
-    _check_names(found, Link, where)
-    return Link(_number(found["bandwidth"], where), _number(found["latency_s"], where))
+    _check_names(found, LinkSpeed, where)
+    return LinkSpeed(_number(found["bandwidth"], where), _number(found["latency_s"], where))
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_names(found: dict[str, Any], kind: type[Constants | Link], where: str) -> None:
+def _check_names(found: dict[str, Any], kind: type[Constants | LinkSpeed], where: str) -> None:
     wanted = {field.name for field in fields(kind)}
     if wanted != set(found):
         raise ConstantsFormatError(where, f"lacks or has too much: {', '.join(sorted(wanted ^ set(found)))}")

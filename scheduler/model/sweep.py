@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.model.constants import Link
+from deeplink.scheduler.model.constants import LinkSpeed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,7 +63,7 @@ class NoPairError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankLocation:
     """A rank, the number of its node, and the switches above that."""
 
     rank: int
@@ -72,7 +72,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class AllReduceTiming:
     """One all-reduce: bytes of each rank's buffer, seconds."""
 
     size: int
@@ -85,10 +85,10 @@ class Sweep:
 
     reach: Reach
     ranks: int
-    timings: tuple[Timing, ...]
+    timings: tuple[AllReduceTiming, ...]
 
 
-def to_time(seats: Iterable[Seat]) -> dict[Reach, tuple[int, ...]]:
+def to_time(seats: Iterable[RankLocation]) -> dict[Reach, tuple[int, ...]]:
     """Return the ranks to time an all-reduce over, for each distance there is.
 
     The same on every rank: the first that will do, by number.
@@ -107,7 +107,7 @@ def to_time(seats: Iterable[Seat]) -> dict[Reach, tuple[int, ...]]:
             found[Reach.GPU] = (beside[0], beside[1])
             break
     # Beyond the first two nodes below a leaf none makes a pair that these do not make sooner.
-    below: dict[Path, list[Seat]] = {}
+    below: dict[Path, list[RankLocation]] = {}
     for seat in firsts:
         below.setdefault(seat.path, []).append(seat)
     few = sorted((seat for seats in below.values() for seat in seats[:2]), key=lambda seat: seat.rank)
@@ -125,7 +125,7 @@ def _apart(one: Path, other: Path) -> Reach:
     return Reach.LEAF if one[:-1] == other[:-1] else Reach.SPINE
 
 
-def line(sweep: Sweep) -> Link:
+def line(sweep: Sweep) -> LinkSpeed:
     """Return bandwidth and latency of a step, by least squares of the relative error.
 
     Raises:
@@ -145,7 +145,7 @@ def line(sweep: Sweep) -> Link:
         per_byte = float(columns[:, 1].sum() / (columns[:, 1] ** 2).sum())
     if per_byte <= 0:
         raise SweepError(sweep.reach, "large ones take no longer than small ones")
-    return Link(1 / float(per_byte), float(latency))
+    return LinkSpeed(1 / float(per_byte), float(latency))
 
 
 def usable(sweeps: Sequence[Sweep]) -> tuple[list[Sweep], list[SweepError]]:
@@ -184,17 +184,17 @@ def calibrated(sweeps: Sequence[Sweep], default: Constants) -> Constants:
     if nearest is not None:
         # The model slows what goes between nodes by straggling: as much again, for both to come out right.
         path = nearest.bandwidth * _slowed(2, default)
-        known = replace(known, nics=1, nic=Link(path, nearest.latency_s), path_bandwidth=inf)
+        known = replace(known, nics=1, nic=LinkSpeed(path, nearest.latency_s), path_bandwidth=inf)
         over_all = next((sweep for sweep in sweeps if sweep.reach is Reach.NODES), None)
         if over_all is not None:
             ports = lines[Reach.NODES].bandwidth * _slowed(over_all.ranks, default)
             # More than two paths' worth cannot be seen, less than one not be: the pair had it.
             ports = min(max(ports, path), 2 * path)
-            known = replace(known, nic=Link(ports, nearest.latency_s), path_bandwidth=path)
+            known = replace(known, nic=LinkSpeed(ports, nearest.latency_s), path_bandwidth=path)
     spine = lines.get(Reach.SPINE, known.spine)
     leaf = lines.get(Reach.LEAF, known.leaf)
     if Reach.SPINE in lines and Reach.LEAF not in lines:  # that pair went through leaves' uplinks too
-        leaf = Link(max(leaf.bandwidth, spine.bandwidth), min(leaf.latency_s, spine.latency_s))
+        leaf = LinkSpeed(max(leaf.bandwidth, spine.bandwidth), min(leaf.latency_s, spine.latency_s))
     return replace(known, leaf=leaf, spine=spine)
 
 

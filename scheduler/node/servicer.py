@@ -57,7 +57,7 @@ class ReportRefusedError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class BulletinPage:
     """What `Bulletin.since` returns: the newest sequence number, and the records after the one asked for."""
 
     last: int
@@ -119,7 +119,7 @@ class Bulletin:
             is_newest = self._newest.get(attempt.job) == attempt
             return dict(self._said[attempt.job]) if is_newest else {}
 
-    def since(self, after: int, job: int | None = None) -> Heard:
+    def since(self, after: int, job: int | None = None) -> BulletinPage:
         """Return the records with a sequence number greater than `after`, in order of arrival.
 
         A number greater than any given out comes from before this agent's start: then all records are returned.
@@ -135,7 +135,7 @@ class Bulletin:
                 for number, record in self._records
                 if number > after and (job is None or record.attempt.job == job)
             )
-            return Heard(self._last, records)
+            return BulletinPage(self._last, records)
 
 
 class NodeServicer(node_pb2_grpc.NodeServicer):

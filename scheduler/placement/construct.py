@@ -10,14 +10,14 @@ from deeplink.scheduler.placement.ground import Lens
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from deeplink.scheduler.placement.ground import Ground
+    from deeplink.scheduler.placement.ground import CandidateLeaves
     from deeplink.scheduler.topology.graph import Path
 
 TOPS = 16
 """Choices are built below so many switches that have the room, those with the least of it, and in the whole."""
 
 
-class Plan(NamedTuple):
+class LeafAssignment(NamedTuple):
     """Nodes of each leaf, by its number, and which of a leaf's nodes those are."""
 
     lens: Lens
@@ -41,20 +41,20 @@ class Sketches:
         ground: the leaves.
     """
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: CandidateLeaves) -> None:
         self._ground = ground
         self._forced = {number: leaf.forced for number, leaf in enumerate(ground.leaves) if leaf.forced}
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[LeafAssignment]:
         """Yield choices; each meets the request."""
         for stock in self._stocks():
             held = self._held(stock)
             for top in self._tops(stock):
                 numbers = stock.below[top]
                 for key, tight in self._orders(stock, held):
-                    yield Plan(stock.lens, self._filled(stock, sorted(numbers, key=key), tight=tight))
+                    yield LeafAssignment(stock.lens, self._filled(stock, sorted(numbers, key=key), tight=tight))
                 if not self._forced:
-                    yield Plan(stock.lens, self._descended(stock, top))
+                    yield LeafAssignment(stock.lens, self._descended(stock, top))
 
     def _stocks(self) -> Iterator[_Stock]:
         ground = self._ground

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from deeplink.scheduler.placement.leaf import total
-from deeplink.scheduler.placement.terrain import One
+from deeplink.scheduler.placement.terrain import SingleNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deeplink.scheduler.placement.cost import Cost
-    from deeplink.scheduler.placement.ground import Ground
-    from deeplink.scheduler.placement.leaf import Leaf, Part, Spot
-    from deeplink.scheduler.placement.terrain import View
+    from deeplink.scheduler.placement.ground import CandidateLeaves
+    from deeplink.scheduler.placement.leaf import Leaf, LeafPart, Spot
+    from deeplink.scheduler.placement.terrain import LeafView
     from deeplink.types import NodeName
 
 MOST_KINDS = 64
@@ -41,7 +41,7 @@ class Choices:
         ground: the leaves.
     """
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: CandidateLeaves) -> None:
         self._ground = ground
         self._kinds: list[_Kind] = []
         for number, leaf in enumerate(ground.leaves):
@@ -71,10 +71,10 @@ class Choices:
                 return False
         return ways[wanted] <= limit
 
-    def every(self) -> Iterator[tuple[Counts, list[tuple[Leaf, Part]]]]:
+    def every(self) -> Iterator[tuple[Counts, list[tuple[Leaf, LeafPart]]]]:
         """Yield every choice, with what it takes of each leaf."""
         for counts in self._counts(0, self._ground.wanted):
-            parts: dict[int, list[Part]] = {}
+            parts: dict[int, list[LeafPart]] = {}
             for kind, count in zip(self._kinds, counts, strict=True):
                 if count:
                     parts.setdefault(kind.leaf, []).append(kind.spots[0].times(count))
@@ -96,7 +96,7 @@ class Choices:
                 yield (count, *rest)
 
 
-def single_nodes(ground: Ground, cost: Cost) -> list[One]:
+def single_nodes(ground: CandidateLeaves, cost: Cost) -> list[SingleNode]:
     """Return every choice for a request of one node, in the order of `Choices.every`.
 
     A node's traits depend on its own leaf alone: what was weighed by this very cost is not weighed again, unless
@@ -109,8 +109,8 @@ def single_nodes(ground: Ground, cost: Cost) -> list[One]:
     return [one for view in views for one in view.ones]
 
 
-def _ones(ground: Ground, view: View, cost: Cost) -> Iterator[One]:
+def _ones(ground: CandidateLeaves, view: LeafView, cost: Cost) -> Iterator[SingleNode]:
     for first, *_ in view.leaf.kinds():
         if first.forced or not view.leaf.forced:
             traits = ground.traits([(view.leaf, first.times(1))])
-            yield One(cost(traits), traits.stranded, traits, first.node)
+            yield SingleNode(cost(traits), traits.stranded, traits, first.node)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from deeplink.scheduler.placement.request import Room
+    from deeplink.scheduler.placement.request import NodeCapacity
     from deeplink.scheduler.topology.graph import Fabric, Path
     from deeplink.types import NodeName
 
@@ -37,7 +37,7 @@ class Fragmentation:
         return (self.idle - self.on_whole) / self.idle if self.idle else 0.0
 
 
-def fragmentation(fabric: Fabric, rooms: Mapping[NodeName, Room]) -> Fragmentation:
+def fragmentation(fabric: Fabric, rooms: Mapping[NodeName, NodeCapacity]) -> Fragmentation:
     """Return how the idle nodes lie; those that the fabric does not know are on no leaf.
 
     Args:

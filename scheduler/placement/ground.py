@@ -13,12 +13,12 @@ from deeplink.scheduler.placement.terrain import Terrain
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from deeplink.scheduler.placement.leaf import Leaf, Part, Spot
-    from deeplink.scheduler.placement.request import Cluster, Request
+    from deeplink.scheduler.placement.leaf import Leaf, LeafPart, Spot
+    from deeplink.scheduler.placement.request import PlacementCluster, PlacementRequest
     from deeplink.types import NodeName
 
 
-class Ground:
+class CandidateLeaves:
     """All leaves with nodes that could be taken, in the order of the tree.
 
     Args:
@@ -35,7 +35,9 @@ class Ground:
         PlacementValueError: the terrain is another cluster's.
     """
 
-    def __init__(self, cluster: Cluster, request: Request, terrain: Terrain | None = None) -> None:
+    def __init__(
+        self, cluster: PlacementCluster, request: PlacementRequest, terrain: Terrain | None = None
+    ) -> None:
         self.wanted = request.nodes
         self.data = cluster.residency.total
         if terrain is None:
@@ -59,7 +61,7 @@ class Ground:
         """Return nodes that could be taken in the order of the tree, without reading their names once more."""
         return tuple(sorted(nodes, key=self._places.__getitem__))
 
-    def traits(self, chosen: Sequence[tuple[Leaf, Part]]) -> Traits:
+    def traits(self, chosen: Sequence[tuple[Leaf, LeafPart]]) -> Traits:
         """Return what a choice is like: a part of each leaf that it touches, each leaf once."""
         held = degraded = broken = opened = stranded = own = above = 0
         common, ports = -1, 1.0
@@ -130,10 +132,10 @@ class Lens:
         data_first: prefer nodes that hold data to nodes that are sound; or the other way round.
     """
 
-    def __init__(self, ground: Ground, *, data_first: bool) -> None:
+    def __init__(self, ground: CandidateLeaves, *, data_first: bool) -> None:
         self.ground, self.data_first = ground, data_first
         self.spots: list[list[Spot]] = []
-        self.parts: list[list[Part]] = []
+        self.parts: list[list[LeafPart]] = []
         self.sound: list[int] = []
         self.holding: list[int] = []
         for leaf in ground.leaves:
@@ -152,7 +154,7 @@ class Lens:
         first = (-spot.held, -spot.speed) if self.data_first else (-spot.speed, -spot.held)
         return (not spot.forced, *first, spot.opened)
 
-    def chosen(self, counts: dict[int, int]) -> list[tuple[Leaf, Part]]:
+    def chosen(self, counts: dict[int, int]) -> list[tuple[Leaf, LeafPart]]:
         """Return a choice, given as nodes by leaf number, with what its parts come to."""
         leaves = self.ground.leaves
         return [(leaves[number], self.parts[number][count]) for number, count in counts.items()]

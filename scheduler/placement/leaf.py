@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from deeplink.types import NodeName
 
 
-class Part(NamedTuple):
+class LeafPart(NamedTuple):
     """Some nodes of one leaf, summed up: their number, bytes held, slow ones, lowest share, idle ones opened."""
 
     nodes: int
@@ -37,15 +37,15 @@ class Spot(NamedTuple):
         """What it shares with those that are alike."""
         return self[:4]
 
-    def times(self, count: int) -> Part:
+    def times(self, count: int) -> LeafPart:
         """Return so many that are alike as a part of their leaf."""
-        return Part(count, self.held * count, (self.speed < 1.0) * count, self.speed, self.opened * count)
+        return LeafPart(count, self.held * count, (self.speed < 1.0) * count, self.speed, self.opened * count)
 
 
-NOTHING = Part(0, 0, 0, 1.0, 0)
+NOTHING = LeafPart(0, 0, 0, 1.0, 0)
 
 
-def total(parts: Iterable[Part]) -> Part:
+def total(parts: Iterable[LeafPart]) -> LeafPart:
     """Return parts of one leaf as one."""
     nodes = held = degraded = opened = 0
     slowest = 1.0
@@ -55,7 +55,7 @@ def total(parts: Iterable[Part]) -> Part:
         degraded += part.degraded
         slowest = min(slowest, part.slowest)
         opened += part.opened
-    return Part(nodes, held, degraded, slowest, opened)
+    return LeafPart(nodes, held, degraded, slowest, opened)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class PlacementValueError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class NodeCapacity:
     """What one node has to give.
 
     Attributes:
@@ -46,7 +46,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PlacementRequest:
     """What a job asks for.
 
     Attributes:
@@ -91,7 +91,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Residency:
+class DataResidency:
     """Where the job's data lies, in bytes; or in percent, with a total of 100.
 
     Attributes:
@@ -108,7 +108,7 @@ class Residency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class PlacementCluster:
     """The state of things at one moment.
 
     Attributes:
@@ -119,12 +119,12 @@ class Cluster:
     """
 
     fabric: Fabric
-    rooms: Mapping[NodeName, Room]
+    rooms: Mapping[NodeName, NodeCapacity]
     speeds: Speeds = field(default_factory=Speeds)
-    residency: Residency = field(default_factory=Residency)
+    residency: DataResidency = field(default_factory=DataResidency)
 
 
-class Limit(StrEnum):
+class PlacementLimit(StrEnum):
     """What can be in a placement's way, in the order in which it is looked at."""
 
     NODES = "nodes"  # the cluster's
@@ -147,13 +147,13 @@ class NoPlacementError(DeepLinkError):
 
     exit_code = 2
 
-    def __init__(self, problem: str, *, limit: Limit, wanted: int, there: int, later: bool) -> None:
+    def __init__(self, problem: str, *, limit: PlacementLimit, wanted: int, there: int, later: bool) -> None:
         remedy = "Wait until jobs end (Slurm queues it), or ask for less." if later else "Ask for less."
         super().__init__(problem, remedy=remedy)
         self.limit, self.wanted, self.there, self.later = limit, wanted, there, later
 
 
-def eligible(rooms: Iterable[tuple[NodeName, Room]], request: Request) -> list[NodeName]:
+def eligible(rooms: Iterable[tuple[NodeName, NodeCapacity]], request: PlacementRequest) -> list[NodeName]:
     """Return those of some nodes that the job could have now."""
     excluded, candidates, gpus = request.excluded, request.candidates, request.gpus_per_node
     return [
@@ -166,47 +166,49 @@ def eligible(rooms: Iterable[tuple[NodeName, Room]], request: Request) -> list[N
     ]
 
 
-def refuse(cluster: Cluster, request: Request) -> None:
+def refuse(cluster: PlacementCluster, request: PlacementRequest) -> None:
     """Say why a request cannot be met: too few nodes could be had, or a required one could not.
 
     Raises:
         NoPlacementError: it names the first limit that no choice of nodes can meet.
     """
     left = frozenset(cluster.rooms)
-    _check(request, left, limit=Limit.NODES, why="the cluster has")
+    _check(request, left, limit=PlacementLimit.NODES, why="the cluster has")
     left -= request.excluded
-    _check(request, left, limit=Limit.EXCLUDED, why="without the excluded ones there are")
+    _check(request, left, limit=PlacementLimit.EXCLUDED, why="without the excluded ones there are")
     if request.candidates is not None:
         left &= request.candidates
-        _check(request, left, limit=Limit.FEATURES, why="with the features and partition asked for there are")
+        _check(
+            request, left, limit=PlacementLimit.FEATURES, why="with the features and partition asked for there are"
+        )
     left = frozenset(node for node in left if cluster.rooms[node].gpus >= request.gpus_per_node)
     why = f"with {counted(request.gpus_per_node, 'GPU')} each there are"
-    _check(request, left, limit=Limit.GPUS, why=why)
+    _check(request, left, limit=PlacementLimit.GPUS, why=why)
     left = frozenset(eligible(cluster.rooms.items(), request))
     why = "of those that would do, idle are now" if request.exclusive else "of those that would do, free are now"
-    _check(request, left, limit=Limit.BUSY, why=why)
+    _check(request, left, limit=PlacementLimit.BUSY, why=why)
 
 
-def _check(request: Request, left: frozenset[NodeName], *, limit: Limit, why: str) -> None:
-    wanted, there, later = request.nodes, len(left), limit is Limit.BUSY
+def _check(request: PlacementRequest, left: frozenset[NodeName], *, limit: PlacementLimit, why: str) -> None:
+    wanted, there, later = request.nodes, len(left), limit is PlacementLimit.BUSY
     if len(request.required) > wanted:
         problem = f"{counted(wanted, 'node')} wanted, and {len(request.required)} required by name"
         raise NoPlacementError(
-            problem, limit=Limit.REQUIRED, wanted=len(request.required), there=wanted, later=False
+            problem, limit=PlacementLimit.REQUIRED, wanted=len(request.required), there=wanted, later=False
         )
     if there < wanted:
         problem = f"{counted(wanted, 'node')} wanted; {why} {there:,}"
         raise NoPlacementError(problem, limit=limit, wanted=wanted, there=there, later=later)
     if missing := sorted(request.required - left):
         reason = {
-            Limit.NODES: "not in the cluster",
-            Limit.EXCLUDED: "excluded as well",
-            Limit.FEATURES: "without the features or outside the partition asked for",
-            Limit.GPUS: f"with fewer than {counted(request.gpus_per_node, 'GPU')}",
-            Limit.BUSY: "not free now",
+            PlacementLimit.NODES: "not in the cluster",
+            PlacementLimit.EXCLUDED: "excluded as well",
+            PlacementLimit.FEATURES: "without the features or outside the partition asked for",
+            PlacementLimit.GPUS: f"with fewer than {counted(request.gpus_per_node, 'GPU')}",
+            PlacementLimit.BUSY: "not free now",
         }[limit]
         problem = f"required, but {reason}: {listed(missing)}"
         there = len(request.required & left)
         raise NoPlacementError(
-            problem, limit=Limit.REQUIRED, wanted=len(request.required), there=there, later=later
+            problem, limit=PlacementLimit.REQUIRED, wanted=len(request.required), there=there, later=later
         )

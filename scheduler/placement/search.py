@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from deeplink.scheduler.placement.construct import Plan, Sketches
+from deeplink.scheduler.placement.construct import LeafAssignment, Sketches
 from deeplink.scheduler.placement.cost import DEFAULT_COST
 from deeplink.scheduler.placement.exhaustive import Choices, single_nodes
-from deeplink.scheduler.placement.ground import Ground
+from deeplink.scheduler.placement.ground import CandidateLeaves
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.placement.cost import Cost, Traits
     from deeplink.scheduler.placement.exhaustive import Counts
     from deeplink.scheduler.placement.ground import Lens
-    from deeplink.scheduler.placement.request import Cluster, Request
+    from deeplink.scheduler.placement.request import PlacementCluster, PlacementRequest
     from deeplink.scheduler.placement.terrain import Terrain
     from deeplink.types import NodeName
 
@@ -129,8 +129,8 @@ class Candidate:
 
 
 def place(
-    cluster: Cluster,
-    request: Request,
+    cluster: PlacementCluster,
+    request: PlacementRequest,
     cost: Cost = DEFAULT_COST,
     *,
     most: int = 5,
@@ -149,7 +149,7 @@ def place(
         NoPlacementError: no placement can meet the request; it says which limit is in the way.
         PlacementValueError: the terrain is another cluster's.
     """
-    ground = Ground(cluster, request, terrain)
+    ground = CandidateLeaves(cluster, request, terrain)
     if request.nodes == 1:
         ranked, soundest = _each_node(ground, cost, most)
     elif (choices := Choices(ground)).at_most(EXACT_CHOICES):
@@ -166,14 +166,14 @@ _Ranked = list[tuple[float, "Traits", tuple["NodeName", ...]]]
 """Cost, traits and nodes of choices, the best first."""
 
 
-def _each_node(ground: Ground, cost: Cost, most: int) -> tuple[_Ranked, int]:
+def _each_node(ground: CandidateLeaves, cost: Cost, most: int) -> tuple[_Ranked, int]:
     """As `_each_weighed`, for a request of one node, however great the cluster is."""
     ones = single_nodes(ground, cost)
     best = nsmallest(most, ones, key=itemgetter(0, 1))
     return [(one.cost, one.traits, (one.node,)) for one in best], min(one.traits.degraded for one in ones)
 
 
-def _each_weighed(ground: Ground, choices: Choices, cost: Cost, most: int) -> tuple[_Ranked, int]:
+def _each_weighed(ground: CandidateLeaves, choices: Choices, cost: Cost, most: int) -> tuple[_Ranked, int]:
     """Also return the fewest slow nodes and links that any choice has."""
     weighed: list[tuple[float, int, int, Traits, Counts]] = []
     for counts, chosen in choices.every():
@@ -193,7 +193,7 @@ class _Bests:
             known of choices alone.
     """
 
-    def __init__(self, ground: Ground, soundest: int) -> None:
+    def __init__(self, ground: CandidateLeaves, soundest: int) -> None:
         self._leaves = ground.fewest_leaves()
         self._local = ground.most_local()
         self._slow = soundest
@@ -226,7 +226,7 @@ _Key = tuple[float, int, tuple[tuple[int, int], ...], bool]
 class _Weighed:
     key: _Key
     traits: Traits
-    plan: Plan
+    plan: LeafAssignment
 
     def better_than(self, other: _Weighed) -> bool:
         return self.key[:2] < other.key[:2]
@@ -235,7 +235,7 @@ class _Weighed:
 class _Search:
     """Builds choices, weighs them and improves the best."""
 
-    def __init__(self, ground: Ground, cost: Cost) -> None:
+    def __init__(self, ground: CandidateLeaves, cost: Cost) -> None:
         self._ground, self._cost = ground, cost
         self._seen: dict[tuple[bool, tuple[tuple[int, int], ...]], _Weighed] = {}
         self._work = WORK
@@ -254,7 +254,7 @@ class _Search:
                 break
         return list(found.values()), min(one.traits.degraded for one in self._seen.values())
 
-    def _weigh(self, plan: Plan) -> _Weighed:
+    def _weigh(self, plan: LeafAssignment) -> _Weighed:
         items = tuple(sorted(plan.counts.items()))
         name = (plan.lens.data_first, items)
         if name not in self._seen:
@@ -269,7 +269,7 @@ class _Search:
                 if self._work <= 0:
                     return
                 self._work -= len(counts) + OVERHEAD
-                tried = self._weigh(Plan(best.plan.lens, counts))
+                tried = self._weigh(LeafAssignment(best.plan.lens, counts))
                 if tried.better_than(best):
                     best = tried
                     break

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.placement.request import Speeds
-from deeplink.scheduler.topology.network import Health, Role
+from deeplink.scheduler.topology.network import DeviceHealth, Role
 from deeplink.scheduler.topology.tree import tree_of
 from deeplink.types import NodeName
 
@@ -41,7 +41,7 @@ def slow_of(network: Network) -> Slow:
     Cables whose rate or usual rate nobody knows count as sound, unless their source calls them degraded or down.
     """
     nodes: dict[NodeName, float] = {}
-    dead = {name for name, node in network.nodes.items() if node.health is Health.DOWN}
+    dead = {name for name, node in network.nodes.items() if node.health is DeviceHealth.DOWN}
     cables: dict[NodeName, list[Cable]] = {}
     for link in network.host_links():
         if link.below in network.nodes:
@@ -49,7 +49,7 @@ def slow_of(network: Network) -> Slow:
             cables.setdefault(NodeName(link.below), []).extend(mine)
     for name, node in network.nodes.items():
         share = _share(cables.get(name, ()))
-        if node.health is Health.DEGRADED:
+        if node.health is DeviceHealth.DEGRADED:
             share = min(share, SAID_SLOW)
         if share <= 0:
             dead.add(name)
@@ -88,9 +88,9 @@ def _share(cables: Iterable[Cable]) -> float:
 
 
 def _speed(cable: Cable, full: float) -> float:
-    if cable.health is Health.DOWN:
+    if cable.health is DeviceHealth.DOWN:
         return 0.0
-    if cable.health is not Health.DEGRADED:
+    if cable.health is not DeviceHealth.DEGRADED:
         return 1.0
     rate = cable.gbps
     return min(rate / full, 1.0) if rate and rate < full else SAID_SLOW

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from deeplink.scheduler.placement.cost import Cost, Traits
-    from deeplink.scheduler.placement.request import Cluster, Request, Residency, Room, Speeds
+    from deeplink.scheduler.placement.request import (
+        DataResidency,
+        NodeCapacity,
+        PlacementCluster,
+        PlacementRequest,
+        Speeds,
+    )
     from deeplink.scheduler.topology.graph import Fabric, Path
     from deeplink.types import NodeName
 
@@ -26,7 +32,7 @@ MOST_VIEWS = 64
 """A leaf is remembered for so many kinds of requests; before another one all of them are forgotten."""
 
 
-class One(NamedTuple):
+class SingleNode(NamedTuple):
     """One node for a job of one node: what it costs, what it is like, and the first of those that are alike."""
 
     cost: float
@@ -35,7 +41,7 @@ class One(NamedTuple):
     node: NodeName
 
 
-class View:
+class LeafView:
     """A leaf as a kind of request sees it.
 
     Attributes:
@@ -48,7 +54,7 @@ class View:
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
-        self.ones: tuple[One, ...] = ()
+        self.ones: tuple[SingleNode, ...] = ()
         self.cost: Cost | None = None
 
 
@@ -67,16 +73,16 @@ class _Stand:
         self.own = bits.setdefault(path, 1 << len(bits)) if path else 0
         self.above = tuple(path[:depth] for depth in range(len(path) - 1, 0, -1))
         self.over = sum(bits.setdefault(switch, 1 << len(bits)) for switch in self.above)
-        self.rooms: tuple[Room, ...] = ()
-        self.views: dict[_Kind, View] = {}
+        self.rooms: tuple[NodeCapacity, ...] = ()
+        self.views: dict[_Kind, LeafView] = {}
 
-    def kind(self, request: Request) -> _Kind:
+    def kind(self, request: PlacementRequest) -> _Kind:
         barred = request.excluded & self.everyone
         if request.candidates is not None:
             barred |= self.everyone - request.candidates
         return (request.gpus_per_node, request.exclusive, request.required & self.everyone, barred)
 
-    def seen(self, cluster: Cluster, request: Request) -> Leaf:
+    def seen(self, cluster: PlacementCluster, request: PlacementRequest) -> Leaf:
         links, able = cluster.speeds.links, eligible(zip(self.names, self.rooms, strict=True), request)
         spots = _spots(able, cluster, request)
         return Leaf(
@@ -92,7 +98,7 @@ class _Stand:
         )
 
 
-def _spots(nodes: list[NodeName], cluster: Cluster, request: Request) -> tuple[Spot, ...]:
+def _spots(nodes: list[NodeName], cluster: PlacementCluster, request: PlacementRequest) -> tuple[Spot, ...]:
     rooms, held, speeds = cluster.rooms, cluster.residency.held, cluster.speeds.nodes
     spots = []
     for node in nodes:
@@ -128,9 +134,9 @@ class Terrain:
         ]
         every = chain.from_iterable(stand.names for stand in self._stands)
         self.places: dict[NodeName, int] = {node: place for place, node in enumerate(every)}
-        self._known: tuple[Speeds, Residency] | None = None
+        self._known: tuple[Speeds, DataResidency] | None = None
 
-    def views(self, cluster: Cluster, request: Request) -> list[View]:
+    def views(self, cluster: PlacementCluster, request: PlacementRequest) -> list[LeafView]:
         """Return the leaves with nodes that the job could have now.
 
         Args:
@@ -159,7 +165,7 @@ class Terrain:
             if view is None:
                 if len(stand.views) == MOST_VIEWS:
                     stand.views.clear()
-                view = stand.views[kind] = View(stand.seen(cluster, request))
+                view = stand.views[kind] = LeafView(stand.seen(cluster, request))
             if view.leaf.spots:
                 found.append(view)
         return found

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
-from deeplink.scheduler.placement.request import Residency
+from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.wish.decide import Surroundings, decide
-from deeplink.scheduler.wish.decision import Kind
+from deeplink.scheduler.wish.decision import HintKind
 from deeplink.scheduler.wish.room import CannotRunError, Rooms, rooms_of
-from deeplink.scheduler.wish.scale import Machines
+from deeplink.scheduler.wish.scale import MachineSpeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from deeplink.scheduler.wish.decide import Weighed
     from deeplink.scheduler.wish.decision import Ask, Decision
-    from deeplink.scheduler.wish.site import Site
-    from deeplink.scheduler.wish.state import Now
+    from deeplink.scheduler.wish.site import KnownFabric
+    from deeplink.scheduler.wish.state import ClusterState
     from deeplink.types import NodeName
 
 
@@ -38,7 +38,7 @@ class Had:
     problem: str = ""
 
 
-class Ground(Protocol):
+class PlannerCluster(Protocol):
     """The cluster, as a round asks about it."""
 
     def had(self, ask: Ask, excluded: frozenset[NodeName]) -> Had:
@@ -55,7 +55,7 @@ class Ground(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Survey(Ground):
+class SurveyedCluster(PlannerCluster):
     """The cluster at one moment.
 
     Attributes:
@@ -66,11 +66,11 @@ class Survey(Ground):
         settle: holds a wish for a job that must not have these nodes against Slurm's own choice (`wish.settle`).
     """
 
-    now: Now
-    site: Site
+    now: ClusterState
+    site: KnownFabric
     settle: Callable[[Ask, Weighed, frozenset[NodeName]], Decision]
-    residency: Mapping[tuple[str, ...], Residency] = field(default_factory=dict)
-    machines: Machines = field(default_factory=Machines)
+    residency: Mapping[tuple[str, ...], DataResidency] = field(default_factory=dict)
+    machines: MachineSpeeds = field(default_factory=MachineSpeeds)
 
     @override
     def had(self, ask: Ask, excluded: frozenset[NodeName]) -> Had:
@@ -94,20 +94,20 @@ class Survey(Ground):
         around = Surroundings(
             now=self.now,
             site=self.site,
-            residency=self.residency.get(ask.data, Residency()),
+            residency=self.residency.get(ask.data, DataResidency()),
             taken=kept,
             machines=self.machines,
         )
         return self.settle(ask, decide(ask, around), kept)
 
-    def _free(self, now: Now, ask: Ask, excluded: frozenset[NodeName]) -> frozenset[NodeName]:
+    def _free(self, now: ClusterState, ask: Ask, excluded: frozenset[NodeName]) -> frozenset[NodeName]:
         rooms = rooms_of(ask, now, dead=self.site.ties.dead, taken=excluded)
         return frozenset(name for name in rooms.rooms if _has_room(rooms, name))
 
 
 def wishes_nodes(decision: Decision) -> bool:
     """Whether a decision is for nodes by name."""
-    return decision.kind is Kind.NODES and bool(decision.nodes)
+    return decision.kind is HintKind.NODES and bool(decision.nodes)
 
 
 def _has_room(rooms: Rooms, name: NodeName) -> bool:
@@ -115,7 +115,7 @@ def _has_room(rooms: Rooms, name: NodeName) -> bool:
     return room.idle if request.exclusive else room.free_gpus >= request.gpus_per_node
 
 
-def _unplanned(now: Now) -> Now:
+def _unplanned(now: ClusterState) -> ClusterState:
     """Return the cluster with idle nodes free that Slurm keeps for some job, or for some time."""
     if all(node.ready or node.dead or not node.idle for node in now.nodes.values()):
         return now

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.planner.ground import Ground, wishes_nodes
+from deeplink.scheduler.planner.ground import PlannerCluster, wishes_nodes
 from deeplink.scheduler.planner.queue import Row, arguments, parse_queue
-from deeplink.scheduler.planner.round import Deed, Memory, Mine, Move, plan
+from deeplink.scheduler.planner.round import Deed, HintChange, Memory, Mine, plan
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.separator import fresh_separator
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Decision, Kind, Recorded
+from deeplink.scheduler.wish.decision import Decision, HintKind, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class Round:
         problems: changes that Slurm refused, by job.
     """
 
-    moves: tuple[Move, ...] = ()
+    moves: tuple[HintChange, ...] = ()
     problems: dict[int, str] = field(default_factory=dict)
 
 
@@ -66,7 +66,7 @@ class Planner:
     slurm: Slurm
     user: str
     state: Path
-    ground: Callable[[Sequence[Mine]], Ground]
+    ground: Callable[[Sequence[Mine]], PlannerCluster]
     clock: Clock
     say: Callable[[str], None]
     act: bool = True
@@ -153,11 +153,11 @@ class Planner:
         last, memory = known[-1], self._memories.get(row.label, Memory())
         wish = last.decision
         if wishes_nodes(wish) and not row.required:
-            wish = replace(wish, kind=Kind.NOTHING, nodes=())  # somebody took it back
+            wish = replace(wish, kind=HintKind.NOTHING, nodes=())  # somebody took it back
             memory = replace(memory, named=True)
         return Mine(row=row, ask=last.ask, wish=wish, wished_at=last.unix, memory=memory)
 
-    def _carry_out(self, move: Move) -> str:
+    def _carry_out(self, move: HintChange) -> str:
         """Change the job and write it down; return why Slurm refused, if it did."""
         job, fields = move.job, move.fields
         what = f"job {job.row.label}: {_said(move)}"
@@ -189,21 +189,21 @@ class Planner:
             self._tell_wished(move)
         return self._done(move)
 
-    def _tell_wished(self, move: Move) -> None:
+    def _tell_wished(self, move: HintChange) -> None:
         if move.job.ask.data:
             self.wished(int(move.job.row.id), move.job.ask.data, move.decision.nodes)
 
-    def _done(self, move: Move) -> str:
+    def _done(self, move: HintChange) -> str:
         self._memories[move.job.row.label] = replace(move.memory, told=_key(move.decision))
         return ""
 
-    def _note(self, move: Move) -> None:
+    def _note(self, move: HintChange) -> None:
         """Write down that a wish stays as it is, when that is so for another reason than before."""
         before = move.job.memory.told or _key(move.job.wish)
         if _key(move.decision) != before:
             self._append(move, move.decision, ())
 
-    def _append(self, move: Move, decision: Decision, done: tuple[str, ...]) -> None:
+    def _append(self, move: HintChange, decision: Decision, done: tuple[str, ...]) -> None:
         job = move.job
         line = Recorded(unix=self.clock.unix(), by="plan", ask=job.ask, decision=decision, done=done)
         try:
@@ -227,7 +227,7 @@ def _key(decision: Decision) -> str:
     return f"{decision.why}|{decision.words}"
 
 
-def _said(move: Move) -> str:
+def _said(move: HintChange) -> str:
     verb = {Deed.PIN: "wish for", Deed.DROP: "no wish any more", Deed.LEAVE: "left as it is"}[move.deed]
     about = f" {move.fields['ReqNodeList']}" if move.deed is Deed.PIN else ""
     return f"{verb}{about}: {move.decision.words}"

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.planner.ground import Ground, Had, wishes_nodes
+from deeplink.scheduler.planner.ground import Had, PlannerCluster, wishes_nodes
 from deeplink.scheduler.planner.queue import Row, in_order
 from deeplink.scheduler.planner.reasons import stopped
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.wish.binding import is_due, naming, taking_back
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Why
 from deeplink.types import JobId
 from deeplink.wording import counted
 
@@ -91,11 +91,11 @@ class Mine:
     @property
     def few_leaves(self) -> bool:
         """Whether few switches were wished for it."""
-        return self.wish.kind is Kind.SWITCHES and self.wish.switches > 0
+        return self.wish.kind is HintKind.SWITCHES and self.wish.switches > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class HintChange:
     """What is to be done about one job.
 
     Attributes:
@@ -137,7 +137,7 @@ def before(row: Row, queue: Sequence[Row]) -> list[Row]:
     return ahead
 
 
-def plan(mine: Sequence[Mine], queue: Sequence[Row], ground: Ground, now: float) -> list[Move]:
+def plan(mine: Sequence[Mine], queue: Sequence[Row], ground: PlannerCluster, now: float) -> list[HintChange]:
     """Return what to do about each job of `mine` that waits.
 
     Args:
@@ -149,7 +149,9 @@ def plan(mine: Sequence[Mine], queue: Sequence[Row], ground: Ground, now: float)
     return _Round(in_order(list(queue)), ground, now).moves(mine)
 
 
-def kept_before(ask: Ask, queue: Sequence[Row], ground: Ground, partition: str) -> frozenset[NodeName] | None:
+def kept_before(
+    ask: Ask, queue: Sequence[Row], ground: PlannerCluster, partition: str
+) -> frozenset[NodeName] | None:
     """Return the nodes that waiting jobs get before one that is about to be submitted.
 
     None where one of them may be given just any of those that are free.
@@ -177,11 +179,11 @@ def kept_before(ask: Ask, queue: Sequence[Row], ground: Ground, partition: str) 
 class _Round:
     """One round; `_promised` holds the nodes that jobs looked at earlier in it are to get."""
 
-    def __init__(self, queue: Sequence[Row], ground: Ground, now: float) -> None:
+    def __init__(self, queue: Sequence[Row], ground: PlannerCluster, now: float) -> None:
         self._queue, self._ground, self._now = queue, ground, now
         self._promised: dict[int, frozenset[NodeName]] = {}
 
-    def moves(self, mine: Sequence[Mine]) -> list[Move]:
+    def moves(self, mine: Sequence[Mine]) -> list[HintChange]:
         by_id: dict[int, list[Mine]] = {}
         for job in mine:
             by_id.setdefault(job.row.id, []).append(job)
@@ -195,13 +197,13 @@ class _Round:
                         self._promised[row.id] = frozenset(move.decision.nodes)
         return found
 
-    def _move(self, job: Mine) -> Move:
+    def _move(self, job: Mine) -> HintChange:
         move = self._wanted(job)
         if move.fields and job.memory.refusals >= 2 * MOST_REFUSALS:
             return _leave(job, Why.UNKNOWN, "Slurm refuses every change of it")
         return move
 
-    def _wanted(self, job: Mine) -> Move:
+    def _wanted(self, job: Mine) -> HintChange:
         untouched = self._not_ours_to_move(job)
         if untouched or job.pinned:
             return untouched or self._pinned(replace(job, memory=replace(job.memory, named=True)))
@@ -218,7 +220,7 @@ class _Round:
             return _leave(job, Why.BUSY, _few_words(ask))
         return self._weighed(job, ask, had)
 
-    def _not_ours_to_move(self, job: Mine) -> Move | None:
+    def _not_ours_to_move(self, job: Mine) -> HintChange | None:
         """Return what becomes of a job that no choice of nodes would help, or that is not understood."""
         if job.row.required and not job.pinned:
             return _leave(job, Why.NOT_ASKED, "its nodes were named by somebody else")
@@ -228,20 +230,20 @@ class _Round:
         held = stopped(job.row.reason)
         return self._held(job, held) if held else None
 
-    def _held(self, job: Mine, held: str) -> Move:
+    def _held(self, job: Mine, held: str) -> HintChange:
         words = f"Slurm starts it on no nodes ({held})"
         if job.pinned or (job.few_leaves and not job.ask.patience_s):
             return _drop(job, Why.STARTS_LATER, words)
         return _leave(job, Why.STARTS_LATER, words)
 
-    def _pinned(self, job: Mine) -> Move:
+    def _pinned(self, job: Mine) -> HintChange:
         if is_due(job.row.reason, self._now - max(job.wished_at, job.memory.wished_at)):
             return _drop(
                 job, Why.WITHDRAWN, f"Slurm has not started it there ({job.row.reason or 'not looked at'})"
             )
         return _leave(job, job.wish.why, job.wish.words)
 
-    def _waiting_for_leaves(self, job: Mine, ask: Ask, had: Had) -> Move:
+    def _waiting_for_leaves(self, job: Mine, ask: Ask, had: Had) -> HintChange:
         since, patience = job.memory.enough_since, job.ask.patience_s or 0
         if patience and since is None:
             return _leave(job, Why.BUSY, _few_words(ask))
@@ -253,7 +255,7 @@ class _Round:
             return move
         return _drop(replace(job, memory=move.memory), Why.WITHDRAWN, f"few switches are not waited for: {words}")
 
-    def _weighed(self, job: Mine, ask: Ask, had: Had) -> Move:
+    def _weighed(self, job: Mine, ask: Ask, had: Had) -> HintChange:
         """Return the wish for the best nodes that nobody before this job may be given, or why there is none."""
         why_not = self._not_to_be_weighed(job, ask, had)
         if why_not is not None:
@@ -264,7 +266,7 @@ class _Round:
         if not wishes_nodes(decision) or not frozenset(decision.nodes) <= had.free - kept:
             return _leave(replace(job, memory=memory), decision.why, decision.words)
         memory = replace(memory, wished_at=self._now, named=True)
-        return Move(job=job, deed=Deed.PIN, decision=decision, memory=memory)
+        return HintChange(job=job, deed=Deed.PIN, decision=decision, memory=memory)
 
     def _not_to_be_weighed(self, job: Mine, ask: Ask, had: Had) -> tuple[Why, str] | None:
         kept = self.kept(job.row, had)
@@ -320,12 +322,14 @@ def _few_words(ask: Ask) -> str:
     return f"fewer than {counted(ask.nodes, 'node')} are free: Slurm would not start it"
 
 
-def _leave(job: Mine, why: Why, words: str) -> Move:
-    return Move(job=job, deed=Deed.LEAVE, decision=replace(job.wish, why=why, words=words), memory=job.memory)
+def _leave(job: Mine, why: Why, words: str) -> HintChange:
+    return HintChange(
+        job=job, deed=Deed.LEAVE, decision=replace(job.wish, why=why, words=words), memory=job.memory
+    )
 
 
-def _drop(job: Mine, why: Why, words: str) -> Move:
+def _drop(job: Mine, why: Why, words: str) -> HintChange:
     if not (job.pinned or job.few_leaves):
         return _leave(job, why, words)
-    decision = Decision(kind=Kind.NOTHING, why=why, words=words)
-    return Move(job=job, deed=Deed.DROP, decision=decision, memory=job.memory)
+    decision = Decision(kind=HintKind.NOTHING, why=why, words=words)
+    return HintChange(job=job, deed=Deed.DROP, decision=decision, memory=job.memory)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.sandbox import loopback, namespaced, settings, storage, users
 from deeplink.scheduler.sandbox.errors import NotRootError, SlurmMissingError, UserError
 from deeplink.scheduler.sandbox.programs import SYSTEM_PATH, Programs, cache_folder, installed, missing, unpacked
-from deeplink.scheduler.sandbox.settings import Settings
+from deeplink.scheduler.sandbox.settings import SandboxSettings
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
     from deeplink.scheduler.sandbox.settings import User
     from deeplink.scheduler.sandbox.shape import Shape
 
@@ -67,14 +67,14 @@ class Blueprint:
         addresses: `host:port` of the daemons, on loopback.
     """
 
-    settings: Settings
+    settings: SandboxSettings
     texts: dict[Path, str]
     path: str
     programs: Programs | None = None
     addresses: dict[str, str] = field(default_factory=dict)
 
 
-def draw(layout: Layout, shape: Shape, options: Options) -> Blueprint:
+def draw(layout: SandboxLayout, shape: Shape, options: Options) -> Blueprint:
     """Return the sandbox that comes of a shape and options, on this machine and for who we are.
 
     Raises:
@@ -93,7 +93,7 @@ def draw(layout: Layout, shape: Shape, options: Options) -> Blueprint:
     return Blueprint(settings=wanted, texts=namespaced.files(wanted, layout, exposures(options), path), path=path)
 
 
-def _on_loopback(layout: Layout, shape: Shape, options: Options) -> Blueprint:
+def _on_loopback(layout: SandboxLayout, shape: Shape, options: Options) -> Blueprint:
     user = loopback.this_user(layout)
     if options.user not in {"", user.name, str(user.uid)}:
         raise UserError(options.user, "without namespaces jobs run as who brings the sandbox up")
@@ -112,8 +112,8 @@ def _on_loopback(layout: Layout, shape: Shape, options: Options) -> Blueprint:
     )
 
 
-def _settings(shape: Shape, options: Options, user: User) -> Settings:
-    return Settings(
+def _settings(shape: Shape, options: Options, user: User) -> SandboxSettings:
+    return SandboxSettings(
         shape=shape,
         user=user,
         slurmd_timeout=options.slurmd_timeout,
@@ -139,7 +139,7 @@ def exposures(options: Options) -> list[Path]:
     return list(dict.fromkeys(path.absolute() for path in wanted))
 
 
-def build(layout: Layout, wanted: Settings, texts: Mapping[Path, str]) -> None:
+def build(layout: SandboxLayout, wanted: SandboxSettings, texts: Mapping[Path, str]) -> None:
     """Make the sandbox's folders and write its files; what was there before is gone already."""
     # Others must be able to read them, however careful our own user is with his files.
     before = os.umask(0o022)
@@ -158,7 +158,7 @@ def build(layout: Layout, wanted: Settings, texts: Mapping[Path, str]) -> None:
         os.umask(before)
 
 
-def _make_folders(layout: Layout, wanted: Settings) -> None:
+def _make_folders(layout: SandboxLayout, wanted: SandboxSettings) -> None:
     user = wanted.user
     for folder in layout.folders:
         folder.mkdir()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from deeplink.scheduler.sandbox.hardware import Hardware
-    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
     from deeplink.scheduler.sandbox.settings import User
     from deeplink.types import NodeName
 
@@ -57,7 +57,7 @@ class Machine:
 class Sandbox:
     """A cluster that is up. Any number of processes may hold one and act on it."""
 
-    layout: Layout
+    layout: SandboxLayout
     record: state.Record
     hardware: Hardware
     clock: Clock

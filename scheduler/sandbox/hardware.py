@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from deeplink.scheduler.sandbox.processes import Entry, ProcessId
+    from deeplink.scheduler.sandbox.processes import ProcessEntry, ProcessId
 
 
 class Hardware(Protocol):
@@ -54,7 +54,7 @@ class Hardware(Protocol):
         """Return the process that all others of a machine end with; None when it is powered off."""
         ...
 
-    def daemon(self, machine: str, processes: Mapping[int, Entry]) -> int | None:
+    def daemon(self, machine: str, processes: Mapping[int, ProcessEntry]) -> int | None:
         """Return the number, on the host, of a machine's Slurm daemon; None when it does not run."""
         ...
 

@@ -33,13 +33,13 @@ def default_root(env: Mapping[str, str], *, root: bool) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SandboxLayout:
     """The folder of one sandbox, and what lies where in it."""
 
     folder: Path
 
     @classmethod
-    def of(cls, root: Path, name: str) -> Layout:
+    def of(cls, root: Path, name: str) -> SandboxLayout:
         """Return the layout of a sandbox by name.
 
         Raises:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.sandbox import blueprint, loopback, state, storage
 from deeplink.scheduler.sandbox.errors import BusyError, NotUpError, RecordUnreadableError, SandboxNameError
-from deeplink.scheduler.sandbox.layout import Layout, default_root
+from deeplink.scheduler.sandbox.layout import SandboxLayout, default_root
 from deeplink.scheduler.sandbox.loopback import Loopback
-from deeplink.scheduler.sandbox.machines import Machines, end_keeper, find_keeper
+from deeplink.scheduler.sandbox.machines import Namespaces, end_keeper, find_keeper
 from deeplink.scheduler.sandbox.namespaced import Namespaced
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from deeplink.scheduler.sandbox.shape import Shape
 
 
-def layout_of(name: str) -> Layout:
+def layout_of(name: str) -> SandboxLayout:
     """Return where a sandbox of that name lies, for who we are.
 
     Raises:
         SandboxNameError: no sandbox can be called so, or the place is somebody else's.
     """
-    layout = Layout.of(default_root(os.environ, root=os.geteuid() == 0), name)
+    layout = SandboxLayout.of(default_root(os.environ, root=os.geteuid() == 0), name)
     there = next(place for place in (layout.folder, *layout.folder.parents) if os.path.exists(place))  # noqa: PTH110
     if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
         raise SandboxNameError(
@@ -41,15 +41,15 @@ def layout_of(name: str) -> Layout:
     return layout
 
 
-def _hardware(layout: Layout, record: state.Record, clock: Clock) -> Hardware:
+def _hardware(layout: SandboxLayout, record: state.Record, clock: Clock) -> Hardware:
     if record.programs is not None:
         return Loopback(layout, record.settings, record.programs, clock)
     if record.keeper is None:
         raise ValueError(f"{layout.record} names neither keeper nor programs")
-    return Namespaced(layout, record.settings, record.keeper, Machines(layout, record.settings.shape, clock))
+    return Namespaced(layout, record.settings, record.keeper, Namespaces(layout, record.settings.shape, clock))
 
 
-def running(layout: Layout, clock: Clock) -> tuple[state.Record, Hardware] | None:
+def running(layout: SandboxLayout, clock: Clock) -> tuple[state.Record, Hardware] | None:
     """Return what is up; None when nothing is, though its folder may be there.
 
     Raises:
@@ -67,7 +67,7 @@ def running(layout: Layout, clock: Clock) -> tuple[state.Record, Hardware] | Non
 
 @contextmanager
 def started(
-    layout: Layout, drawn: blueprint.Blueprint, clock: Clock, wait_s: float
+    layout: SandboxLayout, drawn: blueprint.Blueprint, clock: Clock, wait_s: float
 ) -> Iterator[tuple[state.Record, Hardware]]:
     """Start what was drawn; it stays when the block ends well."""
     base = state.Record(
@@ -86,7 +86,7 @@ def plan(name: str, shape: Shape, options: blueprint.Options) -> dict[Path, str]
     return blueprint.draw(layout_of(name), shape, options).texts
 
 
-def clear(layout: Layout, clock: Clock) -> bool:
+def clear(layout: SandboxLayout, clock: Clock) -> bool:
     """End everything of a sandbox, whole or in pieces, and remove it; tell whether there was anything.
 
     Raises:
@@ -103,7 +103,7 @@ def clear(layout: Layout, clock: Clock) -> bool:
     return True
 
 
-def _end(layout: Layout, clock: Clock) -> None:
+def _end(layout: SandboxLayout, clock: Clock) -> None:
     storage.thaw(layout)  # who hangs in a write cannot be ended
     try:
         up = running(layout, clock)
@@ -138,7 +138,7 @@ def left_over(clock: Clock) -> list[str]:
     return found
 
 
-def remains(layout: Layout, clock: Clock) -> list[str]:
+def remains(layout: SandboxLayout, clock: Clock) -> list[str]:
     """Return what `clear` would end and remove, one thing a line."""
     firsts: Iterable[ProcessId | None]
     try:

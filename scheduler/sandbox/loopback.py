@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.sandbox.layout import Layout
-    from deeplink.scheduler.sandbox.processes import Entry
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
+    from deeplink.scheduler.sandbox.processes import ProcessEntry
     from deeplink.scheduler.sandbox.programs import Programs
-    from deeplink.scheduler.sandbox.settings import Place, Settings, User
+    from deeplink.scheduler.sandbox.settings import DaemonPlace, SandboxSettings, User
 
 MUNGE = "munge"
 _MARK = "DEEPLINK_SANDBOX_FOLDER"
@@ -41,7 +41,7 @@ _END_S = 10.0
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 
-def this_user(layout: Layout) -> User:
+def this_user(layout: SandboxLayout) -> User:
     """Return the user we are: without root, jobs can run as nobody else."""
     uid = os.geteuid()
     try:
@@ -84,11 +84,11 @@ def free_ports(address: str, machines: Sequence[str]) -> dict[str, int]:
     raise BootError("slurm", f"no free ports on {address}")
 
 
-def place(layout: Layout, ports: Mapping[str, int], programs: Programs, user: User) -> Place:
+def place(layout: SandboxLayout, ports: Mapping[str, int], programs: Programs, user: User) -> DaemonPlace:
     """Return where the daemons of a cluster on loopback live."""
     host = socket.gethostname().partition(".")[0]
     address, alone = own_address()
-    return settings.Place(
+    return settings.DaemonPlace(
         control=f"{host}({address})",
         port=ports[CTL],
         owner=user.name,
@@ -101,7 +101,7 @@ def place(layout: Layout, ports: Mapping[str, int], programs: Programs, user: Us
     )
 
 
-def daemon(layout: Layout, programs: Programs, machine: str) -> list[str]:
+def daemon(layout: SandboxLayout, programs: Programs, machine: str) -> list[str]:
     """Return the command of a machine's daemon, in the foreground."""
     munge, conf = layout.munge, str(layout.slurm_conf)
     if machine == MUNGE:
@@ -119,8 +119,8 @@ def daemon(layout: Layout, programs: Programs, machine: str) -> list[str]:
 class Loopback(Hardware):
     """The running machines of a sandbox on loopback."""
 
-    layout: Layout
-    settings: Settings
+    layout: SandboxLayout
+    settings: SandboxSettings
     programs: Programs
     clock: Clock
 
@@ -228,7 +228,7 @@ class Loopback(Hardware):
             raise BootError(machine, f"its daemon does not run after {timeout_s:g} s")
 
     @override
-    def daemon(self, machine: str, processes: Mapping[int, Entry]) -> int | None:
+    def daemon(self, machine: str, processes: Mapping[int, ProcessEntry]) -> int | None:
         warden = self.process_1(machine)
         if warden is None:
             return None
@@ -250,7 +250,7 @@ def _close(handles: Sequence[int]) -> None:
         os.close(handle)
 
 
-def sweep(layout: Layout, clock: Clock) -> None:
+def sweep(layout: SandboxLayout, clock: Clock) -> None:
     """End every process of a sandbox on loopback, whole or in pieces.
 
     Raises:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
     from deeplink.scheduler.sandbox.settings import User
     from deeplink.scheduler.sandbox.shape import Shape
 
@@ -27,11 +27,11 @@ _END_S = 10.0
 _UNSHARE = ("unshare", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--propagation", "private")
 
 
-def _process_1(layout: Layout, name: str) -> tuple[str, ...]:
+def _process_1(layout: SandboxLayout, name: str) -> tuple[str, ...]:
     return ("sh", str(layout.boot / name))
 
 
-def find_keeper(layout: Layout) -> ProcessId | None:
+def find_keeper(layout: SandboxLayout) -> ProcessId | None:
     """Return the fabric's process 1 of a sandbox that nothing is known of but its folder; None if none runs."""
     argv = _process_1(layout, scripts.FABRIC)
     return first_processes([argv]).get(argv)
@@ -50,10 +50,10 @@ def end_keeper(keeper: ProcessId, clock: Clock) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class Namespaces:
     """The namespaces of one sandbox. All processes in them end when the fabric's process 1, the keeper, ends."""
 
-    layout: Layout
+    layout: SandboxLayout
     shape: Shape
     clock: Clock
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 from deeplink.scheduler.sandbox import network, scripts, settings, tree
 from deeplink.scheduler.sandbox.errors import BootError, ExposeError, NotRunningError, SandboxNameError
 from deeplink.scheduler.sandbox.hardware import Hardware
-from deeplink.scheduler.sandbox.machines import Machines, end_keeper
+from deeplink.scheduler.sandbox.machines import Namespaces, end_keeper
 from deeplink.scheduler.sandbox.processes import ProcessId, arguments, descendants, table
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm import command
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.sandbox.layout import Layout
-    from deeplink.scheduler.sandbox.processes import Entry
-    from deeplink.scheduler.sandbox.settings import Settings
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
+    from deeplink.scheduler.sandbox.processes import ProcessEntry
+    from deeplink.scheduler.sandbox.settings import SandboxSettings
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "ip", "unshare", "nsenter", "setpriv", "pivot_root")
 
 
-def files(wanted: Settings, layout: Layout, exposed: Sequence[Path], path: str) -> dict[Path, str]:
+def files(wanted: SandboxSettings, layout: SandboxLayout, exposed: Sequence[Path], path: str) -> dict[Path, str]:
     """Return every file of the sandbox, scripts of the processes 1 included: path -> text.
 
     Raises:
@@ -65,20 +65,22 @@ def _read(path: str) -> str:
 class Namespaced(Hardware):
     """The running machines of a sandbox, and what can be done to them."""
 
-    layout: Layout
-    settings: Settings
+    layout: SandboxLayout
+    settings: SandboxSettings
     keeper: ProcessId
-    machines: Machines
+    machines: Namespaces
 
     @classmethod
     @contextmanager
-    def started(cls, layout: Layout, wanted: Settings, clock: Clock, timeout_s: float) -> Iterator[Namespaced]:
+    def started(
+        cls, layout: SandboxLayout, wanted: SandboxSettings, clock: Clock, timeout_s: float
+    ) -> Iterator[Namespaced]:
         """Start the fabric and all machines; they stay when the block ends well, and end when it fails.
 
         Raises:
             BootError: something did not come up in time.
         """
-        machines = Machines(layout, wanted.shape, clock)
+        machines = Namespaces(layout, wanted.shape, clock)
         keeper, handle = machines.start_fabric(timeout_s)
         try:
             try:
@@ -131,7 +133,7 @@ class Namespaced(Hardware):
         return self.machines.process_1(machine)
 
     @override
-    def daemon(self, machine: str, processes: Mapping[int, Entry]) -> int | None:
+    def daemon(self, machine: str, processes: Mapping[int, ProcessEntry]) -> int | None:
         first = self.process_1(machine)
         if first is None:
             return None

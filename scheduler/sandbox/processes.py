@@ -78,24 +78,24 @@ def _pids() -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProcessEntry:
     """One line of a process table."""
 
     parent: int
     start: int
 
 
-def table() -> dict[int, Entry]:
+def table() -> dict[int, ProcessEntry]:
     """Return all processes that there are, zombies included, by number."""
     found = {}
     for pid in _pids():
         fields = _stat(pid)
         if fields is not None:
-            found[pid] = Entry(int(fields[_PARENT]), int(fields[_START]))
+            found[pid] = ProcessEntry(int(fields[_PARENT]), int(fields[_START]))
     return found
 
 
-def descendants(root: int, processes: Mapping[int, Entry]) -> list[ProcessId]:
+def descendants(root: int, processes: Mapping[int, ProcessEntry]) -> list[ProcessId]:
     """Return all processes below `root`, each after its parent.
 
     >>> descendants(1, {2: Entry(1, 70), 3: Entry(2, 71), 4: Entry(9, 72)})

@@ -12,7 +12,7 @@ from deeplink.scheduler.sandbox.shape import CTL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
     from deeplink.scheduler.sandbox.shape import Shape
     from deeplink.scheduler.sandbox.tree import Step
 
@@ -38,7 +38,7 @@ def _script(lines: Iterable[str]) -> str:
     return "\n".join(["#!/bin/sh", "set -eu", "umask 022", *lines]) + "\n"
 
 
-def fabric(layout: Layout, tree: Iterable[Step]) -> str:
+def fabric(layout: SandboxLayout, tree: Iterable[Step]) -> str:
     """Return the script of the namespaces around all machines: tree, switches, munge. They live while it does."""
     new = layout.new_root
     enter: list[Step] = [
@@ -67,7 +67,7 @@ def fabric(layout: Layout, tree: Iterable[Step]) -> str:
     return _script([*_lines([*tree, *enter, munged, ready]), *stay, *_FOR_EVER])
 
 
-def machine(layout: Layout, shape: Shape, name: str, exposed: Iterable[Step], path: str) -> str:
+def machine(layout: SandboxLayout, shape: Shape, name: str, exposed: Iterable[Step], path: str) -> str:
     """Return the script of one machine: its own disks, its network, its daemon."""
     own, conf = layout.own, str(layout.slurm_conf)
     mounts: list[Step] = [

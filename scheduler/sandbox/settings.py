@@ -12,7 +12,7 @@ from deeplink.scheduler.slurm.nodeset import fold
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
     from deeplink.types import NodeName
 
 SSD = Path("/local/ssd")
@@ -42,7 +42,7 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DaemonPlace:
     """Where the daemons live: what differs between a cluster of namespaces and one on loopback.
 
     Attributes:
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SandboxSettings:
     """What `up` was asked for.
 
     Attributes:
@@ -114,7 +114,7 @@ class Settings:
         return tuple(tuned for tuned in self.tuned if tuned.value != tuned.default)
 
 
-def slurm_conf(settings: Settings, layout: Layout, place: Place) -> str:
+def slurm_conf(settings: SandboxSettings, layout: SandboxLayout, place: DaemonPlace) -> str:
     """Return slurm.conf. `cred_expire` is left at Slurm's default: it decides how long a requeued job is held."""
     shape = settings.shape
     gres = f" Gres=gpu:{shape.gpus}" if shape.gpus else ""
@@ -162,7 +162,7 @@ def topology_conf(shape: Shape) -> str:
     return "\n".join(lines) + "\n"
 
 
-def gres_conf(shape: Shape, layout: Layout) -> str:
+def gres_conf(shape: Shape, layout: SandboxLayout) -> str:
     """Return gres.conf. A count without files would be reported as none, and the nodes called invalid.
 
     Every second node tells the cores of its GPUs, as most sites do: Slurm writes what is used there as
@@ -209,9 +209,9 @@ def _with(text: str, user: User, line: str, number: int) -> str:
     return "\n".join([*others, line]) + "\n"
 
 
-def namespaces(shape: Shape, layout: Layout) -> Place:
+def namespaces(shape: Shape, layout: SandboxLayout) -> DaemonPlace:
     """Return the place of a cluster of namespaces: every machine has its own address and the usual ports."""
-    return Place(
+    return DaemonPlace(
         control=f"{CTL}({shape.address(CTL)})",
         port=CONTROL_PORT,
         owner="root",
@@ -220,7 +220,7 @@ def namespaces(shape: Shape, layout: Layout) -> Place:
     )
 
 
-def files(settings: Settings, layout: Layout, place: Place) -> dict[Path, str]:
+def files(settings: SandboxSettings, layout: SandboxLayout, place: DaemonPlace) -> dict[Path, str]:
     """Return every configuration file of Slurm: path -> text."""
     return {
         layout.slurm_conf: slurm_conf(settings, layout, place),

@@ -20,7 +20,7 @@ MOST_NODES = 240
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class SandboxSwitch:
     """One switch: what hangs below it (nodes or switches), and the switch above; the core has none above."""
 
     name: str
@@ -117,16 +117,16 @@ class Shape:
         return (CTL, *self.nodes)
 
     @property
-    def switches(self) -> tuple[Switch, ...]:
+    def switches(self) -> tuple[SandboxSwitch, ...]:
         """Every switch, the core first, so that each comes after the one above it."""
         spines = tuple(f"spine{s}" for s in range(self.spines))
         leaves = tuple(f"leaf{x}" for x in range(self.leaf_count))
         below = {spine: leaves[s * self.leaves : (s + 1) * self.leaves] for s, spine in enumerate(spines)}
-        tree = [Switch("core", up="", switches=spines)]
-        tree += [Switch(spine, up="core", switches=below[spine]) for spine in spines]
+        tree = [SandboxSwitch("core", up="", switches=spines)]
+        tree += [SandboxSwitch(spine, up="core", switches=below[spine]) for spine in spines]
         for x, leaf in enumerate(leaves):
             nodes = tuple(node for i, node in enumerate(self.nodes) if self._leaf(i) == x)
-            tree.append(Switch(leaf, up=spines[x // self.leaves], nodes=nodes))
+            tree.append(SandboxSwitch(leaf, up=spines[x // self.leaves], nodes=nodes))
         return tuple(tree)
 
     def _leaf(self, index: int) -> int:

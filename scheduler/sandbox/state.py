@@ -17,14 +17,14 @@ from deeplink.scheduler.sandbox import storage
 from deeplink.scheduler.sandbox.errors import BusyError, NotUpError, RecordUnreadableError, ShapeError
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.programs import Programs
-from deeplink.scheduler.sandbox.settings import Settings, User
+from deeplink.scheduler.sandbox.settings import SandboxSettings, User
 from deeplink.scheduler.sandbox.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
 
 LOCK_WAIT_S = 60.0
 _LOCK_PAUSE_S = 0.05
@@ -42,18 +42,18 @@ class Record:
         addresses: `host:port` by machine, for a cluster on loopback; else the shape says them.
     """
 
-    settings: Settings
+    settings: SandboxSettings
     path: str
     keeper: ProcessId | None = None
     programs: Programs | None = None
     addresses: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def write(self, layout: Layout) -> None:
+    def write(self, layout: SandboxLayout) -> None:
         """Keep it in the sandbox's folder."""
         write_text(layout.record, json.dumps(dataclasses.asdict(self), default=str, indent=1) + "\n")
 
     @classmethod
-    def read(cls, layout: Layout) -> Record | None:
+    def read(cls, layout: SandboxLayout) -> Record | None:
         """Return what is kept; None where nothing is.
 
         Raises:
@@ -79,7 +79,7 @@ def _record(raw: dict[str, Any]) -> Record:
     if keeper is None and programs is None:
         raise ValueError("it names neither keeper nor programs")
     return Record(
-        settings=Settings(**{**settings, **parts}),
+        settings=SandboxSettings(**{**settings, **parts}),
         path=raw["path"],
         keeper=keeper,
         programs=programs,
@@ -92,7 +92,9 @@ def _programs(raw: dict[str, Any]) -> Programs:
 
 
 @contextmanager
-def locked(layout: Layout, clock: Clock, *, make: bool = False, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+def locked(
+    layout: SandboxLayout, clock: Clock, *, make: bool = False, wait_s: float = LOCK_WAIT_S
+) -> Iterator[None]:
     """Let nobody else change the sandbox meanwhile. The lock is on its folder, so that no lock file outlives it.
 
     Raises:
@@ -104,7 +106,7 @@ def locked(layout: Layout, clock: Clock, *, make: bool = False, wait_s: float = 
 
 
 @contextmanager
-def laboratory(layout: Layout, clock: Clock) -> Iterator[None]:
+def laboratory(layout: SandboxLayout, clock: Clock) -> Iterator[None]:
     """Let nobody else do or undo a fault meanwhile. Whoever does one changes the sandbox: a lock of its own.
 
     Raises:
@@ -116,7 +118,7 @@ def laboratory(layout: Layout, clock: Clock) -> Iterator[None]:
 
 
 @contextmanager
-def _held(layout: Layout, folder: Path, clock: Clock, *, make: bool, wait_s: float) -> Iterator[None]:
+def _held(layout: SandboxLayout, folder: Path, clock: Clock, *, make: bool, wait_s: float) -> Iterator[None]:
     deadline = clock.monotonic() + wait_s
     while True:
         if make:
@@ -159,7 +161,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.parent.name for path in root.glob("*/sandbox.json"))
 
 
-def empty(layout: Layout) -> None:
+def empty(layout: SandboxLayout) -> None:
     """Remove what an earlier sandbox left; the folder itself stays, because it is what is locked."""
     storage.remove(layout)
     for entry in layout.folder.iterdir():
@@ -169,7 +171,7 @@ def empty(layout: Layout) -> None:
             entry.unlink()
 
 
-def remove(layout: Layout) -> None:
+def remove(layout: SandboxLayout) -> None:
     """Remove the folder, and the folder of all sandboxes when it was the last."""
     # The record first: what is left of a removal that is broken off is not taken for a sandbox.
     layout.record.unlink(missing_ok=True)

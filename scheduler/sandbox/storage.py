@@ -13,7 +13,7 @@ from deeplink.scheduler.sandbox.errors import BootError, NotFreezableError
 from deeplink.scheduler.slurm import command
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
 
 IMAGE_BYTES = 4 << 30
 """Size of the image; it takes what is written to it."""
@@ -21,12 +21,12 @@ PROGRAMS = ("mkfs.ext4", "fsfreeze", "losetup", "mount")
 _MAKE_S = 30.0
 
 
-def is_mounted(layout: Layout) -> bool:
+def is_mounted(layout: SandboxLayout) -> bool:
     """Whether the homes are a file system of their own."""
     return os.path.ismount(layout.homes)
 
 
-def make(layout: Layout) -> None:
+def make(layout: SandboxLayout) -> None:
     """Make the file system and mount it over the empty folder of the homes.
 
     Raises:
@@ -50,7 +50,7 @@ def _run(*argv: str) -> None:
         raise BootError("shared storage", f"{argv[0]} exited {done.code}", done.stderr)
 
 
-def freeze(layout: Layout) -> None:
+def freeze(layout: SandboxLayout) -> None:
     """Let whoever writes to the homes hang until `thaw`; frozen already is no error.
 
     Raises:
@@ -64,13 +64,13 @@ def freeze(layout: Layout) -> None:
         raise command.CommandError(done.argv, done.code, done.stderr)
 
 
-def thaw(layout: Layout) -> None:
+def thaw(layout: SandboxLayout) -> None:
     """Let writers go on; nothing happens where nothing is frozen."""
     if is_mounted(layout):
         command.finish(["fsfreeze", "--unfreeze", str(layout.homes)], timeout_s=_MAKE_S)
 
 
-def remove(layout: Layout) -> None:
+def remove(layout: SandboxLayout) -> None:
     """Take the file system away, if there is one; what was in it is gone."""
     if is_mounted(layout):
         thaw(layout)

@@ -33,7 +33,7 @@ _LEFT_OUT = frozenset({"lost+found"})
 _MOST_LINKS = 40
 
 
-class Host(Protocol):
+class HostFiles(Protocol):
     """What planning asks about the host's file tree."""
 
     def children(self, folder: Path) -> list[str]:
@@ -58,7 +58,7 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ThisHost(Host):
+class ThisHost(HostFiles):
     """The machine we run on."""
 
     @override
@@ -88,7 +88,7 @@ class ThisHost(Host):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MountPlan:
     """Commands that put the tree together.
 
     Attributes:
@@ -100,7 +100,7 @@ class Plan:
     own: tuple[Step, ...]
 
 
-def follow(host: Host, path: Path) -> tuple[list[tuple[Path, str]], Path]:
+def follow(host: HostFiles, path: Path) -> tuple[list[tuple[Path, str]], Path]:
     """Return the symbolic links met on the way to a path, and where it really is.
 
     Raises:
@@ -135,7 +135,7 @@ def _below(path: Path, folder: Path) -> bool:
     return folder in path.parents
 
 
-def cover_of(host: Host, real: Path, around: Path) -> Path | None:
+def cover_of(host: HostFiles, real: Path, around: Path) -> Path | None:
     """Return the folder to replace so that others reach `real`, seen below `around`; None where they do."""
     top = Path("/", real.parts[1])
     if around == Path("/") and top.name in OWN:
@@ -152,7 +152,7 @@ class _Item:
     target: str | None = None
 
 
-def _items(host: Host, path: Path) -> list[_Item]:
+def _items(host: HostFiles, path: Path) -> list[_Item]:
     """Return what to show so that others reach all of `path` as it is spelled.
 
     The mode of a folder comes along when it is bound: a closed one is made anew, and what it holds is shown.
@@ -167,14 +167,14 @@ def _items(host: Host, path: Path) -> list[_Item]:
     return [*items, *(item for item in inside if item.target is not None or not host.closed(item.path))]
 
 
-def _point(host: Host, source: Path, place: str) -> list[Step]:
+def _point(host: HostFiles, source: Path, place: str) -> list[Step]:
     """Make what `source` can be mounted on."""
     if host.is_folder(source):
         return [("mkdir", "-p", place)]
     return [("mkdir", "-p", str(Path(place).parent)), ("touch", place)]
 
 
-def _bind(host: Host, source: Path, place: str) -> list[Step]:
+def _bind(host: HostFiles, source: Path, place: str) -> list[Step]:
     return [
         *_point(host, source, place),
         ("mount", "--rbind", str(source), place),
@@ -190,7 +190,7 @@ def _cover(new: Path, folder: Path) -> Step:
     return ("mount", "-t", "tmpfs", "-o", "mode=755", "cover", f"{new}{folder}")
 
 
-def _top(host: Host, new: Path) -> list[Step]:
+def _top(host: HostFiles, new: Path) -> list[Step]:
     """Show the host's top folders; those that differ between machines, or are closed, are made empty."""
     steps: list[Step] = []
     names = {name for name in host.children(Path("/")) if name not in _LEFT_OUT}
@@ -214,7 +214,7 @@ def _is_own(folder: Path) -> bool:
     return folder.parent == Path("/") and folder.name in OWN
 
 
-def _hidden(host: Host, kept: Path, exposed: Iterable[Path]) -> Iterator[tuple[_Item, Path]]:
+def _hidden(host: HostFiles, kept: Path, exposed: Iterable[Path]) -> Iterator[tuple[_Item, Path]]:
     """Yield what must be shown anew, with the folder that hides it; outer paths come before those inside."""
     bound = [kept]
     for path in sorted(exposed, key=lambda path: len(path.parts)):
@@ -226,7 +226,7 @@ def _hidden(host: Host, kept: Path, exposed: Iterable[Path]) -> Iterator[tuple[_
                 yield item, cover
 
 
-def plan(host: Host, new: Path, stage: Path, kept: Path, exposed: Iterable[Path]) -> Plan:
+def plan(host: HostFiles, new: Path, stage: Path, kept: Path, exposed: Iterable[Path]) -> MountPlan:
     """Return how to put the machines' tree together below `new`.
 
     Args:
@@ -261,4 +261,4 @@ def plan(host: Host, new: Path, stage: Path, kept: Path, exposed: Iterable[Path]
         place = f"{new}{item.path}"
         shared += _make_link(item, place) if item.target is not None else _bind(host, item.path, place)
     shared += [("mount", "-o", "remount,ro", f"{new}{cover}") for cover in sorted(covered - {hidden})]
-    return Plan(tuple(shared), tuple(own))
+    return MountPlan(tuple(shared), tuple(own))

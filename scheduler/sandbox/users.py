@@ -9,14 +9,14 @@ from deeplink.scheduler.sandbox.errors import UserError
 from deeplink.scheduler.sandbox.settings import User
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.sandbox.layout import Layout
+    from deeplink.scheduler.sandbox.layout import SandboxLayout
 
 DEFAULT = "deeplink"
 _UID = 64100
 _HIGHEST = 2**31
 
 
-def choose(wanted: str, layout: Layout) -> User:
+def choose(wanted: str, layout: SandboxLayout) -> User:
     """Return the user of that name or number: the host's, or else a new one; the home is the sandbox's own.
 
     Raises:
@@ -31,7 +31,7 @@ def choose(wanted: str, layout: Layout) -> User:
     return User(known.pw_name, known.pw_uid, known.pw_gid, layout.homes / known.pw_name)
 
 
-def _new(wanted: str, layout: Layout) -> User:
+def _new(wanted: str, layout: SandboxLayout) -> User:
     if wanted.isdecimal():
         if int(wanted) >= _HIGHEST:
             raise UserError(wanted, "the number is too large")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.scheduler.simulate.policies import Chooser
-    from deeplink.scheduler.simulate.state import Shape, State
+    from deeplink.scheduler.simulate.state import FreeGpuState, JobShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Work:
     number: int
     submit_s: float
     duration_s: float
-    shape: Shape
+    shape: JobShape
 
 
-class Outcome(NamedTuple):
+class JobOutcome(NamedTuple):
     """What became of a job: when it started and ended, and where it ran."""
 
     work: Work
@@ -80,7 +80,7 @@ class _Running(NamedTuple):
     limit_s: float
     number: int
     nodes: int
-    shape: Shape
+    shape: JobShape
 
 
 class Engine:
@@ -100,7 +100,7 @@ class Engine:
 
     def __init__(
         self,
-        state: State,
+        state: FreeGpuState,
         chooser: Chooser,
         rules: Rules,
         *,
@@ -109,7 +109,7 @@ class Engine:
     ) -> None:
         self.state, self._chooser, self._rules = state, chooser, rules
         self._slowed, self._watch = slowed, watch
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[JobOutcome] = []
         self.reserved: dict[int, Reservation] = {}
         self._queue: OrderedDict[int, Work] = OrderedDict()
         self._ends: list[tuple[float, int, int]] = []  # when, the job's number, its place in outcomes
@@ -123,7 +123,7 @@ class Engine:
         """How many jobs wait."""
         return len(self._queue)
 
-    def run(self, work: Sequence[Work]) -> list[Outcome]:
+    def run(self, work: Sequence[Work]) -> list[JobOutcome]:
         """Run all jobs to their end, and return what became of them.
 
         Args:
@@ -166,7 +166,7 @@ class Engine:
         self._promise = None
         self._news = True
 
-    def _limit(self, done: Outcome) -> float:
+    def _limit(self, done: JobOutcome) -> float:
         # Where slow nodes lengthen a job beyond its limit it is not killed: that would compare no queues.
         return max(done.start_s + done.work.duration_s * self._rules.overestimate, done.end_s)
 
@@ -182,7 +182,7 @@ class Engine:
         if chosen is None:
             return False
         factor = self._slowed(one, chosen) if self._slowed is not None else 1.0
-        done = Outcome(one, now, now + one.duration_s * factor, chosen)
+        done = JobOutcome(one, now, now + one.duration_s * factor, chosen)
         self.state.take(chosen, one.shape)
         heapq.heappush(self._ends, (done.end_s, one.number, len(self.outcomes)))
         self.outcomes.append(done)
@@ -198,7 +198,7 @@ class Engine:
             self.reserved.setdefault(head.number, self._promise)
         promise = self._promise
         # What could not start keeps another of its shape from starting, unless that one is shorter.
-        least: dict[Shape, float] = {}
+        least: dict[JobShape, float] = {}
         for one in waiting[1:]:
             if self.state.used == self.state.gpus:
                 return
@@ -211,7 +211,7 @@ class Engine:
                 least[one.shape] = -math.inf if before else limit
 
 
-def promised(state: State, running: Sequence[_Running], shape: Shape) -> Reservation:
+def promised(state: FreeGpuState, running: Sequence[_Running], shape: JobShape) -> Reservation:
     """Return when enough nodes will be free for a job at the latest, and these nodes.
 
     Args:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class SimulatedSwitch:
     """One switch, or what stands for one: above several roots, or where nodes hang nowhere known.
 
     Attributes:
@@ -60,11 +60,11 @@ class Floor:
             hanging[path] = hanging.get(path, 0) | 1 << bit
             for depth in range(len(path)):
                 below[path[:depth]] = below.get(path[:depth], 0) | 1 << bit
-        self.leaves = tuple(Switch(path, hanging[path]) for path in sorted(hanging, key=_by_own_name))
+        self.leaves = tuple(SimulatedSwitch(path, hanging[path]) for path in sorted(hanging, key=_by_own_name))
         if below:
             below[()] = self.everyone  # what joins several roots, and nodes that hang nowhere known
         # A switch that has nodes of its own and switches below it counts as both.
-        upper = tuple(Switch(path, below[path]) for path in sorted(below, key=_by_name))
+        upper = tuple(SimulatedSwitch(path, below[path]) for path in sorted(below, key=_by_name))
         self.switches = self.leaves + upper
         numbers = {switch.path: len(self.leaves) + number for number, switch in enumerate(upper)}
         self.above = tuple(

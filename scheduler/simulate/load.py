@@ -11,13 +11,13 @@ from deeplink.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.simulate.state import Shape
+    from deeplink.scheduler.simulate.state import JobShape
     from deeplink.scheduler.simulate.trace import TraceJob
 
 _HALVINGS = 50
 
 
-def stretch_for(load: float, jobs: Sequence[tuple[TraceJob, Shape]], gpus: int) -> float:
+def stretch_for(load: float, jobs: Sequence[tuple[TraceJob, JobShape]], gpus: int) -> float:
     """Return by how much to stretch the times between submissions.
 
     From the first submission to the last the jobs then have that share of all GPUs in the mean, did none wait.

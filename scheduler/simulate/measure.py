@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.model.constants import Constants
     from deeplink.scheduler.model.job import Job
-    from deeplink.scheduler.simulate.engine import Engine, Outcome
+    from deeplink.scheduler.simulate.engine import Engine, JobOutcome
     from deeplink.scheduler.simulate.floor import Floor
     from deeplink.scheduler.simulate.policies import Chooser
-    from deeplink.scheduler.simulate.state import Shape
+    from deeplink.scheduler.simulate.state import JobShape
     from deeplink.scheduler.topology.graph import Path
     from deeplink.types import NodeName
 
@@ -70,7 +70,7 @@ class Sample(NamedTuple):
     scattered: float
 
 
-def size_class(shape: Shape) -> str:
+def size_class(shape: JobShape) -> str:
     """Return the name of a job's size class."""
     return next(name for most, name in SIZES if shape.all_gpus <= most)
 
@@ -122,7 +122,7 @@ class StepTimes:
     def __init__(self, floor: Floor, job: Job, constants: Constants) -> None:
         self._floor, self._job, self._constants = floor, job, constants
         self._known: dict[tuple[int, tuple[Path, ...]], float] = {}
-        self._best: dict[Shape, float] = {}
+        self._best: dict[JobShape, float] = {}
 
     def of(self, order: Sequence[NodeName], gpus: int) -> float:
         """Return the step, in seconds, with so many ranks on each node, in this order."""
@@ -132,7 +132,7 @@ class StepTimes:
             self._known[gpus, paths] = predict(self._job, placement, self._constants).step_s
         return self._known[gpus, paths]
 
-    def best(self, shape: Shape) -> float:
+    def best(self, shape: JobShape) -> float:
         """Return the step on the fullest leaves of the empty cluster, in the order of the tree."""
         if shape not in self._best:
             leaves = sorted(self._floor.leaves, key=lambda leaf: -leaf.below.bit_count())
@@ -141,7 +141,9 @@ class StepTimes:
         return self._best[shape]
 
 
-def figures(outcomes: Sequence[Outcome], floor: Floor, chooser: Chooser, steps: StepTimes) -> dict[Figure, float]:
+def figures(
+    outcomes: Sequence[JobOutcome], floor: Floor, chooser: Chooser, steps: StepTimes
+) -> dict[Figure, float]:
     """Return the figures of all jobs, by size class, and of those over one node."""
     found: dict[Figure, float] = {}
     for _, name in SIZES:
@@ -163,7 +165,7 @@ def _times(whats: tuple[What, ...], name: str, seconds: list[float]) -> dict[Fig
     return {Figure(what, name): value for what, value in zip(whats, values, strict=True)}
 
 
-def _placed(one: Outcome, floor: Floor, chooser: Chooser, steps: StepTimes) -> dict[What, float]:
+def _placed(one: JobOutcome, floor: Floor, chooser: Chooser, steps: StepTimes) -> dict[What, float]:
     shape = one.work.shape
     order = chooser.order(floor, one.nodes)
     step = steps.of(order, shape.gpus)

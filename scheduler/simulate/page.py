@@ -9,8 +9,8 @@ from deeplink.scheduler.simulate.report import facts, plots, tables
 from deeplink.scheduler.simulate.tables import markdown
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.simulate.report import Told
-    from deeplink.scheduler.simulate.tables import Table
+    from deeplink.scheduler.simulate.report import ReportSubject
+    from deeplink.scheduler.simulate.tables import ReportTable
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1000px; padding: 0 1em; color: #222 }
@@ -28,13 +28,13 @@ code { background: #f3f3f3; padding: .1em .3em; overflow-wrap: anywhere }
 """
 
 
-def as_text(told: Told) -> str:
+def as_text(told: ReportSubject) -> str:
     """Return the report in Markdown, without a heading of its own."""
     parts = ["\n".join(f"- {fact}" for fact in facts(told)) + "\n", *map(markdown, tables(told))]
     return "\n".join(parts)
 
 
-def as_html(told: Told, made_by: str) -> str:
+def as_html(told: ReportSubject, made_by: str) -> str:
     """Return the report as one page.
 
     Args:
@@ -55,7 +55,7 @@ def as_html(told: Told, made_by: str) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
     note = f"<p>{escape(table.note)}</p>" if table.note else ""

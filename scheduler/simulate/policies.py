@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from deeplink.scheduler.placement.request import Cluster, Request
+from deeplink.scheduler.placement.request import PlacementCluster, PlacementRequest
 from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.placement.terrain import Terrain
 from deeplink.scheduler.simulate.floor import bits, first
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.scheduler.simulate.floor import Floor
-    from deeplink.scheduler.simulate.state import Shape, State
+    from deeplink.scheduler.simulate.state import FreeGpuState, JobShape
     from deeplink.types import NodeName
 
 
-class Policy(StrEnum):
+class SchedulingPolicy(StrEnum):
     """The policies there are."""
 
     SLURM_TREE = "slurm-tree"
@@ -37,7 +37,7 @@ class Policy(StrEnum):
 class Chooser(Protocol):
     """One policy."""
 
-    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+    def choose(self, state: FreeGpuState, shape: JobShape, shut: int) -> int | None:
         """Return the nodes for a job, or None where it cannot run now.
 
         Args:
@@ -60,7 +60,7 @@ class _ByName:
 class SlurmTree(_ByName):
     """Slurm's choice."""
 
-    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+    def choose(self, state: FreeGpuState, shape: JobShape, shut: int) -> int | None:
         """As the protocol says."""
         return slurm_choice(state.floor, state.able(shape) & ~shut, shape.nodes)
 
@@ -68,7 +68,7 @@ class SlurmTree(_ByName):
 class Pack(_ByName):
     """The fullest nodes."""
 
-    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+    def choose(self, state: FreeGpuState, shape: JobShape, shut: int) -> int | None:
         """As the protocol says."""
         able = state.able(shape) & ~shut
         if able.bit_count() < shape.nodes:
@@ -85,7 +85,7 @@ class AnyNodes(_ByName):
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
 
-    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+    def choose(self, state: FreeGpuState, shape: JobShape, shut: int) -> int | None:
         """As the protocol says."""
         able = state.able(shape) & ~shut
         if able.bit_count() < shape.nodes:
@@ -100,18 +100,20 @@ class DeepLink:
         self._terrain: Terrain | None = None
         self._shut: tuple[int, frozenset[NodeName]] = (0, frozenset())
 
-    def choose(self, state: State, shape: Shape, shut: int) -> int | None:
+    def choose(self, state: FreeGpuState, shape: JobShape, shut: int) -> int | None:
         """As the protocol says."""
         floor = state.floor
         if (state.able(shape) & ~shut).bit_count() < shape.nodes:
             return None
-        cluster = Cluster(fabric=floor.fabric, rooms=state.rooms)
+        cluster = PlacementCluster(fabric=floor.fabric, rooms=state.rooms)
         if self._terrain is None:
             self._terrain = Terrain(floor.fabric, floor.nodes)
         if shut != self._shut[0]:
             self._shut = (shut, frozenset(floor.names(shut)))
         excluded = self._shut[1]
-        request = Request(nodes=shape.nodes, gpus_per_node=shape.gpus, exclusive=shape.whole, excluded=excluded)
+        request = PlacementRequest(
+            nodes=shape.nodes, gpus_per_node=shape.gpus, exclusive=shape.whole, excluded=excluded
+        )
         return floor.chosen(place(cluster, request, most=1, terrain=self._terrain)[0].nodes)
 
     def order(self, floor: Floor, chosen: int) -> Sequence[NodeName]:
@@ -119,17 +121,17 @@ class DeepLink:
         return rank_order(floor.names(chosen), floor.fabric).nodes
 
 
-def chooser(policy: Policy, draw: random.Random) -> Chooser:
+def chooser(policy: SchedulingPolicy, draw: random.Random) -> Chooser:
     """Return who chooses.
 
     Args:
         policy: by name.
         draw: where chance comes from, if it has a part.
     """
-    makers: dict[Policy, Callable[[], Chooser]] = {
-        Policy.SLURM_TREE: SlurmTree,
-        Policy.PACK: Pack,
-        Policy.RANDOM: lambda: AnyNodes(draw),
-        Policy.DEEPLINK: DeepLink,
+    makers: dict[SchedulingPolicy, Callable[[], Chooser]] = {
+        SchedulingPolicy.SLURM_TREE: SlurmTree,
+        SchedulingPolicy.PACK: Pack,
+        SchedulingPolicy.RANDOM: lambda: AnyNodes(draw),
+        SchedulingPolicy.DEEPLINK: DeepLink,
     }
     return makers[policy]()

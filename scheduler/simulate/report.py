@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.scheduler.simulate.charts import Bar, Series, bars, lines
 from deeplink.scheduler.simulate.measure import CLUSTER, JCTS, SIZES, WAITS, WIDE, Figure, What, size_class
-from deeplink.scheduler.simulate.policies import Policy
-from deeplink.scheduler.simulate.tables import Table, about, timed
+from deeplink.scheduler.simulate.policies import SchedulingPolicy
+from deeplink.scheduler.simulate.tables import ReportTable, about, timed
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deeplink.scheduler.simulate.spread import Spread
-    from deeplink.scheduler.simulate.study import Run, Settings, Study
+    from deeplink.scheduler.simulate.spread import FigureSpread
+    from deeplink.scheduler.simulate.study import Run, Study, StudySettings
 
 _DAY = 86400.0
 _MEANS_OF_WIDE = (What.LEAVES, What.CROSSINGS, What.FEWEST_CROSSINGS, What.STEP, What.STEP_OVER_BEST)
@@ -29,7 +29,7 @@ _RANKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportSubject:
     """What a report is about.
 
     Attributes:
@@ -43,7 +43,7 @@ class Told:
     trace: str
     site: str
     faults: tuple[str, ...]
-    settings: Settings
+    settings: StudySettings
     study: Study
 
     @property
@@ -58,7 +58,7 @@ class Told:
         return len({run.seed for run in self.study.runs})
 
 
-def facts(told: Told) -> list[str]:
+def facts(told: ReportSubject) -> list[str]:
     """Return sentences on what was simulated."""
     plan, settings, rules = told.study.plan, told.settings, told.settings.rules
     job, constants = settings.job, settings.constants
@@ -85,7 +85,7 @@ def facts(told: Told) -> list[str]:
     return said
 
 
-def tables(told: Told) -> list[Table]:
+def tables(told: ReportSubject) -> list[ReportTable]:
     """Return all tables."""
     study = told.study
     found = [
@@ -96,51 +96,51 @@ def tables(told: Told) -> list[Table]:
             "The cluster", (What.UTILISATION, What.SCATTERED, What.SPAN), CLUSTER, study, note="Shares in percent."
         ),
     ]
-    if {Policy.DEEPLINK, Policy.SLURM_TREE} <= set(study.policies):
+    if {SchedulingPolicy.DEEPLINK, SchedulingPolicy.SLURM_TREE} <= set(study.policies):
         found.append(_compared(told))
     return [table for table in found if table.rows]
 
 
-def _wide(told: Told) -> int:
+def _wide(told: ReportSubject) -> int:
     return sum(one.shape.nodes > 1 for one in told.study.plan.work)
 
 
-def _by_size(title: str, whats: tuple[What, ...], told: Told) -> Table:
+def _by_size(title: str, whats: tuple[What, ...], told: ReportSubject) -> ReportTable:
     study = told.study
     rows = []
     for name, count in told.jobs.items():
         for what in whats:
             cells = [about(study.spread(policy, Figure(what, name)), time=True) for policy in study.policies]
             rows.append((name, f"{count:,}", what.rpartition(", ")[2], *cells))
-    return Table(title, ("size", "jobs", "", *map(str, study.policies)), tuple(rows))
+    return ReportTable(title, ("size", "jobs", "", *map(str, study.policies)), tuple(rows))
 
 
-def _rows(title: str, whats: Iterable[What], of: str, study: Study, *, note: str) -> Table:
+def _rows(title: str, whats: Iterable[What], of: str, study: Study, *, note: str) -> ReportTable:
     rows = []
     for what in whats:
         found = [study.spread(policy, Figure(what, of)) for policy in study.policies]
         if any(spread is not None for spread in found):
             rows.append((str(what), *(about(spread, time=what in _TIMES) for spread in found)))
-    return Table(title, ("mean", *map(str, study.policies)), tuple(rows), note)
+    return ReportTable(title, ("mean", *map(str, study.policies)), tuple(rows), note)
 
 
-def _compared(told: Told) -> Table:
+def _compared(told: ReportSubject) -> ReportTable:
     study = told.study
     rows = []
     asked = [Figure(what, name) for name in told.jobs for what in (What.WAIT_MEAN, What.WAIT_P95)]
     asked += [Figure(what, WIDE) for what in (What.LEAVES, What.CROSSINGS, What.STEP)]
     for figure in asked:
-        spread = study.against(Policy.DEEPLINK, Policy.SLURM_TREE, figure)
+        spread = study.against(SchedulingPolicy.DEEPLINK, SchedulingPolicy.SLURM_TREE, figure)
         if spread is not None:
             rows.append((figure.of, str(figure.what), about(spread, time=figure.what in _TIMES), verdict(spread)))
     note = (
         "Seed by seed: the same jobs at the same times. Less is better. Of 20 rows without any difference, one is "
         "called better or worse by chance."
     )
-    return Table("deeplink minus slurm-tree", ("jobs", "figure", "difference", ""), tuple(rows), note)
+    return ReportTable("deeplink minus slurm-tree", ("jobs", "figure", "difference", ""), tuple(rows), note)
 
 
-def verdict(spread: Spread) -> str:
+def verdict(spread: FigureSpread) -> str:
     """Return what a difference says, where less is better: its interval is below zero, above, or around it."""
     if spread.runs == 1:
         return "one seed"
@@ -151,7 +151,7 @@ def verdict(spread: Spread) -> str:
     return "the same" if spread.mean == 0 else "no difference to be seen"
 
 
-def plots(told: Told) -> list[str]:
+def plots(told: ReportSubject) -> list[str]:
     """Return all plots, as SVG."""
     study, names = told.study, list(told.jobs)
     found = [
@@ -207,14 +207,14 @@ def plots(told: Told) -> list[str]:
     return found
 
 
-def _bar(study: Study, policy: Policy, figure: Figure) -> Bar | None:
+def _bar(study: Study, policy: SchedulingPolicy, figure: Figure) -> Bar | None:
     spread = study.spread(policy, figure)
     if spread is None:
         return None
     return Bar(spread.mean / 3600.0, spread.half / 3600.0 if spread.runs > 1 else 0.0)
 
 
-def _plain_bar(spread: Spread | None) -> Bar | None:
+def _plain_bar(spread: FigureSpread | None) -> Bar | None:
     return None if spread is None else Bar(spread.mean, spread.half if spread.runs > 1 else 0.0)
 
 
@@ -223,7 +223,7 @@ def _cumulative(run: Run) -> list[tuple[float, float]]:
     return [(log10(max(seconds, 1.0)), place / last) for place, seconds in enumerate(run.waits)]
 
 
-def document(told: Told) -> dict[str, Any]:
+def document(told: ReportSubject) -> dict[str, Any]:
     """Return all figures of all runs, for JSON; seconds, and percent where a share is meant."""
     return {
         "trace": told.trace,

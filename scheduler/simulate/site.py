@@ -21,7 +21,7 @@ DEFAULT_GPUS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SimulatedCluster:
     """A cluster.
 
     Attributes:
@@ -41,7 +41,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class SimulatedTree:
     """A generated tree: nodes on leaves, leaves below spines, one core above.
 
     Attributes:
@@ -59,7 +59,7 @@ class Tree:
     dealt: bool = False
 
 
-def generated(tree: Tree) -> Site:
+def generated(tree: SimulatedTree) -> SimulatedCluster:
     """Return a generated cluster.
 
     Raises:
@@ -84,10 +84,10 @@ def generated(tree: Tree) -> Site:
         f"{counted(tree.nodes, 'node')} of {counted(tree.gpus, 'GPU')} on {counted(leaves, 'leaf')} "
         f"of {tree.per_leaf}, {names}; {counted(tree.leaves, 'leaf')} below a spine"
     )
-    return Site(Floor(paths, fabric), (tree.gpus,) * tree.nodes, words)
+    return SimulatedCluster(Floor(paths, fabric), (tree.gpus,) * tree.nodes, words)
 
 
-def site_of(network: Network, gpus: int | None, source: str) -> Site:
+def site_of(network: Network, gpus: int | None, source: str) -> SimulatedCluster:
     """Return the cluster of a topology.
 
     Args:
@@ -108,7 +108,7 @@ def site_of(network: Network, gpus: int | None, source: str) -> Site:
         each.append(gpus or told or DEFAULT_GPUS)
     leaves = counted(len(floor.leaves), "leaf")
     words = f"{counted(len(each), 'node')} of {source} on {leaves}, {counted(sum(each), 'GPU')}"
-    return Site(floor, tuple(each), words)
+    return SimulatedCluster(floor, tuple(each), words)
 
 
 def _check(nodes: int) -> None:

@@ -20,7 +20,7 @@ _NORMAL = 1.96
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class FigureSpread:
     """Several runs of one figure.
 
     Attributes:
@@ -44,7 +44,7 @@ class Spread:
         return self.mean + self.half
 
 
-def spread_of(runs: Sequence[float]) -> Spread:
+def spread_of(runs: Sequence[float]) -> FigureSpread:
     """Return the mean of independent runs with its 95 % interval (Student's t).
 
     >>> spread_of([1.0, 2.0, 3.0]).mean, round(spread_of([1.0, 2.0, 3.0]).half, 2)
@@ -52,13 +52,13 @@ def spread_of(runs: Sequence[float]) -> Spread:
     """
     mean = statistics.fmean(runs)
     if len(runs) == 1:
-        return Spread(mean, math.inf, 1)
+        return FigureSpread(mean, math.inf, 1)
     freedom = len(runs) - 1
     t = _T[freedom - 1] if freedom <= len(_T) else _NORMAL + 2.4 / freedom  # right to three digits
-    return Spread(mean, t * statistics.stdev(runs) / math.sqrt(len(runs)), len(runs))
+    return FigureSpread(mean, t * statistics.stdev(runs) / math.sqrt(len(runs)), len(runs))
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> FigureSpread:
     """Return the spread of ours minus theirs, run by run: the same seed is the same jobs at the same times."""
     return spread_of([one - other for one, other in zip(ours, theirs, strict=True)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.placement.request import Room
+from deeplink.scheduler.placement.request import NodeCapacity
 from deeplink.scheduler.simulate.floor import bits
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class JobShape:
     """What a job asks for.
 
     Attributes:
@@ -36,7 +36,7 @@ class Shape:
         return self.nodes * self.gpus
 
 
-def shape_of(job: TraceJob, per_node: int) -> Shape:
+def shape_of(job: TraceJob, per_node: int) -> JobShape:
     """Return how a job is spread over nodes: within one it shares it, beyond that it has whole ones.
 
     Args:
@@ -44,13 +44,13 @@ def shape_of(job: TraceJob, per_node: int) -> Shape:
         per_node: GPUs of a node.
     """
     if job.nodes:
-        return Shape(job.nodes, per_node, whole=True)
+        return JobShape(job.nodes, per_node, whole=True)
     if job.gpus <= per_node:
-        return Shape(1, job.gpus, whole=False)
-    return Shape(-(-job.gpus // per_node), per_node, whole=True)
+        return JobShape(1, job.gpus, whole=False)
+    return JobShape(-(-job.gpus // per_node), per_node, whole=True)
 
 
-class State:
+class FreeGpuState:
     """Free GPUs, node by node.
 
     Args:
@@ -75,11 +75,11 @@ class State:
                 self._of[count] |= 1 << bit
         self._idle = floor.everyone
         self._rooms = {
-            (owned, free): Room(gpus=owned, free_gpus=free, idle=free == owned)
+            (owned, free): NodeCapacity(gpus=owned, free_gpus=free, idle=free == owned)
             for owned in set(gpus)
             for free in range(owned + 1)
         }
-        self.rooms: dict[NodeName, Room] = {
+        self.rooms: dict[NodeName, NodeCapacity] = {
             node: self._rooms[owned, owned] for node, owned in zip(floor.nodes, gpus, strict=True)
         }
         self.used = 0
@@ -101,7 +101,7 @@ class State:
         """Return the sets of nodes with exactly 0, 1, ... GPUs free."""
         return self._with
 
-    def able(self, shape: Shape) -> int:
+    def able(self, shape: JobShape) -> int:
         """Return the set of nodes that could run one node's part of a job now."""
         if shape.gpus >= len(self._with):
             return 0
@@ -112,16 +112,16 @@ class State:
             found |= nodes
         return found
 
-    def holds(self, shape: Shape) -> bool:
+    def holds(self, shape: JobShape) -> bool:
         """Tell whether the job fits on the cluster when nothing else runs."""
         return shape.gpus < len(self._of) and self._of[shape.gpus].bit_count() >= shape.nodes
 
-    def take(self, chosen: int, shape: Shape) -> None:
+    def take(self, chosen: int, shape: JobShape) -> None:
         """Give nodes to a job."""
         for bit in bits(chosen):
             self._set(bit, 0 if shape.whole else self._free[bit] - shape.gpus)
 
-    def give_back(self, chosen: int, shape: Shape) -> None:
+    def give_back(self, chosen: int, shape: JobShape) -> None:
         """Take them back."""
         for bit in bits(chosen):
             self._set(bit, self._gpus[bit] if shape.whole else self._free[bit] + shape.gpus)

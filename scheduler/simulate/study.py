@@ -12,16 +12,16 @@ from deeplink.scheduler.simulate.engine import Engine, Rules, Work
 from deeplink.scheduler.simulate.errors import SimulationValueError
 from deeplink.scheduler.simulate.load import stretch_for
 from deeplink.scheduler.simulate.measure import CLUSTER, Figure, Sample, Sampler, StepTimes, What, figures
-from deeplink.scheduler.simulate.policies import Policy, chooser
-from deeplink.scheduler.simulate.spread import Spread, difference, quantile, spread_of
-from deeplink.scheduler.simulate.state import State, shape_of
+from deeplink.scheduler.simulate.policies import SchedulingPolicy, chooser
+from deeplink.scheduler.simulate.spread import FigureSpread, difference, quantile, spread_of
+from deeplink.scheduler.simulate.state import FreeGpuState, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.scheduler.simulate.engine import Outcome
+    from deeplink.scheduler.simulate.engine import JobOutcome
     from deeplink.scheduler.simulate.policies import Chooser
-    from deeplink.scheduler.simulate.site import Site
+    from deeplink.scheduler.simulate.site import SimulatedCluster
     from deeplink.scheduler.simulate.trace import Trace
 
 SAMPLES = 400
@@ -32,7 +32,7 @@ BERT_LARGE = Job.from_flops(batch=8, sample_flops=6 * 340e6 * 512, gpu_flops=125
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class StudySettings:
     """What is the same for all runs.
 
     Attributes:
@@ -63,7 +63,7 @@ class Run:
         waits: quantiles of the queueing delay of all jobs, from the least to the most.
     """
 
-    policy: Policy
+    policy: SchedulingPolicy
     seed: int
     figures: dict[Figure, float]
     samples: tuple[Sample, ...]
@@ -71,7 +71,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StudyPlan:
     """The jobs of a trace as this cluster runs them.
 
     Attributes:
@@ -83,18 +83,18 @@ class Plan:
     too_great: int
 
 
-def planned(trace: Trace, site: Site, load: float | None = None) -> Plan:
+def planned(trace: Trace, site: SimulatedCluster, load: float | None = None) -> StudyPlan:
     """Return the jobs that fit on a cluster.
 
     Args:
         trace: all of them.
         site: the cluster.
-        load: as in `Settings`.
+        load: as in `StudySettings`.
 
     Raises:
         SimulationValueError: none fits, or no such load can be had of them.
     """
-    empty = State(site.floor, site.gpus)
+    empty = FreeGpuState(site.floor, site.gpus)
     shapes = [shape_of(job, site.per_node) for job in trace.jobs]
     fitting = [(job, shape) for job, shape in zip(trace.jobs, shapes, strict=True) if empty.holds(shape)]
     if not fitting:
@@ -105,7 +105,7 @@ def planned(trace: Trace, site: Site, load: float | None = None) -> Plan:
         Work(place, (job.submit_s - begins) * stretch, job.duration_s, shape)
         for place, (job, shape) in enumerate(fitting)
     ]
-    return Plan(tuple(work), len(shapes) - len(fitting))
+    return StudyPlan(tuple(work), len(shapes) - len(fitting))
 
 
 def jittered(work: Sequence[Work], jitter_s: float, draw: random.Random) -> list[Work]:
@@ -116,12 +116,12 @@ def jittered(work: Sequence[Work], jitter_s: float, draw: random.Random) -> list
 
 
 def run_once(
-    site: Site,
-    plan: Plan,
-    policy: Policy,
+    site: SimulatedCluster,
+    plan: StudyPlan,
+    policy: SchedulingPolicy,
     *,
     seed: int,
-    settings: Settings,
+    settings: StudySettings,
     told: Callable[[int], None] = lambda _started: None,
 ) -> Run:
     """Run all jobs under one policy with one seed; the same arguments give the same run.
@@ -145,7 +145,7 @@ def run_once(
         told(len(engine.outcomes))
 
     slowed = _slowed(site, who, steps) if settings.speedup else None
-    engine = Engine(State(site.floor, site.gpus), who, settings.rules, slowed=slowed, watch=watch)
+    engine = Engine(FreeGpuState(site.floor, site.gpus), who, settings.rules, slowed=slowed, watch=watch)
     outcomes = engine.run(work)
     found = figures(outcomes, site.floor, who, steps)
     found[Figure(What.UTILISATION, CLUSTER)] = 100.0 * sampler.utilisation(engine.state.gpus)
@@ -155,7 +155,7 @@ def run_once(
     return Run(policy, seed, found, tuple(sampler.samples), _waits(outcomes))
 
 
-def _slowed(site: Site, who: Chooser, steps: StepTimes) -> Callable[[Work, int], float]:
+def _slowed(site: SimulatedCluster, who: Chooser, steps: StepTimes) -> Callable[[Work, int], float]:
     def factor(work: Work, chosen: int) -> float:
         if work.shape.nodes == 1:
             return 1.0
@@ -164,7 +164,7 @@ def _slowed(site: Site, who: Chooser, steps: StepTimes) -> Callable[[Work, int],
     return factor
 
 
-def _waits(outcomes: Sequence[Outcome]) -> tuple[float, ...]:
+def _waits(outcomes: Sequence[JobOutcome]) -> tuple[float, ...]:
     waits = sorted(one.start_s - one.work.submit_s for one in outcomes)
     return tuple(quantile(waits, share) for share in _QUANTILES)
 
@@ -179,23 +179,23 @@ class Study:
     """
 
     runs: tuple[Run, ...]
-    plan: Plan
+    plan: StudyPlan
 
     @property
-    def policies(self) -> tuple[Policy, ...]:
+    def policies(self) -> tuple[SchedulingPolicy, ...]:
         """The policies, in the order in which they were asked for."""
         return tuple(dict.fromkeys(run.policy for run in self.runs))
 
-    def of(self, policy: Policy, figure: Figure) -> list[float]:
+    def of(self, policy: SchedulingPolicy, figure: Figure) -> list[float]:
         """Return a figure of each seed; none where no job was of that kind."""
         return [run.figures[figure] for run in self.runs if run.policy is policy and figure in run.figures]
 
-    def spread(self, policy: Policy, figure: Figure) -> Spread | None:
+    def spread(self, policy: SchedulingPolicy, figure: Figure) -> FigureSpread | None:
         """Return a figure with its spread over the seeds; None where no job was of that kind."""
         values = self.of(policy, figure)
         return spread_of(values) if values else None
 
-    def against(self, ours: Policy, theirs: Policy, figure: Figure) -> Spread | None:
+    def against(self, ours: SchedulingPolicy, theirs: SchedulingPolicy, figure: Figure) -> FigureSpread | None:
         """Return by how much a figure of ours is greater than theirs, seed by seed."""
         mine, yours = self.of(ours, figure), self.of(theirs, figure)
         return difference(mine, yours) if mine and len(mine) == len(yours) else None

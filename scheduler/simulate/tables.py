@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.simulate.spread import Spread
+    from deeplink.scheduler.simulate.spread import FigureSpread
 
 _NOTHING = 1e-6  # what adding up times of months in another order makes of nothing
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """A table.
 
     Attributes:
@@ -31,7 +31,7 @@ class Table:
     note: str = ""
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """Return a table with its title and note; columns stand below each other."""
     cells = [table.header, *table.rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(table.header))]
@@ -61,7 +61,7 @@ def timed(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def about(spread: Spread | None, *, time: bool = False) -> str:
+def about(spread: FigureSpread | None, *, time: bool = False) -> str:
     """Return a mean and half of its 95 % interval; the mean alone where there was one run."""
     if spread is None:
         return "-"

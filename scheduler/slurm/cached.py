@@ -51,7 +51,7 @@ _BENDING_FAMILIES = ("SQUEUE_", "SINFO_", "SCONTROL_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CachedAnswer:
     """What came of one question.
 
     Attributes:
@@ -96,7 +96,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AnswerAge:
     """How old the newest answer to a kind of question is, and why there is no newer one."""
 
     unix: float
@@ -151,7 +151,7 @@ class CachedRunner:
     run: command.Runner = command.run
     clock: Clock = field(default_factory=SystemClock)
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    told: dict[str, Told] = field(default_factory=dict)
+    told: dict[str, AnswerAge] = field(default_factory=dict)
     _since: float = 0.0
     _usable: bool | None = None
 
@@ -167,16 +167,16 @@ class CachedRunner:
         entry = self.folder / self._key(argv)
         answer = self._answer(entry, argv, kind, timeout_s)
         if not answer.failure:
-            self.told[kind] = Told(answer.ended_unix)
+            self.told[kind] = AnswerAge(answer.ended_unix)
             return answer.told(argv)
         try:
             return answer.told(argv)
         except DeepLinkError as problem:
             older = _read(_good(entry))
             if older is None or not 0 <= self.clock.unix() - older.ended_unix <= self.stale_s or _refusal(answer):
-                self.told[kind] = Told(older.ended_unix if older else 0.0, str(problem))
+                self.told[kind] = AnswerAge(older.ended_unix if older else 0.0, str(problem))
                 raise
-            self.told[kind] = Told(older.ended_unix, str(problem))
+            self.told[kind] = AnswerAge(older.ended_unix, str(problem))
             return older.told(argv)
 
     def _key(self, argv: Sequence[str]) -> str:
@@ -188,7 +188,7 @@ class CachedRunner:
         plain = [PATTERN.sub("~", word) for word in argv]
         return hashlib.sha256(json.dumps([plain, bending]).encode()).hexdigest()[:32]
 
-    def _answer(self, entry: Path, argv: Sequence[str], kind: str, timeout_s: float) -> Answer:
+    def _answer(self, entry: Path, argv: Sequence[str], kind: str, timeout_s: float) -> CachedAnswer:
         """Return a good answer: one that is there, one that another brings meanwhile, or our own."""
         interval_s = max(self.interval_s, SLOW_S) if kind in _SLOW else self.interval_s
         asked, end = self.clock.unix(), self.clock.monotonic() + timeout_s
@@ -203,11 +203,11 @@ class CachedRunner:
                     return self._found(entry, interval_s, asked) or self._ask(entry, argv, timeout_s)
             if self.clock.monotonic() >= end:
                 now = self.clock.unix()
-                return Answer(began_unix=asked, ended_unix=now, failure="timeout", timeout_s=timeout_s)
+                return CachedAnswer(began_unix=asked, ended_unix=now, failure="timeout", timeout_s=timeout_s)
             self.clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _found(self, entry: Path, interval_s: float, asked: float) -> Answer | None:
+    def _found(self, entry: Path, interval_s: float, asked: float) -> CachedAnswer | None:
         now = self.clock.unix()
         there = [one for one in (_read(_good(entry)), _read(_bad(entry))) if one and one.ended_unix <= now]
         newest = max(there, key=lambda one: one.ended_unix, default=None)
@@ -217,7 +217,7 @@ class CachedRunner:
             return newest
         return None
 
-    def _ask(self, entry: Path, argv: Sequence[str], timeout_s: float) -> Answer:
+    def _ask(self, entry: Path, argv: Sequence[str], timeout_s: float) -> CachedAnswer:
         began = self.clock.unix()
         facts: dict[str, object] = {}
         try:
@@ -228,7 +228,7 @@ class CachedRunner:
             facts = {"failure": "timeout", "timeout_s": problem.timeout_s}
         except command.CommandMissingError:
             facts = {"failure": "missing"}
-        answer = Answer(began_unix=began, ended_unix=self.clock.unix(), **facts)  # type: ignore[arg-type]
+        answer = CachedAnswer(began_unix=began, ended_unix=self.clock.unix(), **facts)  # type: ignore[arg-type]
         try:
             final = _bad(entry) if answer.failure else _good(entry)
             write_text(final, json.dumps(asdict(answer)), mode=0o600, durable=False)
@@ -261,7 +261,7 @@ def _bad(entry: Path) -> Path:
     return entry.with_name(f"{entry.name}.failure")
 
 
-def _refusal(answer: Answer) -> bool:
+def _refusal(answer: CachedAnswer) -> bool:
     """Whether Slurm did answer, with a no: then what it said before is not true any more."""
     return answer.failure == "exit" and "Invalid job id" in answer.stderr
 
@@ -275,9 +275,9 @@ def _prepared(folder: Path) -> str:
     return "" if os.access(folder, os.W_OK) else "it cannot be written"
 
 
-def _read(path: Path) -> Answer | None:
+def _read(path: Path) -> CachedAnswer | None:
     try:
-        return Answer(**json.loads(path.read_text(encoding="utf-8")))
+        return CachedAnswer(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):  # nobody asked yet, or a version of ours that wrote something else
         return None
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class SlurmOption:
     """One option as given.
 
     Attributes:
@@ -41,11 +41,11 @@ class CommandLine:
         unclear: the unknown option right before `rest`, whose value that may begin with; None for none.
     """
 
-    options: tuple[Option, ...]
+    options: tuple[SlurmOption, ...]
     rest: tuple[str, ...]
-    unclear: Option | None = None
+    unclear: SlurmOption | None = None
 
-    def last(self, name: str) -> Option | None:
+    def last(self, name: str) -> SlurmOption | None:
         """Return the option that counts where it is given several times; None if it is not given."""
         return next((option for option in reversed(self.options) if option.name == name), None)
 
@@ -70,7 +70,7 @@ class Grammar:
         >>> SBATCH.parse(["-N4", "--no-k", "--time", "5", "job.sh", "-x"]).rest
         ('job.sh', '-x')
         """
-        options: list[Option] = []
+        options: list[SlurmOption] = []
         place = 0
         while place < len(words) and words[place].startswith("-") and words[place] != "-":
             if words[place] == "--":
@@ -94,42 +94,42 @@ class Grammar:
             line = self.parse(words)
         return line
 
-    def _long(self, words: Sequence[str], place: int) -> tuple[list[Option], int]:
+    def _long(self, words: Sequence[str], place: int) -> tuple[list[SlurmOption], int]:
         written, equals, value = words[place][2:].partition("=")
         meant = self._meant(written)
         name, known = (meant[0], True) if len(meant) == 1 else (written, False)
         if meant and self.valued.issuperset(meant) and not equals:
             separate, used = self._following(words, place)
-            return [Option(name, separate, tuple(words[place : place + used]), place, known)], used
-        return [Option(name, value if equals else None, (words[place],), place, known)], 1
+            return [SlurmOption(name, separate, tuple(words[place : place + used]), place, known)], used
+        return [SlurmOption(name, value if equals else None, (words[place],), place, known)], 1
 
     def _meant(self, written: str) -> list[str]:
         """Return the options that a name stands for: itself, or all that it begins."""
         everything = self.valued | self.flags
         return [written] if written in everything else [name for name in everything if name.startswith(written)]
 
-    def _may_have_value(self, option: Option) -> bool:
+    def _may_have_value(self, option: SlurmOption) -> bool:
         """Whether nobody can tell if the word behind an option is its value."""
         if option.known or option.value is not None:
             return False
         meant = self._meant(option.name) if option.words[0].startswith("--") else []
         return not meant or not self.flags.issuperset(meant)
 
-    def _short(self, words: Sequence[str], place: int) -> tuple[list[Option], int]:
+    def _short(self, words: Sequence[str], place: int) -> tuple[list[SlurmOption], int]:
         letters = words[place][1:]
         found = []
         for at, letter in enumerate(letters):
             name = self.short.get(letter)
             if name is None:
-                found.append(Option(letter, None, (words[place],), place, known=False))
+                found.append(SlurmOption(letter, None, (words[place],), place, known=False))
             elif name in self.valued:
                 if letters[at + 1 :]:
-                    return [*found, Option(name, letters[at + 1 :], (f"-{letters[at:]}",), place)], 1
+                    return [*found, SlurmOption(name, letters[at + 1 :], (f"-{letters[at:]}",), place)], 1
                 value, used = self._following(words, place)
                 written = (f"-{letter}", *words[place + 1 : place + used])
-                return [*found, Option(name, value, written, place)], used
+                return [*found, SlurmOption(name, value, written, place)], used
             else:
-                found.append(Option(name, None, (f"-{letter}",), place))
+                found.append(SlurmOption(name, None, (f"-{letter}",), place))
         return found, 1
 
     @staticmethod

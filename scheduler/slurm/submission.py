@@ -88,7 +88,7 @@ class Ours:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SbatchLine:
     """A command line of `deeplink sbatch`, understood.
 
     Attributes:
@@ -133,7 +133,7 @@ class Request:
         """Whether one of these options is given, for any component."""
         return any(line.last(name) for line in self.lines for name in names)
 
-    def with_script(self, path: str) -> Request:
+    def with_script(self, path: str) -> SbatchLine:
         """Return the same with another script."""
         rest = self.lines[-1].rest
         at = len(self.words) - len(rest)
@@ -156,7 +156,7 @@ class Submission:
         return Submission((self.argv[0], *options, *kept), self.changes)
 
 
-def understood(words: Sequence[str]) -> Request:
+def understood(words: Sequence[str]) -> SbatchLine:
     """Read a command line.
 
     Raises:
@@ -167,7 +167,7 @@ def understood(words: Sequence[str]) -> Request:
         if option.name.startswith("deeplink") and option.name not in _OURS:
             known = ", ".join(f"--{name}" for name in sorted(_OURS - {"dry-run"}))
             raise SubmissionError(f"there is no option --{option.name}", f"Ours are {known}.")
-    request = Request(
+    request = SbatchLine(
         words=tuple(words),
         line=line,
         ours=_ours(line, _PREFIX),
@@ -267,7 +267,7 @@ def _flag(line: CommandLine, name: str) -> bool:
 
 
 def submission(
-    request: Request, ours: Ours, script_text: str, env: Mapping[str, str], shim_folder: str = ""
+    request: SbatchLine, ours: Ours, script_text: str, env: Mapping[str, str], shim_folder: str = ""
 ) -> Submission:
     """Return what to execute for a command line, without any wish for nodes.
 
@@ -305,7 +305,7 @@ def submission(
     return Submission(("sbatch", *added, *kept), changes)
 
 
-def _is_supervised(request: Request, ours: Ours, script_text: str) -> bool:
+def _is_supervised(request: SbatchLine, ours: Ours, script_text: str) -> bool:
     """Whether somebody in the job starts its ranks again when a node is lost, as far as can be seen.
 
     With --no-kill Slurm leaves a job RUNNING whose batch host died (measured): without such a one, for ever.
@@ -322,7 +322,7 @@ def _places(line: CommandLine, named: AbstractSet[str]) -> set[int]:
 
 
 def _export(
-    request: Request, scripted: CommandLine, env: Mapping[str, str], needed: tuple[str, ...]
+    request: SbatchLine, scripted: CommandLine, env: Mapping[str, str], needed: tuple[str, ...]
 ) -> str | None:
     """Return the --export that lets the needed variables through; None where they pass anyway."""
     said = request.line.last("export")

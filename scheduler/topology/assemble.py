@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.topology.finding import Finding, Kind
-from deeplink.scheduler.topology.network import Health, Link, Network, Node, Role, Switch
+from deeplink.scheduler.topology.finding import TopologyFinding, TopologyFindingKind
+from deeplink.scheduler.topology.network import DeviceHealth, FabricLink, Network, Node, Role, Switch
 from deeplink.scheduler.topology.sources.adapters import family, most_common
 from deeplink.scheduler.topology.sources.gathering import Reading
 from deeplink.types import NodeName
@@ -23,21 +23,21 @@ THIS_NODE = NodeName("node")
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class NodeInternals:
     """The inside of some nodes; of all where none is named."""
 
     inside: Inside
     nodes: tuple[NodeName, ...] = ()
 
 
-def assembled(readings: Sequence[Reading], insides: Sequence[Fitted] = ()) -> Reading:
+def assembled(readings: Sequence[Reading], insides: Sequence[NodeInternals] = ()) -> Reading:
     """Return one graph of all that was read.
 
     Where two sources tell of one thing the first counts, except where it says nothing and the other does.
     """
     switches, twins = _switches(readings)
     nodes: dict[NodeName, Node] = {}
-    links: dict[tuple[str, str, bool], Link] = {}
+    links: dict[tuple[str, str, bool], FabricLink] = {}
     for reading in readings:
         for node in reading.network.nodes.values():
             nodes[node.name] = _fuller(nodes[node.name], node) if node.name in nodes else node
@@ -54,33 +54,35 @@ def assembled(readings: Sequence[Reading], insides: Sequence[Fitted] = ()) -> Re
     network = with_usual_rates(_with_far_ports_apart(Network(nodes, switches, tuple(links.values()), others)))
     findings = [*(finding for reading in readings for finding in reading.findings), *twins]
     # A list of names beside a fabric is no flat cluster.
-    return Reading(network, tuple(one for one in findings if one.kind is not Kind.FLAT or not switches))
+    return Reading(
+        network, tuple(one for one in findings if one.kind is not TopologyFindingKind.FLAT or not switches)
+    )
 
 
-def _switches(readings: Sequence[Reading]) -> tuple[dict[str, Switch], list[Finding]]:
+def _switches(readings: Sequence[Reading]) -> tuple[dict[str, Switch], list[TopologyFinding]]:
     switches: dict[str, Switch] = {}
     twins = []
     for switch in (switch for reading in readings for switch in reading.network.switches.values()):
         first = switches.setdefault(switch.name, switch)
         if first.id and switch.id and first.id != switch.id:
             text = f"{switch.id} and {first.id} of another source are both called {switch.name}, and taken for one"
-            twins.append(Finding(Kind.DUPLICATE, text))
+            twins.append(TopologyFinding(TopologyFindingKind.DUPLICATE, text))
     return switches, twins
 
 
-def _upright(link: Link, switches: Mapping[str, Switch]) -> Link:
+def _upright(link: FabricLink, switches: Mapping[str, Switch]) -> FabricLink:
     """Turn a link over where the source that counts has its switches the other way up."""
     if link.host or switches[link.below].level <= switches[link.above].level:
         return link
     turned = tuple(replace(cable, lower=cable.upper, upper=cable.lower) for cable in link.cables)
-    return Link(link.above, link.below, link.host, turned)
+    return FabricLink(link.above, link.below, link.host, turned)
 
 
 def _fuller(one: Node, other: Node) -> Node:
     return Node(
         one.name,
         one.domain or other.domain,
-        other.health if one.health is Health.UNKNOWN else one.health,
+        other.health if one.health is DeviceHealth.UNKNOWN else one.health,
         one.inside or other.inside,
     )
 
@@ -119,7 +121,7 @@ def with_usual_rates(network: Network) -> Network:
                 rates.setdefault(kind, []).append(cable.gbps)
     usual = {kind: most_common(found) for kind, found in rates.items()}
 
-    def given(link: Link, cable: Cable) -> Cable:
+    def given(link: FabricLink, cable: Cable) -> Cable:
         if cable.usual_gbps is not None or cable.gbps is None:
             return cable
         kind = _near(link, cable)
@@ -130,11 +132,11 @@ def with_usual_rates(network: Network) -> Network:
     return replace(network, links=tuple(links))
 
 
-def _near(link: Link, cable: Cable) -> tuple[object, ...]:
+def _near(link: FabricLink, cable: Cable) -> tuple[object, ...]:
     return ("host", link.above, family(link.below), cable.role) if link.host else ("up", link.below)
 
 
-def _far(network: Network, link: Link, cable: Cable) -> tuple[object, ...]:
+def _far(network: Network, link: FabricLink, cable: Cable) -> tuple[object, ...]:
     if link.host:
         return ("hosts", family(link.below), cable.role)
     return ("levels", network.switches[link.below].level, network.switches[link.above].level)

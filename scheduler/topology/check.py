@@ -6,20 +6,22 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.scheduler.topology.finding import Finding, Kind
+from deeplink.scheduler.topology.finding import TopologyFinding, TopologyFindingKind
 from deeplink.scheduler.topology.graph import natural
-from deeplink.scheduler.topology.network import Health, tier
+from deeplink.scheduler.topology.network import DeviceHealth, tier
 from deeplink.scheduler.topology.tree import parts_of, tree_of
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from deeplink.scheduler.topology.network import Cable, End, Link, Network
+    from deeplink.scheduler.topology.network import Cable, End, FabricLink, Network
     from deeplink.types import NodeName
 
 
-def checked(network: Network, cluster: Collection[NodeName] | None = None, whose: str = "Slurm") -> list[Finding]:
+def checked(
+    network: Network, cluster: Collection[NodeName] | None = None, whose: str = "Slurm"
+) -> list[TopologyFinding]:
     """Return what the graph itself shows, problems first.
 
     Args:
@@ -38,26 +40,28 @@ def checked(network: Network, cluster: Collection[NodeName] | None = None, whose
     return sorted(findings, key=lambda finding: not finding.kind.problem)
 
 
-def _compared(network: Network, cluster: Collection[NodeName] | None, whose: str) -> Iterator[Finding]:
+def _compared(network: Network, cluster: Collection[NodeName] | None, whose: str) -> Iterator[TopologyFinding]:
     if cluster is None:
         return
     missing, unknown = set(cluster) - set(network.nodes), set(network.nodes) - set(cluster)
     if missing:
-        yield Finding(Kind.MISSING, f"{_listed(missing)} of {whose} not in the topology")
+        yield TopologyFinding(TopologyFindingKind.MISSING, f"{_listed(missing)} of {whose} not in the topology")
     if unknown:
-        yield Finding(Kind.UNKNOWN, f"{_listed(unknown)} in the topology, and no node of {whose}")
+        yield TopologyFinding(
+            TopologyFindingKind.UNKNOWN, f"{_listed(unknown)} in the topology, and no node of {whose}"
+        )
 
 
 def _listed(nodes: Collection[NodeName]) -> str:
     return f"{counted(len(nodes), 'node')} ({fold(nodes)})"
 
 
-def _connected(network: Network) -> Iterator[Finding]:
+def _connected(network: Network) -> Iterator[TopologyFinding]:
     if not network.switches:
         return  # readers say where they found nothing
     loose = tree_of(network).loose
     if loose:
-        yield Finding(Kind.LOOSE, f"{_listed(loose)} on no switch")
+        yield TopologyFinding(TopologyFindingKind.LOOSE, f"{_listed(loose)} on no switch")
     nodes_at: dict[str, set[str]] = {}
     for link in network.host_links():
         nodes_at.setdefault(link.above, set()).add(link.below)
@@ -68,15 +72,17 @@ def _connected(network: Network) -> Iterator[Finding]:
     ]
     if len(with_nodes) > 1:
         told = "; ".join(f"{counted(len(nodes), 'node')} below {top}" for top, nodes in with_nodes)
-        yield Finding(Kind.DISCONNECTED, f"{len(with_nodes)} parts that no cable joins: {told}")
+        yield TopologyFinding(
+            TopologyFindingKind.DISCONNECTED, f"{len(with_nodes)} parts that no cable joins: {told}"
+        )
 
 
-def _cables(network: Network) -> Iterator[Finding]:
+def _cables(network: Network) -> Iterator[TopologyFinding]:
     for link in network.links:
         one_sided = 0
         for cable in link.cables:
-            if cable.health in {Health.DEGRADED, Health.DOWN}:
-                yield Finding(Kind.DEGRADED, cable_text(link, cable))
+            if cable.health in {DeviceHealth.DEGRADED, DeviceHealth.DOWN}:
+                yield TopologyFinding(TopologyFindingKind.DEGRADED, cable_text(link, cable))
             one_sided += not (cable.lower.told and cable.upper.told)
         if one_sided:
             silent = next(cable for cable in link.cables if not (cable.lower.told and cable.upper.told))
@@ -84,14 +90,14 @@ def _cables(network: Network) -> Iterator[Finding]:
             text = (
                 f"{_place(device, end)} was not heard; {link.below} - {link.above}, {counted(one_sided, 'cable')}"
             )
-            yield Finding(Kind.ONE_SIDED, text)
+            yield TopologyFinding(TopologyFindingKind.ONE_SIDED, text)
 
 
 def _place(device: str, end: End) -> str:
     return f"{device} port {end.port}" if end.port else device
 
 
-def cable_text(link: Link, cable: Cable) -> str:
+def cable_text(link: FabricLink, cable: Cable) -> str:
     """Tell between what a cable is, and the rates its ends report."""
     lower, upper = cable.lower.gbps, cable.upper.gbps
     where = f"{_place(link.below, cable.lower)} - {_place(link.above, cable.upper)}"
@@ -105,10 +111,10 @@ def cable_text(link: Link, cable: Cable) -> str:
     return f"{where}: {rates}{usual}"
 
 
-def _nodes(network: Network) -> Iterator[Finding]:
+def _nodes(network: Network) -> Iterator[TopologyFinding]:
     for node in network.nodes.values():
-        if node.health in {Health.DEGRADED, Health.DOWN}:
-            yield Finding(Kind.DEGRADED, f"node {node.name} is {node.health.value}")
+        if node.health in {DeviceHealth.DEGRADED, DeviceHealth.DOWN}:
+            yield TopologyFinding(TopologyFindingKind.DEGRADED, f"node {node.name} is {node.health.value}")
         if node.inside is None:
             continue
         links = {gpu.name: node.inside.nvlinks(gpu.name) for gpu in node.inside.gpus}
@@ -116,10 +122,13 @@ def _nodes(network: Network) -> Iterator[Finding]:
         for gpu, count in links.items():
             # In every NVLink machine each GPU has as many as the others, however they are dealt to its peers.
             if count < most:
-                yield Finding(Kind.DEGRADED, f"{node.name} {gpu} has {counted(count, 'NVLink')}, others {most}")
+                yield TopologyFinding(
+                    TopologyFindingKind.DEGRADED,
+                    f"{node.name} {gpu} has {counted(count, 'NVLink')}, others {most}",
+                )
 
 
-def _uneven(network: Network) -> Iterator[Finding]:
+def _uneven(network: Network) -> Iterator[TopologyFinding]:
     """Tell switches with fewer cables up than most of their level; leaves without compute nodes aside."""
     with_nodes = {link.above for link in network.host_links()}
     up: Counter[str] = Counter()
@@ -133,11 +142,11 @@ def _uneven(network: Network) -> Iterator[Finding]:
         for name, count in sorted(counts.items(), key=lambda item: natural(item[0])):
             if count < usual:
                 text = f"{tier(level)} {name} has {counted(count, 'cable')} up, most have {usual}"
-                yield Finding(Kind.UNEVEN, text)
+                yield TopologyFinding(TopologyFindingKind.UNEVEN, text)
 
 
-def _empty(network: Network) -> Iterator[Finding]:
+def _empty(network: Network) -> Iterator[TopologyFinding]:
     used = {link.above for link in network.links} | {other.switch for other in network.others}
     for name, switch in network.switches.items():
         if name not in used:
-            yield Finding(Kind.EMPTY, f"{tier(switch.level)} {name} has nothing below it")
+            yield TopologyFinding(TopologyFindingKind.EMPTY, f"{tier(switch.level)} {name} has nothing below it")

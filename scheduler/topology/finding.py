@@ -10,7 +10,7 @@ from typing_extensions import override
 from deeplink.wording import printable
 
 
-class Kind(Enum):
+class TopologyFindingKind(Enum):
     """What kind of thing was found."""
 
     UNREADABLE = "unreadable"
@@ -41,11 +41,18 @@ class Kind(Enum):
         return self not in _NOTES
 
 
-_NOTES = {Kind.FLAT, Kind.UNNAMED, Kind.APART, Kind.UNEVEN, Kind.EMPTY, Kind.TAKEN}
+_NOTES = {
+    TopologyFindingKind.FLAT,
+    TopologyFindingKind.UNNAMED,
+    TopologyFindingKind.APART,
+    TopologyFindingKind.UNEVEN,
+    TopologyFindingKind.EMPTY,
+    TopologyFindingKind.TAKEN,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TopologyFinding:
     """One thing that was found.
 
     Attributes:
@@ -54,7 +61,7 @@ class Finding:
         line: the line there, from 1; 0 where no single line is meant.
     """
 
-    kind: Kind
+    kind: TopologyFindingKind
     text: str
     source: str = ""
     line: int = 0

@@ -27,7 +27,7 @@ def tier(level: int) -> str:
     return _TIERS[max(0, min(level, len(_TIERS) - 1))]
 
 
-class Health(Enum):
+class DeviceHealth(Enum):
     """How a thing is; in the order of badness."""
 
     OK = "ok"
@@ -36,7 +36,7 @@ class Health(Enum):
     DOWN = "down"
 
 
-_BADNESS = {health: place for place, health in enumerate(Health)}
+_BADNESS = {health: place for place, health in enumerate(DeviceHealth)}
 
 
 class Role(Enum):
@@ -83,7 +83,7 @@ class Cable:
     upper: End = End()
     usual_gbps: float | None = None
     latency_us: float | None = None
-    said: Health | None = None
+    said: DeviceHealth | None = None
     role: Role = Role.COMPUTE
 
     @property
@@ -92,21 +92,21 @@ class Cable:
         return min((end.gbps for end in (self.lower, self.upper) if end.gbps is not None), default=None)
 
     @property
-    def health(self) -> Health:
+    def health(self) -> DeviceHealth:
         """Degraded when slower than usual, or when the two ends tell different rates; down at rate 0."""
         if self.said is not None:
             return self.said
         if self.gbps is None:
-            return Health.UNKNOWN
+            return DeviceHealth.UNKNOWN
         if self.gbps <= 0:
-            return Health.DOWN
+            return DeviceHealth.DOWN
         unlike = None not in {self.lower.gbps, self.upper.gbps} and self.lower.gbps != self.upper.gbps
         slow = self.usual_gbps is not None and self.gbps < self.usual_gbps
-        return Health.DEGRADED if unlike or slow else Health.OK
+        return DeviceHealth.DEGRADED if unlike or slow else DeviceHealth.OK
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class FabricLink:
     """All cables between two devices.
 
     Attributes:
@@ -133,7 +133,7 @@ class Link:
         return min((cable.latency_us for cable in self.cables if cable.latency_us is not None), default=None)
 
     @property
-    def health(self) -> Health:
+    def health(self) -> DeviceHealth:
         """That of the worst cable."""
         return max((cable.health for cable in self.cables), key=_BADNESS.__getitem__)
 
@@ -171,7 +171,7 @@ class Node:
 
     name: NodeName
     domain: str = ""
-    health: Health = Health.UNKNOWN
+    health: DeviceHealth = DeviceHealth.UNKNOWN
     inside: Inside | None = None
 
 
@@ -199,10 +199,10 @@ class Network:
 
     nodes: Mapping[NodeName, Node] = field(default_factory=dict)
     switches: Mapping[str, Switch] = field(default_factory=dict)
-    links: tuple[Link, ...] = ()
+    links: tuple[FabricLink, ...] = ()
     others: tuple[Other, ...] = ()
 
-    def host_links(self) -> Iterator[Link]:
+    def host_links(self) -> Iterator[FabricLink]:
         """Yield the links of nodes that ranks talk over."""
         return (link for link in self.links if link.host and link.compute)
 
@@ -219,6 +219,6 @@ class Network:
                 like.append(node.name)
         return found
 
-    def trunks(self) -> Iterator[Link]:
+    def trunks(self) -> Iterator[FabricLink]:
         """Yield the links between switches."""
         return (link for link in self.links if not link.host)

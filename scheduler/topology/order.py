@@ -151,7 +151,7 @@ def stock_order(nodes: Collection[NodeName]) -> tuple[NodeName, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ActiveNodes:
     """The nodes that run ranks and those that rest, along the tree."""
 
     active: tuple[NodeName, ...]
@@ -164,7 +164,7 @@ def choose_active(
     fabric: Fabric,
     preferred: Collection[NodeName] = (),
     groups: Groups | None = None,
-) -> Choice:
+) -> ActiveNodes:
     """Choose `count` nodes to run ranks so that they touch the fewest leaves, then the fewest switches above.
 
     Before all that, so that as many groups of ranks as possible fit on a leaf. Exact (`resting.py`).
@@ -184,6 +184,6 @@ def choose_active(
         raise TooFewNodesError(count, len(nodes))
     ordered = tree_order(nodes, fabric)
     spares = who_rests(ordered, resting, fabric, frozenset(preferred), groups or Groups())
-    return Choice(
+    return ActiveNodes(
         tuple(node for node in ordered if node not in spares), tuple(node for node in ordered if node in spares)
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deeplink.scheduler.topology.network import Health, Role
+from deeplink.scheduler.topology.network import DeviceHealth, Role
 
 if TYPE_CHECKING:
     from deeplink.scheduler.topology.inside import Inside
-    from deeplink.scheduler.topology.network import Cable, Link, Network
+    from deeplink.scheduler.topology.network import Cable, FabricLink, Network
 
 
 def document_of(network: Network) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def document_of(network: Network) -> dict[str, Any]:
             node.name: _filled(
                 {
                     "domain": node.domain,
-                    "health": node.health.value if node.health is not Health.UNKNOWN else None,
+                    "health": node.health.value if node.health is not DeviceHealth.UNKNOWN else None,
                 }
             )
             for node in network.nodes.values()
@@ -47,7 +47,7 @@ def document_of(network: Network) -> dict[str, Any]:
     return document
 
 
-def _cable_document(link: Link, cable: Cable) -> dict[str, Any]:
+def _cable_document(link: FabricLink, cable: Cable) -> dict[str, Any]:
     told = [cable.lower.told, cable.upper.told]
     return _filled(
         {

@@ -55,7 +55,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class FabricTree:
     """The fabric as a tree, or several.
 
     Attributes:
@@ -72,7 +72,7 @@ class Tree:
             yield from root.walk()
 
 
-def tree_of(network: Network) -> Tree:
+def tree_of(network: Network) -> FabricTree:
     """Return the tree of a graph."""
     switches = network.switches
     parts, hangs_on = _leaves(network)
@@ -98,7 +98,7 @@ def tree_of(network: Network) -> Tree:
     branches = _grouped((parts.of(one.name), one) for found in branches.values() for one in found)
     roots = sorted((_joined(found, switches) for found in branches.values()), key=lambda one: natural(one.name))
     loose = sorted((node for node in network.nodes if node not in hangs_on), key=natural)
-    return Tree(tuple(roots), tuple(loose))
+    return FabricTree(tuple(roots), tuple(loose))
 
 
 def fabric_of(network: Network) -> Fabric:

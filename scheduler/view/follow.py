@@ -41,7 +41,7 @@ class NoSuchNodeError(DeepLinkError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Follower:
+class OutputFollower:
     """Finds what a job writes, and follows it.
 
     Args:

@@ -48,7 +48,7 @@ class JobUnknownError(DeepLinkError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class JobTable:
     """Several jobs.
 
     Attributes:
@@ -67,7 +67,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class One:
+class JobOnFabric:
     """One job, with the fabric its nodes hang on."""
 
     picture: Picture
@@ -133,7 +133,7 @@ class Viewer:
         """Whether Slurm gave no answer when it was asked last."""
         return bool(self._problem)
 
-    def table(self, *, everything: bool = False) -> Table:
+    def table(self, *, everything: bool = False) -> JobTable:
         """Return the user's jobs that DeepLink knows of, or everybody's jobs of every kind.
 
         Raises:
@@ -148,7 +148,7 @@ class Viewer:
         gone = sorted(set(there) - {job for job in have if job is not None})
         ended = [job for job in gone if now - _touched(there[job]) < ENDED_S][-MOST_ENDED:]
         made += [self._of(job, None, there, now) for job in ended]
-        return Table(
+        return JobTable(
             pictures=tuple(sorted(made, key=lambda one: one.id)),
             hidden=sum(not one.job.state.final for one in rows) - sum(not one.job.state.final for one in known),
             cut=len(known) - len(shown),
@@ -156,7 +156,7 @@ class Viewer:
             told_unix=self._told(),
         )
 
-    def one(self, word: str) -> One:
+    def one(self, word: str) -> JobOnFabric:
         """Return the job that a word names.
 
         Raises:
@@ -174,7 +174,9 @@ class Viewer:
         made = self._of(job, queued, there, now)
         if queued is None and not made.watched:
             raise JobUnknownError(word, self.state, asked=not self._problem)
-        return One(picture=made, fabric=self._fabric_of(there, job), problem=self._problem, told_unix=self._told())
+        return JobOnFabric(
+            picture=made, fabric=self._fabric_of(there, job), problem=self._problem, told_unix=self._told()
+        )
 
     def find(self, word: str) -> Queued | None:
         """Return the job that a word names as Slurm tells it, or None; raises what `one` raises."""

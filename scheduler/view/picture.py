@@ -12,9 +12,9 @@ from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.view.folder import ranks_of
 from deeplink.scheduler.view.output import expanded
-from deeplink.scheduler.view.rates import Pace, pace
+from deeplink.scheduler.view.rates import TrainingRate, pace
 from deeplink.scheduler.view.reasons import help_for, in_short, in_words, release_of
-from deeplink.scheduler.watch.records import Outcome, Severity
+from deeplink.scheduler.watch.records import HealthSeverity, IncidentOutcome
 from deeplink.wording import printable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _HOLDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class JobNode:
     """A node of a job.
 
     Attributes:
@@ -97,11 +97,11 @@ class Picture:
     used_s: float | None = None
     limit_s: float | None = None
     start_unix: float | None = None
-    seats: tuple[Seat, ...] = ()
+    seats: tuple[JobNode, ...] = ()
     world_size: int | None = None
     ring: int | None = None
     ring_stock: int | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: TrainingRate = field(default_factory=TrainingRate)
     decision: Recorded | None = None
     open_incident: Incident | None = None
     incidents: int = 0
@@ -164,7 +164,7 @@ def picture(
         ring_stock=current.ring_crossings_stock if current and current.nodes else None,
         pace=measured.standing if word.lost else measured,
         decision=left.decision,
-        open_incident=next((one for one in left.incidents if one.outcome is Outcome.OPEN), None),
+        open_incident=next((one for one in left.incidents if one.outcome is IncidentOutcome.OPEN), None),
         incidents=len(left.incidents),
         output=printable(expanded(queued.output, queued.job) if queued else _output(left)),
         end=_end(left) if not word.older else "",
@@ -197,7 +197,7 @@ def _remedies(row: JobRow | None, seen: Sequence[NodeRecord], nodes: Mapping[str
     """Return the commands that help: for a held job, and for nodes whose own checks found something."""
     found = [release_of(row)] if row else []
     for node in seen:
-        wrong = [one for one in node.health if one.severity is not Severity.UNKNOWN]
+        wrong = [one for one in node.health if one.severity is not HealthSeverity.UNKNOWN]
         if wrong:
             said = "; ".join([*map(in_short, wrong), help_for(node.name, nodes.get(node.name), wrong)])
             found.append(f"{node.name}: {said}")
@@ -268,25 +268,25 @@ def seats(
     now: float,
     *,
     ranks: Mapping[str, range],
-) -> tuple[Seat, ...]:
+) -> tuple[JobNode, ...]:
     """Return who sits where: by the launcher's word, else by Slurm's, which knows no ranks."""
     holds = queued.job.nodes if queued and queued.job.state in _HOLDS else ()
     by_launcher = newest is not None and bool(newest.nodes) and (queued is None or set(newest.nodes) <= {*holds})
     if newest is None or not by_launcher:
-        return tuple(Seat(node=name, trouble=_trouble(name, {}, nodes)) for name in holds)
+        return tuple(JobNode(node=name, trouble=_trouble(name, {}, nodes)) for name in holds)
     fresh = now - newest.beat_unix <= FRESH_S and not newest.phase.ended
     silent: dict[str, float] = {one.name: one.silent_s for one in seen if fresh and one.silent_s >= SILENT_S}
     found = [
-        Seat(
+        JobNode(
             node=name,
             ranks=(ranks[name][0], ranks[name][-1]) if name in ranks else None,
             trouble=_trouble(name, silent, nodes),
         )
         for name in newest.nodes
     ]
-    found += [Seat(node=name, spare=True, trouble=_trouble(name, silent, nodes)) for name in newest.spares]
+    found += [JobNode(node=name, spare=True, trouble=_trouble(name, silent, nodes)) for name in newest.spares]
     known = {seat.node for seat in found}
-    found += [Seat(node=name, trouble=_trouble(name, silent, nodes)) for name in holds if name not in known]
+    found += [JobNode(node=name, trouble=_trouble(name, silent, nodes)) for name in holds if name not in known]
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ TOTAL_STEPS = "total_steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
+class ReadRate:
     """Samples that rank 0 has read so far."""
 
     local: int
@@ -48,7 +48,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class TrainingRate:
     """What the reports say. None: they do not.
 
     Attributes:
@@ -64,21 +64,21 @@ class Pace:
     value: float | None = None
     steps_per_s: float | None = None
     samples_per_s: float | None = None
-    reads: Reads | None = None
+    reads: ReadRate | None = None
     saved: Saved | None = None
     total_steps: int | None = None
     left_s: float | None = None
 
     @property
-    def standing(self) -> Pace:
+    def standing(self) -> TrainingRate:
         """The same of a job that does not go on, or of which nobody knows."""
         return replace(self, steps_per_s=None, samples_per_s=None, left_s=None)
 
 
-def pace(points: Sequence[ProgressPoint]) -> Pace:
+def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
     """Return how fast a job is by its newest reports, in order of attempt and step."""
     if not points:
-        return Pace()
+        return TrainingRate()
     last = points[-1]
     recent = [point for point in points[-_RATE_POINTS:] if point.attempt == last.attempt]
     steps_per_s = _rate([(point.unix, float(point.step)) for point in recent])
@@ -86,7 +86,7 @@ def pace(points: Sequence[ProgressPoint]) -> Pace:
     total = last.metrics.get(TOTAL_STEPS)
     known = total is not None and math.isfinite(total) and total >= last.step
     metric = _metric(last.metrics)
-    return Pace(
+    return TrainingRate(
         step=last.step,
         unix=last.unix,
         metric=metric,
@@ -113,12 +113,12 @@ def _rate(seen: Sequence[tuple[float, float]]) -> float | None:
     return amount / seconds if seconds > 0 and amount > 0 else None
 
 
-def _reads(metrics: Mapping[str, float]) -> Reads | None:
+def _reads(metrics: Mapping[str, float]) -> ReadRate | None:
     names = (vitals.LOCAL_SAMPLES, vitals.PEER_SAMPLES, vitals.SOURCE_SAMPLES)
     if not any(metrics.get(name) for name in names):
         return None
     local, peer, source = (int(metrics.get(name, 0)) for name in names)
-    return Reads(local=local, peer=peer, source=source)
+    return ReadRate(local=local, peer=peer, source=source)
 
 
 def _saved(metrics: Mapping[str, float]) -> Saved | None:

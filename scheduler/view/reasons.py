@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
 
 _WORDS = {
     "Priority": "jobs of higher priority are before it",
@@ -76,12 +76,12 @@ def release_of(job: JobRow, *, whole: bool = False) -> str:
     return f"held: {command} lets it start"
 
 
-def in_short(finding: Finding) -> str:
+def in_short(finding: HealthFinding) -> str:
     """Return what a check of a node finds wrong, in one line."""
     return f"{finding.check} ({finding.severity.value}): {finding.problem}"
 
 
-def help_for(name: str, row: NodeRow | None, findings: Sequence[Finding]) -> str:
+def help_for(name: str, row: NodeRow | None, findings: Sequence[HealthFinding]) -> str:
     """Return the command that helps a node of which checks found something, or that we drained; else nothing."""
     if row is not None and row.reason.startswith(TAG) and (row.drained or row.down):
         return f"once it is mended: `scontrol update nodename={name} state=resume`"

@@ -15,9 +15,9 @@ from deeplink.scheduler.slurm.job_address import ComponentError
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.view.reasons import in_words
-from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.evidence import ProbeResult
 from deeplink.scheduler.watch.exclusion import required_without
-from deeplink.scheduler.watch.ladder import Facts, Step, next_step
+from deeplink.scheduler.watch.ladder import ActionFacts, RecoveryStep, next_step
 from deeplink.scheduler.watch.observer import PROBE_DEADLINE_S, slurmd_port
 from deeplink.scheduler.watch.records import ActionRecord
 from deeplink.scheduler.watch.verdict import Remedy
@@ -114,7 +114,7 @@ class Requeuer:
     clock: Clock
     say: Callable[[str], None]
     wait_s: float = 30.0
-    _sent: dict[Step, float] = field(default_factory=dict)
+    _sent: dict[RecoveryStep, float] = field(default_factory=dict)
 
     def check(self, row: JobRow, exclude: Sequence[NodeName]) -> None:
         """Return if the job may be requeued now.
@@ -149,7 +149,7 @@ class Requeuer:
         for _ in range(PROBES):
             targets = {name: (node.address, node.port or port) for name, node in silent.items()}
             answers = self.prober.probe(targets, PROBE_DEADLINE_S) if targets else {}
-            silent = {name: up[name] for name, answer in answers.items() if answer is not Answer.ANSWERS}
+            silent = {name: up[name] for name, answer in answers.items() if answer is not ProbeResult.ANSWERS}
         return tuple(name for name in up if name in silent or not up[name].responding)
 
     def commands(self, row: JobRow, exclude: Sequence[NodeName]) -> list[list[str]]:
@@ -201,38 +201,42 @@ class Requeuer:
             step = next_step(action, self._facts(now, row.restarts))
             if done := self._done(now, row, step.step, self.clock.monotonic() - began):
                 return done
-            if step.step is Step.GIVE_UP or now.state.final:
+            if step.step is RecoveryStep.GIVE_UP or now.state.final:
                 raise RequeueRefusedError(row.label, step.why, "Nothing more was done.")
-            if step.step in {Step.REQUEUE, Step.RELEASE}:
+            if step.step in {RecoveryStep.REQUEUE, RecoveryStep.RELEASE}:
                 self._send(step.step, row, exclude)
             else:
                 self.clock.sleep(TICK_S)
-        left = [] if Step.RELEASE in self._sent else [" ".join(self.commands(now, exclude)[-1])]
+        left = [] if RecoveryStep.RELEASE in self._sent else [" ".join(self.commands(now, exclude)[-1])]
         raise RequeueUnfinishedError(row.label, now.state.value, left, self.wait_s)
 
-    def _facts(self, now: JobRow, restarts: int) -> Facts:
-        facts = Facts(job=now, sent={step: self.clock.monotonic() - at for step, at in self._sent.items()})
+    def _facts(self, now: JobRow, restarts: int) -> ActionFacts:
+        facts = ActionFacts(job=now, sent={step: self.clock.monotonic() - at for step, at in self._sent.items()})
         # Also before one that shows no effect is sent again.
-        ready = now.state is JobState.RUNNING and now.restarts == restarts and not facts.lately(Step.REQUEUE)
+        ready = (
+            now.state is JobState.RUNNING and now.restarts == restarts and not facts.lately(RecoveryStep.REQUEUE)
+        )
         if ready and (away := self.unreachable(now)):
             raise NodeUnreachableError(now.label, away)
         return facts
 
-    def _done(self, now: JobRow, before: JobRow, step: Step, took_s: float) -> Requeued | None:
-        released = self._sent.get(Step.RELEASE)
-        if step is Step.DONE and now.restarts > before.restarts and not now.state.final:
+    def _done(self, now: JobRow, before: JobRow, step: RecoveryStep, took_s: float) -> Requeued | None:
+        released = self._sent.get(RecoveryStep.RELEASE)
+        if step is RecoveryStep.DONE and now.restarts > before.restarts and not now.state.final:
             return Requeued(running=True, nodes=now.nodes, reason="", took_s=took_s)
         if now.state is JobState.RUNNING and before.state is JobState.PENDING and released is not None:
             return Requeued(running=True, nodes=now.nodes, reason="", took_s=took_s)
         if now.state is not JobState.PENDING or released is None:
             return None
         waited = self.clock.monotonic() - released
-        if step in {Step.RELAX, Step.DONE} or (waited >= QUEUED_S and now.reason not in {"", "BeginTime"}):
+        if step in {RecoveryStep.RELAX, RecoveryStep.DONE} or (
+            waited >= QUEUED_S and now.reason not in {"", "BeginTime"}
+        ):
             return Requeued(running=False, nodes=(), reason=in_words(now.reason), took_s=took_s)
         return None
 
-    def _send(self, step: Step, row: JobRow, exclude: Sequence[NodeName]) -> None:
-        if step is Step.REQUEUE:
+    def _send(self, step: RecoveryStep, row: JobRow, exclude: Sequence[NodeName]) -> None:
+        if step is RecoveryStep.REQUEUE:
             self.say(f"scontrol requeue {row.address}")
             self.slurm.requeue(row.address)
         else:

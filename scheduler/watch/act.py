@@ -17,10 +17,10 @@ from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.silence import is_unanswered
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED
 from deeplink.scheduler.watch.evidence import TAG
-from deeplink.scheduler.watch.footing import OF_JOBS, Footing, token
+from deeplink.scheduler.watch.footing import OF_JOBS, ActionFactsReader, token
 from deeplink.scheduler.watch.journal import JournalError
-from deeplink.scheduler.watch.ladder import RESUBMITTED, Facts, Step, next_step
-from deeplink.scheduler.watch.records import Action, ActionRecord, Outcome
+from deeplink.scheduler.watch.ladder import RESUBMITTED, ActionFacts, RecoveryStep, next_step
+from deeplink.scheduler.watch.records import Action, ActionRecord, IncidentOutcome
 from deeplink.scheduler.watch.release import Releaser
 from deeplink.scheduler.watch.remark import remark, with_ours
 from deeplink.scheduler.watch.verdict import Remedy
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.watch.heirs import Heirs
+    from deeplink.scheduler.watch.heirs import Resubmitter
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.observer import Observer
     from deeplink.scheduler.watch.records import Incident
-    from deeplink.scheduler.watch.rewish import Wishes
+    from deeplink.scheduler.watch.rewish import RequeueHints
     from deeplink.scheduler.watch.verdict import Verdict
     from deeplink.types import NodeName
 
@@ -47,7 +47,7 @@ MOST_STEPS = 6
 """Commands for one action before the loop looks at the world again."""
 GAVE_UP = "gave up"
 
-_DONE = frozenset({Step.DONE, Step.GIVE_UP})
+_DONE = frozenset({RecoveryStep.DONE, RecoveryStep.GIVE_UP})
 _WORDS = {
     Remedy.NOTHING: Action.NONE,
     Remedy.COMMENT: Action.COMMENT,
@@ -57,9 +57,11 @@ _WORDS = {
     Remedy.RESTART: Action.REQUEUE_EXCLUDE,
     Remedy.RESUME: Action.NONE,
 }
-_OF_NODES = frozenset({Step.COMMENT, Step.DRAIN, Step.DOWN, Step.RESUME})
-_SUCCESSION = frozenset({Step.SUBMIT, Step.BEQUEATH, Step.CANCEL, Step.SET_FREE, Step.DISMISS})
-_NOT_AGAIN = frozenset({Step.COMMENT, Step.EXPLAIN, Step.SHED, Step.SUBMIT})
+_OF_NODES = frozenset({RecoveryStep.COMMENT, RecoveryStep.DRAIN, RecoveryStep.DOWN, RecoveryStep.RESUME})
+_SUCCESSION = frozenset(
+    {RecoveryStep.SUBMIT, RecoveryStep.BEQUEATH, RecoveryStep.CANCEL, RecoveryStep.SET_FREE, RecoveryStep.DISMISS}
+)
+_NOT_AGAIN = frozenset({RecoveryStep.COMMENT, RecoveryStep.EXPLAIN, RecoveryStep.SHED, RecoveryStep.SUBMIT})
 """Refused for whatever reason, there is another way, or it is not worth a second try."""
 _NO_RIGHTS = ("denied", "invalid user", "disabled", "not permitted")
 
@@ -92,14 +94,14 @@ class Actor:
     clock: Clock
     metrics: WatchMetrics
     say: Callable[[str], None]
-    wishes: InitVar[Wishes | None] = None
-    heirs: Heirs | None = None
-    _sent: dict[str, dict[Step, float]] = field(default_factory=dict)
-    _refused: dict[str, set[Step]] = field(default_factory=dict)
+    wishes: InitVar[RequeueHints | None] = None
+    heirs: Resubmitter | None = None
+    _sent: dict[str, dict[RecoveryStep, float]] = field(default_factory=dict)
+    _refused: dict[str, set[RecoveryStep]] = field(default_factory=dict)
     _releaser: Releaser = field(init=False)
-    _footing: Footing = field(init=False)
+    _footing: ActionFactsReader = field(init=False)
 
-    def __post_init__(self, wishes: Wishes | None) -> None:
+    def __post_init__(self, wishes: RequeueHints | None) -> None:
         """Begin with nothing sent."""
         self._releaser = Releaser(
             slurm=self.slurm,
@@ -109,7 +111,7 @@ class Actor:
             say=self.say,
             wishes=wishes,
         )
-        self._footing = Footing(
+        self._footing = ActionFactsReader(
             slurm=self.slurm,
             journal=self.journal,
             observer=self.observer,
@@ -187,16 +189,16 @@ class Actor:
             if step.step in _DONE:
                 self._end(action, step.step, step.why)
                 return
-            if step.step is Step.WAIT:
+            if step.step is RecoveryStep.WAIT:
                 return
             self._send(action, step.step, facts)
 
-    def _done_so_far(self, action: ActionRecord) -> tuple[dict[Step, float], frozenset[Step]]:
+    def _done_so_far(self, action: ActionRecord) -> tuple[dict[RecoveryStep, float], frozenset[RecoveryStep]]:
         now = self.clock.monotonic()
         sent = {step: now - at for step, at in self._sent.get(action.key, {}).items()}
         return sent, frozenset(self._refused.get(action.key, set()))
 
-    def _send(self, action: ActionRecord, step: Step, facts: Facts) -> None:
+    def _send(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:
         try:
             self._command(action, step, facts)
         except CommandError as refused:
@@ -215,14 +217,14 @@ class Actor:
             self._sent.setdefault(action.key, {})[step] = self.clock.monotonic()
 
     @staticmethod
-    def _object(action: ActionRecord, step: Step, facts: Facts) -> str:
+    def _object(action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> str:
         if step in _OF_NODES:
             return f"node {action.node}"
-        without = f" without {fold(action.exclude)}" if step is Step.RELEASE and action.exclude else ""
+        without = f" without {fold(action.exclude)}" if step is RecoveryStep.RELEASE and action.exclude else ""
         known = facts.job.label if facts.job else action.attempt.job if action.attempt else "-"
         return f"job {known}{without}"
 
-    def _command(self, action: ActionRecord, step: Step, facts: Facts) -> None:
+    def _command(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:
         if step in _OF_NODES and action.node:
             self._tell_node(action, action.node, step, facts)
         elif step not in _OF_NODES and action.attempt:
@@ -230,55 +232,55 @@ class Actor:
         else:
             raise ValueError(f"{step} is no command for {action.key}")
 
-    def _tell_node(self, action: ActionRecord, node: NodeName, step: Step, facts: Facts) -> None:
-        if step is Step.COMMENT:
+    def _tell_node(self, action: ActionRecord, node: NodeName, step: RecoveryStep, facts: ActionFacts) -> None:
+        if step is RecoveryStep.COMMENT:
             self.slurm.comment_node(node, action.reason)
-        elif step is Step.DOWN:
+        elif step is RecoveryStep.DOWN:
             # An operator's own reason, if he drained the node before us, stays.
             kept = facts.node.reason if facts.node and facts.node.drained else ""
             self.slurm.update_node(node, NodeOrder.DOWN, kept or action.reason)
-        elif step is Step.DRAIN:
+        elif step is RecoveryStep.DRAIN:
             self.slurm.update_node(node, NodeOrder.DRAIN, action.reason)
         else:
             self.slurm.update_node(node, NodeOrder.RESUME)
 
-    def _tell_job(self, action: ActionRecord, step: Step, facts: Facts) -> None:
+    def _tell_job(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:
         job = facts.job
         if step in _SUCCESSION and self.heirs:
             self._succeed(action, self.heirs, step, facts)
             return
         match step:
-            case Step.EXPLAIN if job:
+            case RecoveryStep.EXPLAIN if job:
                 self.slurm.comment_job(job.address, with_ours(facts.comment or "", action.reason))
-            case Step.HOLD if job:
+            case RecoveryStep.HOLD if job:
                 self.slurm.hold_waiting(job.address)
-            case Step.REQUEUE_HOLD if job:
+            case RecoveryStep.REQUEUE_HOLD if job:
                 self.slurm.hold(job.address)
-            case Step.SHED if job:
+            case RecoveryStep.SHED if job:
                 kept = [name for name in job.nodes if name not in facts.unreachable]
                 self.slurm.keep_only(job.address, kept)
-            case Step.REQUEUE if job:
+            case RecoveryStep.REQUEUE if job:
                 self.slurm.requeue(job.address)
-            case Step.RELEASE if job:
+            case RecoveryStep.RELEASE if job:
                 self._releaser.release(job, action.exclude, held=job.reason == LAUNCH_FAILED)
-            case Step.RELAX if job:
+            case RecoveryStep.RELAX if job:
                 self._releaser.release(job, (), carry=False)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
 
-    def _succeed(self, action: ActionRecord, heirs: Heirs, step: Step, facts: Facts) -> None:
+    def _succeed(self, action: ActionRecord, heirs: Resubmitter, step: RecoveryStep, facts: ActionFacts) -> None:
         job, heir = facts.job, facts.heir
         match step:
-            case Step.SUBMIT if job:
+            case RecoveryStep.SUBMIT if job:
                 heirs.submit_anew(job, token(action), {*facts.unreachable, *action.exclude})
-            case Step.BEQUEATH if job and heir:
+            case RecoveryStep.BEQUEATH if job and heir:
                 self._hand_down(action, job.id, heir.id)
                 heirs.bequeath(job, heir)
-            case Step.CANCEL if job and heir:
+            case RecoveryStep.CANCEL if job and heir:
                 heirs.supersede(job, heir)
-            case Step.SET_FREE if action.attempt:
+            case RecoveryStep.SET_FREE if action.attempt:
                 heirs.set_free(action.attempt.job, token(action))
-            case Step.DISMISS if heir:
+            case RecoveryStep.DISMISS if heir:
                 self.slurm.cancel(heir.address)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
@@ -290,8 +292,8 @@ class Actor:
         lost = {*action.exclude, *filter(None, [action.node])} - users
         self.journal.set_excluded(heir, {**ours, **dict.fromkeys(lost, action.began_unix)})
 
-    def _end(self, action: ActionRecord, step: Step, why: str) -> None:
-        done = step is Step.DONE
+    def _end(self, action: ActionRecord, step: RecoveryStep, why: str) -> None:
+        done = step is RecoveryStep.DONE
         now = self.clock.unix()
         incident, acted = self.journal.incident(action.incident), None
         if done and incident:
@@ -299,7 +301,7 @@ class Actor:
             acted = replace(incident, action=word, acted_unix=now)
             if word == Action.RESUBMIT:
                 # Its own id ends here: what comes of the other job is told there.
-                acted = replace(acted, evidence=why, outcome=Outcome.RECOVERED, recovered_unix=now)
+                acted = replace(acted, evidence=why, outcome=IncidentOutcome.RECOVERED, recovered_unix=now)
         self.journal.end_action(action.key, why if done else f"{GAVE_UP}: {why}", now, acted)
         self._sent.pop(action.key, None)
         self._refused.pop(action.key, None)

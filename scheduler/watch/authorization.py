@@ -57,7 +57,7 @@ class NotAuthorizedError(DeepLinkError):
         self.status, self.problem = status, problem
 
 
-class Site(Protocol):
+class SlurmRecords(Protocol):
     """Slurm's jobs and nodes. Called from any thread."""
 
     @property
@@ -100,7 +100,7 @@ class Authorizer:
     """
 
     mint: TokenMint
-    site: Site
+    site: SlurmRecords
     journal: Journal
     clock: Clock
     agents: Collection[int] = ()

@@ -9,8 +9,8 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.deafness import Deafness
-from deeplink.scheduler.watch.records import Beat, Phase, Severity
+from deeplink.scheduler.watch.deafness import WatchdogOutages
+from deeplink.scheduler.watch.records import Beat, HealthSeverity, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ ALARM_S = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class LauncherHeartbeat:
     """The newest beat of one job.
 
     Attributes:
@@ -51,7 +51,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attended:
+class AgentHeartbeat:
     """The newest word of one standing agent.
 
     Attributes:
@@ -66,7 +66,7 @@ class Attended:
     kept_at: float = 0.0
 
 
-class BeatBook:
+class HeartbeatTable:
     """The newest beat of each job, and the newest word of each standing agent. Thread-safe, bounded.
 
     Beyond 10,000 jobs, or 16,384 agents, the one heard longest ago goes.
@@ -78,9 +78,9 @@ class BeatBook:
     def __init__(self, alarm: threading.Event | None = None) -> None:
         self.alarm = alarm or threading.Event()
         self._lock = threading.Lock()
-        self._heard: dict[int, Heard] = {}
-        self._attended: dict[NodeName, Attended] = {}
-        self._deaf = Deafness()
+        self._heard: dict[int, LauncherHeartbeat] = {}
+        self._attended: dict[NodeName, AgentHeartbeat] = {}
+        self._deaf = WatchdogOutages()
 
     def deafen(self, now: float) -> None:
         """Take note that at this moment it may be we who hear nobody."""
@@ -126,7 +126,7 @@ class BeatBook:
                 step, progressed_at = max(steps), now
             # Newest last, so that the first is the one to forget.
             self._heard.pop(job, None)
-            self._heard[job] = Heard(
+            self._heard[job] = LauncherHeartbeat(
                 beat=beat,
                 heard_at=now,
                 step=step,
@@ -160,11 +160,11 @@ class BeatBook:
             before = self._attended.pop(node.name, None)
             kept_at = now if kept or before is None else before.kept_at
             kept_at = float("-inf") if failed else kept_at
-            self._attended[node.name] = Attended(node=node, heard_at=now, kept_at=kept_at)
+            self._attended[node.name] = AgentHeartbeat(node=node, heard_at=now, kept_at=kept_at)
             if len(self._attended) > MOST_NODES:
                 del self._attended[next(iter(self._attended))]
         news = before is None or before.node.boot_id != node.boot_id or before.node.health != node.health
-        if news and any(finding.severity is Severity.DRAIN for finding in node.health):
+        if news and any(finding.severity is HealthSeverity.DRAIN for finding in node.health):
             self.alarm.set()
         if before is not None and before.node.boot_id != node.boot_id:
             self.alarm.set()
@@ -183,7 +183,9 @@ class BeatBook:
         with self._lock:
             for node in nodes:
                 if not node.job and node.name not in self._attended:
-                    self._attended[node.name] = Attended(node=node, heard_at=now, ourselves=False, kept_at=now)
+                    self._attended[node.name] = AgentHeartbeat(
+                        node=node, heard_at=now, ourselves=False, kept_at=now
+                    )
             for job in jobs:
                 if not job.newest.phase.ended and job.job not in self._heard:
                     self._heard[job.job] = _restored(job, job.newest, now, unix)
@@ -210,17 +212,17 @@ class BeatBook:
         with self._lock:
             self._heard.pop(job, None)
 
-    def of(self, job: int) -> Heard | None:
+    def of(self, job: int) -> LauncherHeartbeat | None:
         """Return the newest beat of a job; None where it never beat."""
         with self._lock:
             return self._heard.get(job)
 
-    def all(self) -> tuple[Heard, ...]:
+    def all(self) -> tuple[LauncherHeartbeat, ...]:
         """Return the newest beat of every job."""
         with self._lock:
             return tuple(self._heard.values())
 
-    def attended(self) -> tuple[Attended, ...]:
+    def attended(self) -> tuple[AgentHeartbeat, ...]:
         """Return the newest word of every standing agent."""
         with self._lock:
             return tuple(self._attended.values())
@@ -234,7 +236,7 @@ def _essence(node: NodeRecord) -> tuple[object, ...]:
     return node.topology_address, node.health, node.boot_id, node.shards, node.verified_bytes
 
 
-def _restored(job: JobRecord, attempt: AttemptRecord, now: float, unix: float) -> Heard:
+def _restored(job: JobRecord, attempt: AttemptRecord, now: float, unix: float) -> LauncherHeartbeat:
     beat = Beat(
         attempt=attempt.attempt,
         phase=attempt.phase,
@@ -246,7 +248,7 @@ def _restored(job: JobRecord, attempt: AttemptRecord, now: float, unix: float) -
         world_size=attempt.world_size,
         step_timeout_s=attempt.step_timeout_s,
     )
-    return Heard(
+    return LauncherHeartbeat(
         beat=beat,
         heard_at=now,
         ourselves=False,

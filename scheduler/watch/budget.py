@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import NODE_LOST, OF_THE_APPLICATION, Kind
+from deeplink.scheduler.watch.records import NODE_LOST, OF_THE_APPLICATION, IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.records import Incident, JobRecord
 
 _OF_THE_CLUSTER = NODE_LOST | {
-    *(Kind.SWITCH_SUSPECT, Kind.LAUNCHER_LOST, Kind.LAUNCH_FAILED, Kind.PREEMPTED, Kind.STORAGE_FROZEN)
+    *(
+        IncidentKind.SWITCH_SUSPECT,
+        IncidentKind.LAUNCHER_LOST,
+        IncidentKind.LAUNCH_FAILED,
+        IncidentKind.PREEMPTED,
+        IncidentKind.STORAGE_FROZEN,
+    )
 }
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import Answer
-from deeplink.scheduler.watch.records import KNOWN_LATER, NODE_LOST, Kind
+from deeplink.scheduler.watch.evidence import ProbeResult
+from deeplink.scheduler.watch.records import KNOWN_LATER, NODE_LOST, IncidentKind
 from deeplink.scheduler.watch.tracks import LATER_S, boot_unix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.watch.evidence import NodeSight, Sight
+    from deeplink.scheduler.watch.evidence import NodeSnapshot, Snapshot
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.records import Incident
     from deeplink.types import NodeName
@@ -35,7 +35,7 @@ class _Lost:
 
 
 @dataclass(slots=True, kw_only=True)
-class Comebacks:
+class ReturnedNodes:
     """Waits for lost nodes to come back. One thread only.
 
     Args:
@@ -65,7 +65,7 @@ class Comebacks:
             if len(self._lost) > MOST_REMEMBERED:
                 del self._lost[next(iter(self._lost))]
 
-    def note(self, sight: Sight) -> None:
+    def note(self, sight: Snapshot) -> None:
         """Tell of those that are back."""
         if not self._lost or not sight.controller:
             return
@@ -83,18 +83,18 @@ class Comebacks:
                 self._tell(name, lost, kind)
 
     @staticmethod
-    def _is_back(node: NodeSight, lost: _Lost, now: float) -> bool:
+    def _is_back(node: NodeSnapshot, lost: _Lost, now: float) -> bool:
         if node.slurmd.away or node.down or not node.responding:
             return False
         # That Slurm hears it says something only where it had noticed the loss.
-        return node.slurmd is Answer.ANSWERS or _heard_after(node, lost, now) or lost.missed
+        return node.slurmd is ProbeResult.ANSWERS or _heard_after(node, lost, now) or lost.missed
 
-    def _tell(self, name: NodeName, lost: _Lost, kind: Kind) -> None:
+    def _tell(self, name: NodeName, lost: _Lost, kind: IncidentKind) -> None:
         known = self.journal.incident(lost.incident)
         if known is None:
             return
         after = self.clock.unix() - lost.began_unix
-        rebooted = kind is Kind.NODE_REBOOTED
+        rebooted = kind is IncidentKind.NODE_REBOOTED
         which = "another kernel: it had rebooted" if rebooted else "the kernel it had: it was cut off"
         evidence = f"{name} came back after {after:.0f} s with {which}"
         self.journal.record_incident(replace(known, kind=kind, evidence=evidence))
@@ -102,21 +102,21 @@ class Comebacks:
         self.say(f"{lost.incident}: {evidence}")
 
 
-def _heard_after(node: NodeSight, lost: _Lost, now: float) -> bool:
+def _heard_after(node: NodeSnapshot, lost: _Lost, now: float) -> bool:
     return node.heard_s is not None and now - node.heard_s > lost.at
 
 
-def _what_it_was(node: NodeSight, lost: _Lost, now: float) -> Kind | None:
+def _what_it_was(node: NodeSnapshot, lost: _Lost, now: float) -> IncidentKind | None:
     """Return which it was; None while that is not known."""
     if lost.boot_id and node.boot_id and (node.boot_id != lost.boot_id or _heard_after(node, lost, now)):
-        return Kind.NODE_REBOOTED if node.boot_id != lost.boot_id else Kind.NODE_CUT_OFF
+        return IncidentKind.NODE_REBOOTED if node.boot_id != lost.boot_id else IncidentKind.NODE_CUT_OFF
     if lost.boot_id and lost.back_at is not None and now - lost.back_at < PATIENCE_S:
         return None
     booted = boot_unix(node.boot_shown)
     if not booted:
         return None
     if booted > lost.began_unix - LATER_S:
-        return Kind.NODE_REBOOTED
+        return IncidentKind.NODE_REBOOTED
     # With a new slurmd the boot time may be one that was written down before.
     anew = node.slurmd_anew_s is not None and node.slurmd_anew_s < now - lost.at
-    return None if anew else Kind.NODE_CUT_OFF
+    return None if anew else IncidentKind.NODE_CUT_OFF

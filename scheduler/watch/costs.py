@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import Action, Kind
+from deeplink.scheduler.watch.records import Action, IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,12 +27,12 @@ HOUR_S = 3600.0
 
 _GOES_ON = frozenset(
     {
-        Kind.STRAGGLER,
-        Kind.NODE_SICK,
-        Kind.SLURMD_LOST,
-        Kind.STORAGE_FROZEN,
-        Kind.AGENTS_SILENT,
-        Kind.GRES_LEAKED,
+        IncidentKind.STRAGGLER,
+        IncidentKind.NODE_SICK,
+        IncidentKind.SLURMD_LOST,
+        IncidentKind.STORAGE_FROZEN,
+        IncidentKind.AGENTS_SILENT,
+        IncidentKind.GRES_LEAKED,
     }
 )
 _STOPS_NOTHING = frozenset({Action.NONE, Action.COMMENT, Action.DRAIN})

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.merging import LONGEST_MOMENT, united
-from deeplink.scheduler.watch.records import BEGAN, Incident, Moment, Outcome
+from deeplink.scheduler.watch.records import BEGAN, Incident, IncidentOutcome, Moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def with_course(whole: Incident, old: Incident | None, new: Incident) -> Inciden
 
 
 def _end(whole: Incident) -> list[Moment]:
-    if whole.outcome is not Outcome.RECOVERED or not whole.recovered_unix:
+    if whole.outcome is not IncidentOutcome.RECOVERED or not whole.recovered_unix:
         return []
     if whole.attempt is None:
         return [Moment(whole.recovered_unix, "over")]

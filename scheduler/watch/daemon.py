@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.comebacks import REMEMBERED_S, Comebacks
+from deeplink.scheduler.watch.comebacks import REMEMBERED_S, ReturnedNodes
 from deeplink.scheduler.watch.journal import JournalCorruptError, JournalError
 from deeplink.scheduler.watch.judge import judge
-from deeplink.scheduler.watch.ledger import Ledger
-from deeplink.scheduler.watch.records import Kind, Outcome
+from deeplink.scheduler.watch.ledger import IncidentTracker
+from deeplink.scheduler.watch.records import IncidentKind, IncidentOutcome
 from deeplink.scheduler.watch.rules.doubts import cut_off, unheard
 from deeplink.scheduler.watch.verdict import Remedy
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.watch.act import Actor
     from deeplink.scheduler.watch.bindings import Bindings
-    from deeplink.scheduler.watch.evidence import Policy, Sight
+    from deeplink.scheduler.watch.evidence import Snapshot, WatchPolicy
     from deeplink.scheduler.watch.journal import Journal
-    from deeplink.scheduler.watch.lead import Lead
+    from deeplink.scheduler.watch.lead import LeaderLock
     from deeplink.scheduler.watch.observer import Observer
     from deeplink.scheduler.watch.verdict import Verdict
 
@@ -58,16 +58,16 @@ class Daemon:
     observer: Observer
     actor: Actor | None
     journal: Journal
-    policy: Policy
+    policy: WatchPolicy
     clock: Clock
     metrics: WatchMetrics
     say: Callable[[str], None]
     bindings: Bindings | None = None
-    lead: Lead | None = None
+    lead: LeaderLock | None = None
     patient: bool = True
     interval_s: float = 1.0
-    _ledger: Ledger = field(init=False)
-    _comebacks: Comebacks = field(init=False)
+    _ledger: IncidentTracker = field(init=False)
+    _comebacks: ReturnedNodes = field(init=False)
     _looked: float = field(default=float("-inf"))
     _ticked: float | None = None
     _troubled: float = field(default=float("-inf"))
@@ -78,7 +78,7 @@ class Daemon:
 
     def __post_init__(self) -> None:
         """Keep the incidents of our verdicts."""
-        self._ledger = Ledger(
+        self._ledger = IncidentTracker(
             journal=self.journal,
             recall=self.observer.recall,
             policy=self.policy,
@@ -86,7 +86,7 @@ class Daemon:
             acting=self.actor is not None,
             say=self.say,
         )
-        self._comebacks = Comebacks(journal=self.journal, clock=self.clock, say=self.say)
+        self._comebacks = ReturnedNodes(journal=self.journal, clock=self.clock, say=self.say)
 
     def run(self, pause: Callable[[float], bool]) -> None:
         """Go round until `pause` (which waits for so many seconds) says to stop: that is an end in order."""
@@ -200,7 +200,7 @@ class Daemon:
         else:
             self.observer.book.trust(now)
         if self._ledger.hear_doubt(doubt):
-            self.metrics.verdicts.labels(Kind.SELF_IN_DOUBT).inc()
+            self.metrics.verdicts.labels(IncidentKind.SELF_IN_DOUBT).inc()
         if not doubt:
             for verdict in verdicts:
                 self._handle(self._ledger.named(verdict), sight)
@@ -209,7 +209,7 @@ class Daemon:
         self._close_ended(sight)
         self._measure(sight, doubted=doubt is not None)
 
-    def _handle(self, verdict: Verdict, sight: Sight) -> None:
+    def _handle(self, verdict: Verdict, sight: Snapshot) -> None:
         if self.actor and self.actor.restarting(verdict):
             return
         incident = None
@@ -231,19 +231,19 @@ class Daemon:
             who = f"job {self.observer.called(verdict.attempt.job)}: " if verdict.attempt else ""
             self.say(f"{who}{verdict.kind} {about}: {what}: {'; '.join(verdict.reasons)}")
 
-    def _close_ended(self, sight: Sight) -> None:
+    def _close_ended(self, sight: Snapshot) -> None:
         for job in sight.jobs:
             if job.state is not None and job.state.final:
                 ended_well = job.state.value == "COMPLETED"
-                self._close(job.attempt.job, Outcome.RECOVERED if ended_well else Outcome.FAILED)
+                self._close(job.attempt.job, IncidentOutcome.RECOVERED if ended_well else IncidentOutcome.FAILED)
         for number in self.observer.vanished():
-            self._close(number, Outcome.FAILED)
+            self._close(number, IncidentOutcome.FAILED)
 
-    def _close(self, job: int, outcome: Outcome) -> None:
+    def _close(self, job: int, outcome: IncidentOutcome) -> None:
         self._ledger.close(job, outcome)
         self.observer.book.forget(job)
 
-    def _measure(self, sight: Sight, *, doubted: bool) -> None:
+    def _measure(self, sight: Snapshot, *, doubted: bool) -> None:
         self.metrics.in_doubt.set(doubted)
         self.metrics.incidents_open.set(self.observer.recall.open_incidents())
         if not sight.controller:
@@ -257,4 +257,4 @@ class Daemon:
 
 
 def _doubt(verdicts: Iterable[Verdict]) -> Verdict | None:
-    return next((verdict for verdict in verdicts if verdict.kind is Kind.SELF_IN_DOUBT), None)
+    return next((verdict for verdict in verdicts if verdict.kind is IncidentKind.SELF_IN_DOUBT), None)

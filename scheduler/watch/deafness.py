@@ -7,7 +7,7 @@ from collections import deque
 MOST_SPANS = 64
 
 
-class Deafness:
+class WatchdogOutages:
     """The newest spans in which we doubted ourselves. Times are monotonic seconds.
 
     Who is heard meanwhile does not end one: that a few are heard says nothing of the others.

@@ -1,7 +1,7 @@
 """What was seen, as frozen values: the whole input of a verdict, apart from the policy. Pure.
 
 Every duration is in seconds by the watchdog's own monotonic clock. Where something was not looked at, or could not
-be seen, the value says so (`Answer.UNKNOWN`, None): unknown is never taken for bad.
+be seen, the value says so (`ProbeResult.UNKNOWN`, None): unknown is never taken for bad.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.records import Kind, Phase, Severity
+from deeplink.scheduler.watch.records import HealthSeverity, IncidentKind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import Attempt, NodeName
 
 TAG = "deeplink: "
 """How the reason of every node we drain begins: what we did not drain we never resume."""
 
 
-class Answer(Enum):
+class ProbeResult(Enum):
     """What came of trying to reach a node's slurmd."""
 
     ANSWERS = "answers"
@@ -34,11 +34,11 @@ class Answer(Enum):
     @property
     def away(self) -> bool:
         """Whether slurmd was tried and was not there."""
-        return self is Answer.REFUSES or self is Answer.SILENT
+        return self is ProbeResult.REFUSES or self is ProbeResult.SILENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class WatchPolicy:
     """When evidence is enough. Every figure may be changed; the defaults err on the side of waiting.
 
     Attributes:
@@ -98,7 +98,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSight:
+class NodeSnapshot:
     """One node, as seen now.
 
     Attributes:
@@ -131,7 +131,7 @@ class NodeSight:
 
     name: NodeName
     leaf: str = ""
-    slurmd: Answer = Answer.UNKNOWN
+    slurmd: ProbeResult = ProbeResult.UNKNOWN
     away_s: float = 0.0
     away_probes: int = 0
     answering_s: float = 0.0
@@ -143,7 +143,7 @@ class NodeSight:
     idle: bool = False
     strangers: int = 0
     why: str = ""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[HealthFinding, ...] = ()
     heard_s: float | None = None
     attended_s: float | None = None
     well_s: float = 0.0
@@ -158,13 +158,13 @@ class NodeSight:
     @property
     def of_leaf(self) -> bool:
         """Whether we gave it up in the name of its leaf switch."""
-        named = self.why.partition("@")[0].endswith(f"-{Kind.SWITCH_SUSPECT}-{self.leaf}")
+        named = self.why.partition("@")[0].endswith(f"-{IncidentKind.SWITCH_SUSPECT}-{self.leaf}")
         return self.ours and bool(self.leaf) and named
 
     @property
     def sick(self) -> bool:
         """Whether we drained it for what its own checks found."""
-        return self.ours and f"-{Kind.NODE_SICK}-" in self.why
+        return self.ours and f"-{IncidentKind.NODE_SICK}-" in self.why
 
     @property
     def heard_since(self) -> bool:
@@ -177,7 +177,7 @@ class NodeSight:
             return False
         return self.away_s + self.probed_s - self.heard_s >= HEARD_SINCE_S
 
-    def wrong(self, *severities: Severity) -> tuple[Finding, ...]:
+    def wrong(self, *severities: HealthSeverity) -> tuple[HealthFinding, ...]:
         """Return its findings of these severities."""
         return tuple(finding for finding in self.findings if finding.severity in severities)
 
@@ -189,7 +189,7 @@ HEARD_FOR_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSight:
+class JobSnapshot:
     """One job that beats to us, as seen now.
 
     Attributes:
@@ -270,7 +270,7 @@ class JobSight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Snapshot:
     """Everything seen at one moment.
 
     Attributes:
@@ -282,8 +282,8 @@ class Sight:
         sure_s: since we last doubted ourselves; None when we never did.
     """
 
-    jobs: tuple[JobSight, ...] = ()
-    nodes: Mapping[NodeName, NodeSight] = field(default_factory=dict)
+    jobs: tuple[JobSnapshot, ...] = ()
+    nodes: Mapping[NodeName, NodeSnapshot] = field(default_factory=dict)
     controller: bool = True
     controller_problem: str = ""
     dead_lately: frozenset[NodeName] = frozenset()
@@ -297,12 +297,12 @@ FORGOTTEN_S = 180.0
 """A launcher silent for so long, whose job could not be helped meanwhile, is probed for no longer."""
 
 
-def tense(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
+def tense(jobs: Iterable[JobSnapshot], policy: WatchPolicy) -> tuple[JobSnapshot, ...]:
     """Return the jobs that give reason to probe; in calm nothing is probed, for slurmd logs each probe."""
     return tuple(job for job in jobs if job.live and _tense(job, policy))
 
 
-def mute_launchers(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, ...]:
+def mute_launchers(jobs: Iterable[JobSnapshot], policy: WatchPolicy) -> tuple[JobSnapshot, ...]:
     """Return the jobs whose launchers are not heard now, if that is all of them, and more than one.
 
     One that was lost while another was still heard is no sign of anything else.
@@ -313,12 +313,12 @@ def mute_launchers(jobs: Iterable[JobSight], policy: Policy) -> tuple[JobSight, 
     return mute if newest_s >= policy.tense_beat_s and len(mute) > 1 else ()
 
 
-def long_mute(mute: Iterable[JobSight]) -> bool:
+def long_mute(mute: Iterable[JobSnapshot]) -> bool:
     """Whether no launcher has been heard for so long that no probe of their hosts tells more of that."""
     return min((job.beat_age_s for job in mute), default=0.0) > FORGOTTEN_S
 
 
-def _tense(job: JobSight, policy: Policy) -> bool:
+def _tense(job: JobSnapshot, policy: WatchPolicy) -> bool:
     if job.silent_s > FORGOTTEN_S:
         return False
     limit = job.step_timeout_s
@@ -331,7 +331,7 @@ def _tense(job: JobSight, policy: Policy) -> bool:
 
 
 def targets(
-    suspicious: Iterable[JobSight], nodes: Mapping[NodeName, NodeSight], policy: Policy
+    suspicious: Iterable[JobSnapshot], nodes: Mapping[NodeName, NodeSnapshot], policy: WatchPolicy
 ) -> tuple[NodeName, ...]:
     """Return whom to probe: the nodes of suspicious jobs, their neighbours on the leaf, and a few others.
 
@@ -358,14 +358,14 @@ def controls(names: Iterable[NodeName]) -> tuple[NodeName, ...]:
     return tuple(listed[:: max(1, len(listed) // MOST_CONTROLS)][:MOST_CONTROLS])
 
 
-def _doubtful_slurmd(node: NodeSight) -> bool:
+def _doubtful_slurmd(node: NodeSnapshot) -> bool:
     """Whether somebody on the node lives, though Slurm, or the node itself, misses its slurmd."""
     missed = not node.responding and node.heard_s is not None and node.heard_s < FORGOTTEN_S
-    gone = any(one.check == SLURMD and one.severity is not Severity.UNKNOWN for one in node.findings)
+    gone = any(one.check == SLURMD and one.severity is not HealthSeverity.UNKNOWN for one in node.findings)
     return not node.down and (missed or gone)
 
 
-def may_return(node: NodeSight, policy: Policy) -> bool:
+def may_return(node: NodeSnapshot, policy: WatchPolicy) -> bool:
     """Whether the node is one that we may take back once it is well: worth a probe."""
     unheard = node.sick and node.attended_s is None  # that it answers says nothing of what its checks found
     return node.ours and node.responding and not unheard and (policy.resume or node.of_leaf)

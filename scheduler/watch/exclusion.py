@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ def still_suspected(
     return tuple(sorted(kept, key=lambda name: (-since[name], name)))
 
 
-_HARMLESS = frozenset({Severity.UNKNOWN, Severity.OBSERVE})
+_HARMLESS = frozenset({HealthSeverity.UNKNOWN, HealthSeverity.OBSERVE})
 
 
 def bounded(

@@ -13,7 +13,7 @@ from deeplink.scheduler.watch import rows, statements
 from deeplink.scheduler.watch.course import step_seconds, with_course
 from deeplink.scheduler.watch.joining import is_part, is_same
 from deeplink.scheduler.watch.merging import merged, united, within_bounds
-from deeplink.scheduler.watch.records import Incident, Kind, Moment, Outcome
+from deeplink.scheduler.watch.records import Incident, IncidentKind, IncidentOutcome, Moment
 from deeplink.types import Attempt, NodeName
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> boo
     again = 0 if last is None else max(0, last - first[0] + 1)
     for known in waiting:
         trains = first[1] or now_unix
-        if _others_wait(db, known.id, attempt["job"], Outcome.RECOVERED):
+        if _others_wait(db, known.id, attempt["job"], IncidentOutcome.RECOVERED):
             put_moment(db, known.id, Moment(trains, f"job {_called(db, attempt['job'])} trains again"))
             continue
         whole = replace(
             known,
-            outcome=Outcome.RECOVERED,
+            outcome=IncidentOutcome.RECOVERED,
             recovered_unix=max(trains, known.detected_unix),
             steps_repeated=max(known.steps_repeated, again),
         )
@@ -96,7 +96,7 @@ def settle(db: sqlite3.Connection, attempt: rows.Fields, now_unix: float) -> boo
     return True
 
 
-def close(db: sqlite3.Connection, job: int, outcome: Outcome, now_unix: float) -> bool:
+def close(db: sqlite3.Connection, job: int, outcome: IncidentOutcome, now_unix: float) -> bool:
     """Give every open incident of a job its end, the job's own; True if there was any."""
     found = [rows.to_incident(row) for row in db.execute(statements.OPEN_OF_JOB, {"job": job})]
     for known in found:
@@ -118,7 +118,7 @@ def _of_the_same_fault(db: sqlite3.Connection, told: Incident) -> Incident | Non
     for row in db.execute(statements.CANDIDATES, asked).fetchall():
         known = rows.to_incident(row)
         below: set[NodeName] = set()
-        if known.kind == Kind.SWITCH_SUSPECT:
+        if known.kind == IncidentKind.SWITCH_SUSPECT:
             below = {NodeName(found["node"]) for found in db.execute(statements.BELOW, (known.id,))}
         if is_same(known, told, below):
             return known
@@ -130,9 +130,9 @@ def _joined(db: sqlite3.Connection, known: Incident, told: Incident) -> Incident
     if known.attempt is not None and not db.execute(statements.HIT, (known.id,)).fetchone():
         db.execute(statements.PUT_HIT, _hit(known, known.id))
     db.execute(statements.PUT_HIT, _hit(told, known.id))
-    if known.outcome is Outcome.FAILED and told.outcome is Outcome.OPEN:
+    if known.outcome is IncidentOutcome.FAILED and told.outcome is IncidentOutcome.OPEN:
         # Its launcher gave it that end when it told of this one; the job goes on being in need.
-        return replace(known, outcome=Outcome.OPEN)
+        return replace(known, outcome=IncidentOutcome.OPEN)
     return known
 
 
@@ -140,9 +140,9 @@ def _as_part(db: sqlite3.Connection, known: Incident | None, told: Incident) -> 
     """Return a telling as what it adds: of another job the evidence says so; its end may not be the whole's."""
     said = replace(told, evidence=_said(db, known, told))
     job = (told.attempt or (known.attempt if known else None) or Attempt(0, 0, 0)).job
-    if known is None or told.outcome is Outcome.OPEN or not _others_wait(db, known.id, job, told.outcome):
+    if known is None or told.outcome is IncidentOutcome.OPEN or not _others_wait(db, known.id, job, told.outcome):
         return said
-    return replace(said, outcome=Outcome.OPEN, recovered_unix=0.0)
+    return replace(said, outcome=IncidentOutcome.OPEN, recovered_unix=0.0)
 
 
 def _called(db: sqlite3.Connection, job: int) -> str:
@@ -156,7 +156,7 @@ def _said(db: sqlite3.Connection, known: Incident | None, told: Incident) -> str
     return f"job {_called(db, told.attempt.job)}: {told.evidence}" if other and told.attempt else told.evidence
 
 
-def _others_wait(db: sqlite3.Connection, incident: str, job: int, outcome: Outcome) -> bool:
+def _others_wait(db: sqlite3.Connection, incident: str, job: int, outcome: IncidentOutcome) -> bool:
     """Take note of how a job is now; return whether others that this hit still wait."""
     hit = {"incident": incident, "job": job, "outcome": outcome.value}
     db.execute(statements.END_HITS, hit)
@@ -195,7 +195,7 @@ def _with_part(db: sqlite3.Connection, whole: Incident, part: Incident) -> Incid
     for statement in statements.TAKE_OVER:
         db.execute(statement, {"id": part.id, "incident": whole.id})
     db.execute(statements.PUT_HIT, _hit(part, whole.id))
-    told = replace(part, evidence=f"{part.id}: {part.evidence}", outcome=Outcome.OPEN, recovered_unix=0.0)
+    told = replace(part, evidence=f"{part.id}: {part.evidence}", outcome=IncidentOutcome.OPEN, recovered_unix=0.0)
     both = merged(whole, told)
     db.execute(statements.CHANGE_INCIDENT, rows.of_incident(both))
     return both

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.ladder import RELAX_S, Facts, Step
-from deeplink.scheduler.watch.records import Kind, Phase
+from deeplink.scheduler.watch.ladder import RELAX_S, ActionFacts, RecoveryStep
+from deeplink.scheduler.watch.records import IncidentKind, Phase
 from deeplink.scheduler.watch.succession import left_for, token_of
 from deeplink.scheduler.watch.verdict import Remedy
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
-    from deeplink.scheduler.watch.heirs import Heirs
+    from deeplink.scheduler.watch.heirs import Resubmitter
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.observer import Observer
     from deeplink.scheduler.watch.records import ActionRecord
@@ -37,7 +37,7 @@ def token(action: ActionRecord) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Footing:
+class ActionFactsReader:
     """Finds out what is true. One thread only.
 
     Args:
@@ -50,7 +50,7 @@ class Footing:
     clock: Clock
     say: Callable[[str], None]
     releaser: Releaser
-    heirs: Heirs | None = None
+    heirs: Resubmitter | None = None
     _began: dict[str, float] = field(default_factory=dict)
     _taken_up: dict[str, float] = field(default_factory=dict)
     _waiting: dict[str, float] = field(default_factory=dict)
@@ -73,7 +73,9 @@ class Footing:
         self._taken_up.clear()
         self._waiting.clear()
 
-    def facts(self, action: ActionRecord, sent: dict[Step, float], refused: frozenset[Step]) -> Facts:
+    def facts(
+        self, action: ActionRecord, sent: dict[RecoveryStep, float], refused: frozenset[RecoveryStep]
+    ) -> ActionFacts:
         """Return what is true about an action now.
 
         Args:
@@ -82,7 +84,7 @@ class Footing:
             refused: those that Slurm refused, and would refuse again.
         """
         now = self.clock.monotonic()
-        facts = Facts(age_s=self.clock.unix() - action.began_unix, sent=sent, refused=refused)
+        facts = ActionFacts(age_s=self.clock.unix() - action.began_unix, sent=sent, refused=refused)
         if action.key not in self._began:
             facts = replace(facts, returned_s=now - self._taken_up.setdefault(action.key, now))
         if action.remedy in OF_JOBS:
@@ -93,12 +95,16 @@ class Footing:
         answers = self._answers(action.node) if asked else None
         return replace(facts, node=self._node(action.node), answers=answers)
 
-    def _with_job(self, facts: Facts, action: ActionRecord) -> Facts:
+    def _with_job(self, facts: ActionFacts, action: ActionRecord) -> ActionFacts:
         job = self._job(action)
         if job is None:
             return self._with_orphan(facts, action)
         away = self._unreachable(job) if job.state is JobState.RUNNING else ()
-        if job.state is JobState.PENDING and action.remedy == Remedy.RESTART and Step.RELEASE not in facts.sent:
+        if (
+            job.state is JobState.PENDING
+            and action.remedy == Remedy.RESTART
+            and RecoveryStep.RELEASE not in facts.sent
+        ):
             # It is not let go in this second: time for what would hold its release up.
             self.releaser.look_ahead(action.exclude)
         facts = replace(
@@ -130,13 +136,15 @@ class Footing:
             return False
         if heard.beat.attempt != action.attempt:
             return heard.beat.attempt > action.attempt
-        if f"/{Kind.LAUNCHER_LOST}/" in action.key:
+        if f"/{IncidentKind.LAUNCHER_LOST}/" in action.key:
             return True
         # Of a job that lost a node the ranks that are left may make steps still.
-        stood_still = any(f"/{kind}/" in action.key for kind in (Kind.RANKS_HUNG, Kind.APPLICATION_FAILED))
+        stood_still = any(
+            f"/{kind}/" in action.key for kind in (IncidentKind.RANKS_HUNG, IncidentKind.APPLICATION_FAILED)
+        )
         return stood_still and heard.progressed_at > since
 
-    def _with_orphan(self, facts: Facts, action: ActionRecord) -> Facts:
+    def _with_orphan(self, facts: ActionFacts, action: ActionRecord) -> ActionFacts:
         """Of a job that Slurm has forgotten its folder tells whether it was left to its heir."""
         if self.heirs is None or action.attempt is None or action.remedy != Remedy.RESTART:
             return facts
@@ -146,7 +154,7 @@ class Footing:
         left = self.heirs.is_left_to(action.attempt.job, found[0].id)
         return replace(facts, heir=found[0], comment=left_for(found[0].id) if left else "")
 
-    def _with_heir(self, facts: Facts, action: ActionRecord, job: JobRow) -> Facts:
+    def _with_heir(self, facts: ActionFacts, action: ActionRecord, job: JobRow) -> ActionFacts:
         submitted = self.heirs.agreed(job) if self.heirs else None
         if self.heirs is None or submitted is None:
             return facts
@@ -161,9 +169,9 @@ class Footing:
             self.say(f"{action.incident}: job {job.label} is not submitted anew: {why}")
         return replace(facts, anew=not why)
 
-    def _untrue(self, action: ActionRecord, job: JobRow, facts: Facts) -> bool:
+    def _untrue(self, action: ActionRecord, job: JobRow, facts: ActionFacts) -> bool:
         """Whether a node that we keep the job off is dead and Slurm does not know: before it may be used again."""
-        if job.state is not JobState.PENDING or facts.sent.get(Step.RELEASE, 0.0) < RELAX_S:
+        if job.state is not JobState.PENDING or facts.sent.get(RecoveryStep.RELEASE, 0.0) < RELAX_S:
             return False
         rows = self.observer.cluster.nodes
         serving = (

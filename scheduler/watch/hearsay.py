@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deeplink.scheduler.watch.book import Attended, Heard
-    from deeplink.scheduler.watch.evidence import Policy
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.book import AgentHeartbeat, LauncherHeartbeat
+    from deeplink.scheduler.watch.evidence import WatchPolicy
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import NodeName
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class AgentReport:
     """What is said of one node.
 
     Attributes:
@@ -27,21 +27,21 @@ class Word:
         boot_id: its kernel's, by the newest word; empty where unknown.
     """
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[HealthFinding, ...] = ()
     heard_s: float | None = None
     attended_s: float | None = None
     boot_id: str = ""
 
 
-NOTHING_SAID = Word()
+NOTHING_SAID = AgentReport()
 
 
 def words(
-    attended: Iterable[Attended],
-    heard: Iterable[tuple[Heard, frozenset[NodeName]]],
+    attended: Iterable[AgentHeartbeat],
+    heard: Iterable[tuple[LauncherHeartbeat, frozenset[NodeName]]],
     now: float,
-    policy: Policy,
-) -> dict[NodeName, Word]:
+    policy: WatchPolicy,
+) -> dict[NodeName, AgentReport]:
     """Return what is said of each node of which anything is.
 
     Args:
@@ -50,11 +50,11 @@ def words(
         now: monotonic.
         policy: how old a word may be.
     """
-    said: dict[NodeName, Word] = {}
+    said: dict[NodeName, AgentReport] = {}
     for one in attended:
         age = max(0.0, now - one.heard_at)
         fresh = one.ourselves and age < policy.told_s
-        said[one.node.name] = Word(
+        said[one.node.name] = AgentReport(
             one.node.health if fresh else (), age if one.ourselves else None, age, one.node.boot_id
         )
     for beat, theirs in heard:
@@ -65,7 +65,7 @@ def words(
                 age = since + node.silent_s
                 # Who is missed is not heard, though the word on it is the newest.
                 newest = node.silent_s < policy.witness_s and (before.heard_s is None or age < before.heard_s)
-                said[node.name] = Word(
+                said[node.name] = AgentReport(
                     _gravest(before.findings, node.health) if age < policy.told_s else before.findings,
                     age if newest else before.heard_s,
                     before.attended_s,
@@ -74,13 +74,13 @@ def words(
     return said
 
 
-_LADDER = list(Severity)
+_LADDER = list(HealthSeverity)
 
 
-def _gravest(*told: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _gravest(*told: tuple[HealthFinding, ...]) -> tuple[HealthFinding, ...]:
     if not any(told[1:]):
         return told[0]
-    by_check: dict[str, Finding] = {}
+    by_check: dict[str, HealthFinding] = {}
     for finding in (finding for findings in told for finding in findings):
         before = by_check.get(finding.check)
         if before is None or _LADDER.index(finding.severity) > _LADDER.index(before.severity):

@@ -64,7 +64,7 @@ def _submit(argv: Sequence[str], /, *, env: Mapping[str, str], cwd: Path) -> str
 
 
 @dataclass(slots=True, kw_only=True)
-class Heirs:
+class Resubmitter:
     """The jobs of one user that agreed to be submitted anew. One thread only.
 
     Args:

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import KNOWN_LATER, NODE_LOST, OF_THE_APPLICATION, RANKS_ENDED, Kind, Outcome
+from deeplink.scheduler.watch.records import (
+    KNOWN_LATER,
+    NODE_LOST,
+    OF_THE_APPLICATION,
+    RANKS_ENDED,
+    IncidentKind,
+    IncidentOutcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,8 +29,8 @@ LONGEST_S = 3_600.0
 """An incident without an end takes nothing up that begins so long after it."""
 RANKS_FIRST_S = 10.0
 """A rank fails of its node's loss so long, at most, before the node is told to be lost."""
-_OF_SLURM = frozenset({Kind.PREEMPTED, Kind.TIME_LIMIT})
-_CONSEQUENCES = frozenset({Kind.JOB_STRANDED, Kind.LAUNCHER_LOST})
+_OF_SLURM = frozenset({IncidentKind.PREEMPTED, IncidentKind.TIME_LIMIT})
+_CONSEQUENCES = frozenset({IncidentKind.JOB_STRANDED, IncidentKind.LAUNCHER_LOST})
 """Kinds that, where no node is named, are what became of a loss that is on record."""
 
 
@@ -37,16 +44,16 @@ def is_same(old: Incident, new: Incident, below: Collection[NodeName] = ()) -> b
     """
     if old.attempt is not None and old.attempt == new.attempt and _same_of_attempt(old, new):
         return True
-    if old.kind == new.kind == Kind.STORAGE_FROZEN:
+    if old.kind == new.kind == IncidentKind.STORAGE_FROZEN:
         return _together(old, new)
     if new.kind in _CONSEQUENCES and new.node is None:
-        loss = old.kind in NODE_LOST or old.kind == Kind.SWITCH_SUSPECT
+        loss = old.kind in NODE_LOST or old.kind == IncidentKind.SWITCH_SUSPECT
         return loss and _same_job(old, new) and _lasts(old) and _together(old, new)
     return new.kind in NODE_LOST and new.node is not None and _same_loss(old, new, below)
 
 
 def _same_loss(old: Incident, new: Incident, below: Collection[NodeName]) -> bool:
-    if old.kind == Kind.SWITCH_SUSPECT:
+    if old.kind == IncidentKind.SWITCH_SUSPECT:
         return new.node in below and _together(old, new)
     if old.node != new.node:
         return False
@@ -64,7 +71,7 @@ def is_part(old: Incident, new: Incident, below: Collection[NodeName]) -> bool:
 def _same_of_attempt(old: Incident, new: Incident) -> bool:
     if {old.kind, new.kind} <= NODE_LOST:
         return old.node is not None and old.node == new.node
-    if {old.kind, new.kind} <= OF_THE_APPLICATION and Kind.APPLICATION_FAILED in {old.kind, new.kind}:
+    if {old.kind, new.kind} <= OF_THE_APPLICATION and IncidentKind.APPLICATION_FAILED in {old.kind, new.kind}:
         return True  # whoever counts its starts says what its ranks' failure was
     return old.kind == new.kind and old.kind in OF_THE_APPLICATION | _OF_SLURM and None in {old.node, new.node}
 
@@ -75,7 +82,7 @@ def _same_job(old: Incident, new: Incident) -> bool:
 
 def _lasts(incident: Incident) -> bool:
     """Whether its job has not trained since: one that failed may yet go on."""
-    return incident.outcome is not Outcome.RECOVERED
+    return incident.outcome is not IncidentOutcome.RECOVERED
 
 
 def _together(old: Incident, new: Incident) -> bool:
@@ -86,7 +93,7 @@ def _together(old: Incident, new: Incident) -> bool:
 
 def _end(incident: Incident, *, lasts: bool = False) -> float:
     # Of a node that came back its next loss, to another job, is another one.
-    if lasts or (incident.outcome is Outcome.OPEN and incident.kind not in KNOWN_LATER):
+    if lasts or (incident.outcome is IncidentOutcome.OPEN and incident.kind not in KNOWN_LATER):
         return incident.began_unix + LONGEST_S
     seen = (moment.unix for moment in incident.timeline)
     return incident.recovered_unix or max(incident.detected_unix, *seen, incident.began_unix)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from deeplink.errors import DeepLinkError
 from deeplink.private import PrivateFolderError, check_private_file
 from deeplink.scheduler.watch import filing, rows, statements
-from deeplink.scheduler.watch.records import Incident, Moment, Outcome
+from deeplink.scheduler.watch.records import Incident, IncidentOutcome, Moment
 from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.types import NodeName
 from deeplink.wording import printable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from deeplink.scheduler.watch.notify.news import News
+    from deeplink.scheduler.watch.notify.news import IncidentNews
     from deeplink.scheduler.watch.records import (
         ActionRecord,
         Beat,
@@ -164,7 +164,7 @@ class Journal:
         with self._transaction() as db:
             filing.put_moment(db, incident, Moment(unix, what))
 
-    def close_incidents(self, job: int, outcome: Outcome, now_unix: float = 0.0) -> None:
+    def close_incidents(self, job: int, outcome: IncidentOutcome, now_unix: float = 0.0) -> None:
         """Give every open incident of a job its end: the job's own, which it had at `now_unix`."""
         with self._transaction(durable=True) as db:
             found = filing.close(db, job, outcome, now_unix)
@@ -324,7 +324,7 @@ class Journal:
             found = db.execute("SELECT * FROM stacks WHERE incident = ? ORDER BY rank", (incident,))
             return tuple(rows.to_stack(row) for row in found)
 
-    def unsent(self, channel: str, *, limit: int = 1_000) -> tuple[News, ...]:
+    def unsent(self, channel: str, *, limit: int = 1_000) -> tuple[IncidentNews, ...]:
         """Return what a channel (see `open_channel`) was not told, the oldest incident first."""
         with self._reading() as db:
             found = db.execute(statements.UNSENT, {"channel": channel, "limit": limit}).fetchall()

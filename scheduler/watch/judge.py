@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.rules.agents import silent_agents
 from deeplink.scheduler.watch.rules.deaths import blamed, brake, dead_nodes
 from deeplink.scheduler.watch.rules.doubts import doubts
@@ -24,15 +24,15 @@ from deeplink.scheduler.watch.rules.switches import about_leaf, silent_leaves
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.watch.evidence import Policy, Sight
+    from deeplink.scheduler.watch.evidence import Snapshot, WatchPolicy
     from deeplink.types import NodeName
 
 
-def judge(sight: Sight, policy: Policy) -> tuple[Verdict, ...]:
+def judge(sight: Snapshot, policy: WatchPolicy) -> tuple[Verdict, ...]:
     """Return what is wrong, the gravest first; empty when all is well or too little is known."""
     us = doubts(sight, policy)
     if us:
-        return (Verdict(kind=Kind.SELF_IN_DOUBT, remedy=Remedy.NOTHING, reasons=us),)
+        return (Verdict(kind=IncidentKind.SELF_IN_DOUBT, remedy=Remedy.NOTHING, reasons=us),)
     leaves = silent_leaves(sight.nodes)
     switches = [verdict for leaf in leaves.values() for verdict in about_leaf(leaf, sight, policy, len(leaves))]
     storage = frozen_storage(sight.nodes, sight.jobs, policy)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.slurm.job_address import OF_A_WHOLE
 from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
 from deeplink.scheduler.watch.evidence import TAG
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.remark import ours_in, with_ours
 from deeplink.scheduler.watch.succession import left_for
 from deeplink.scheduler.watch.verdict import Remedy
@@ -44,7 +44,7 @@ WELL_S = 30.0
 """That a node is well again is true for so long; then it is to be seen anew."""
 
 
-class Step(Enum):
+class RecoveryStep(Enum):
     """One command, or none."""
 
     COMMENT = "comment"
@@ -69,7 +69,7 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ActionFacts:
     """What is true about an action's job or node now.
 
     Attributes:
@@ -97,8 +97,8 @@ class Facts:
     answers: bool | None = None
     unreachable: tuple[NodeName, ...] = ()
     age_s: float = 0.0
-    sent: dict[Step, float]
-    refused: frozenset[Step] = frozenset()
+    sent: dict[RecoveryStep, float]
+    refused: frozenset[RecoveryStep] = frozenset()
     returned_s: float = math.inf
     goes_on: bool = False
     comment: str | None = None
@@ -110,7 +110,7 @@ class Facts:
     kept_off: bool = False
     waits_s: float = math.inf
 
-    def lately(self, step: Step) -> bool:
+    def lately(self, step: RecoveryStep) -> bool:
         """Whether a command was sent and may still be working."""
         return self.sent.get(step, SETTLE_S) < SETTLE_S
 
@@ -119,25 +119,25 @@ class Facts:
 class Next:
     """What to do next, and why."""
 
-    step: Step
+    step: RecoveryStep
     why: str = ""
 
 
-def _give(step: Step, facts: Facts, why: str = "") -> Next:
+def _give(step: RecoveryStep, facts: ActionFacts, why: str = "") -> Next:
     """Return a command as what comes next, or that one given lately is waited for."""
-    return Next(Step.WAIT if facts.lately(step) else step, why)
+    return Next(RecoveryStep.WAIT if facts.lately(step) else step, why)
 
 
-def next_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - one return for each remedy
+def next_step(action: ActionRecord, facts: ActionFacts) -> Next:  # noqa: PLR0911 - one return for each remedy
     """Return the next step of an action; WAIT when only time can help."""
     remedy = Remedy(action.remedy)
     if remedy is Remedy.RESTART and (promised := _heir_step(action, facts)):
         return promised
     if facts.age_s > LONGEST_S:
-        return Next(Step.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
+        return Next(RecoveryStep.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
     match remedy:
         case Remedy.DRAIN | Remedy.DRAIN_DOWN:
-            sick = f"-{Kind.NODE_SICK}-" in action.incident
+            sick = f"-{IncidentKind.NODE_SICK}-" in action.incident
             return _node_step(facts, down=remedy is Remedy.DRAIN_DOWN, dead=not sick)
         case Remedy.RESUME:
             return _resume_step(facts)
@@ -148,136 +148,136 @@ def next_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - on
         case Remedy.HOLD:
             return _hold_step(action, facts)
         case Remedy.NOTHING:
-            return Next(Step.DONE, "nothing to do")
+            return Next(RecoveryStep.DONE, "nothing to do")
 
 
-def _comment_step(action: ActionRecord, facts: Facts) -> Next:
+def _comment_step(action: ActionRecord, facts: ActionFacts) -> Next:
     if facts.node is None:
-        return Next(Step.GIVE_UP, "Slurm does not know the node")
+        return Next(RecoveryStep.GIVE_UP, "Slurm does not know the node")
     if with_ours(facts.node.comment, action.reason) == facts.node.comment:
-        return Next(Step.DONE, "the node's comment says it")
+        return Next(RecoveryStep.DONE, "the node's comment says it")
     if facts.node.comment != ours_in(facts.node.comment):
-        return Next(Step.DONE, "told only: the node has a comment of an administrator's")
-    if Step.COMMENT in facts.refused:
-        return Next(Step.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
-    return _give(Step.COMMENT, facts)
+        return Next(RecoveryStep.DONE, "told only: the node has a comment of an administrator's")
+    if RecoveryStep.COMMENT in facts.refused:
+        return Next(RecoveryStep.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
+    return _give(RecoveryStep.COMMENT, facts)
 
 
 def _beyond_help(job: JobRow) -> Next | None:
     """Return the end of an action whose job is over, or cannot be started again alone."""
     if job.state.final:
-        return Next(Step.DONE, f"the job ended: {job.state.value}")
-    return Next(Step.GIVE_UP, OF_A_WHOLE) if job.address.is_component else None
+        return Next(RecoveryStep.DONE, f"the job ended: {job.state.value}")
+    return Next(RecoveryStep.GIVE_UP, OF_A_WHOLE) if job.address.is_component else None
 
 
-def _hold_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
+def _hold_step(action: ActionRecord, facts: ActionFacts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
     job = facts.job
     if job is None or action.attempt is None:
-        return Next(Step.DONE, "Slurm does not know the job any more")
+        return Next(RecoveryStep.DONE, "Slurm does not know the job any more")
     if end := _beyond_help(job):
         return end
     # The reason comes first: whoever finds the job held finds it there.
     said = facts.comment is None or with_ours(facts.comment, action.reason) == facts.comment
-    if not said and Step.EXPLAIN not in facts.refused and Step.EXPLAIN not in facts.sent:
-        return Next(Step.EXPLAIN)
+    if not said and RecoveryStep.EXPLAIN not in facts.refused and RecoveryStep.EXPLAIN not in facts.sent:
+        return Next(RecoveryStep.EXPLAIN)
     if job.held:
-        return Next(Step.DONE, f"held; `scontrol release {job.label}` lets it go")
-    if Step.HOLD in facts.refused or Step.REQUEUE_HOLD in facts.refused:
-        return Next(Step.GIVE_UP, "Slurm refused to hold the job")
+        return Next(RecoveryStep.DONE, f"held; `scontrol release {job.label}` lets it go")
+    if RecoveryStep.HOLD in facts.refused or RecoveryStep.REQUEUE_HOLD in facts.refused:
+        return Next(RecoveryStep.GIVE_UP, "Slurm refused to hold the job")
     if job.state is JobState.PENDING:
-        return _give(Step.HOLD, facts)
+        return _give(RecoveryStep.HOLD, facts)
     if job.state is not JobState.RUNNING:
-        return Next(Step.WAIT, job.state.value.lower())
+        return Next(RecoveryStep.WAIT, job.state.value.lower())
     return _end_held(facts, started_again=job.restarts > action.attempt.restart)
 
 
-def _end_held(facts: Facts, *, started_again: bool) -> Next:
+def _end_held(facts: ActionFacts, *, started_again: bool) -> Next:
     if started_again:
         # By its user's `scontrol release`, maybe. Should it fail again, that is another verdict.
-        return Next(Step.GIVE_UP, "the job was started again meanwhile")
-    if unneeded := _unneeded(facts, Step.REQUEUE_HOLD):
+        return Next(RecoveryStep.GIVE_UP, "the job was started again meanwhile")
+    if unneeded := _unneeded(facts, RecoveryStep.REQUEUE_HOLD):
         return unneeded
     if facts.unreachable:
-        return Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
-    return _give(Step.REQUEUE_HOLD, facts)
+        return Next(RecoveryStep.WAIT, f"until {', '.join(facts.unreachable)} is down")
+    return _give(RecoveryStep.REQUEUE_HOLD, facts)
 
 
-def _unneeded(facts: Facts, step: Step) -> Next | None:
+def _unneeded(facts: ActionFacts, step: RecoveryStep) -> Next | None:
     """Return what comes in place of ending a job's run by this step; None where that is needed, or under way."""
     if facts.lately(step):
         return None
     if facts.goes_on:
-        return Next(Step.GIVE_UP, "the job goes on by itself")
+        return Next(RecoveryStep.GIVE_UP, "the job goes on by itself")
     if facts.returned_s < LISTEN_S:
-        return Next(Step.WAIT, "for a word of its launcher")
+        return Next(RecoveryStep.WAIT, "for a word of its launcher")
     return None
 
 
-def _node_step(facts: Facts, *, down: bool, dead: bool) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
+def _node_step(facts: ActionFacts, *, down: bool, dead: bool) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
     node = facts.node
     if node is None:
-        return Next(Step.GIVE_UP, "Slurm does not know the node")
+        return Next(RecoveryStep.GIVE_UP, "Slurm does not know the node")
     if dead and facts.answers:
-        return Next(Step.GIVE_UP, "the node answers again")
+        return Next(RecoveryStep.GIVE_UP, "the node answers again")
     if node.down:
-        return Next(Step.DONE, "down")
-    if not node.drained and Step.DRAIN not in facts.refused:
+        return Next(RecoveryStep.DONE, "down")
+    if not node.drained and RecoveryStep.DRAIN not in facts.refused:
         if dead and facts.answers is None:
-            return Next(Step.WAIT, "not probed yet")
-        return _give(Step.DRAIN, facts)
+            return Next(RecoveryStep.WAIT, "not probed yet")
+        return _give(RecoveryStep.DRAIN, facts)
     if not down and node.drained:
-        return Next(Step.DONE, "drained")
-    if Step.DRAIN in facts.refused or Step.DOWN in facts.refused:
-        return Next(Step.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
+        return Next(RecoveryStep.DONE, "drained")
+    if RecoveryStep.DRAIN in facts.refused or RecoveryStep.DOWN in facts.refused:
+        return Next(RecoveryStep.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
     if facts.answers is None:
-        return Next(Step.WAIT, "not probed yet")
-    return _give(Step.DOWN, facts)
+        return Next(RecoveryStep.WAIT, "not probed yet")
+    return _give(RecoveryStep.DOWN, facts)
 
 
-def _resume_step(facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
+def _resume_step(facts: ActionFacts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
     if facts.node is None:
-        return Next(Step.GIVE_UP, "Slurm does not know the node")
+        return Next(RecoveryStep.GIVE_UP, "Slurm does not know the node")
     if not facts.node.drained and not facts.node.down:
-        return Next(Step.DONE, "in service")
-    if Step.RESUME in facts.refused:
-        return Next(Step.GIVE_UP, "Slurm refused")
+        return Next(RecoveryStep.DONE, "in service")
+    if RecoveryStep.RESUME in facts.refused:
+        return Next(RecoveryStep.GIVE_UP, "Slurm refused")
     if not facts.node.reason.startswith(TAG):
-        return Next(Step.GIVE_UP, "somebody else has taken it out of service since")
+        return Next(RecoveryStep.GIVE_UP, "somebody else has taken it out of service since")
     if facts.answers is False or facts.age_s > WELL_S:
-        return Next(Step.GIVE_UP, "it may not be well any more")
+        return Next(RecoveryStep.GIVE_UP, "it may not be well any more")
     if facts.answers is None:
-        return Next(Step.WAIT, "not probed yet")
-    return _give(Step.RESUME, facts)
+        return Next(RecoveryStep.WAIT, "not probed yet")
+    return _give(RecoveryStep.RESUME, facts)
 
 
 _COMING = frozenset({JobState.CONFIGURING, JobState.RUNNING})
 
 
-def _job_step(action: ActionRecord, facts: Facts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
+def _job_step(action: ActionRecord, facts: ActionFacts) -> Next:  # noqa: PLR0911 - a ladder: one return for each rung
     job, attempt = facts.job, action.attempt
     if job is None or attempt is None:
-        return Next(Step.DONE, "Slurm does not know the job any more")
+        return Next(RecoveryStep.DONE, "Slurm does not know the job any more")
     if end := _beyond_help(job):
         return end
     if job.held:
-        return Next(Step.GIVE_UP, f"the job is held; `scontrol release {job.label}` lets it go")
+        return Next(RecoveryStep.GIVE_UP, f"the job is held; `scontrol release {job.label}` lets it go")
     if job.state is JobState.PENDING:
         return _waiting_step(action, facts, job)
     if job.restarts > attempt.restart:
-        return Next(Step.DONE, "running again") if job.state in _COMING else Next(Step.WAIT)
+        return Next(RecoveryStep.DONE, "running again") if job.state in _COMING else Next(RecoveryStep.WAIT)
     if job.state is not JobState.RUNNING:
-        return Next(Step.WAIT, job.state.value.lower())
-    if Step.REQUEUE in facts.refused:
-        return Next(Step.GIVE_UP, "Slurm refused to requeue the job")
-    if unneeded := _unneeded(facts, Step.REQUEUE):
+        return Next(RecoveryStep.WAIT, job.state.value.lower())
+    if RecoveryStep.REQUEUE in facts.refused:
+        return Next(RecoveryStep.GIVE_UP, "Slurm refused to requeue the job")
+    if unneeded := _unneeded(facts, RecoveryStep.REQUEUE):
         return unneeded
     if facts.unreachable:
         # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
         return _unreachable_step(facts, job)
-    return _give(Step.REQUEUE, facts)
+    return _give(RecoveryStep.REQUEUE, facts)
 
 
-def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0911 - one return for each rung
+def _heir_step(action: ActionRecord, facts: ActionFacts) -> Next | None:  # noqa: PLR0911 - one return for each rung
     """What follows once a job was submitted in place of this one; None where none was, or it came to nothing."""
     job, heir, attempt = facts.job, facts.heir, action.attempt
     if heir is None or attempt is None:
@@ -286,63 +286,65 @@ def _heir_step(action: ActionRecord, facts: Facts) -> Next | None:  # noqa: PLR0
     if not _is_held(heir, facts, bequeathed=bequeathed):
         if heir.state.final and not bequeathed:
             return None  # dismissed
-        return Next(Step.DONE, f"{RESUBMITTED} {heir.id}")
+        return Next(RecoveryStep.DONE, f"{RESUBMITTED} {heir.id}")
     # However long whoever began this was away: what was promised to the old job's user is done.
     late = min(facts.age_s, facts.returned_s) > LONGEST_S
-    if Step.SET_FREE in facts.refused or (late and (bequeathed or facts.sent.get(Step.DISMISS, 0.0) >= SETTLE_S)):
+    if RecoveryStep.SET_FREE in facts.refused or (
+        late and (bequeathed or facts.sent.get(RecoveryStep.DISMISS, 0.0) >= SETTLE_S)
+    ):
         release = f"`scontrol release {heir.label}` lets it go"
-        return Next(Step.GIVE_UP, f"job {heir.id}, submitted in its place, is held; {release}")
+        return Next(RecoveryStep.GIVE_UP, f"job {heir.id}, submitted in its place, is held; {release}")
     if bequeathed:
         over = job is None or job.state.final or job.state is JobState.COMPLETING
-        return _give(Step.SET_FREE if over else Step.CANCEL, facts)
+        return _give(RecoveryStep.SET_FREE if over else RecoveryStep.CANCEL, facts)
     if late or not _needs_heir(job, attempt, facts):
-        return _give(Step.DISMISS, facts)
+        return _give(RecoveryStep.DISMISS, facts)
     if not facts.given_up:
-        return Next(Step.WAIT, "not probed long enough")
-    return _give(Step.BEQUEATH, facts)
+        return Next(RecoveryStep.WAIT, "not probed long enough")
+    return _give(RecoveryStep.BEQUEATH, facts)
 
 
-def _is_held(heir: JobRow, facts: Facts, *, bequeathed: bool) -> bool:
+def _is_held(heir: JobRow, facts: ActionFacts, *, bequeathed: bool) -> bool:
     """Whether the heir waits to be let go, as it was submitted; a time to begin hides that for a moment."""
-    hidden = not bequeathed or (heir.reason == "BeginTime" and Step.SET_FREE not in facts.sent)
+    hidden = not bequeathed or (heir.reason == "BeginTime" and RecoveryStep.SET_FREE not in facts.sent)
     return heir.state is JobState.PENDING and (heir.reason.startswith(HELD) or hidden)
 
 
-def _needs_heir(job: JobRow | None, attempt: Attempt, facts: Facts) -> bool:
+def _needs_heir(job: JobRow | None, attempt: Attempt, facts: ActionFacts) -> bool:
     """Whether nothing else helps the job: its user has not cancelled it, nor was Slurm, or its host, quicker."""
     if job is None or job.state is not JobState.RUNNING or job.restarts > attempt.restart:
         return False
     return job.batch_host in facts.unreachable
 
 
-def _unreachable_step(facts: Facts, job: JobRow) -> Next:
+def _unreachable_step(facts: ActionFacts, job: JobRow) -> Next:
     """What can be done while an allocated node is unreachable and Slurm has not given it up."""
-    wait = Next(Step.WAIT, f"until {', '.join(facts.unreachable)} is down")
+    wait = Next(RecoveryStep.WAIT, f"until {', '.join(facts.unreachable)} is down")
     if facts.being_downed or not facts.given_up:
         return wait
     # Slurm takes the batch host out of no job (measured).
-    if job.batch_host not in facts.unreachable and Step.SHED not in facts.refused:
-        return wait if facts.lately(Step.SHED) else Next(Step.SHED)
-    if not facts.anew or Step.SUBMIT in facts.refused or facts.lately(Step.SUBMIT):
+    if job.batch_host not in facts.unreachable and RecoveryStep.SHED not in facts.refused:
+        return wait if facts.lately(RecoveryStep.SHED) else Next(RecoveryStep.SHED)
+    if not facts.anew or RecoveryStep.SUBMIT in facts.refused or facts.lately(RecoveryStep.SUBMIT):
         return wait
-    return Next(Step.SUBMIT)
+    return Next(RecoveryStep.SUBMIT)
 
 
-def _waiting_step(action: ActionRecord, facts: Facts, job: JobRow) -> Next:  # noqa: PLR0911 - one for each rung
-    if Step.RELEASE in facts.refused:
-        return Next(Step.GIVE_UP, "Slurm refused to clear the hold")
-    released = facts.sent.get(Step.RELEASE)
-    if released is None and min(facts.waits_s, facts.sent.get(Step.REQUEUE, math.inf)) < NEXT_SECOND_S:
-        return Next(Step.WAIT, "for the second after its end")
+def _waiting_step(action: ActionRecord, facts: ActionFacts, job: JobRow) -> Next:  # noqa: PLR0911 - one for each rung
+    if RecoveryStep.RELEASE in facts.refused:
+        return Next(RecoveryStep.GIVE_UP, "Slurm refused to clear the hold")
+    released = facts.sent.get(RecoveryStep.RELEASE)
+    if released is None and min(facts.waits_s, facts.sent.get(RecoveryStep.REQUEUE, math.inf)) < NEXT_SECOND_S:
+        return Next(RecoveryStep.WAIT, "for the second after its end")
     if released is None or (job.reason in {"BeginTime", LAUNCH_FAILED} and released >= SETTLE_S):
-        return Next(Step.RELEASE)
-    if Step.RELAX in facts.sent and facts.kept_off and Step.RELAX not in facts.refused:
-        return _give(Step.RELAX, facts, "it showed no effect")
-    if Step.RELAX not in facts.sent:
+        return Next(RecoveryStep.RELEASE)
+    if RecoveryStep.RELAX in facts.sent and facts.kept_off and RecoveryStep.RELAX not in facts.refused:
+        return _give(RecoveryStep.RELAX, facts, "it showed no effect")
+    if RecoveryStep.RELAX not in facts.sent:
         if released < RELAX_S:
-            return Next(Step.WAIT, "released")
+            return Next(RecoveryStep.WAIT, "released")
         if facts.untrue:
-            return Next(Step.WAIT, "until Slurm knows that the node is dead")
+            return Next(RecoveryStep.WAIT, "until Slurm knows that the node is dead")
         if action.exclude or facts.kept_off:
-            return Next(Step.RELAX, "no other nodes are free")
-    return Next(Step.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
+            return Next(RecoveryStep.RELAX, "no other nodes are free")
+    return Next(RecoveryStep.DONE, f"waits in the queue: {job.reason or 'no reason given'}")

@@ -34,7 +34,7 @@ class LeaderError(DeepLinkError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Lead:
+class LeaderLock:
     """The place of the one watchdog that leads.
 
     Attributes:
@@ -69,7 +69,7 @@ class Lead:
 
 
 @contextmanager
-def leading(journal: Path) -> Iterator[Lead]:
+def leading(journal: Path) -> Iterator[LeaderLock]:
     """Be the only watchdog with this journal, until the end of the block; a killed leader's place is free at once.
 
     Raises:
@@ -84,7 +84,7 @@ def leading(journal: Path) -> Iterator[Lead]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as taken:
             raise LeaderError(path) from taken
-        yield Lead(last_unix=_last(descriptor), _file=descriptor)
+        yield LeaderLock(last_unix=_last(descriptor), _file=descriptor)
     finally:
         os.close(descriptor)
 

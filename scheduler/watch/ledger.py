@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.act import action_word
-from deeplink.scheduler.watch.records import Incident, Kind, Outcome, incident_id
+from deeplink.scheduler.watch.records import Incident, IncidentKind, IncidentOutcome, incident_id
 from deeplink.scheduler.watch.rules.passing import is_over
 from deeplink.scheduler.watch.verdict import PASSING, Remedy
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.watch.evidence import Policy, Sight
+    from deeplink.scheduler.watch.evidence import Snapshot, WatchPolicy
     from deeplink.scheduler.watch.journal import Journal
-    from deeplink.scheduler.watch.recall import Recall
+    from deeplink.scheduler.watch.recall import JournalCache
     from deeplink.scheduler.watch.verdict import Verdict
     from deeplink.types import NodeName
 
@@ -34,14 +34,14 @@ class _Passing:
     """An open incident that may pass by itself."""
 
     episode: str
-    kind: Kind
+    kind: IncidentKind
     node: NodeName | None
     leaf: str
     over_since: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Ledger:
+class IncidentTracker:
     """Keeps the incidents of the watchdog's own verdicts. One thread only.
 
     Args:
@@ -50,8 +50,8 @@ class Ledger:
     """
 
     journal: Journal
-    recall: Recall
-    policy: Policy
+    recall: JournalCache
+    policy: WatchPolicy
     clock: Clock
     acting: bool
     say: Callable[[str], None]
@@ -63,13 +63,13 @@ class Ledger:
     def begin(self) -> None:
         """Take over what is open: whoever led before us saw it begin."""
         for hit in self.journal.incidents(only_open=True):
-            if hit.kind == Kind.SELF_IN_DOUBT:
+            if hit.kind == IncidentKind.SELF_IN_DOUBT:
                 # Its watchdog was ended in doubt of itself: that is over; ours, if any, is another incident.
-                self._write(replace(hit, outcome=Outcome.RECOVERED, recovered_unix=self.clock.unix()))
+                self._write(replace(hit, outcome=IncidentOutcome.RECOVERED, recovered_unix=self.clock.unix()))
             base, _, episode = hit.id.rpartition("@")
             if base and hit.kind in PASSING:  # a launcher, or a newer watchdog, may have written others
-                leaf = base.partition(f"-{Kind.SWITCH_SUSPECT}-")[2]
-                self._passing[base] = _Passing(episode, Kind(hit.kind), hit.node, leaf)
+                leaf = base.partition(f"-{IncidentKind.SWITCH_SUSPECT}-")[2]
+                self._passing[base] = _Passing(episode, IncidentKind(hit.kind), hit.node, leaf)
 
     def miss(self, since_unix: float, until_unix: float) -> None:
         """Take note that whoever led before us did not end in order, and nobody watched until we began."""
@@ -80,16 +80,16 @@ class Ledger:
         )
         self._write(
             Incident(
-                id=incident_id(None, Kind.WATCHDOG_AWAY, f"{began:.0f}"),
-                kind=Kind.WATCHDOG_AWAY,
+                id=incident_id(None, IncidentKind.WATCHDOG_AWAY, f"{began:.0f}"),
+                kind=IncidentKind.WATCHDOG_AWAY,
                 evidence=evidence,
                 began_unix=began,
                 detected_unix=until_unix,
                 recovered_unix=until_unix,
-                outcome=Outcome.RECOVERED,
+                outcome=IncidentOutcome.RECOVERED,
             )
         )
-        self.say(f"{Kind.WATCHDOG_AWAY}: {evidence}")
+        self.say(f"{IncidentKind.WATCHDOG_AWAY}: {evidence}")
 
     def named(self, verdict: Verdict) -> Verdict:
         """Return a verdict with the episode it belongs to: the open one of its kind, or a new one."""
@@ -123,7 +123,9 @@ class Ledger:
         """
         known = self._known(verdict)
         if known and (
-            verdict.key in self._told or known.outcome is Outcome.RECOVERED or verdict.kind is Kind.REQUEUE_HELD
+            verdict.key in self._told
+            or known.outcome is IncidentOutcome.RECOVERED
+            or verdict.kind is IncidentKind.REQUEUE_HELD
         ):
             return known
         now = self.clock.unix()
@@ -145,12 +147,14 @@ class Ledger:
         )
 
     def _known(self, verdict: Verdict) -> Incident | None:
-        if verdict.attempt and verdict.kind in {Kind.REQUEUE_HELD, Kind.STORAGE_FROZEN}:
+        if verdict.attempt and verdict.kind in {IncidentKind.REQUEUE_HELD, IncidentKind.STORAGE_FROZEN}:
             # What made Slurm requeue it is on record, being held is a part of that; and what a launcher told of
             # its storage is.
             recent = self.journal.incidents(job=verdict.attempt.job, limit=16)
             theirs = [hit for hit in recent if hit.attempt == verdict.attempt]
-            wanted = [hit for hit in theirs if verdict.kind is Kind.REQUEUE_HELD or hit.kind == verdict.kind]
+            wanted = [
+                hit for hit in theirs if verdict.kind is IncidentKind.REQUEUE_HELD or hit.kind == verdict.kind
+            ]
             if wanted:
                 return wanted[0]
         return self.journal.incident(verdict.incident)
@@ -160,7 +164,7 @@ class Ledger:
         self.recall.changed(incident.attempt.job if incident.attempt else None)
         return kept
 
-    def settle(self, sight: Sight, verdicts: Iterable[Verdict]) -> None:
+    def settle(self, sight: Snapshot, verdicts: Iterable[Verdict]) -> None:
         """Close what is over: of these verdicts, reached just now, nothing is."""
         now = self.clock.monotonic()
         self._told = {key: at for key, at in self._told.items() if now - at < REPEAT_S}
@@ -174,9 +178,11 @@ class Ledger:
 
     def _end(self, name: str, ago_s: float) -> None:
         known = self.journal.incident(name)
-        if known and known.outcome is Outcome.OPEN:
+        if known and known.outcome is IncidentOutcome.OPEN:
             ended = self.clock.unix() - ago_s
-            self._write(replace(known, outcome=Outcome.RECOVERED, recovered_unix=max(ended, known.detected_unix)))
+            self._write(
+                replace(known, outcome=IncidentOutcome.RECOVERED, recovered_unix=max(ended, known.detected_unix))
+            )
             self.say(f"{name}: over")
 
     def hear_doubt(self, doubt: Verdict | None) -> bool:
@@ -188,10 +194,10 @@ class Ledger:
             self.say(f"{doubt.kind}: touching nothing: {'; '.join(doubt.reasons)}")
         if doubt and not self._doubt and self._doubt_since is not None and now - self._doubt_since >= DOUBT_S:
             began = self.clock.unix() - (now - self._doubt_since)
-            self._doubt = incident_id(None, Kind.SELF_IN_DOUBT, f"{began:.0f}")
+            self._doubt = incident_id(None, IncidentKind.SELF_IN_DOUBT, f"{began:.0f}")
             self._write(self._doubted(began, "; ".join(doubt.reasons)))
         if not doubt and self._doubt_since is not None:
-            self.say(f"{Kind.SELF_IN_DOUBT}: over after {now - self._doubt_since:.1f} s")
+            self.say(f"{IncidentKind.SELF_IN_DOUBT}: over after {now - self._doubt_since:.1f} s")
             known = self.journal.incident(self._doubt) if self._doubt else None
             if known:
                 self._write(self._doubted(known.began_unix, known.evidence, recovered_unix=self.clock.unix()))
@@ -201,15 +207,15 @@ class Ledger:
     def _doubted(self, began: float, evidence: str, recovered_unix: float = 0.0) -> Incident:
         return Incident(
             id=self._doubt,
-            kind=Kind.SELF_IN_DOUBT,
+            kind=IncidentKind.SELF_IN_DOUBT,
             evidence=evidence,
             began_unix=began,
             detected_unix=began + DOUBT_S,
             recovered_unix=recovered_unix,
-            outcome=Outcome.RECOVERED if recovered_unix else Outcome.OPEN,
+            outcome=IncidentOutcome.RECOVERED if recovered_unix else IncidentOutcome.OPEN,
         )
 
-    def close(self, job: int, outcome: Outcome) -> None:
+    def close(self, job: int, outcome: IncidentOutcome) -> None:
         """Give every open incident of a job its end: the job's own."""
         self.journal.close_incidents(job, outcome, self.clock.unix())
         self.recall.changed(job)

@@ -21,7 +21,7 @@ PROVE_S = 3.0
 """Bound on each call of a proof. With MUNGE's own bounds all of it ends before a launcher counts as hanging."""
 
 
-class Line:
+class WatchdogClient:
     """A connection that is opened when it is needed and kept: a call that is late does not end it.
 
     A caller lives for weeks: the watchdog may come up after it, move, or have another secret meanwhile. After a

@@ -12,9 +12,9 @@ from deeplink.scheduler.watch.records import (
     OF_THE_APPLICATION,
     RANKS_ENDED,
     Action,
-    Kind,
+    IncidentKind,
+    IncidentOutcome,
     Moment,
-    Outcome,
 )
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ def merged(old: Incident, new: Incident) -> Incident:
 
     An end is never taken back, nor an action or a time: a late or repeated record changes nothing that is known.
     """
-    ended = old if old.outcome is not Outcome.OPEN else new
+    ended = old if old.outcome is not IncidentOutcome.OPEN else new
     return dataclasses.replace(
         new,
         id=old.id,
         number=old.number or new.number,
         attempt=old.attempt or new.attempt,
         # Of a switch no node is to blame, whichever of its nodes somebody tells of.
-        node=old.node if old.kind == Kind.SWITCH_SUSPECT else old.node or new.node,
+        node=old.node if old.kind == IncidentKind.SWITCH_SUSPECT else old.node or new.node,
         kind=new.kind if _tells_more(old.kind, new.kind) else old.kind,
         action=max(old.action, new.action, key=_weight),
         evidence=_joined(old.evidence, new.evidence),
@@ -66,7 +66,7 @@ def _tells_more(old: str, new: str) -> bool:
     """Whether what was called `old` turns out to be `new`."""
     if old in NODE_LOST:
         return new in KNOWN_LATER
-    if new == Kind.APPLICATION_FAILED:
+    if new == IncidentKind.APPLICATION_FAILED:
         return old in OF_THE_APPLICATION
     return old in RANKS_ENDED and new in NODE_LOST
 

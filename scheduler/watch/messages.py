@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.watch.merging import MOST_MOMENTS, MOST_STACKS, united, within_bounds
 from deeplink.scheduler.watch.records import (
     Beat,
-    Finding,
+    HealthFinding,
+    HealthSeverity,
     Incident,
+    IncidentOutcome,
     Moment,
     NodeRecord,
-    Outcome,
     Phase,
     ProgressPoint,
     RankStack,
     RecordError,
-    Severity,
 )
 from deeplink.types import NodeName
 from deeplink.v1 import common_pb2, node_pb2, watch_pb2
@@ -76,7 +76,7 @@ def incident_from_wire(message: watch_pb2.IncidentRecord) -> Incident:
             or more moments or stacks than are kept.
     """
     try:
-        outcome = Outcome(message.outcome or "open")
+        outcome = IncidentOutcome(message.outcome or "open")
     except ValueError:
         raise RecordError(f"incident {message.id!r}", f"outcome {message.outcome!r} is none") from None
     times = (message.began_unix, message.detected_unix, message.acted_unix, message.recovered_unix)
@@ -165,7 +165,7 @@ def point_from_wire(message: common_pb2.Progress) -> ProgressPoint:
     )
 
 
-def finding_to_wire(finding: Finding) -> common_pb2.Finding:
+def finding_to_wire(finding: HealthFinding) -> common_pb2.Finding:
     """Return the message for what a health check found."""
     return common_pb2.Finding(
         check=finding.check,
@@ -175,7 +175,7 @@ def finding_to_wire(finding: Finding) -> common_pb2.Finding:
     )
 
 
-def finding_from_wire(message: common_pb2.Finding) -> Finding:
+def finding_from_wire(message: common_pb2.Finding) -> HealthFinding:
     """Return what `finding_to_wire` was given; a severity without a name here is UNKNOWN.
 
     Raises:
@@ -184,10 +184,10 @@ def finding_from_wire(message: common_pb2.Finding) -> Finding:
     if not message.check:
         raise RecordError("finding", "it names no check")
     _finite(f"finding of {message.check!r}", (message.since_unix,))
-    known = message.severity in Severity.__members__.values()
-    return Finding(
+    known = message.severity in HealthSeverity.__members__.values()
+    return HealthFinding(
         check=message.check[:LONGEST_TEXT],
-        severity=Severity(message.severity) if known else Severity.UNKNOWN,
+        severity=HealthSeverity(message.severity) if known else HealthSeverity.UNKNOWN,
         problem=message.problem[:LONGEST_TEXT],
         since_unix=message.since_unix,
     )

@@ -16,21 +16,21 @@ from deeplink.scheduler.slurm.states import JobState, NodeState
 from deeplink.scheduler.watch.evidence import (
     FORGOTTEN_S,
     TAG,
-    JobSight,
-    NodeSight,
-    Policy,
-    Sight,
+    JobSnapshot,
+    NodeSnapshot,
+    Snapshot,
+    WatchPolicy,
     controls,
     long_mute,
     mute_launchers,
     targets,
     tense,
 )
-from deeplink.scheduler.watch.hearsay import NOTHING_SAID, Word, words
+from deeplink.scheduler.watch.hearsay import NOTHING_SAID, AgentReport, words
 from deeplink.scheduler.watch.probing import PROBE_DEADLINE_S, Probing
-from deeplink.scheduler.watch.recall import Recall
+from deeplink.scheduler.watch.recall import JournalCache
 from deeplink.scheduler.watch.rules.storage import frozen_storage
-from deeplink.scheduler.watch.tracks import Boots, Leaks, Wellness
+from deeplink.scheduler.watch.tracks import BootHistory, HealthHistory, LeakHistory
 from deeplink.types import JobId
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
-    from deeplink.scheduler.watch.book import BeatBook, Heard
-    from deeplink.scheduler.watch.evidence import Answer
+    from deeplink.scheduler.watch.book import HeartbeatTable, LauncherHeartbeat
+    from deeplink.scheduler.watch.evidence import ProbeResult
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.probe import Address, Prober
     from deeplink.types import NodeName
 
-__all__ = ["COMMAND_S", "PROBE_DEADLINE_S", "Cluster", "Observer", "slurmd_port"]
+__all__ = ["COMMAND_S", "PROBE_DEADLINE_S", "ClusterAnswers", "Observer", "slurmd_port"]
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ TOPOLOGY_AGE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterAnswers:
     """What Slurm said last, and when."""
 
     at: float
@@ -66,7 +66,7 @@ class Cluster:
 
 
 class Observer:
-    """Sees the cluster for the watchdog. One thread only, but for what `Site` has.
+    """Sees the cluster for the watchdog. One thread only, but for what `SlurmRecords` has.
 
     Args:
         slurm: the way to Slurm; its commands should be bounded by a few seconds.
@@ -84,14 +84,21 @@ class Observer:
     """
 
     def __init__(
-        self, *, slurm: Slurm, prober: Prober, book: BeatBook, journal: Journal, clock: Clock, policy: Policy
+        self,
+        *,
+        slurm: Slurm,
+        prober: Prober,
+        book: HeartbeatTable,
+        journal: Journal,
+        clock: Clock,
+        policy: WatchPolicy,
     ) -> None:
         self.slurm, self.book, self.journal, self.clock, self.policy = slurm, book, journal, clock, policy
-        self.cluster = Cluster(at=float("-inf"))
-        self.recall = Recall(journal=journal, clock=clock)
+        self.cluster = ClusterAnswers(at=float("-inf"))
+        self.recall = JournalCache(journal=journal, clock=clock)
         self.doubted = self._cut_off = self.tense = False
         self._probing = Probing(prober=prober, clock=clock)
-        self._boots, self._leaks, self._wellness = Boots(), Leaks(), Wellness()
+        self._boots, self._leaks, self._wellness = BootHistory(), LeakHistory(), HealthHistory()
         self._frozen_at: float | None = None
         self._doubted_at: float | None = None
         self._leaves: dict[NodeName, str] = {}
@@ -100,7 +107,7 @@ class Observer:
         self._port = 0
 
     @property
-    def probes(self) -> Counter[Answer]:
+    def probes(self) -> Counter[ProbeResult]:
         """How probes were answered, since this was cleared."""
         return self._probing.counts
 
@@ -120,7 +127,7 @@ class Observer:
         else:
             now = self.clock.monotonic()
             self._boots.note(nodes.values(), now)
-            self.cluster = Cluster(now, jobs, nodes)
+            self.cluster = ClusterAnswers(now, jobs, nodes)
 
     def _count_gpus(self, jobs: Iterable[JobRow], nodes: Iterable[NodeRow]) -> None:
         now = self.clock.monotonic()
@@ -138,7 +145,7 @@ class Observer:
                     "Slurm's word on the used GPUs of %s is not understood: no leak is seen there", fold(names)
                 )
 
-    def look(self) -> Sight:
+    def look(self) -> Snapshot:
         """Return what is to be seen now; probes where there is suspicion, for at most half a second."""
         now = self.clock.monotonic()
         if self.doubted:
@@ -159,7 +166,7 @@ class Observer:
         if frozen_storage(nodes, jobs, self.policy):
             self._frozen_at = now
         lately = self._given_up_lately(nodes)
-        return Sight(
+        return Snapshot(
             jobs=jobs,
             nodes=nodes,
             controller=not self.cluster.problem,
@@ -170,7 +177,7 @@ class Observer:
             sure_s=None if self._doubted_at is None else now - self._doubted_at,
         )
 
-    def _given_up_lately(self, nodes: Mapping[NodeName, NodeSight]) -> dict[NodeName, str]:
+    def _given_up_lately(self, nodes: Mapping[NodeName, NodeSnapshot]) -> dict[NodeName, str]:
         """Return the nodes given up within the brake's window, and the leaf in whose name; empty: their own.
 
         Nodes drained for what their checks find are not among them: those have a brake of their own.
@@ -279,16 +286,16 @@ class Observer:
         row = self.cluster.jobs.get(JobId(job))
         return row.label if row else str(job)
 
-    def _ours(self, heard: Heard) -> bool:
+    def _ours(self, heard: LauncherHeartbeat) -> bool:
         """Whether Slurm confirms the job, and that it is of the user who beat: else it is none of our business."""
         row = self.cluster.jobs.get(JobId(heard.beat.attempt.job))
         return row is not None and (not heard.beat.user or row.user == heard.beat.user)
 
-    def _job(self, heard: Heard, row: JobRow, now: float) -> JobSight:
+    def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float) -> JobSnapshot:
         beat, age = heard.beat, max(0.0, now - heard.heard_at)
         recalled = self.recall.of(heard)
         again = row.restarts + 1 >= self.policy.most_fruitless
-        return JobSight(
+        return JobSnapshot(
             attempt=beat.attempt,
             label=row.label,
             phase=beat.phase,
@@ -319,8 +326,8 @@ class Observer:
         )
 
     def _nodes(
-        self, jobs: tuple[JobSight, ...], said: Mapping[NodeName, Word], now: float
-    ) -> dict[NodeName, NodeSight]:
+        self, jobs: tuple[JobSnapshot, ...], said: Mapping[NodeName, AgentReport], now: float
+    ) -> dict[NodeName, NodeSnapshot]:
         known = {job.attempt.job for job in jobs}
         strangers = Counter(
             name
@@ -339,9 +346,9 @@ class Observer:
     def _tagged(self, name: NodeName) -> bool:
         return self.cluster.nodes[name].reason.startswith(TAG)
 
-    def _node(self, row: NodeRow, said: Word, now: float, *, strangers: int, ours: bool) -> NodeSight:
+    def _node(self, row: NodeRow, said: AgentReport, now: float, *, strangers: int, ours: bool) -> NodeSnapshot:
         leaked, leaked_s = self._leaks.of(row.name)
-        return NodeSight(
+        return NodeSnapshot(
             name=row.name,
             leaf=self._leaves.get(row.name, ""),
             responding=row.responding,

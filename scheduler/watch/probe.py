@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.resolving import addresses_of_all
-from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.evidence import ProbeResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ _REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
 # What the network says when nobody is there; every other error is ours, and says nothing about the node.
 _NOBODY = frozenset({errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN})
 MOST_AT_ONCE = 512
-_BY_WEIGHT = (Answer.ANSWERS, Answer.REFUSES, Answer.SILENT, Answer.UNKNOWN)
+_BY_WEIGHT = (ProbeResult.ANSWERS, ProbeResult.REFUSES, ProbeResult.SILENT, ProbeResult.UNKNOWN)
 """Of the addresses of one node the first of these is the node's answer."""
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Prober(Protocol):
     """Tries to reach nodes."""
 
-    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
         """Return within about `deadline_s` how each target answered."""
         ...
 
@@ -46,12 +46,12 @@ class TcpProber:
 
     clock: Clock = field(default_factory=SystemClock)
 
-    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
         """Return how each target answered; SILENT when none of its addresses did within the deadline.
 
         At most 512 connections are open at once; with more of them each group has the deadline to itself.
         """
-        answers = dict.fromkeys(targets, Answer.UNKNOWN)
+        answers = dict.fromkeys(targets, ProbeResult.UNKNOWN)
         names = list(targets)
         for group in _groups(names):
             found = addresses_of_all({targets[name] for name in group}, self.clock)
@@ -62,8 +62,8 @@ class TcpProber:
 
     def _round(
         self, doors: Sequence[tuple[NodeName, AddressInfo]], deadline_s: float
-    ) -> list[tuple[NodeName, Answer]]:
-        answers: dict[int, Answer] = {}
+    ) -> list[tuple[NodeName, ProbeResult]]:
+        answers: dict[int, ProbeResult] = {}
         with selectors.DefaultSelector() as selector:
             try:
                 for number, (_, door) in enumerate(doors):
@@ -86,23 +86,23 @@ def _groups(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
         yield all_of_them[start : start + MOST_AT_ONCE]
 
 
-def _begin(selector: selectors.BaseSelector, number: int, door: AddressInfo) -> Answer:
+def _begin(selector: selectors.BaseSelector, number: int, door: AddressInfo) -> ProbeResult:
     family, kind, protocol, _, where = door
     try:
         connection = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
     except OSError:
-        return Answer.UNKNOWN  # out of file descriptors: ours, not the node's
+        return ProbeResult.UNKNOWN  # out of file descriptors: ours, not the node's
     problem = connection.connect_ex(where)
     if problem in {errno.EINPROGRESS, 0}:
         selector.register(connection, selectors.EVENT_WRITE, (number, connection))
-        return Answer.SILENT  # until it answers
+        return ProbeResult.SILENT  # until it answers
     connection.close()
     return _answer(problem)
 
 
-def _answer(problem: int) -> Answer:
+def _answer(problem: int) -> ProbeResult:
     if not problem:
-        return Answer.ANSWERS
+        return ProbeResult.ANSWERS
     if problem in _REFUSED:
-        return Answer.REFUSES
-    return Answer.SILENT if problem in _NOBODY else Answer.UNKNOWN
+        return ProbeResult.REFUSES
+    return ProbeResult.SILENT if problem in _NOBODY else ProbeResult.UNKNOWN

@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.evidence import ProbeResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.watch.evidence import NodeSight
+    from deeplink.scheduler.watch.evidence import NodeSnapshot
     from deeplink.scheduler.watch.probe import Address, Prober
     from deeplink.types import NodeName
 
@@ -25,7 +25,7 @@ STALE_S = 3.0
 class _Row:
     """An unbroken row of like answers of one node: away or not."""
 
-    answer: Answer
+    answer: ProbeResult
     since: float
     until: float
     probes: int
@@ -41,7 +41,7 @@ class Probing:
 
     prober: Prober
     clock: Clock
-    counts: Counter[Answer] = field(default_factory=Counter)
+    counts: Counter[ProbeResult] = field(default_factory=Counter)
     _rows: dict[NodeName, _Row] = field(default_factory=dict)
 
     def probe(self, addresses: Mapping[NodeName, Address]) -> None:
@@ -53,7 +53,7 @@ class Probing:
         rows = {}
         for name, answer in answers.items():
             before = self._rows.get(name)
-            if before and before.answer.away == answer.away and before.answer is not Answer.UNKNOWN:
+            if before and before.answer.away == answer.away and before.answer is not ProbeResult.UNKNOWN:
                 rows[name] = _Row(answer, before.since, ended, before.probes + 1)
             else:
                 rows[name] = _Row(answer, began, ended, 1)
@@ -68,9 +68,9 @@ class Probing:
     def reach(self, name: NodeName) -> bool | None:
         """Return whether a node answered when it was probed last; None when that says nothing now."""
         row = self._rows.get(name)
-        if row is None or row.answer is Answer.UNKNOWN or self.clock.monotonic() - row.until > STALE_S:
+        if row is None or row.answer is ProbeResult.UNKNOWN or self.clock.monotonic() - row.until > STALE_S:
             return None
-        return row.answer is Answer.ANSWERS
+        return row.answer is ProbeResult.ANSWERS
 
     def away(self, name: NodeName) -> tuple[float, int]:
         """Return for how long, and in how many probes, a node has not answered, unbroken and up to now; else 0."""
@@ -79,16 +79,16 @@ class Probing:
             return 0.0, 0
         return row.until - row.since, row.probes
 
-    def seen(self, nodes: Mapping[NodeName, NodeSight], now: float) -> dict[NodeName, NodeSight]:
+    def seen(self, nodes: Mapping[NodeName, NodeSnapshot], now: float) -> dict[NodeName, NodeSnapshot]:
         """Return the nodes with what the probes say of them at `now`, monotonic."""
         probed = {name: self._seen(nodes[name], row, now) for name, row in self._rows.items() if name in nodes}
         return {**nodes, **probed}
 
     @staticmethod
-    def _seen(node: NodeSight, row: _Row, now: float) -> NodeSight:
-        if row.answer is Answer.UNKNOWN:
+    def _seen(node: NodeSnapshot, row: _Row, now: float) -> NodeSnapshot:
+        if row.answer is ProbeResult.UNKNOWN:
             return node
         lasted, probed_s = row.until - row.since, max(0.0, now - row.until)
-        if row.answer is Answer.ANSWERS:
+        if row.answer is ProbeResult.ANSWERS:
             return replace(node, slurmd=row.answer, answering_s=lasted, probed_s=probed_s)
         return replace(node, slurmd=row.answer, away_s=lasted, away_probes=row.probes, probed_s=probed_s)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.budget import fruitless_starts
-from deeplink.scheduler.watch.records import Kind, Outcome
+from deeplink.scheduler.watch.records import IncidentKind, IncidentOutcome
 from deeplink.scheduler.watch.rules.endings import BLAMELESS
 
 if TYPE_CHECKING:
     from deeplink.clock import Clock
-    from deeplink.scheduler.watch.book import Heard
+    from deeplink.scheduler.watch.book import LauncherHeartbeat
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.types import Attempt, NodeName
 
@@ -23,12 +23,14 @@ PROGRESS_S = 3.0
 """How old a count of fruitless starts may be: less than any hang takes to be one."""
 
 
-_NO_REASON = frozenset({Kind.RANK_FAILED, Kind.STRAGGLER, Kind.STORAGE_FROZEN, Kind.AGENTS_SILENT})
+_NO_REASON = frozenset(
+    {IncidentKind.RANK_FAILED, IncidentKind.STRAGGLER, IncidentKind.STORAGE_FROZEN, IncidentKind.AGENTS_SILENT}
+)
 """Kinds for which nobody starts a job again: one that is in the queue went there by its user's will."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class AttemptMemory:
     """What is on record of one attempt.
 
     Attributes:
@@ -46,7 +48,7 @@ _State = tuple["Attempt", int]
 
 
 @dataclass(slots=True, kw_only=True)
-class Recall:
+class JournalCache:
     """The loop's memory of the journal. One thread only.
 
     Who writes an incident or begins an action beside the launchers' beats says so by `changed`.
@@ -54,7 +56,7 @@ class Recall:
 
     journal: Journal
     clock: Clock
-    _of_jobs: dict[int, tuple[_State, float, Recalled]] = field(default_factory=dict)
+    _of_jobs: dict[int, tuple[_State, float, AttemptMemory]] = field(default_factory=dict)
     _fruitless: dict[int, tuple[_State, float, int]] = field(default_factory=dict)
     _drained: tuple[float, dict[NodeName, float]] | None = None
     _open: tuple[float, int] | None = None
@@ -86,7 +88,7 @@ class Recall:
             self._open = (now, self.journal.open_incidents())
         return self._open[1]
 
-    def of(self, heard: Heard) -> Recalled:
+    def of(self, heard: LauncherHeartbeat) -> AttemptMemory:
         """Return what is on record of the attempt that beat."""
         state, now = (heard.beat.attempt, heard.tellings), self.clock.monotonic()
         known = self._of_jobs.get(heard.beat.attempt.job)
@@ -97,20 +99,20 @@ class Recall:
         self._open = None
         return recalled
 
-    def _read(self, attempt: Attempt) -> Recalled:
+    def _read(self, attempt: Attempt) -> AttemptMemory:
         # Failed counts too: a launcher that Slurm ends while it waits for rescue gives its incident that end.
         hits = [
             hit
             for hit in self.journal.incidents(job=attempt.job, limit=RECENT_INCIDENTS)
-            if hit.attempt == attempt and hit.outcome is not Outcome.RECOVERED
+            if hit.attempt == attempt and hit.outcome is not IncidentOutcome.RECOVERED
         ]
-        return Recalled(
+        return AttemptMemory(
             told=frozenset(hit.kind for hit in hits),
             suspects=tuple(sorted({hit.node for hit in hits if hit.node and hit.kind not in BLAMELESS})),
             rescued=any(hit.kind not in _NO_REASON for hit in hits),
         )
 
-    def fruitless(self, heard: Heard) -> int:
+    def fruitless(self, heard: LauncherHeartbeat) -> int:
         """Return how many starts of the job in a row failed by themselves without a new step."""
         state, now = (heard.beat.attempt, heard.tellings), self.clock.monotonic()
         number = heard.beat.attempt.job

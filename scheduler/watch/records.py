@@ -45,7 +45,7 @@ class Phase(Enum):
         return self in {Phase.SUCCEEDED, Phase.FAILED}
 
 
-class Outcome(Enum):
+class IncidentOutcome(Enum):
     """How an incident ended."""
 
     OPEN = "open"
@@ -53,7 +53,7 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
-class Kind(StrEnum):
+class IncidentKind(StrEnum):
     """Kinds of incidents known today. A record may carry another: a launcher may be newer than the watchdog."""
 
     NODE_SILENT = "node-silent"
@@ -82,13 +82,20 @@ class Kind(StrEnum):
     WATCHDOG_AWAY = "watchdog-away"  # the one that led did not end in order: nobody watched for a time
 
 
-KNOWN_LATER = frozenset({Kind.NODE_CUT_OFF, Kind.NODE_REBOOTED})
+KNOWN_LATER = frozenset({IncidentKind.NODE_CUT_OFF, IncidentKind.NODE_REBOOTED})
 """What a lost node turns out to have been."""
-NODE_LOST = frozenset({Kind.NODE_SILENT, Kind.NODE_DEAD, Kind.JOB_STRANDED}) | KNOWN_LATER
+NODE_LOST = frozenset({IncidentKind.NODE_SILENT, IncidentKind.NODE_DEAD, IncidentKind.JOB_STRANDED}) | KNOWN_LATER
 """Kinds that, with one node at one time, are one thing seen by different eyes."""
-OF_THE_APPLICATION = frozenset({Kind.RANK_FAILED, Kind.RANKS_HUNG, Kind.APPLICATION_FAILED, Kind.OUT_OF_MEMORY})
+OF_THE_APPLICATION = frozenset(
+    {
+        IncidentKind.RANK_FAILED,
+        IncidentKind.RANKS_HUNG,
+        IncidentKind.APPLICATION_FAILED,
+        IncidentKind.OUT_OF_MEMORY,
+    }
+)
 """Kinds in which ranks went wrong, and no node, as far as is known."""
-RANKS_ENDED = frozenset({Kind.RANK_FAILED, Kind.LAUNCH_FAILED})
+RANKS_ENDED = frozenset({IncidentKind.RANK_FAILED, IncidentKind.LAUNCH_FAILED})
 """Kinds that the loss of a node looks like before it is noticed."""
 
 
@@ -149,7 +156,7 @@ class Incident:
 
     Attributes:
         id: unique for ever: `<attempt>-<kind>-<node or rank>` (see `incident_id`).
-        kind: what it was; a word of `Kind`, or a newer one of the same form.
+        kind: what it was; a word of `IncidentKind`, or a newer one of the same form.
         node: the node to blame; None when none is.
         attempt: the attempt it ended; None when it is about no job.
         action: what was done; a word of `Action`, or a newer one of the same form.
@@ -178,7 +185,7 @@ class Incident:
     evidence: str = ""
     acted_unix: float = 0.0
     recovered_unix: float = 0.0
-    outcome: Outcome = Outcome.OPEN
+    outcome: IncidentOutcome = IncidentOutcome.OPEN
     steps_repeated: int = 0
     number: int = 0
     timeline: tuple[Moment, ...] = ()
@@ -291,7 +298,7 @@ class ProgressPoint:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Severity(StrEnum):
+class HealthSeverity(StrEnum):
     """What a finding asks for; in the order of gravity. UNKNOWN asks for nothing: it is never taken for bad."""
 
     UNKNOWN = "unknown"
@@ -301,7 +308,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class HealthFinding:
     """What one of a node's health checks finds wrong.
 
     Attributes:
@@ -311,7 +318,7 @@ class Finding:
     """
 
     check: str
-    severity: Severity
+    severity: HealthSeverity
     problem: str
     since_unix: float = 0.0
 
@@ -343,7 +350,7 @@ class NodeRecord:
     verified_bytes: int | None = None
     free_bytes: int = 0
     job: int = 0
-    health: tuple[Finding, ...] = ()
+    health: tuple[HealthFinding, ...] = ()
     boot_id: str = ""
 
     @property

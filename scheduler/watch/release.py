@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.observer import Observer
-    from deeplink.scheduler.watch.rewish import Wish, Wishes
+    from deeplink.scheduler.watch.rewish import RequeueHint, RequeueHints
     from deeplink.types import NodeName
 
 
@@ -36,7 +36,7 @@ class Releaser:
     observer: Observer
     clock: Clock
     say: Callable[[str], None]
-    wishes: Wishes | None = None
+    wishes: RequeueHints | None = None
 
     def release(
         self, row: JobRow, exclude: tuple[NodeName, ...], *, carry: bool = True, held: bool = False
@@ -77,7 +77,7 @@ class Releaser:
             self.slurm.release(row.address)
         self.journal.set_excluded(job, since)
 
-    def _let_go(self, job: JobRow, changes: Mapping[str, str], wish: Wish) -> bool:
+    def _let_go(self, job: JobRow, changes: Mapping[str, str], wish: RequeueHint) -> bool:
         """Let a job go with a wish; False where Slurm refuses that, which is no reason to keep it waiting."""
         try:
             self.slurm.update_job(job.address, **{**changes, **wish.changes}, StartTime="now")

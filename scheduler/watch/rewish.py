@@ -17,17 +17,17 @@ from deeplink.bounded import within
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.planner.ground import wishes_nodes
 from deeplink.scheduler.planner.loop import read_queue
-from deeplink.scheduler.planner.round import Mine, Move, plan
+from deeplink.scheduler.planner.round import HintChange, Mine, plan
 from deeplink.scheduler.wish import record
 from deeplink.scheduler.wish.binding import taking_back
-from deeplink.scheduler.wish.decision import Decision, Kind, Recorded
+from deeplink.scheduler.wish.decision import Decision, HintKind, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.planner.ground import Ground
+    from deeplink.scheduler.planner.ground import PlannerCluster
     from deeplink.scheduler.planner.queue import Row
     from deeplink.scheduler.slurm.command import Runner
     from deeplink.types import NodeName
@@ -42,7 +42,7 @@ USUAL_STATE = Path(".local/state/deeplink")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequeueHint:
     """What to change about a job before it starts again.
 
     Attributes:
@@ -55,7 +55,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class RequeueHints:
     """Makes wishes anew for jobs that were submitted with `deeplink sbatch`.
 
     Args:
@@ -68,12 +68,12 @@ class Wishes:
 
     run: Runner
     state_of: Callable[[str], Path | None]
-    ground: Callable[[Sequence[Mine]], Ground]
+    ground: Callable[[Sequence[Mine]], PlannerCluster]
     clock: Clock
     owner_of: Callable[[str], int | None] = lambda _user: None
     longest_s: float = WISH_S
 
-    def anew(self, job: int, excluded: AbstractSet[NodeName]) -> Wish | None:
+    def anew(self, job: int, excluded: AbstractSet[NodeName]) -> RequeueHint | None:
         """Return the wish for a job that waits and is about to be let go; None where nothing is known of it.
 
         Args:
@@ -86,7 +86,7 @@ class Wishes:
             log.info("job %d: no wish for nodes: %s", job, problem)
             return None
 
-    def _anew(self, job: int, excluded: frozenset[NodeName]) -> Wish | None:
+    def _anew(self, job: int, excluded: frozenset[NodeName]) -> RequeueHint | None:
         queue = read_queue(self.run)
         row = next((row for row in queue if row.id == job and row.waits), None)
         known = self._known(row.user, row.record_id) if row else None
@@ -105,16 +105,16 @@ class Wishes:
         nodes, required = max(row.nodes, last.ask.nodes), frozenset() if row.wished else row.required
         wish = last.decision
         if wishes_nodes(wish) and not required:
-            wish = replace(wish, kind=Kind.NOTHING, nodes=())
+            wish = replace(wish, kind=HintKind.NOTHING, nodes=())
         row = replace(row, reason="", nodes=nodes, excluded=excluded, required=required)
         return Mine(row=row, ask=last.ask, wish=wish, wished_at=self.clock.unix())
 
-    def _carried(self, folder: Path, row: Row, last: Recorded, move: Move) -> Wish:
+    def _carried(self, folder: Path, row: Row, last: Recorded, move: HintChange) -> RequeueHint:
         nodes = move.decision.nodes if wishes_nodes(move.decision) else ()
         changes = {**(taking_back(row.comment) if row.wished else {}), **move.fields}
         if changes:
             self._append(folder, row.user, last, move.decision)
-        return Wish(changes, nodes)
+        return RequeueHint(changes, nodes)
 
     def _known(self, user: str, job: str) -> tuple[Path, Recorded] | None:
         state = self.state_of(user)

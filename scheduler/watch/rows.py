@@ -7,20 +7,20 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from deeplink.scheduler.watch.notify.news import News
+from deeplink.scheduler.watch.notify.news import IncidentNews
 from deeplink.scheduler.watch.records import (
     ActionRecord,
     AttemptRecord,
-    Finding,
+    HealthFinding,
+    HealthSeverity,
     Incident,
+    IncidentOutcome,
     JobRecord,
     Moment,
     NodeRecord,
-    Outcome,
     Phase,
     ProgressPoint,
     RankStack,
-    Severity,
 )
 from deeplink.types import Attempt, NodeName
 
@@ -198,7 +198,9 @@ def to_node(row: sqlite3.Row) -> NodeRecord:
     fields = dict(row)
     # A reader leaves an older schema as it is: what came later is not there.
     told = json.loads(fields.pop("health", "[]"))
-    health = tuple(Finding(**{**finding, "severity": Severity(finding["severity"])}) for finding in told)
+    health = tuple(
+        HealthFinding(**{**finding, "severity": HealthSeverity(finding["severity"])}) for finding in told
+    )
     return NodeRecord(**fields, health=health)
 
 
@@ -211,7 +213,7 @@ def _to_incident(fields: Fields) -> Incident:
     attempt = _attempt(fields)
     for name in ("job", "restart", "relaunch"):
         del fields[name]
-    outcome = Outcome(fields.pop("outcome"))
+    outcome = IncidentOutcome(fields.pop("outcome"))
     told = json.loads(fields.pop("timeline", "[]"))  # an older schema has none
     timeline = tuple(Moment(unix, what) for unix, what in told)
     return Incident(attempt=attempt, outcome=outcome, timeline=timeline, **fields)
@@ -219,14 +221,14 @@ def _to_incident(fields: Fields) -> Incident:
 
 def seen_by(incident: Incident, hit: sqlite3.Row) -> Incident:
     """Return an incident as a job knows it that it has hit, too: with its own attempt, and how it is."""
-    return dataclasses.replace(incident, attempt=_attempt(hit), outcome=Outcome(hit["outcome"]))
+    return dataclasses.replace(incident, attempt=_attempt(hit), outcome=IncidentOutcome(hit["outcome"]))
 
 
-def to_news(row: sqlite3.Row) -> News:
+def to_news(row: sqlite3.Row) -> IncidentNews:
     """Return the news of a row of `statements.UNSENT`."""
     fields = dict(row)
     told = bool(fields.pop("opened_told"))
-    return News(_to_incident(fields), told)
+    return IncidentNews(_to_incident(fields), told)
 
 
 def to_stack(row: sqlite3.Row) -> RankStack:

@@ -16,7 +16,14 @@ from deeplink.scheduler.watch.evidence import SLURMD
 from deeplink.scheduler.watch.journal import JournalError
 from deeplink.scheduler.watch.merging import LONGEST_EVIDENCE
 from deeplink.scheduler.watch.messages import beat_from_wire, finding_from_wire, node_from_wire
-from deeplink.scheduler.watch.records import Incident, Kind, Outcome, RecordError, Severity, incident_id
+from deeplink.scheduler.watch.records import (
+    HealthSeverity,
+    Incident,
+    IncidentKind,
+    IncidentOutcome,
+    RecordError,
+    incident_id,
+)
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
 
@@ -27,9 +34,9 @@ if TYPE_CHECKING:
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.watch import records
     from deeplink.scheduler.watch.authorization import Authorizer
-    from deeplink.scheduler.watch.book import BeatBook
+    from deeplink.scheduler.watch.book import HeartbeatTable
     from deeplink.scheduler.watch.journal import Journal
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import NodeName
     from deeplink.wire import BoundServer
 
@@ -46,7 +53,7 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
     def __init__(
         self,
         journal: Journal,
-        book: BeatBook,
+        book: HeartbeatTable,
         clock: Clock,
         metrics: WatchMetrics,
         authorizer: Authorizer,
@@ -132,14 +139,18 @@ def _failure(write: Callable[[], None]) -> str:
     return ""
 
 
-def _while_away(node: NodeName, missed: Iterable[Finding], now_unix: float) -> list[Incident]:
+def _while_away(node: NodeName, missed: Iterable[HealthFinding], now_unix: float) -> list[Incident]:
     """Return what was wrong with a node, and passed, while nobody listened: told twice, it is the same.
 
     One incident of all that makes a node sick, and one of its slurmd, which may only have been started anew.
     """
     passed = tuple(missed)
-    grave = [one for one in passed if one.severity in {Severity.COMMENT, Severity.DRAIN} and one.check != SLURMD]
-    slurmd = [one for one in passed if one.severity is not Severity.UNKNOWN and one.check == SLURMD]
+    grave = [
+        one
+        for one in passed
+        if one.severity in {HealthSeverity.COMMENT, HealthSeverity.DRAIN} and one.check != SLURMD
+    ]
+    slurmd = [one for one in passed if one.severity is not HealthSeverity.UNKNOWN and one.check == SLURMD]
     return [
         Incident(
             id=f"{incident_id(None, kind, node)}@{began:.0f}",
@@ -149,14 +160,14 @@ def _while_away(node: NodeName, missed: Iterable[Finding], now_unix: float) -> l
             began_unix=began,
             detected_unix=now_unix,
             recovered_unix=now_unix,
-            outcome=Outcome.RECOVERED,
+            outcome=IncidentOutcome.RECOVERED,
         )
-        for kind, found in ((Kind.NODE_SICK, grave), (Kind.SLURMD_LOST, slurmd))
+        for kind, found in ((IncidentKind.NODE_SICK, grave), (IncidentKind.SLURMD_LOST, slurmd))
         if found and (began := min(one.since_unix for one in found))
     ]
 
 
-def _told(found: Iterable[Finding]) -> str:
+def _told(found: Iterable[HealthFinding]) -> str:
     return "; ".join(f"{one.check} ({one.severity}): {one.problem}" for one in found)
 
 

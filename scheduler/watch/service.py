@@ -19,9 +19,9 @@ from deeplink.scheduler.slurm.command import CommandMissingError, run
 from deeplink.scheduler.watch.act import Actor
 from deeplink.scheduler.watch.authorization import Authorizer
 from deeplink.scheduler.watch.bindings import Bindings
-from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.daemon import Daemon
-from deeplink.scheduler.watch.evidence import Policy
+from deeplink.scheduler.watch.evidence import WatchPolicy
 from deeplink.scheduler.watch.identity import TokenMint
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.lead import leading
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from grpc_health.v1.health import HealthServicer
 
-    from deeplink.scheduler.watch.heirs import Heirs
-    from deeplink.scheduler.watch.lead import Lead
+    from deeplink.scheduler.watch.heirs import Resubmitter
+    from deeplink.scheduler.watch.lead import LeaderLock
     from deeplink.scheduler.watch.notify.channels import Channel
-    from deeplink.scheduler.watch.rewish import Wishes
+    from deeplink.scheduler.watch.rewish import RequeueHints
 
 STOP_GRACE_S = 1.0
 
@@ -70,12 +70,12 @@ class WatchSettings:
     secret: str
     agents: tuple[int, ...] = ()
     act: bool = False
-    policy: Policy = field(default_factory=Policy)
+    policy: WatchPolicy = field(default_factory=WatchPolicy)
     interval_s: float = 1.0
     metrics_bind: str = ""
     channels: tuple[Channel, ...] = ()
-    wishes: Wishes | None = None
-    heirs: Heirs | None = None
+    wishes: RequeueHints | None = None
+    heirs: Resubmitter | None = None
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def watching(
         metrics = WatchMetrics(CollectorRegistry())
         stack.enter_context(notifying(settings.channels, journal, clock, metrics, socket.gethostname()))
         stack.enter_context(beating(settings.channels, journal, clock, metrics, socket.gethostname()))
-        daemon = _daemon(settings, journal, metrics, say, lead=lead, clock=clock, book=BeatBook(alarm))
+        daemon = _daemon(settings, journal, metrics, say, lead=lead, clock=clock, book=HeartbeatTable(alarm))
         observer = daemon.observer
         authorizer = Authorizer(TokenMint(settings.secret), observer, journal, clock, settings.agents)
         servicer = WatchServicer(journal, observer.book, clock, metrics, authorizer)
@@ -135,9 +135,9 @@ def _daemon(
     metrics: WatchMetrics,
     say: Callable[[str], None],
     *,
-    lead: Lead,
+    lead: LeaderLock,
     clock: Clock,
-    book: BeatBook,
+    book: HeartbeatTable,
 ) -> Daemon:
     slurm = Slurm(run=partial(run, timeout_s=COMMAND_S))
     observer = Observer(

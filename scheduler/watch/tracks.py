@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from deeplink.scheduler.slurm.parse import NodeRow
-    from deeplink.scheduler.watch.evidence import Policy
-    from deeplink.scheduler.watch.hearsay import Word
+    from deeplink.scheduler.watch.evidence import WatchPolicy
+    from deeplink.scheduler.watch.hearsay import AgentReport
     from deeplink.types import NodeName
 
 LATER_S = 10.0
@@ -25,7 +25,7 @@ LEAKS_AGAIN_S = 15.0
 
 
 @dataclass(slots=True)
-class Boots:
+class BootHistory:
     """Slurm's boot times of the nodes and of their slurmds, and when each moved on."""
 
     _shown: dict[NodeName, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def boot_unix(shown: str) -> float:
 
 
 @dataclass(slots=True)
-class Leaks:
+class LeakHistory:
     """GPUs that Slurm counts as used on nodes without a job, and since when that is seen."""
 
     _since: dict[NodeName, tuple[float, float, int]] = field(default_factory=dict)
@@ -120,12 +120,14 @@ class Leaks:
 
 
 @dataclass(slots=True)
-class Wellness:
+class HealthHistory:
     """For how long standing agents have had nothing to say against nodes that are out of service."""
 
     _since: dict[NodeName, float] = field(default_factory=dict)
 
-    def note(self, out: Collection[NodeName], said: Mapping[NodeName, Word], now: float, policy: Policy) -> None:
+    def note(
+        self, out: Collection[NodeName], said: Mapping[NodeName, AgentReport], now: float, policy: WatchPolicy
+    ) -> None:
         """Take note of what is said of the nodes that we drained."""
         well = {name for name in out if name in said and _well(said[name], policy)}
         self._since = {name: self._since.get(name, now) for name in well}
@@ -136,7 +138,7 @@ class Wellness:
         return 0.0 if since is None else now - since
 
 
-def _well(word: Word, policy: Policy) -> bool:
+def _well(word: AgentReport, policy: WatchPolicy) -> bool:
     # Heard of itself, not taken from the journal, and lately.
     told = word.heard_s is not None and word.attended_s is not None and word.attended_s < policy.told_s
     return told and not any(map(bars_return, word.findings))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.records import Kind, incident_id
+from deeplink.scheduler.watch.records import IncidentKind, incident_id
 
 if TYPE_CHECKING:
     from deeplink.types import Attempt, NodeName
@@ -24,11 +24,20 @@ class Remedy(StrEnum):
     RESUME = "resume"
 
 
-_OF_A_LOST_NODE = frozenset({Kind.NODE_DEAD, Kind.NODE_REBOOTED, Kind.JOB_STRANDED, Kind.LAUNCHER_LOST})
+_OF_A_LOST_NODE = frozenset(
+    {IncidentKind.NODE_DEAD, IncidentKind.NODE_REBOOTED, IncidentKind.JOB_STRANDED, IncidentKind.LAUNCHER_LOST}
+)
 """Kinds that, with one attempt and one node to blame, are one incident: the loss of that node."""
 
 
-_OF_NO_JOB = frozenset({Kind.SWITCH_SUSPECT, Kind.STORAGE_FROZEN, Kind.AGENTS_SILENT, Kind.SLURMD_LOST})
+_OF_NO_JOB = frozenset(
+    {
+        IncidentKind.SWITCH_SUSPECT,
+        IncidentKind.STORAGE_FROZEN,
+        IncidentKind.AGENTS_SILENT,
+        IncidentKind.SLURMD_LOST,
+    }
+)
 """Kinds that are one incident, however many jobs they hit, and whichever of them comes and goes meanwhile."""
 
 
@@ -46,7 +55,7 @@ class Verdict:
         episode: which time of several, for what may come, pass and come again; whoever keeps the record knows it.
     """
 
-    kind: Kind
+    kind: IncidentKind
     remedy: Remedy
     reasons: tuple[str, ...]
     attempt: Attempt | None = None
@@ -57,11 +66,11 @@ class Verdict:
     episode: str = ""
 
     @property
-    def family(self) -> Kind:
+    def family(self) -> IncidentKind:
         """The kind that names the incident: a job stranded by a dead node, or a switch, is that one's."""
         if self.leaf:
-            return Kind.SWITCH_SUSPECT
-        return Kind.NODE_DEAD if self.node and self.kind in _OF_A_LOST_NODE else self.kind
+            return IncidentKind.SWITCH_SUSPECT
+        return IncidentKind.NODE_DEAD if self.node and self.kind in _OF_A_LOST_NODE else self.kind
 
     @property
     def incident(self) -> str:
@@ -71,9 +80,9 @@ class Verdict:
         return incident_id(attempt, self.family, about) + (f"@{self.episode}" if self.episode else "")
 
     @property
-    def incident_kind(self) -> Kind:
+    def incident_kind(self) -> IncidentKind:
         """The kind of the incident, as it is recorded: of a lost node also in which way it was."""
-        return Kind.NODE_REBOOTED if self.kind is Kind.NODE_REBOOTED else self.family
+        return IncidentKind.NODE_REBOOTED if self.kind is IncidentKind.NODE_REBOOTED else self.family
 
     @property
     def key(self) -> str:
@@ -90,11 +99,11 @@ class Verdict:
 
 PASSING = frozenset(
     {
-        Kind.NODE_SICK,
-        Kind.SLURMD_LOST,
-        Kind.STORAGE_FROZEN,
-        Kind.AGENTS_SILENT,
-        Kind.GRES_LEAKED,
-        Kind.SWITCH_SUSPECT,
+        IncidentKind.NODE_SICK,
+        IncidentKind.SLURMD_LOST,
+        IncidentKind.STORAGE_FROZEN,
+        IncidentKind.AGENTS_SILENT,
+        IncidentKind.GRES_LEAKED,
+        IncidentKind.SWITCH_SUSPECT,
     }
 )

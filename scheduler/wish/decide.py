@@ -10,22 +10,22 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Residency
+from deeplink.scheduler.placement.request import DataResidency, NoPlacementError, PlacementCluster
 from deeplink.scheduler.placement.search import place
-from deeplink.scheduler.wish.decision import Decision, Kind, Option, Why
+from deeplink.scheduler.wish.decision import Decision, HintKind, NodeChoice, Why
 from deeplink.scheduler.wish.room import CannotRunError, Rooms, partition_of, rooms_of
-from deeplink.scheduler.wish.scale import Machines, Scale, scale_of
+from deeplink.scheduler.wish.scale import MachineSpeeds, Scale, scale_of
 from deeplink.wording import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from deeplink.scheduler.placement.request import Request
+    from deeplink.scheduler.placement.request import PlacementRequest
     from deeplink.scheduler.placement.search import Candidate
     from deeplink.scheduler.topology.graph import Fabric
     from deeplink.scheduler.wish.decision import Ask
-    from deeplink.scheduler.wish.site import Site
-    from deeplink.scheduler.wish.state import Now
+    from deeplink.scheduler.wish.site import KnownFabric
+    from deeplink.scheduler.wish.state import ClusterState
     from deeplink.types import NodeName
 
 LEAST_GAIN = 0.2
@@ -47,11 +47,11 @@ class Weighed:
     """
 
     decision: Decision
-    cluster: Cluster | None = None
-    request: Request | None = None
+    cluster: PlacementCluster | None = None
+    request: PlacementRequest | None = None
     scale: Scale = field(default_factory=Scale)
 
-    def option(self, nodes: Collection[NodeName]) -> Option | None:
+    def option(self, nodes: Collection[NodeName]) -> NodeChoice | None:
         """Return a choice of nodes as it is weighed here; None where it cannot be had by what is known here."""
         if self.cluster is None or self.request is None or len(nodes) != self.request.nodes:
             return None
@@ -76,15 +76,15 @@ class Surroundings:
         machines: how fast they are.
     """
 
-    now: Now
-    site: Site
-    residency: Residency = field(default_factory=Residency)
+    now: ClusterState
+    site: KnownFabric
+    residency: DataResidency = field(default_factory=DataResidency)
     taken: frozenset[NodeName] = frozenset()
     notes: tuple[str, ...] = ()
-    machines: Machines = field(default_factory=Machines)
+    machines: MachineSpeeds = field(default_factory=MachineSpeeds)
 
 
-def gains(ours: Option, theirs: Option) -> bool:
+def gains(ours: NodeChoice, theirs: NodeChoice) -> bool:
     """Tell whether one choice of nodes is so much better than another that it is worth a wish by name."""
     if ours.step_s is None or theirs.step_s is None:
         return theirs.cost - ours.cost >= LEAST_GAIN
@@ -93,7 +93,7 @@ def gains(ours: Option, theirs: Option) -> bool:
 
 def unasked(why: Why, words: str, notes: Iterable[str] = ()) -> Decision:
     """Return the decision to wish nothing."""
-    return Decision(kind=Kind.NOTHING, why=why, words=words, notes=tuple(notes))
+    return Decision(kind=HintKind.NOTHING, why=why, words=words, notes=tuple(notes))
 
 
 def decide(ask: Ask, around: Surroundings) -> Weighed:
@@ -132,7 +132,9 @@ def _now(ask: Ask, around: Surroundings, rooms: Rooms, notes: tuple[str, ...]) -
         notes = (*notes, f"{counted(lost, 'node')} of {len(rooms.rooms):,} hang on no switch that is known")
     scale = scale_of(ask, around.machines, data=bool(around.residency.total))
     notes = (*notes, scale.note) if scale.note else notes
-    cluster = Cluster(fabric=ties.fabric, rooms=rooms.rooms, speeds=ties.speeds, residency=around.residency)
+    cluster = PlacementCluster(
+        fabric=ties.fabric, rooms=rooms.rooms, speeds=ties.speeds, residency=around.residency
+    )
     try:
         found = place(cluster, rooms.request, scale.cost, most=SHOWN)
     except NoPlacementError:
@@ -145,12 +147,12 @@ def _now(ask: Ask, around: Surroundings, rooms: Rooms, notes: tuple[str, ...]) -
     if best.leaves > fewest:
         why = f"the best free nodes lie on {best.leaves} leaves, where {fewest} would do"
         waited = _few_leaves(ask, around, rooms, unasked(Why.SCATTERED, why, notes))
-        if waited.kind is Kind.SWITCHES:
+        if waited.kind is HintKind.SWITCHES:
             waited = replace(waited, candidates=candidates, cost=scale.basis.value, predicted=predicted)
             return Weighed(waited, cluster, rooms.request, scale)
     words = f"the best nodes are free: {found[0].said(best.price)}"
     decision = Decision(
-        kind=Kind.NODES,
+        kind=HintKind.NODES,
         why=Why.FREE_NOW,
         words=words,
         nodes=best.nodes,
@@ -181,7 +183,7 @@ def _few_leaves(ask: Ask, around: Surroundings, rooms: Rooms, plain: Decision) -
         return replace(plain, why=Why.NOTHING_TO_GAIN, words=words)
     leaf = "one leaf" if fewest == 1 else f"{fewest} leaves"
     words = f"{plain.words}; {leaf} waited for, {patience} s at most"
-    return replace(plain, kind=Kind.SWITCHES, words=words, switches=fewest, patience_s=patience)
+    return replace(plain, kind=HintKind.SWITCHES, words=words, switches=fewest, patience_s=patience)
 
 
 def fewest_leaves(fabric: Fabric, nodes: Iterable[NodeName], wanted: int) -> int:
@@ -198,8 +200,8 @@ def fewest_leaves(fabric: Fabric, nodes: Iterable[NodeName], wanted: int) -> int
     return used
 
 
-def _option(candidate: Candidate, scale: Scale) -> Option:
-    return Option(
+def _option(candidate: Candidate, scale: Scale) -> NodeChoice:
+    return NodeChoice(
         nodes=candidate.nodes,
         cost=round(candidate.cost, 6),
         crossings=candidate.crossings,

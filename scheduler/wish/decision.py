@@ -70,7 +70,7 @@ class Ask:
     comment: str = ""
 
 
-class Kind(StrEnum):
+class HintKind(StrEnum):
     """What is wished of Slurm."""
 
     NODES = "nodes"  # by name
@@ -97,7 +97,7 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class NodeChoice:
     """One choice of nodes that was weighed.
 
     Attributes:
@@ -144,17 +144,17 @@ class Decision:
         predicted: the predicted step of the first candidate, part by part, a line each.
     """
 
-    kind: Kind
+    kind: HintKind
     why: Why
     words: str
     nodes: tuple[NodeName, ...] = ()
     switches: int = 0
     patience_s: int = 0
-    candidates: tuple[Option, ...] = ()
+    candidates: tuple[NodeChoice, ...] = ()
     expected: tuple[NodeName, ...] = ()
     notes: tuple[str, ...] = ()
     cost: str = ""
-    own: Option | None = None
+    own: NodeChoice | None = None
     predicted: tuple[str, ...] = ()
 
 
@@ -190,10 +190,10 @@ class Recorded:
         try:
             ask = dict(document["ask"])
             said = dict(document["decision"])
-            said["candidates"] = tuple(Option(**_tuples(option)) for option in said["candidates"])
+            said["candidates"] = tuple(NodeChoice(**_tuples(option)) for option in said["candidates"])
             if said.get("own"):
-                said["own"] = Option(**_tuples(said["own"]))
-            said |= {"kind": Kind(said["kind"]), "why": Why(said["why"])}
+                said["own"] = NodeChoice(**_tuples(said["own"]))
+            said |= {"kind": HintKind(said["kind"]), "why": Why(said["why"])}
             return cls(
                 unix=float(document["unix"]),
                 by=str(document["by"]),

@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.placement.request import Residency
+from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm.command import CommandTimeoutError
 from deeplink.scheduler.wish.amounts import time_text
 from deeplink.scheduler.wish.decide import Surroundings, decide, unasked
-from deeplink.scheduler.wish.decision import Decision, Kind, Why
-from deeplink.scheduler.wish.scale import Machines
+from deeplink.scheduler.wish.decision import Decision, HintKind, Why
+from deeplink.scheduler.wish.scale import MachineSpeeds
 from deeplink.scheduler.wish.settle import tried
 from deeplink.scheduler.wish.shapes import other_shapes
 from deeplink.scheduler.wish.submitting import alone
@@ -46,13 +46,13 @@ class Means:
     trial: Callable[[tuple[str, ...]], Trial]
     agreed: Callable[[], str]
     kept: Callable[[Ask, Surroundings], frozenset[NodeName] | None]
-    residency: Residency = field(default_factory=Residency)
+    residency: DataResidency = field(default_factory=DataResidency)
     notes: tuple[str, ...] = ()
-    machines: Machines = field(default_factory=Machines)
+    machines: MachineSpeeds = field(default_factory=MachineSpeeds)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class HeldDecision:
     """A decision. Where nodes are wished by name, no other submission of this user decides before `release`.
 
     Attributes:
@@ -72,17 +72,17 @@ class Made:
 
 def options_of(decision: Decision, comment: str = "") -> tuple[str, ...]:
     """Return sbatch's options for a decision about a job with this comment of its user's."""
-    if decision.kind is Kind.NODES:
+    if decision.kind is HintKind.NODES:
         # It takes time that most submissions need not spend.
         from deeplink.scheduler.wish.binding import marked  # noqa: PLC0415
 
         return (f"--nodelist={','.join(decision.nodes)}", f"--comment={marked(comment, decision.nodes)}")
-    if decision.kind is Kind.SWITCHES:
+    if decision.kind is HintKind.SWITCHES:
         return (f"--switches={decision.switches}@{time_text(decision.patience_s)}",)
     return ()
 
 
-def make(ask: Ask, means: Means, *, dry: bool = False) -> Made:
+def make(ask: Ask, means: Means, *, dry: bool = False) -> HeldDecision:
     """Decide what to wish for a job. Whatever cannot be had leads to no wish, with the reason.
 
     Args:
@@ -92,13 +92,13 @@ def make(ask: Ask, means: Means, *, dry: bool = False) -> Made:
             be faster.
     """
     if ask.no_wish:
-        return Made(unasked(Why.NOT_UNDERSTOOD, ask.no_wish, means.notes))
+        return HeldDecision(unasked(Why.NOT_UNDERSTOOD, ask.no_wish, means.notes))
     try:
         now, site = survey(means.sources)
     except DeepLinkError as problem:
         words = f"the cluster's state is not known: {problem}"
         silent = isinstance(problem, CommandTimeoutError)
-        return Made(unasked(Why.UNKNOWN, words, means.notes), unreachable=silent)
+        return HeldDecision(unasked(Why.UNKNOWN, words, means.notes), unreachable=silent)
     around = Surroundings(now, site, means.residency, frozenset(), means.notes, means.machines)
     weighed = decide(ask, around)
     with ExitStack() as place:
@@ -106,8 +106,8 @@ def make(ask: Ask, means: Means, *, dry: bool = False) -> Made:
         decision = tried(weighed, means.trial, stands)
         if dry:
             decision = replace(decision, notes=(*decision.notes, *other_shapes(ask, weighed, around)))
-        kept = place.pop_all() if decision.kind is Kind.NODES and not dry else ExitStack()
-    return Made(decision, kept)
+        kept = place.pop_all() if decision.kind is HintKind.NODES and not dry else ExitStack()
+    return HeldDecision(decision, kept)
 
 
 def _standing(
@@ -128,5 +128,5 @@ def _standing(
 
 def without(weighed: Weighed, why: Why, words: str) -> Weighed:
     """Return what was weighed with no wish, and why."""
-    nothing = replace(weighed.decision, kind=Kind.NOTHING, why=why, words=words, nodes=(), expected=())
+    nothing = replace(weighed.decision, kind=HintKind.NOTHING, why=why, words=words, nodes=(), expected=())
     return replace(weighed, decision=nothing)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Asked:
+class EarlyQuestion:
     """Runs Slurm's commands; the question itself was asked when this was made.
 
     Raises:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.placement.request import Request, Room
+from deeplink.scheduler.placement.request import NodeCapacity, PlacementRequest
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from deeplink.scheduler.wish.decision import Ask
-    from deeplink.scheduler.wish.state import NodeNow, Now, Partition
+    from deeplink.scheduler.wish.state import ClusterState, NodeNow, Partition
     from deeplink.types import NodeName
 
 
@@ -44,14 +44,14 @@ class Rooms:
             as busy.
     """
 
-    rooms: Mapping[NodeName, Room]
-    request: Request
+    rooms: Mapping[NodeName, NodeCapacity]
+    request: PlacementRequest
     able: int
     free: int
     unread: tuple[NodeName, ...] = ()
 
 
-def partition_of(ask: Ask, now: Now) -> Partition:
+def partition_of(ask: Ask, now: ClusterState) -> Partition:
     """Return the partition that a job goes to.
 
     Raises:
@@ -65,7 +65,9 @@ def partition_of(ask: Ask, now: Now) -> Partition:
     )
 
 
-def rooms_of(ask: Ask, now: Now, *, dead: Collection[NodeName] = (), taken: Collection[NodeName] = ()) -> Rooms:
+def rooms_of(
+    ask: Ask, now: ClusterState, *, dead: Collection[NodeName] = (), taken: Collection[NodeName] = ()
+) -> Rooms:
     """Return what the cluster has for a job.
 
     Args:
@@ -88,7 +90,7 @@ def rooms_of(ask: Ask, now: Now, *, dead: Collection[NodeName] = (), taken: Coll
     }
     # Where no GPU tells whether there is room, `idle` does.
     by_gpus = bool(ask.gpus) and not whole
-    request = Request(nodes=ask.nodes, gpus_per_node=ask.gpus, exclusive=not by_gpus)
+    request = PlacementRequest(nodes=ask.nodes, gpus_per_node=ask.gpus, exclusive=not by_gpus)
     free = sum(room.free_gpus >= ask.gpus if by_gpus else room.idle for room in rooms.values())
     unread = tuple(name for name, node in living.items() if ask.gpus and node.free_gpus(ask.gpu_type) is None)
     return Rooms(rooms, request, len(living), free, unread)
@@ -123,7 +125,7 @@ def _may_have(there: int | None, wanted: int) -> bool:
     return there is None or there >= wanted
 
 
-def _room(ask: Ask, node: NodeNow, *, whole: bool, now: bool) -> Room:
+def _room(ask: Ask, node: NodeNow, *, whole: bool, now: bool) -> NodeCapacity:
     free = node.free_gpus(ask.gpu_type) or 0  # what is not known is not called free
     if whole:
         fits = now and node.idle
@@ -138,5 +140,5 @@ def _room(ask: Ask, node: NodeNow, *, whole: bool, now: bool) -> Room:
     if gpus is None:
         gpus = ask.gpus
     if ask.gpus and not whole:
-        return Room(gpus=gpus, free_gpus=free if fits else 0, idle=node.idle and fits)
-    return Room(gpus=gpus, free_gpus=gpus if fits else 0, idle=fits)
+        return NodeCapacity(gpus=gpus, free_gpus=free if fits else 0, idle=node.idle and fits)
+    return NodeCapacity(gpus=gpus, free_gpus=gpus if fits else 0, idle=fits)

@@ -47,7 +47,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class MachineSpeeds:
     """What is known of how fast the machines are.
 
     Attributes:
@@ -59,7 +59,7 @@ class Machines:
     problem: str = "no constants of the machines are set (`model`, made by `deeplink calibrate`)"
 
 
-def scale_of(ask: Ask, machines: Machines, *, data: bool) -> Scale:
+def scale_of(ask: Ask, machines: MachineSpeeds, *, data: bool) -> Scale:
     """Return what choices are compared by for a job. Imports numpy where its step can be predicted.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.wish.decide import gains, unasked
-from deeplink.scheduler.wish.decision import Kind, Why
+from deeplink.scheduler.wish.decision import HintKind, Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +63,14 @@ def without_wish(weighed: Weighed, plain: Trial) -> Decision | None:
     theirs = weighed.option(plain.nodes)
     if theirs is None:
         words = f"Slurm's own choice cannot be weighed: {_briefly(plain.nodes)}"
-        return replace(decision, kind=Kind.NOTHING, why=Why.UNKNOWN, words=words, nodes=(), expected=plain.nodes)
+        return replace(
+            decision, kind=HintKind.NOTHING, why=Why.UNKNOWN, words=words, nodes=(), expected=plain.nodes
+        )
     if gains(decision.candidates[0], theirs):
         return None
     return replace(
         decision,
-        kind=Kind.NOTHING,
+        kind=HintKind.NOTHING,
         why=Why.AS_GOOD,
         words=f"Slurm's own choice is as good: {_briefly(plain.nodes)}",
         nodes=(),
@@ -87,7 +89,7 @@ def settle(weighed: Weighed, plain: Trial, wished: Trial) -> Decision:
     when = f"{wished.start}, not {plain.start}" if wished.start else wished.refused
     return replace(
         decision,
-        kind=Kind.NOTHING,
+        kind=HintKind.NOTHING,
         why=Why.LATER_WITH_IT,
         words=f"with {_briefly(decision.nodes)} it would start later ({when})",
         nodes=(),
@@ -109,7 +111,7 @@ def tried(
         trial: asks Slurm what it would do with the job, given these further options of sbatch.
         stands: asked where there is something to gain: returns the wish, another one, or why there is none.
     """
-    if weighed.decision.kind is not Kind.NODES:
+    if weighed.decision.kind is not HintKind.NODES:
         return weighed.decision
     try:
         plain = trial(())
@@ -117,7 +119,7 @@ def tried(
         if settled is not None:
             return settled
         weighed = stands(weighed)
-        if weighed.decision.kind is not Kind.NODES:
+        if weighed.decision.kind is not HintKind.NODES:
             return weighed.decision
         settled = without_wish(weighed, plain)
         return settled or settle(weighed, plain, trial((f"--nodelist={','.join(weighed.decision.nodes)}",)))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deeplink.scheduler.wish.decide import Surroundings, Weighed
-    from deeplink.scheduler.wish.decision import Ask, Option
+    from deeplink.scheduler.wish.decision import Ask, NodeChoice
 
 SHOWN = 3
 
@@ -39,7 +39,7 @@ def other_shapes(ask: Ask, weighed: Weighed, around: Surroundings) -> tuple[str,
     )
 
 
-def _others(ask: Ask, around: Surroundings) -> Iterator[tuple[int, Option]]:
+def _others(ask: Ask, around: Surroundings) -> Iterator[tuple[int, NodeChoice]]:
     """Yield GPUs of each node, and the best choice of nodes with as many."""
     all_gpus = ask.nodes * ask.gpus
     most = max((node.gpus(ask.gpu_type) or 0 for node in around.now.nodes.values()), default=0)
@@ -51,5 +51,5 @@ def _others(ask: Ask, around: Surroundings) -> Iterator[tuple[int, Option]]:
                 yield gpus, candidates[0]
 
 
-def _step(option: Option) -> float:
+def _step(option: NodeChoice) -> float:
     return option.step_s or 0.0

@@ -70,7 +70,7 @@ class Ties:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class KnownFabric:
     """All that is known of a site's fabric.
 
     Attributes:

@@ -97,7 +97,7 @@ class NodeNow:
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class ClusterState:
     """The cluster.
 
     Attributes:
@@ -111,7 +111,7 @@ class Now:
     default: str = ""
 
 
-def parse(text: str) -> Now:
+def parse(text: str) -> ClusterState:
     """Read what the command of `columns.ARGUMENTS` wrote.
 
     Raises:
@@ -134,7 +134,7 @@ def parse(text: str) -> Now:
         if name not in nodes:
             nodes[name] = _node(fields, line)
     partitions = {name: _partition(name, words, tuple(members[name])) for name, words in said.items()}
-    return Now(partitions, nodes, default)
+    return ClusterState(partitions, nodes, default)
 
 
 def _partition(name: str, words: tuple[str, str, str], nodes: tuple[NodeName, ...]) -> Partition:

@@ -12,7 +12,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.publish import write_unsynced
 from deeplink.scheduler.wish import state
 from deeplink.scheduler.wish.columns import ARGUMENTS
-from deeplink.scheduler.wish.site import CompiledError, Site, Ties
+from deeplink.scheduler.wish.site import CompiledError, KnownFabric, Ties
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.scheduler.slurm.command import Runner
-    from deeplink.scheduler.wish.state import Now
+    from deeplink.scheduler.wish.state import ClusterState
 
 ANSWER_S = 3.0
 """How long slurmctld may take to answer here: a wish is not worth more, and sbatch itself waits longer."""
@@ -51,7 +51,7 @@ class Sources:
     switches: Callable[[], Ties]
 
 
-def survey(sources: Sources) -> tuple[Now, Site]:
+def survey(sources: Sources) -> tuple[ClusterState, KnownFabric]:
     """Return the cluster's nodes and its fabric.
 
     Raises:
@@ -64,7 +64,7 @@ def survey(sources: Sources) -> tuple[Now, Site]:
     slurm, said = switches.result(now)
     notes = [said] if said else []
     ties, trouble = _site(sources, slurm)
-    return now, Site(ties, slurm.fabric, (*notes, *trouble))
+    return now, KnownFabric(ties, slurm.fabric, (*notes, *trouble))
 
 
 def _key(text: str) -> str:
@@ -114,7 +114,7 @@ class _Switches:
         self._ties = ties
         _keep(self._path, {"unix": self._sources.clock.unix(), "ties": ties.document()})
 
-    def result(self, now: Now) -> tuple[Ties, str]:
+    def result(self, now: ClusterState) -> tuple[Ties, str]:
         if self._asking is not None:
             self._asking.join(ANSWER_S + 1.0)  # what it waits for is bounded itself
         elif (

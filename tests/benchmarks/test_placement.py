@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from benchmarks.scheduler import placement
-from deeplink.scheduler.placement.request import Limit, NoPlacementError, Request
+from deeplink.scheduler.placement.request import NoPlacementError, PlacementLimit, PlacementRequest
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.topology.order import ring_crossings
 from deeplink.types import NodeName
@@ -31,10 +31,10 @@ def test_every_state_has_room_for_the_job(name: str) -> None:
 def test_the_stream_is_the_same_whoever_chooses() -> None:
     asked: list[int] = []
 
-    def none(_cluster: object, request: Request) -> tuple[NodeName, ...]:
+    def none(_cluster: object, request: PlacementRequest) -> tuple[NodeName, ...]:
         asked.append(request.nodes)
         if len(asked) > 2:
-            raise NoPlacementError("no", limit=Limit.BUSY, wanted=1, there=0, later=True)
+            raise NoPlacementError("no", limit=PlacementLimit.BUSY, wanted=1, there=0, later=True)
         return tuple(NodeName(f"n{number}") for number in range(request.nodes))
 
     placement.stream(none, 3, 20)

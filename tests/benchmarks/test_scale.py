@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.watchdog import scale
 from deeplink.clock import SystemClock
 from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.tokens import write_token
@@ -22,7 +22,7 @@ from tests.waiting import LIMIT_S
 
 
 def test_the_crowd_is_heard_and_says_what_it_was_told(tmp_path: Path) -> None:
-    token, cast, book = tmp_path / "token", tmp_path / "cast.json", BeatBook()
+    token, cast, book = tmp_path / "token", tmp_path / "cast.json", HeartbeatTable()
     write_token(token, MINT.secret)
     cast.write_text(json.dumps({"jobs": {"7": ["n0", "n1"]}, "standing": ["n0", "n1", "n2"]}))
     with Journal(tmp_path / "watch.sqlite") as journal:
@@ -61,7 +61,7 @@ def test_the_crowd_is_heard_and_says_what_it_was_told(tmp_path: Path) -> None:
     assert told["failed"] == 0
 
 
-def _misses(book: BeatBook, node: str) -> bool:
+def _misses(book: HeartbeatTable, node: str) -> bool:
     return any(
         record.silent_s > 0.5 for heard in book.all() for record in heard.beat.node_beats if record.name == node
     )

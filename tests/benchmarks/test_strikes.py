@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.watchdog.facts import Told
 from benchmarks.watchdog.strikes import KINDRED, Strike, Struck, complaints, matched, strikes
 from deeplink.scheduler.sandbox.lab.catalog import FAULTS
-from deeplink.scheduler.watch.records import Outcome
+from deeplink.scheduler.watch.records import IncidentOutcome
 
 
 def test_every_kind_of_strike_is_a_fault() -> None:
@@ -47,7 +47,7 @@ TOLD = Told(
     began_unix=1000,
     detected_unix=1003,
     action="drain-down",
-    outcome=Outcome.RECOVERED,
+    outcome=IncidentOutcome.RECOVERED,
     evidence="",
 )
 

@@ -17,7 +17,7 @@ from benchmarks.watchdog.playing import _gathered, _kill_watchdog, _late_output
 from benchmarks.watchdog.scenarios import BY_NAME, SCENARIOS, STOCK, After, Never, Scenario
 from benchmarks.watchdog.stand import Stand, StandError
 from deeplink.scheduler.sandbox.lab.catalog import FAULTS
-from deeplink.scheduler.watch.records import ActionRecord, Outcome
+from deeplink.scheduler.watch.records import ActionRecord, IncidentOutcome
 from deeplink.types import Attempt, NodeName
 
 OLD, NEW = Attempt(1, 0, 0), Attempt(1, 0, 1)
@@ -45,7 +45,7 @@ TOLD = Told(
     began_unix=100.0,
     detected_unix=103.0,
     action="relaunch",
-    outcome=Outcome.RECOVERED,
+    outcome=IncidentOutcome.RECOVERED,
     evidence="",
     stacks=4,
 )

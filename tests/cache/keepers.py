@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deeplink import tokens, wire
 from deeplink.cache.holding.keeper import Keeper
-from deeplink.cache.holding.upkeep import Pace
+from deeplink.cache.holding.upkeep import UpkeepIntervals
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName
@@ -17,7 +17,7 @@ from tests.cache.agents import config_below
 if TYPE_CHECKING:
     from deeplink.config import Config
 
-QUICK = Pace(verify_s=0.1, lost_s=0.05, budget_s=0.1, share_s=0.2, unused_s=0.1, note_s=0.1)
+QUICK = UpkeepIntervals(verify_s=0.1, lost_s=0.05, budget_s=0.1, share_s=0.2, unused_s=0.1, note_s=0.1)
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Keepers:
     """Members, whose catalog is below `root`."""
 
     root: Path
-    pace: Pace = QUICK
+    pace: UpkeepIntervals = QUICK
     token: str = field(default_factory=tokens.new_token)
     running: dict[str, Kept] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from deeplink.cache.names import Names
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 HEADERS = st.builds(
     block.Header,
-    kind=st.sampled_from(block.Kind),
+    kind=st.sampled_from(block.RecordKind),
     number=U32,
     samples=U32,
     first=U32,
@@ -40,7 +40,7 @@ def test_any_flipped_bit_of_a_header_is_noticed(header: block.Header, bit: int) 
 def test_a_newer_format_is_refused() -> None:
     data = bytearray(
         block.encode_header(
-            block.Header(kind=block.Kind.DATA, number=0, samples=0, first=0, payload=0, checksum=0)
+            block.Header(kind=block.RecordKind.DATA, number=0, samples=0, first=0, payload=0, checksum=0)
         )
     )
     data[8] = 99
@@ -70,7 +70,7 @@ def test_samples_fill_blocks_without_gap_or_overlap(sizes: list[int]) -> None:
     )
 )
 def test_a_table_says_what_it_was_given(rows: list[tuple[str, int, int, int, int]]) -> None:
-    table = block.Table(
+    table = block.BlockTable(
         Names.of(row[0] for row in rows),
         lengths=np.array([row[1] for row in rows], np.uint64),
         checksums=np.array([row[2] for row in rows], np.uint64),

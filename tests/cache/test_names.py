@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from deeplink.cache.errors import BadKeyError, KeyCollisionError
 from deeplink.cache.keys import MOST_KEY_BYTES
-from deeplink.cache.names import Gathering, Names
+from deeplink.cache.names import NameCollector, Names
 
 PART = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
     lambda part: part not in {".", ".."}
@@ -16,7 +16,7 @@ PATH = st.lists(PART, min_size=1, max_size=4).map("/".join)
 
 
 def gathered(paths: list[str]) -> tuple[Names, np.ndarray, np.ndarray]:
-    found = Gathering()
+    found = NameCollector()
     found.add("", paths, range(len(paths)), range(len(paths)))
     return found.finished()
 
@@ -44,7 +44,7 @@ def test_two_files_of_one_name_are_refused(paths: list[str]) -> None:
 @pytest.mark.parametrize("bad", ["caf\udce9.png", "a\0b", "/".join(["x" * 250] * 17)])
 def test_a_name_that_cannot_be_a_key_is_refused_by_name(bad: str) -> None:
     with pytest.raises(BadKeyError) as refused:
-        Gathering().add("train/", ["good", bad, "too"], [0] * 3, [0] * 3)
+        NameCollector().add("train/", ["good", bad, "too"], [0] * 3, [0] * 3)
     assert refused.value.key == f"train/{bad}"
 
 

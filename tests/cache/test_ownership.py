@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.ownership import Standing, next_holder, owners, ranked, standing, weight_of
+from deeplink.cache.ownership import MemberAttributes, next_holder, owners, ranked, standing, weight_of
 from deeplink.types import Member, NodeName, ShardId, format_members, parse_members
 
 SHARD = st.text("0123456789abcdef", min_size=40, max_size=40).map(ShardId)
@@ -61,8 +61,8 @@ def test_with_weights_too_a_member_that_leaves_moves_only_what_it_owned(
 ) -> None:
     gone = data.draw(st.sampled_from(sorted(weight)))
     left = {member: value for member, value in weight.items() if member != gone}
-    before = ranked(shard, weight, Standing(weight))
-    assert ranked(shard, left, Standing(left)) == tuple(member for member in before if member != gone)
+    before = ranked(shard, weight, MemberAttributes(weight))
+    assert ranked(shard, left, MemberAttributes(left)) == tuple(member for member in before if member != gone)
 
 
 @given(SHARD, WEIGHTED, st.data())
@@ -70,15 +70,15 @@ def test_a_member_that_becomes_larger_only_gains(
     shard: ShardId, weight: dict[NodeName, int], data: st.DataObject
 ) -> None:
     grown = data.draw(st.sampled_from(sorted(weight)))
-    before = ranked(shard, weight, Standing(weight))
-    after = ranked(shard, weight, Standing({**weight, grown: 2 * weight[grown]}))
+    before = ranked(shard, weight, MemberAttributes(weight))
+    after = ranked(shard, weight, MemberAttributes({**weight, grown: 2 * weight[grown]}))
     assert after.index(grown) <= before.index(grown)
     assert [m for m in after if m != grown] == [m for m in before if m != grown]
 
 
 @given(SHARD, MEMBERS, st.integers(1, 1 << 20))
 def test_equal_weights_are_no_weights(shard: ShardId, members: set[NodeName], weight: int) -> None:
-    assert ranked(shard, members, Standing(dict.fromkeys(members, weight))) == ranked(shard, members)
+    assert ranked(shard, members, MemberAttributes(dict.fromkeys(members, weight))) == ranked(shard, members)
 
 
 @pytest.mark.parametrize("weight", [(1, 1, 2, 4), (1, 8), (16, 16, 16, 1)])
@@ -87,7 +87,7 @@ def test_shards_are_spread_by_weight(weight: tuple[int, ...]) -> None:
     shards = [ShardId(f"{i:040x}") for i in range(4000)]
     counts = dict.fromkeys(members, 0)
     for shard in shards:
-        counts[ranked(shard, members, Standing(members))[0]] += 1
+        counts[ranked(shard, members, MemberAttributes(members))[0]] += 1
     for member, value in members.items():
         share = len(shards) * value / sum(weight)
         assert (
@@ -98,11 +98,11 @@ def test_shards_are_spread_by_weight(weight: tuple[int, ...]) -> None:
 def test_a_lost_members_share_goes_to_all_the_others_by_weight() -> None:
     members = {NodeName(f"n{i}"): value for i, value in enumerate((4, 1, 1, 2))}
     shards = [ShardId(f"{i:040x}") for i in range(4000)]
-    lost = [shard for shard in shards if ranked(shard, members, Standing(members))[0] == "n0"]
+    lost = [shard for shard in shards if ranked(shard, members, MemberAttributes(members))[0] == "n0"]
     left = {member: value for member, value in members.items() if member != "n0"}
     counts = dict.fromkeys(left, 0)
     for shard in lost:
-        counts[ranked(shard, left, Standing(left))[0]] += 1
+        counts[ranked(shard, left, MemberAttributes(left))[0]] += 1
     for member, value in left.items():
         share = len(lost) * value / sum(left.values())
         assert abs(counts[member] - share) < 5 * share**0.5
@@ -117,7 +117,7 @@ def test_weights_travel_in_the_list_of_members() -> None:
     members = (Member(NodeName("n0"), "10.0.0.1:7", 512), Member(NodeName("n1"), "[::1]:7", 1))
     assert format_members(members) == "n0=10.0.0.1:7*512,n1=[::1]:7*1"
     assert parse_members(format_members(members)) == members
-    assert standing(members) == Standing({NodeName("n0"): 512, NodeName("n1"): 1})
+    assert standing(members) == MemberAttributes({NodeName("n0"): 512, NodeName("n1"): 1})
     alike = tuple(Member(member.name, member.address, 64) for member in members)
     assert format_members(alike) == "n0=10.0.0.1:7,n1=[::1]:7"
 
@@ -131,7 +131,7 @@ def test_a_list_with_odd_weights_is_refused(text: str) -> None:
 
 
 TWELVE = tuple(NodeName(f"n{i}") for i in range(12))
-GROWING = Standing({name: 1 << (i % 4) for i, name in enumerate(TWELVE)})
+GROWING = MemberAttributes({name: 1 << (i % 4) for i, name in enumerate(TWELVE)})
 RECORDED = (
     ("n6 n11 n0 n8", "n6 n11 n3 n0"),
     ("n11 n0 n8 n2", "n11 n2 n7 n3"),
@@ -150,7 +150,7 @@ def test_without_domains_shards_stay_where_they_were_before_there_were_any() -> 
         " ".join(ranked(ShardId(f"{number:040x}"), TWELVE[:count], known))
         for number in range(500)
         for count in (1, 2, 5, 12)
-        for known in (Standing(), GROWING)
+        for known in (MemberAttributes(), GROWING)
     )
     recorded = "698b011f299e77a2864737a268bf2ee21607f5a2ebbc4118411a5979132e3603"
     assert hashlib.sha256(said.encode()).hexdigest() == recorded
@@ -184,7 +184,7 @@ def test_owners_that_fail_apart_already_are_as_without_domains(
     shard: ShardId, members: tuple[Member, ...], replicas: int
 ) -> None:
     plain = {member.name: member for member in members}
-    order = [plain[name] for name in ranked(shard, plain, Standing(standing(members).weight))]
+    order = [plain[name] for name in ranked(shard, plain, MemberAttributes(standing(members).weight))]
     found, alone = held(shard, members, replicas), order[:replicas]
     apart = next((member for member in order if member.domain != order[0].domain), None)
     if replicas == 1 or apart is None or len({member.domain for member in alone}) > 1:
@@ -234,7 +234,7 @@ def test_members_hold_about_their_share_though_domains_part_them(
         Member(NodeName(f"n{i}-{leaf}"), "h:1", weight[i % len(weight)], f"leaf{leaf}")
         for i, leaf in enumerate(places)
     )
-    weighted = Standing(standing(members).weight)
+    weighted = MemberAttributes(standing(members).weight)
     shards = [ShardId(f"{i:040x}") for i in range(2000)]
     counts, without = Counter[NodeName](), Counter[NodeName]()
     elsewhere = 0

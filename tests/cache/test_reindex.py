@@ -25,7 +25,7 @@ from deeplink.cache.indexing.rebuild_errors import (
 )
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
-from deeplink.cache.reindex import Rebuilt, ShardFinder, Wanted, rebuild
+from deeplink.cache.reindex import Rebuilt, ReindexRequest, ShardFinder, rebuild
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.types import ShardId
@@ -46,7 +46,7 @@ def catalog(config: Config) -> Catalog:
     return Catalog(config.catalog)
 
 
-def rebuilt(config: Config, wanted: Wanted, *, dry_run: bool = False) -> Rebuilt:
+def rebuilt(config: Config, wanted: ReindexRequest, *, dry_run: bool = False) -> Rebuilt:
     with ShardFinder([config.store]) as finder:
         return rebuild(Catalog(config.catalog), wanted, finder, SystemClock(), dry_run=dry_run)
 
@@ -65,7 +65,7 @@ def test_a_lost_index_is_made_anew_byte_for_byte(
         path.write_bytes(bytes(byte ^ 1 for byte in good))
     told: list[tuple[int, int]] = []
     with ShardFinder([config.store]) as finder:
-        wanted = Wanted(name="digits", version=version)
+        wanted = ReindexRequest(name="digits", version=version)
         done = rebuild(catalog, wanted, finder, SystemClock(), progress=lambda *at: told.append(at))
     assert done.restored
     assert done.version == version
@@ -86,14 +86,14 @@ def test_without_a_record_the_damaged_index_still_says_which_shards(
     checksums = catalog.open("digits").checksums.tobytes()
     damaged[good.index(checksums)] ^= 1
     path.write_bytes(damaged)
-    assert rebuilt(config, Wanted(name="digits", version=version)).restored
+    assert rebuilt(config, ReindexRequest(name="digits", version=version)).restored
     assert path.read_bytes() == good
     path.unlink()
     with pytest.raises(SourceError) as unsaid:
-        rebuilt(config, Wanted(name="digits", version=version))
+        rebuilt(config, ReindexRequest(name="digits", version=version))
     assert "--source" in unsaid.value.remedy
     with pytest.raises(ShardsUnknownError):
-        rebuilt(config, Wanted(name="digits", version=version, source="/x"))
+        rebuilt(config, ReindexRequest(name="digits", version=version, source="/x"))
 
 
 def test_all_shards_there_are_make_the_index_of_the_only_version(
@@ -102,7 +102,7 @@ def test_all_shards_there_are_make_the_index_of_the_only_version(
     path = catalog.path("digits", version)
     good = path.read_bytes()
     path.unlink()
-    wanted = Wanted(name="digits", version=version, every=True, source=str(source))
+    wanted = ReindexRequest(name="digits", version=version, every=True, source=str(source))
     assert rebuilt(config, wanted, dry_run=True).version == version
     assert not path.exists()
     assert rebuilt(config, wanted).restored
@@ -116,7 +116,7 @@ def test_an_older_version_comes_back_and_the_name_points_where_it_did(
     newer = pack(str(source), "digits", config=config).version
     assert catalog.versions("digits") == [version, newer]
     catalog.path("digits", version).unlink()
-    assert rebuilt(config, Wanted(name="digits", version=version)).restored
+    assert rebuilt(config, ReindexRequest(name="digits", version=version)).restored
     assert catalog.latest("digits") == newer
     assert catalog.versions("digits") == [version, newer]
     with Reader.open("digits", version=version, config=config) as reader:
@@ -134,25 +134,25 @@ def test_shards_of_two_versions_are_told_apart_by_who_names_them(
     newer = pack(str(source), "digits", config=config).version
     assert newer != version
     with pytest.raises(KeyInTwoShardsError) as twice:
-        rebuilt(config, Wanted(name="digits", version=newer, every=True))
+        rebuilt(config, ReindexRequest(name="digits", version=newer, every=True))
     assert "--shard" in twice.value.remedy
     shards = [ShardId(shard) for shard in first.shard_ids]
     with pytest.raises(RebuiltDiffersError):
-        rebuilt(config, Wanted(name="digits", version=newer, shards=shards))
+        rebuilt(config, ReindexRequest(name="digits", version=newer, shards=shards))
     assert catalog.latest("digits") == newer
-    assert rebuilt(config, Wanted(name="digits", version=version, shards=shards)).restored
-    again = rebuilt(config, Wanted(name="digits", version=newer, shards=shards, as_new=True))
+    assert rebuilt(config, ReindexRequest(name="digits", version=version, shards=shards)).restored
+    again = rebuilt(config, ReindexRequest(name="digits", version=newer, shards=shards, as_new=True))
     assert again.version == version == catalog.latest("digits")
 
 
 def test_a_part_of_the_shards_is_a_version_of_its_own(config: Config, catalog: Catalog, version: Version) -> None:
     shards = [entry.id for entry in catalog.open("digits").shards]
-    done = rebuilt(config, Wanted(name="part", version=None, shards=shards[:1], source="/data"))
+    done = rebuilt(config, ReindexRequest(name="part", version=None, shards=shards[:1], source="/data"))
     assert not done.restored
     index = catalog.open("part")
     assert (index.source, len(index)) == ("/data", done.samples)
     assert index.keys() == catalog.open("digits", version).keys(range(done.samples))
-    reverse = rebuilt(config, Wanted(name="back", version=None, shards=shards[::-1], source="/data"))
+    reverse = rebuilt(config, ReindexRequest(name="back", version=None, shards=shards[::-1], source="/data"))
     assert catalog.open("back", reverse.version).keys() == catalog.open("digits").keys()
     with Reader.open("back", config=config) as back, Reader.open("digits", config=config) as reader:
         assert [bytes(view) for view in back.read(range(60))] == [bytes(view) for view in reader.read(range(60))]
@@ -167,11 +167,11 @@ def test_shards_that_are_not_there_or_damaged_are_named(
     with store.path(bad).open("r+b") as file:
         file.truncate(9000)
     with pytest.raises(ShardsNotFoundError) as missing:
-        rebuilt(config, Wanted(name="digits", version=version))
+        rebuilt(config, ReindexRequest(name="digits", version=version))
     assert missing.value.missing == (gone, bad)
     assert str(config.store) in str(missing.value)
     with pytest.raises(ShardsNotFoundError, match="no shard was found"), ShardFinder([store.root / "x"]) as finder:
-        rebuild(catalog, Wanted(name="d", version=None, every=True, source="/x"), finder, SystemClock())
+        rebuild(catalog, ReindexRequest(name="d", version=None, every=True, source="/x"), finder, SystemClock())
 
 
 def test_an_index_is_made_anew_of_what_members_say(source: Path, agents: Agents, tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ def test_an_index_is_made_anew_of_what_members_say(source: Path, agents: Agents,
     catalog.path("digits", version).unlink()
     agents.stop("n1")
     with ShardFinder([tmp_path / "nothing"], agents.members, agents.token) as finder:
-        assert rebuild(catalog, Wanted(name="digits", version=version), finder, SystemClock()).restored
+        assert rebuild(catalog, ReindexRequest(name="digits", version=version), finder, SystemClock()).restored
     assert catalog.path("digits", version).read_bytes() == good
     with ShardFinder([], agents.members, "wrong") as finder, pytest.raises(ShardsNotFoundError, match="token"):
-        rebuild(catalog, Wanted(name="digits", version=version), finder, SystemClock())
+        rebuild(catalog, ReindexRequest(name="digits", version=version), finder, SystemClock())
 
 
 def test_a_member_describes_only_what_it_holds(agents: Agents, source: Path) -> None:

@@ -115,7 +115,7 @@ def test_reads_that_stay_open_leave_room_for_other_calls(
         with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
             list(stub.Read(iter([message]), timeout=LIMIT_S))
         transport = PlainTransport(agents.token, SystemClock())
-        request = frames.Request(0, [], np.empty(0, frames.EXTENT))
+        request = frames.ExtentsRequest(0, [], np.empty(0, frames.EXTENT))
         with pytest.raises(MemberBusyError):
             transport.start(member, request, 10, Places.alone(request)).result()
         assert stub.Stat(cache_pb2.StatRequest(), timeout=LIMIT_S).shards[0].id == sealed.id

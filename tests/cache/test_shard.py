@@ -18,7 +18,7 @@ def write(path: Path, payloads: list[bytes]) -> SealedShard:
     values = []
     for number, payload in enumerate(payloads):
         header = block.Header(
-            kind=block.Kind.DATA,
+            kind=block.RecordKind.DATA,
             number=number,
             samples=1,
             first=number,
@@ -105,7 +105,9 @@ def test_any_flipped_byte_of_a_block_is_noticed(tmp_path: Path) -> None:
 
 def test_a_block_that_claims_to_reach_beyond_the_file_is_refused(tmp_path: Path) -> None:
     for claimed in (5000, 2**63, 2**64 - 1):
-        header = block.Header(kind=block.Kind.DATA, number=0, samples=1, first=0, payload=claimed, checksum=0)
+        header = block.Header(
+            kind=block.RecordKind.DATA, number=0, samples=1, first=0, payload=claimed, checksum=0
+        )
         path = tmp_path / "hostile"
         path.write_bytes(bytes(16) + block.encode_header(header) + b"short")
         descriptor = os.open(path, os.O_RDONLY)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.console.collect import QUERY_S, Collector, Settings
+from deeplink.console.collect import QUERY_S, Collector, ConsoleSettings
 from deeplink.console.feed import encode
-from deeplink.console.nodes import Health
+from deeplink.console.nodes import ShownHealth
 from deeplink.console.readings import SourceState
-from deeplink.console.snapshot import Mood, Snapshot, build
+from deeplink.console.snapshot import ConsoleSnapshot, Mood, build
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import NodeOrder, Slurm
@@ -29,12 +29,14 @@ from tests.waiting import LIMIT_S
 pytestmark = [pytest.mark.cluster]
 
 
-def shown(collector: Collector) -> Snapshot:
+def shown(collector: Collector) -> ConsoleSnapshot:
     collector.refresh_slurm()
     return build(collector.readings())
 
 
-def until(collector: Collector, question: Callable[[Snapshot], bool], bound_s: float = LIMIT_S) -> Snapshot:
+def until(
+    collector: Collector, question: Callable[[ConsoleSnapshot], bool], bound_s: float = LIMIT_S
+) -> ConsoleSnapshot:
     end = time.monotonic() + bound_s
     while True:
         snapshot = shown(collector)
@@ -47,7 +49,7 @@ def until(collector: Collector, question: Callable[[Snapshot], bool], bound_s: f
 def test_a_name_of_foreign_bytes_is_shown_and_freezes_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
     slurm = Slurm(sandbox.runner())
     jobs = {slurm.submit([f"--job-name={name}", "--hold", "--wrap", "true"]): name for name in NAMES}
-    collector = Collector(Settings(journal=tmp_path / "none"), slurm=slurm)
+    collector = Collector(ConsoleSettings(journal=tmp_path / "none"), slurm=slurm)
     snapshot = shown(collector)
     assert {row.id: row.name for row in snapshot.jobs if row.id in jobs} == {
         job: printable(name) for job, name in jobs.items()
@@ -79,11 +81,11 @@ def test_nodes_jobs_and_the_death_of_a_node_and_of_the_controller(
         return asked(argv, timeout_s=timeout_s)
 
     names = list(cluster.nodes)
-    collector = Collector(Settings(journal=tmp_path / "none", interval_s=0.2), slurm=Slurm(bounded))
+    collector = Collector(ConsoleSettings(journal=tmp_path / "none", interval_s=0.2), slurm=Slurm(bounded))
     first = shown(collector)
     assert first.cluster
     assert [node.name for node in first.nodes] == names
-    assert {node.health for node in first.nodes} == {Health.IDLE}
+    assert {node.health for node in first.nodes} == {ShownHealth.IDLE}
     assert {node.gpus for node in first.nodes} == {cluster.shape.gpus}
     assert first.headline.mood is Mood.GOOD
     levels = {switch.name: switch.level for switch in first.switches}
@@ -96,12 +98,14 @@ def test_nodes_jobs_and_the_death_of_a_node_and_of_the_controller(
     assert [each.slurm_state for each in busy.jobs] == ["RUNNING"]
     idle = next(node.name for node in busy.nodes if node.job is None)
     admin.update_node(idle, NodeOrder.DRAIN, "ECC errors | GPU 0")
-    drained = until(collector, lambda now: any(node.health is Health.DRAINED for node in now.nodes))
+    drained = until(collector, lambda now: any(node.health is ShownHealth.DRAINED for node in now.nodes))
     assert next(node.reason for node in drained.nodes if node.name == idle) == "ECC errors | GPU 0"
 
     victim = next(node.name for node in busy.nodes if node.job == job)
     cluster.crash(victim)
-    gone = until(collector, lambda now: any(node.health in {Health.SILENT, Health.DOWN} for node in now.nodes))
+    gone = until(
+        collector, lambda now: any(node.health in {ShownHealth.SILENT, ShownHealth.DOWN} for node in now.nodes)
+    )
     assert gone.headline.mood is Mood.BAD
 
     controller = next(machine.daemon for machine in cluster.status() if machine.name == CTL)

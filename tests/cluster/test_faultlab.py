@@ -24,7 +24,7 @@ from deeplink.scheduler.sandbox.lab import record
 from deeplink.scheduler.sandbox.lab.errors import NoTargetError, NotPossibleHereError
 from deeplink.scheduler.sandbox.lab.laboratory import How, Laboratory
 from deeplink.scheduler.sandbox.lab.record import Wound
-from deeplink.scheduler.sandbox.lab.steps import Step, Verb
+from deeplink.scheduler.sandbox.lab.steps import FaultStep, Verb
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from tests.waiting import LIMIT_S, until
@@ -357,7 +357,7 @@ def test_two_commands_do_a_fault_once_and_one_that_was_killed_is_made_good(lab: 
     # As whoever was killed between writing it down and doing it leaves it.
     record.write(
         lab.sandbox.layout.faults,
-        [Wound(name="node-cut", target="n3", unix=1.0, undo=(Step(Verb.HEAL, "n3"),), done=False)],
+        [Wound(name="node-cut", target="n3", unix=1.0, undo=(FaultStep(Verb.HEAL, "n3"),), done=False)],
     )
     assert lab.sandbox.links()["n3"]
     assert lab.inject("node-cut", "n3").done

@@ -13,7 +13,7 @@ from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.lab.looking import ranks_on
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Outcome
+from deeplink.scheduler.watch.records import IncidentOutcome
 from tests.cluster.jobs import submit
 from tests.waiting import LIMIT_S, until
 
@@ -52,5 +52,9 @@ def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox, re
     assert text.count("<module> (train.py") == 4, "where each of them is, the stopped one too"
     with Journal(Path(stacks["file"]).parent / "journal.sqlite", read_only=True) as journal:
         (incident,) = journal.incidents()
-        assert (incident.kind, incident.action, incident.outcome) == ("ranks-hung", "relaunch", Outcome.RECOVERED)
+        assert (incident.kind, incident.action, incident.outcome) == (
+            "ranks-hung",
+            "relaunch",
+            IncidentOutcome.RECOVERED,
+        )
         assert [stack.state for stack in journal.stacks(incident.id)][2] == "T"

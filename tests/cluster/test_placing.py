@@ -15,7 +15,7 @@ from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import HintKind, Recorded, Why
 from tests.cluster.jobs import folder_of, submit
 from tests.cluster.watchdogs import watchdog
 from tests.waiting import LIMIT_S, until
@@ -103,7 +103,7 @@ def test_a_job_runs_where_its_record_expects_it_and_data_and_links_decide(sandbo
     better = other_than_stock(sandbox)
     hold(sandbox, better)
     job, recorded = wish(sandbox, "-N4", "--exclusive", "--deeplink-data=images")
-    assert (recorded.decision.kind, recorded.decision.candidates[0].percent_local) == (Kind.NODES, 100.0)
+    assert (recorded.decision.kind, recorded.decision.candidates[0].percent_local) == (HintKind.NODES, 100.0)
     assert nodes_of(sandbox, job) == set(recorded.decision.nodes) == better
     stock = sandbox.run(
         CTL, ["sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 9"]
@@ -165,7 +165,7 @@ def test_a_wish_that_slurm_would_make_wait_is_not_made(sandbox: Sandbox) -> None
     job = int(sandbox.run(CTL, blocker).stdout)
     nodes_of(sandbox, job)
     late, recorded = wish(sandbox, "-N4", "--exclusive", "--deeplink-data=images")
-    assert recorded.decision.kind is Kind.NOTHING
+    assert recorded.decision.kind is HintKind.NOTHING
     assert nodes_of(sandbox, late) == (EVEN | ODD) - better
 
 
@@ -197,7 +197,7 @@ def test_a_race_that_was_lost_is_mended(sandbox: Sandbox) -> None:
     job = int(done.stdout)
     assert nodes_of(sandbox, job) == (EVEN | ODD) - better
     lines = record.read(record.job_folder(sandbox.home / ".local/state/deeplink", job))
-    assert lines[0].decision.kind is Kind.NODES
+    assert lines[0].decision.kind is HintKind.NODES
     assert set(lines[0].decision.nodes) == better
 
 

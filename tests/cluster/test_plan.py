@@ -9,7 +9,7 @@ import pytest
 
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.types import NodeName
 from tests.waiting import LIMIT_S, until
 
@@ -64,7 +64,7 @@ def cleared(cluster: Sandbox) -> None:
 def test_a_job_that_few_switches_hold_starts_in_the_round_that_sees_it(sandbox: Sandbox, jobs: list[int]) -> None:
     job = submitted(sandbox, "-N2", "--switches=1@00:10:00")
     # Seen before Slurm has first looked: taken back by a zero, the job would wait for ever.
-    noted(sandbox, job, Decision(kind=Kind.SWITCHES, why=Why.SCATTERED, words="", switches=1, patience_s=600))
+    noted(sandbox, job, Decision(kind=HintKind.SWITCHES, why=Why.SCATTERED, words="", switches=1, patience_s=600))
     try:
         seen = once(sandbox, job)
         assert (seen["deed"], seen["changes"]) == ("drop", {"Switches": "2@00:00:00"})
@@ -75,7 +75,7 @@ def test_a_job_that_few_switches_hold_starts_in_the_round_that_sees_it(sandbox: 
 
 def test_a_lost_race_is_mended_in_one_round_and_on_the_record(sandbox: Sandbox, jobs: list[int]) -> None:
     job = submitted(sandbox, "-N2", "-w", "n[0,2]", "--comment=deeplink-wish=n[0,2]")
-    wish = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NodeName("n0"), NodeName("n2")))
+    wish = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(NodeName("n0"), NodeName("n2")))
     noted(sandbox, job, wish)
     try:
         until(lambda: "Resources" in state(sandbox, job), LIMIT_S, lambda: state(sandbox, job))
@@ -84,7 +84,7 @@ def test_a_lost_race_is_mended_in_one_round_and_on_the_record(sandbox: Sandbox, 
         until(lambda: state(sandbox, job).startswith("RUNNING"), LIMIT_S, lambda: state(sandbox, job))
         lines = (folder(sandbox, job) / "decisions.jsonl").read_text().splitlines()
         last = Recorded.parse(json.loads(lines[-1]))
-        assert (last.by, last.decision.kind) == ("plan", Kind.NOTHING)
+        assert (last.by, last.decision.kind) == ("plan", HintKind.NOTHING)
         assert last.decision.words == "Slurm has not started it there (Resources)"
     finally:
         cleared(sandbox)

@@ -14,7 +14,7 @@ from deeplink.scheduler.slurm.client import NodeOrder, Slurm
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.order import ring_crossings
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Incident, Outcome
+from deeplink.scheduler.watch.records import Incident, IncidentOutcome
 from deeplink.types import NodeName, parse_members
 from tests.cluster.jobs import Job, folder_of, submit
 from tests.waiting import LIMIT_S, until
@@ -113,7 +113,7 @@ def test_a_lost_node_costs_seconds_where_there_is_a_spare(fresh_sandbox: Callabl
     assert {node for node, _ in job.placed(f"{job.id}.0.1")} == set(again["nodes"])
     incident = recorded(job)
     assert (incident.kind, incident.node, incident.action) == ("node-silent", victim, "relaunch")
-    assert incident.outcome is Outcome.RECOVERED
+    assert incident.outcome is IncidentOutcome.RECOVERED
     assert incident.began_unix <= incident.detected_unix <= incident.acted_unix <= incident.recovered_unix
 
 

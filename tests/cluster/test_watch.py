@@ -26,12 +26,12 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.act import Actor
-from deeplink.scheduler.watch.book import BeatBook
-from deeplink.scheduler.watch.evidence import Answer, Policy
+from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.observer import Observer
 from deeplink.scheduler.watch.probe import Address
-from deeplink.scheduler.watch.records import ActionRecord, Incident, Kind, Outcome
+from deeplink.scheduler.watch.records import ActionRecord, Incident, IncidentKind, IncidentOutcome
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 from tests.cluster.jobs import Job, folder_of, submit
@@ -73,7 +73,7 @@ class Watch:
 
     def absences(self) -> int:
         """Count the incidents about watchdogs that were killed."""
-        return sum(one.kind == Kind.WATCHDOG_AWAY for one in self.incidents())
+        return sum(one.kind == IncidentKind.WATCHDOG_AWAY for one in self.incidents())
 
     def actions(self) -> tuple[ActionRecord, ...]:
         with Journal(self.journal, read_only=True) as journal:
@@ -138,9 +138,9 @@ def step_numbers(job: Job) -> set[int]:
 
 def await_recovered(watch: Watch, job: Job) -> Incident:
     def theirs() -> list[Incident]:
-        return [one for one in watch.incidents() if one.kind != Kind.WATCHDOG_AWAY]
+        return [one for one in watch.incidents() if one.kind != IncidentKind.WATCHDOG_AWAY]
 
-    until(lambda: any(one.outcome is Outcome.RECOVERED for one in theirs()), LIMIT_S, watch.said)
+    until(lambda: any(one.outcome is IncidentOutcome.RECOVERED for one in theirs()), LIMIT_S, watch.said)
     (incident,) = theirs()
     assert incident.attempt is not None
     assert incident.attempt.job == job.id
@@ -242,7 +242,7 @@ def test_without_rights_a_job_whose_batch_host_died_goes_on_under_another_id(wat
     assert f"submitted anew as job {heir.id}" in said
     assert f"deeplink: resubmitted as {heir.id}" in Slurm(watch.cluster.runner()).comment(job.id)
     (incident,) = [one for one in watch.incidents() if one.attempt and one.attempt.job == job.id]
-    assert (incident.action, incident.node, incident.outcome) == ("resubmit", host, Outcome.RECOVERED)
+    assert (incident.action, incident.node, incident.outcome) == ("resubmit", host, IncidentOutcome.RECOVERED)
 
 
 def heals_and_stays_out(watch: Watch, victim: str) -> None:
@@ -338,19 +338,26 @@ def test_a_comment_drains_no_node_and_a_held_job_says_why_and_is_its_users_to_re
         observer = Observer(
             slurm=root,
             prober=Reachable(),
-            book=BeatBook(),
+            book=HeartbeatTable(),
             journal=journal,
             clock=clock,
-            policy=Policy(),
+            policy=WatchPolicy(),
         )
         metrics = WatchMetrics(CollectorRegistry())
         actor = Actor(slurm=root, journal=journal, observer=observer, clock=clock, metrics=metrics, say=print)
         attempt = Attempt(job.id, 0, 0)
         sick = Verdict(
-            kind=Kind.NODE_SICK, remedy=Remedy.COMMENT, reasons=("disk slow",), attempt=attempt, node=victim
+            kind=IncidentKind.NODE_SICK,
+            remedy=Remedy.COMMENT,
+            reasons=("disk slow",),
+            attempt=attempt,
+            node=victim,
         )
         fails = Verdict(
-            kind=Kind.APPLICATION_FAILED, remedy=Remedy.HOLD, reasons=("exit 1 at step 3",), attempt=attempt
+            kind=IncidentKind.APPLICATION_FAILED,
+            remedy=Remedy.HOLD,
+            reasons=("exit 1 at step 3",),
+            attempt=attempt,
         )
         assert actor.begin(sick, None)
         assert actor.begin(fails, None)
@@ -373,8 +380,8 @@ def test_a_comment_drains_no_node_and_a_held_job_says_why_and_is_its_users_to_re
 class Reachable:
     """Every node answers, as far as this test goes."""
 
-    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
-        return dict.fromkeys(targets, Answer.ANSWERS)
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
+        return dict.fromkeys(targets, ProbeResult.ANSWERS)
 
 
 def test_a_frozen_controller_and_a_cut_node_at_once_are_left_alone(watch: Watch) -> None:

@@ -13,7 +13,7 @@ from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import HintKind, Recorded, Why
 from tests.cluster.test_placing import hold, other_than_stock
 from tests.cluster.watchdogs import watchdog
 from tests.waiting import LIMIT_S, until
@@ -42,7 +42,7 @@ class Cluster:
     def bound(self) -> int:
         """Submit a job that is named nodes; it waits for a minute, unless Slurm comes by just now."""
         job, recorded = self.submit("-N4", "--exclusive", "--deeplink-data=images")
-        assert recorded.decision.kind is Kind.NODES
+        assert recorded.decision.kind is HintKind.NODES
         return job
 
     def told(self, job: int, columns: str = "%T|%r|%N|%n|%k") -> list[str]:
@@ -102,7 +102,7 @@ def test_nodes_named_for_a_job_that_was_cancelled_are_named_for_the_next(cluster
     hold(cluster.sandbox, better)
     for _ in range(2):
         job, recorded = cluster.submit("-N4", "--exclusive", "--deeplink-data=images")
-        assert recorded.decision.kind is Kind.NODES, recorded.decision.words
+        assert recorded.decision.kind is HintKind.NODES, recorded.decision.words
         assert cluster.nodes(job) == set(recorded.decision.nodes) == better
         assert cluster.told(job)[4].startswith("deeplink-wish=")
         cluster.cancel(job)
@@ -113,7 +113,7 @@ def test_a_bound_job_without_a_planner_starts_elsewhere_when_a_node_of_it_dies(c
     better = other_than_stock(sandbox)
     hold(sandbox, better)
     job, recorded = cluster.submit("-N3", "--exclusive", "--deeplink-data=images", "--comment=mine")
-    assert recorded.decision.kind is Kind.NODES
+    assert recorded.decision.kind is HintKind.NODES
     bound = cluster.nodes(job)
     assert {*unfold(cluster.told(job)[3])} == bound <= better
     dead = max(bound)
@@ -129,7 +129,7 @@ def test_no_nodes_are_named_where_no_watchdog_is(fresh_sandbox: Callable[..., Sa
     alone = Cluster(fresh_sandbox(Shape(interleave=True)), {})
     hold(alone.sandbox, other_than_stock(alone.sandbox))
     job, recorded = alone.submit("-N4", "--exclusive", "--deeplink-data=images")
-    assert (recorded.decision.kind, recorded.decision.why) == (Kind.NOTHING, Why.NOT_LOOKED_AFTER)
+    assert (recorded.decision.kind, recorded.decision.why) == (HintKind.NOTHING, Why.NOT_LOOKED_AFTER)
     assert alone.told(job)[3:] == ["", ""]
 
 

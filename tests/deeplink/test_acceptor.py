@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 
 from deeplink.acceptor import Acceptor
-from deeplink.admission import Bounds
+from deeplink.admission import ConnectionBounds
 from deeplink.clock import SystemClock
 from deeplink.listening import listening_socket
 from deeplink.plainrpc import framing
-from deeplink.plainrpc.framing import Kind, frame
+from deeplink.plainrpc.framing import FrameType, frame
 from deeplink.plainrpc.hpack import request_head
 from tests.waiting import LIMIT_S, until
 
 TOKEN = "secret"  # noqa: S105 - of a server that lives as long as its test
 HELLO = framing.PREFACE + framing.settings({})
-PING = frame(Kind.PING, 0, 0, b"are you?")
+PING = frame(FrameType.PING, 0, 0, b"are you?")
 
 
 def call(token: str = TOKEN, stream: int = 1) -> bytes:
-    return frame(Kind.HEADERS, 5, stream, request_head("host:1", "/t.T/Call", (("deeplink-token", token),)))
+    return frame(FrameType.HEADERS, 5, stream, request_head("host:1", "/t.T/Call", (("deeplink-token", token),)))
 
 
 @contextmanager
-def accepted(path: Path, serve: Callable[[socket.socket], None], bounds: Bounds) -> Iterator[Acceptor]:
+def accepted(path: Path, serve: Callable[[socket.socket], None], bounds: ConnectionBounds) -> Iterator[Acceptor]:
     """Have one thread for each connection serve it."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -86,7 +86,7 @@ def received(peer: socket.socket, size: int) -> bytes:
 @pytest.mark.parametrize("size", [0, 100, 20_000_000])
 def test_all_of_it_comes_through_in_both_directions(tmp_path: Path, size: int) -> None:
     said = HELLO + call() + os.urandom(size)
-    with accepted(tmp_path / "s", echo, Bounds()) as acceptor, connected(acceptor) as peer:
+    with accepted(tmp_path / "s", echo, ConnectionBounds()) as acceptor, connected(acceptor) as peer:
         sender = threading.Thread(target=peer.sendall, args=(said,))
         sender.start()
         assert received(peer, len(said)) == said
@@ -100,7 +100,7 @@ def test_what_a_server_said_before_it_closed_comes_whole_to_a_slow_reader(tmp_pa
         with peer:
             peer.sendall(bytes(size))
 
-    with accepted(tmp_path / "s", serve, Bounds()) as acceptor, socket.socket() as peer:
+    with accepted(tmp_path / "s", serve, ConnectionBounds()) as acceptor, socket.socket() as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.settimeout(60)
         peer.connect(acceptor._listener.getsockname())
@@ -118,7 +118,7 @@ def test_what_a_server_said_before_it_closed_comes_whole_to_a_slow_reader(tmp_pa
 )
 def test_a_stranger_has_a_moment_and_who_has_the_token_stays(tmp_path: Path, said: bytes) -> None:
     with (
-        accepted(tmp_path / "s", echo, Bounds(proof_s=0.5)) as acceptor,
+        accepted(tmp_path / "s", echo, ConnectionBounds(proof_s=0.5)) as acceptor,
         connected(acceptor) as proven,
         connected(acceptor) as stranger,
     ):
@@ -132,7 +132,10 @@ def test_a_stranger_has_a_moment_and_who_has_the_token_stays(tmp_path: Path, sai
 
 
 def test_pings_do_not_lengthen_a_strangers_time(tmp_path: Path) -> None:
-    with accepted(tmp_path / "s", echo, Bounds(proof_s=0.5)) as acceptor, connected(acceptor) as stranger:
+    with (
+        accepted(tmp_path / "s", echo, ConnectionBounds(proof_s=0.5)) as acceptor,
+        connected(acceptor) as stranger,
+    ):
         stranger.sendall(HELLO)
 
         def is_over() -> bool:
@@ -151,8 +154,8 @@ def test_pings_do_not_lengthen_a_strangers_time(tmp_path: Path) -> None:
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2,
         HELLO + b"".join(call("no", n) for n in range(1, 41, 2)),
         HELLO + bytes(1 << 19),
-        HELLO + frame(Kind.HEADERS, 0, 1, b"") + frame(Kind.CONTINUATION, 0, 1, bytes(16_000)) * 2,
-        HELLO + frame(Kind.HEADERS, 0, 1, b"") + frame(Kind.CONTINUATION, 0, 1, b"") * 17,
+        HELLO + frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.CONTINUATION, 0, 1, bytes(16_000)) * 2,
+        HELLO + frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.CONTINUATION, 0, 1, b"") * 17,
         HELLO + b"".join(call("no" * 1024, n) for n in range(1, 21, 2)),
     ],
     ids=[
@@ -165,7 +168,10 @@ def test_pings_do_not_lengthen_a_strangers_time(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_client_of_ours_says_ends_a_connection_at_once(tmp_path: Path, said: bytes) -> None:
-    with accepted(tmp_path / "s", echo, Bounds(proof_s=600.0)) as acceptor, connected(acceptor) as stranger:
+    with (
+        accepted(tmp_path / "s", echo, ConnectionBounds(proof_s=600.0)) as acceptor,
+        connected(acceptor) as stranger,
+    ):
         threading.Thread(target=_send, args=(stranger, said), daemon=True).start()
         until(lambda: is_closed(stranger) and not acceptor.open_connections())
 
@@ -181,7 +187,7 @@ def test_one_that_ends_before_it_is_woken_is_closed_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wake = os.eventfd_write
-    with accepted(tmp_path / "s", echo, Bounds()) as acceptor:
+    with accepted(tmp_path / "s", echo, ConnectionBounds()) as acceptor:
 
         def late(descriptor: int, value: int) -> None:
             acceptor._thread.join(LIMIT_S)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.admission import Admission, Bounds
+from deeplink.admission import Admission, ConnectionBounds
 from deeplink.clock import ManualClock
 
-BOUNDS = Bounds(connections=8, proof_s=5.0)
+BOUNDS = ConnectionBounds(connections=8, proof_s=5.0)
 
 
 def test_the_oldest_stranger_of_an_address_makes_room_for_the_next_of_it() -> None:

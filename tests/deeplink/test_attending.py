@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from deeplink.attending import Attendee, Attending, Deliver, Told
+from deeplink.attending import Attendee, Attending, Deliver, ReportedFindings
 from deeplink.clock import SystemClock
-from deeplink.scheduler.health.check import Check
+from deeplink.scheduler.health.check import HealthCheck
 from deeplink.scheduler.health.clock import Compared
 from deeplink.scheduler.health.look import GOOD, Look, comment, drain
-from deeplink.scheduler.health.settings import Timing
+from deeplink.scheduler.health.settings import CheckTiming
 from deeplink.scheduler.health.watching import Ended, HealthWatch
 from deeplink.scheduler.watch.messages import MOST_FINDINGS, node_from_wire
-from deeplink.scheduler.watch.records import Finding, Severity
+from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity
 from deeplink.tokens import write_token
 from deeplink.v1 import node_pb2, watch_pb2, watch_pb2_grpc
 from deeplink.wire import FrontedServer, bound_server
@@ -81,7 +81,9 @@ class Sick:
     def __init__(self) -> None:
         self.says = GOOD
         self.compared = Compared()
-        check = Check(name="disk", look=lambda: self.says, timing=Timing(interval_s=0.01, bad=1, good=1))
+        check = HealthCheck(
+            name="disk", look=lambda: self.says, timing=CheckTiming(interval_s=0.01, bad=1, good=1)
+        )
         self.watch = HealthWatch([check], clock=SystemClock())
 
 
@@ -229,7 +231,9 @@ def test_a_watchdog_that_hangs_blocks_nobody_and_stopping_is_quick(tmp_path: Pat
 
 
 def ended(number: int) -> Ended:
-    finding = Finding(check="c", severity=Severity.DRAIN, problem=str(number), since_unix=float(number))
+    finding = HealthFinding(
+        check="c", severity=HealthSeverity.DRAIN, problem=str(number), since_unix=float(number)
+    )
     return Ended(number, ("c", "s", float(number)), finding)
 
 
@@ -241,7 +245,7 @@ def test_each_that_ended_untold_is_told_once_if_there_is_room(
     rounds: list[tuple[int, bool, bool]], room: int
 ) -> None:
     """Each round some findings end, one of them perhaps told before; then the watchdog is reached, or not."""
-    told, number, past, said = Told(), 0, list[Ended](), list[str]()
+    told, number, past, said = ReportedFindings(), 0, list[Ended](), list[str]()
     expected: list[str] = []
     for count, knew, reached in rounds:
         new = [ended(number + offset) for offset in range(1, count + 1)]
@@ -262,5 +266,5 @@ def test_each_that_ended_untold_is_told_once_if_there_is_room(
 
 def test_no_message_holds_more_than_the_watchdog_takes(watchdog: Watchdog, tmp_path: Path) -> None:
     many = [ended(number) for number in range(1, 400)]
-    assert len(Told().missed(many, MOST_FINDINGS - 16)) == MOST_FINDINGS - 16
-    assert Told().missed(many, 0) == []
+    assert len(ReportedFindings().missed(many, MOST_FINDINGS - 16)) == MOST_FINDINGS - 16
+    assert ReportedFindings().missed(many, 0) == []

@@ -30,10 +30,10 @@ from deeplink.cache.store import Store
 from deeplink.errors import DeepLinkError
 from deeplink.filesystem import DeepLinkFileSystem
 from deeplink.library import (
+    DatasetNotFoundError,
     IsFolderError,
     NotReadError,
-    NotThereError,
-    ReadOnlyError,
+    ReadOnlyDatasetError,
     forget_open_datasets,
 )
 from tests.cache.agents import Agents, config_below, write_tree
@@ -126,7 +126,7 @@ def test_what_is_not_there_is_an_error_that_says_so(fs: DeepLinkFileSystem, path
     for call in (fs.info, fs.ls, fs.cat, fs.open, fs.checksum, fs.size, fs.modified):
         with pytest.raises(FileNotFoundError) as refused:
             call(path)
-        assert isinstance(refused.value, NotThereError)
+        assert isinstance(refused.value, DatasetNotFoundError)
         assert refused.value.errno == 2
     assert fs.find(path) == []
     assert fs.glob(path) == []
@@ -272,14 +272,14 @@ def test_reading_ahead_is_bounded(
     monkeypatch.setattr(readahead, "_BATCH_BYTES", 10)
     fs.get("odd/b", str(tmp_path / "few"), recursive=True)
     assert sum(batches) == 4
-    with pytest.raises(NotThereError):
+    with pytest.raises(DatasetNotFoundError):
         fs.get(["odd/a.txt", "odd/none"], [str(tmp_path / "there"), str(tmp_path / "not")])
     assert (tmp_path / "there").read_bytes() == FILES["a.txt"]
 
 
 def test_what_cannot_be_read_is_raised_left_out_or_returned(fs: DeepLinkFileSystem) -> None:
     paths = ["odd/none", "odd/a", "odd/b/1.txt"]
-    with pytest.raises(NotThereError):
+    with pytest.raises(DatasetNotFoundError):
         fs.cat(["odd/b/1.txt", "odd/none"])
     assert fs.cat(paths, on_error="omit") == {"odd/b/1.txt": b"one"}
     returned = fs.cat(paths, on_error="return")
@@ -287,8 +287,8 @@ def test_what_cannot_be_read_is_raised_left_out_or_returned(fs: DeepLinkFileSyst
     assert isinstance(returned["odd/none"], FileNotFoundError)
     assert isinstance(returned["odd/a"], IsADirectoryError)
     ranges = fs.cat_ranges(paths, 0, 2)
-    assert [type(part) for part in ranges] == [NotThereError, IsFolderError, bytes]
-    with pytest.raises(NotThereError):
+    assert [type(part) for part in ranges] == [DatasetNotFoundError, IsFolderError, bytes]
+    with pytest.raises(DatasetNotFoundError):
         fs.cat_ranges(paths, 0, 2, on_error="raise")
     with pytest.raises(IsFolderError):
         fs.cat("odd/a")
@@ -418,7 +418,7 @@ def test_a_mapper_reads_as_a_dict_does(fs: DeepLinkFileSystem) -> None:
     assert dict(mapper) == {"deep/er/one": b"1", "deep/two.bin": FILES["a/deep/two.bin"]}
     with pytest.raises(KeyError):
         mapper["deep"]
-    with pytest.raises(ReadOnlyError):
+    with pytest.raises(ReadOnlyDatasetError):
         mapper["new"] = b""
     with pytest.raises(KeyError):  # fsspec's own answer to any refusal
         del mapper["deep/er/one"]
@@ -469,7 +469,7 @@ def test_every_call_that_writes_is_refused(
 ) -> None:
     with pytest.raises(PermissionError, match="read only") as refused:
         write(fs)
-    assert isinstance(refused.value, ReadOnlyError)
+    assert isinstance(refused.value, ReadOnlyDatasetError)
     assert refused.value.errno == 30
     assert "deeplink pack" in refused.value.remedy
 

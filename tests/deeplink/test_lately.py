@@ -5,13 +5,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from deeplink.clock import ManualClock, SystemClock
-from deeplink.lately import WAIT_S, Lately
+from deeplink.lately import WAIT_S, CachedProbe
 from tests.waiting import LIMIT_S
 
 
 def test_one_look_does_for_all_who_ask_within_its_time() -> None:
     looks, clock = iter(range(100)), ManualClock()
-    lately = Lately(lambda: next(looks), -1, clock, kept_s=0.5, share=20)
+    lately = CachedProbe(lambda: next(looks), -1, clock, kept_s=0.5, share=20)
     assert [lately() for _ in range(3)] == [0, 0, 0]
     clock.sleep(0.6)
     assert lately() == 1
@@ -26,7 +26,7 @@ def test_a_look_that_hangs_holds_up_nobody_and_is_the_only_one() -> None:
             go.wait(LIMIT_S)
         return f"seen {len(looks)}"
 
-    lately = Lately(look, "nothing yet", SystemClock(), kept_s=0.01, share=0)
+    lately = CachedProbe(look, "nothing yet", SystemClock(), kept_s=0.01, share=0)
     assert lately() == "seen 1"
     time.sleep(0.05)
     began = time.monotonic()
@@ -43,6 +43,6 @@ def test_a_look_that_hangs_holds_up_nobody_and_is_the_only_one() -> None:
 
 def test_until_the_first_look_has_ended_it_says_so() -> None:
     go = threading.Event()
-    lately = Lately(lambda: go.wait(LIMIT_S), None, SystemClock(), kept_s=0.01, share=0)
+    lately = CachedProbe(lambda: go.wait(LIMIT_S), None, SystemClock(), kept_s=0.01, share=0)
     assert lately() is None
     go.set()

@@ -16,7 +16,7 @@ from mmengine.registry import DATASETS
 from torch.utils.data import DataLoader
 
 from deeplink.cache.packer import pack
-from deeplink.library import IsFolderError, NotThereError, ReadOnlyError
+from deeplink.library import DatasetNotFoundError, IsFolderError, ReadOnlyDatasetError
 from deeplink.mmengine_backend import DeepLinkBackend
 from tests.cache.agents import config_below, write_tree
 from tests.pickled import copied
@@ -103,7 +103,7 @@ def test_paths_are_mapped_and_joined(config: Config) -> None:
     assert backend.get("data/coco/images/a/0.bin") == b"\0"
     assert backend.get(Path("data/coco/images/a/0.bin")) == b"\0"
     assert backend.get(Path("deeplink://coco/images/a/0.bin")) == b"\0"  # pathlib leaves one slash
-    with pytest.raises(NotThereError, match="other"):
+    with pytest.raises(DatasetNotFoundError, match="other"):
         backend.get("data/elsewhere")
     joined = backend.join_path("deeplink://coco/", "images", "/a/", "0.bin")
     assert joined == "deeplink://coco/images/a/0.bin"
@@ -140,7 +140,7 @@ def test_wrong_wishes_for_a_list_are_refused(backend: DeepLinkBackend) -> None:
         backend.list_dir_or_file("deeplink://coco", suffix=".bin")
     with pytest.raises(TypeError, match="string or tuple"):
         backend.list_dir_or_file("deeplink://coco", list_dir=False, suffix=[".bin"])  # type: ignore[arg-type]
-    with pytest.raises(NotThereError, match="no folder"):
+    with pytest.raises(DatasetNotFoundError, match="no folder"):
         backend.list_dir_or_file("deeplink://coco/annotations.json")
 
 
@@ -176,9 +176,9 @@ def test_local_copies(backend: DeepLinkBackend, tmp_path: Path) -> None:
     ],
 )
 def test_whatever_writes_is_refused(backend: DeepLinkBackend, call: str, args: list[Any]) -> None:
-    with pytest.raises(ReadOnlyError):
+    with pytest.raises(ReadOnlyDatasetError):
         getattr(backend, call)(*args)
-    with pytest.raises(ReadOnlyError):
+    with pytest.raises(ReadOnlyDatasetError):
         getattr(fileio, call)(*args)
 
 

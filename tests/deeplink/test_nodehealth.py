@@ -12,8 +12,8 @@ from deeplink.agent import Agent, AgentSettings
 from deeplink.clock import SystemClock
 from deeplink.config import Config, ConfigError
 from deeplink.nodehealth import NodeHealth
-from deeplink.scheduler.health.builtin import OF_A_JOB, Place, boot_id_of, checks_of
-from deeplink.scheduler.health.seen import Seen, file_in
+from deeplink.scheduler.health.builtin import OF_A_JOB, CheckPaths, boot_id_of, checks_of
+from deeplink.scheduler.health.seen import HighWaterMarks, file_in
 from deeplink.types import NodeName
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.wire import open_channel
@@ -69,7 +69,7 @@ def test_the_disk_that_fills_up_is_in_the_heartbeat_with_the_boot_and_goes_again
 
 
 def test_a_jobs_agent_looks_at_what_is_cheap_and_keeps_nothing(tmp_path: Path) -> None:
-    place = Place(node="n0", store=tmp_path, of_job=True)
+    place = CheckPaths(node="n0", store=tmp_path, of_job=True)
     checks = checks_of(config(tmp_path, "[site.x]\ncommand = ['true']\n"), place, SystemClock())
     assert {check.name for check in checks} == OF_A_JOB
     for check in checks:
@@ -80,7 +80,7 @@ def test_a_jobs_agent_looks_at_what_is_cheap_and_keeps_nothing(tmp_path: Path) -
 
 
 def test_a_standing_agent_looks_at_everything_and_keeps_what_there_was(tmp_path: Path) -> None:
-    place = Place(node="n0", store=tmp_path, env={})
+    place = CheckPaths(node="n0", store=tmp_path, env={})
     checks = checks_of(config(tmp_path, "[site.x]\ncommand = ['true']\n"), place, SystemClock())
     assert {check.name for check in checks} == OF_A_JOB | {"mount", "x"}
     for check in checks:
@@ -95,12 +95,12 @@ def test_what_another_node_had_that_shares_the_home_or_another_job_is_not_missed
 ) -> None:
     def gone(host: str, **env: str) -> bool:
         monkeypatch.setattr("socket.gethostname", lambda: host)
-        place = Place(node=host, store=tmp_path, once=True, env=env)
+        place = CheckPaths(node=host, store=tmp_path, once=True, env=env)
         (network,) = (one for one in checks_of(config(tmp_path), place, SystemClock()) if one.name == "network")
         return "fast9" in {complaint.subject for complaint in network.look().complaints}
 
     assert not gone("n0")
-    Seen(file_in(tmp_path / "state")).best("up fast9", 1.0)
+    HighWaterMarks(file_in(tmp_path / "state")).best("up fast9", 1.0)
     assert gone("n0")
     assert not gone("n1")
     assert not gone("n0", SLURM_PROCID="0"), "a job's task sees the job's share alone"

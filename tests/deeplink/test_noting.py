@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.holding.summary import Held, UnknownHoldingError, held
+from deeplink.cache.holding.summary import HeldSummary, UnknownHoldingError, held
 from deeplink.cli import main
 from deeplink.noting import note_placed
 from deeplink.types import NodeName
@@ -38,7 +38,7 @@ def deeplink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     return run
 
 
-def told(folder: Path) -> Held:
+def told(folder: Path) -> HeldSummary:
     return held(folder / "catalog", "images", unix=0.0, old_s=1e12)
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.packer import pack
-from deeplink.library import ReadOnlyError
+from deeplink.library import ReadOnlyDatasetError
 from tests.cache.agents import config_below, write_tree
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_what_is_not_there_and_what_would_write_is_refused_as_pandas_users_expec
     with pytest.raises(FileNotFoundError, match=r"pets/none\.csv"):
         pd.read_csv("deeplink://pets/none.csv")
     for write in (pd.DataFrame.to_csv, pd.DataFrame.to_parquet):
-        with pytest.raises(ReadOnlyError):
+        with pytest.raises(ReadOnlyDatasetError):
             write(pd.DataFrame({"a": [1]}), "deeplink://pets/new")
 
 

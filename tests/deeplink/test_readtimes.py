@@ -12,11 +12,11 @@ import pytest
 from deeplink.cache.errors import DatasetMissingError
 from deeplink.clock import SystemClock
 from deeplink.config import Config
-from deeplink.readtimes import Bounds, Part, ReadTimer
-from deeplink.scheduler.model.read_sweep import Place
+from deeplink.readtimes import ReadBounds, ReadTimer, SampleSlice
+from deeplink.scheduler.model.read_sweep import ReadPlace
 from tests.deeplink.packed_things import COUNT, packed_below
 
-MUCH = Bounds(bytes=1 << 30, seconds=60.0)
+MUCH = ReadBounds(bytes=1 << 30, seconds=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +24,15 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return packed_below(tmp_path_factory.mktemp("packed"))
 
 
-def timer(config: Config, bounds: Bounds = MUCH, part: Part | None = None, dataset: str = "even") -> ReadTimer:
-    return ReadTimer(dataset, config, part or Part(rank=0, ranks=1, node=0), bounds, SystemClock())
+def timer(
+    config: Config, bounds: ReadBounds = MUCH, part: SampleSlice | None = None, dataset: str = "even"
+) -> ReadTimer:
+    return ReadTimer(dataset, config, part or SampleSlice(rank=0, ranks=1, node=0), bounds, SystemClock())
 
 
-@pytest.mark.parametrize("place", [Place.LOCAL, Place.SOURCE, Place.TOGETHER])
-def test_each_sample_is_read_once_and_counted(packed: Config, place: Place) -> None:
-    with timer(packed, part=Part(rank=0, ranks=1, node=7)) as reading:
+@pytest.mark.parametrize("place", [ReadPlace.LOCAL, ReadPlace.SOURCE, ReadPlace.TOGETHER])
+def test_each_sample_is_read_once_and_counted(packed: Config, place: ReadPlace) -> None:
+    with timer(packed, part=SampleSlice(rank=0, ranks=1, node=7)) as reading:
         found = reading.read(place)
         rows = len(reading.rows(place))
     # A quarter of the samples are this place's; the first one is read before the clock starts.
@@ -43,36 +45,39 @@ def test_each_sample_is_read_once_and_counted(packed: Config, place: Place) -> N
 def test_no_two_ranks_and_no_two_places_read_the_same(packed: Config) -> None:
     taken = []
     for rank in range(3):
-        with timer(packed, part=Part(rank=rank, ranks=3, node=rank)) as reading:
-            taken += [set(reading.rows(place).tolist()) for place in (Place.LOCAL, Place.SOURCE, Place.TOGETHER)]
+        with timer(packed, part=SampleSlice(rank=rank, ranks=3, node=rank)) as reading:
+            taken += [
+                set(reading.rows(place).tolist())
+                for place in (ReadPlace.LOCAL, ReadPlace.SOURCE, ReadPlace.TOGETHER)
+            ]
     assert all(one.isdisjoint(other) for one, other in combinations(taken, 2))
     assert all(taken)
 
 
 def test_bounds_are_kept(packed: Config) -> None:
-    with timer(packed, Bounds(bytes=1, seconds=60.0)) as reading:
-        assert reading.read(Place.LOCAL).bytes <= 64 * 100
-    with timer(packed, Bounds(bytes=1 << 30, seconds=0.0)) as reading:
-        assert reading.read(Place.SOURCE).bytes <= 64 * 100
+    with timer(packed, ReadBounds(bytes=1, seconds=60.0)) as reading:
+        assert reading.read(ReadPlace.LOCAL).bytes <= 64 * 100
+    with timer(packed, ReadBounds(bytes=1 << 30, seconds=0.0)) as reading:
+        assert reading.read(ReadPlace.SOURCE).bytes <= 64 * 100
 
 
 def test_what_is_nowhere_is_a_problem_and_no_failure(packed: Config, tmp_path: Path) -> None:
     with timer(packed) as reading:
-        alone = reading.read(Place.PEER)
+        alone = reading.read(ReadPlace.PEER)
     assert (alone.bytes, alone.problem) == (0, "no other node gave any of it")
     with timer(replace(packed, store=tmp_path / "empty")) as reading:
-        assert "empty" in reading.read(Place.LOCAL).problem
+        assert "empty" in reading.read(ReadPlace.LOCAL).problem
     (tmp_path / "empty").mkdir()
     with timer(replace(packed, store=tmp_path / "empty")) as reading:
-        assert reading.read(Place.LOCAL).problem == "this node's store holds nothing of it"
+        assert reading.read(ReadPlace.LOCAL).problem == "this node's store holds nothing of it"
 
 
 def test_a_source_that_is_gone_is_a_problem_of_the_source_alone(tmp_path: Path) -> None:
     config = packed_below(tmp_path)
     shutil.rmtree(tmp_path / "even")
     with timer(config) as reading:
-        assert reading.read(Place.SOURCE).problem
-        assert reading.read(Place.LOCAL).bytes
+        assert reading.read(ReadPlace.SOURCE).problem
+        assert reading.read(ReadPlace.LOCAL).bytes
 
 
 def test_what_came_from_elsewhere_is_not_timed(tmp_path: Path) -> None:
@@ -80,8 +85,8 @@ def test_what_came_from_elsewhere_is_not_timed(tmp_path: Path) -> None:
     for shard in (tmp_path / "store").glob("*.mdb"):
         shard.write_bytes(bytes(shard.stat().st_size))
     with timer(config) as reading:
-        assert len(reading.rows(Place.LOCAL))
-        found = reading.read(Place.LOCAL)
+        assert len(reading.rows(ReadPlace.LOCAL))
+        found = reading.read(ReadPlace.LOCAL)
     assert (found.bytes, found.problem) == (0, "this node's store holds nothing of it")
 
 

@@ -15,9 +15,9 @@ from deeplink.cache.errors import BadKeyError, DatasetMissingError, DatasetNameE
 from deeplink.cache.index import Index, IndexContent, ShardEntry, write_index
 from deeplink.filesystem import DeepLinkFileSystem
 from deeplink.getting import planned
-from deeplink.library import Library, NotThereError, forget_open_datasets
+from deeplink.library import DatasetNotFoundError, Library, forget_open_datasets
 from deeplink.path import DatasetPath, VersionAmbiguousError, resolved_version
-from deeplink.tree import Tree
+from deeplink.tree import DatasetTree
 from deeplink.types import SampleKey, ShardId, Version
 from tests.cache.agents import config_below
 
@@ -101,7 +101,7 @@ def test_names_of_a_hostile_index_lead_nowhere(tmp_path: Path) -> None:
     record = PackRecord(source="", plan="", files=2, bytes=0, shards=1, packed_unix=0)
     Catalog(config.catalog).publish("evil", content(["a/../../../out", "a/b"]), record)
     (tmp_path / "in").mkdir()
-    with pytest.raises(NotThereError, match="lead out"):
+    with pytest.raises(DatasetNotFoundError, match="lead out"):
         DeepLinkFileSystem(config=config).get("evil", str(tmp_path / "in" / "to"), recursive=True)
     with pytest.raises(BadKeyError):
         planned(Library(config=config), ["evil"], str(tmp_path / "in" / "to"), recursive=True)
@@ -111,7 +111,7 @@ def test_names_of_a_hostile_index_lead_nowhere(tmp_path: Path) -> None:
 def test_the_whole_tree_is_walked_with_folders_before_their_files(tmp_path: Path) -> None:
     keys = ["a.b/c", "a/b/c/d", "a/b/e", "a0", "z/y"]
     path = tmp_path / "index"
-    tree = Tree(Index(path, write_index(path, content(keys))))
+    tree = DatasetTree(Index(path, write_index(path, content(keys))))
     assert [entry.path for entry in tree.below("")] == [
         "a.b", "a.b/c", "a", "a/b", "a/b/c", "a/b/c/d", "a/b/e", "a0", "z", "z/y",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deeplink import vitals
-from deeplink.cache.reads.tally import Tally
+from deeplink.cache.reads.tally import ReadTotals
 from deeplink.checkpoints import Checkpoints
 from deeplink.clock import ManualClock
 from deeplink.progress import Destination, Reporter, _Said
@@ -42,7 +42,7 @@ def test_what_several_count_is_added_up_for_as_long_as_they_live(own: vitals.Vit
 
 
 def test_reads_are_told_once_there_are_any(own: vitals.Vitals) -> None:
-    tally = Tally()
+    tally = ReadTotals()
     assert own.numbers() == {}
     tally.count(local_samples=3, source_samples=1)
     assert own.numbers() == {vitals.LOCAL_SAMPLES: 3.0, vitals.PEER_SAMPLES: 0.0, vitals.SOURCE_SAMPLES: 1.0}

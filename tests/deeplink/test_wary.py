@@ -13,7 +13,7 @@ import pytest
 from deeplink.cache.client import MemberClient
 from deeplink.cache.errors import MemberError, MemberSilentError
 from deeplink.plainrpc import framing
-from deeplink.plainrpc.framing import Kind, frame
+from deeplink.plainrpc.framing import FrameType, frame
 from deeplink.strangers import STRANGERS
 from deeplink.tokens import new_token
 from deeplink.types import Member, NodeName
@@ -31,7 +31,7 @@ def nobody_is_known() -> None:
 def head(*fields: tuple[bytes, bytes], ends: bool = False) -> bytes:
     """A header block of literals (RFC 7541)."""
     block = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields)
-    return frame(Kind.HEADERS, framing.END_HEADERS | (framing.END_STREAM if ends else 0), 1, block)
+    return frame(FrameType.HEADERS, framing.END_HEADERS | (framing.END_STREAM if ends else 0), 1, block)
 
 
 GRPC = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -40,10 +40,10 @@ ANSWERS = {
     "UNIMPLEMENTED": head(*GRPC, (b"grpc-status", b"12"), ends=True),
     "404": head((b":status", b"404"), ends=True),
     "503": head((b":status", b"503"), ends=True),
-    "a page": head((b":status", b"200"), (b"content-type", b"text/html")) + frame(Kind.DATA, 1, 1, b"<html>"),
+    "a page": head((b":status", b"200"), (b"content-type", b"text/html")) + frame(FrameType.DATA, 1, 1, b"<html>"),
     "no status": head(*GRPC) + head((b"x", b"y"), ends=True),
     "another reply": head(*GRPC)
-    + frame(Kind.DATA, 0, 1, b"\0\0\0\0\x05" + b"\xff" * 5)
+    + frame(FrameType.DATA, 0, 1, b"\0\0\0\0\x05" + b"\xff" * 5)
     + head((b"grpc-status", b"0"), ends=True),
     "noise": b"\xff" * 200,
 }

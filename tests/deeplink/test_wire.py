@@ -75,7 +75,7 @@ def test_every_service_refuses_a_call_without_it(served: tuple[BoundServer, str]
 
 
 HELLO = framing.PREFACE + framing.settings({})
-PING = framing.frame(framing.Kind.PING, 0, 0, b"are you?")
+PING = framing.frame(framing.FrameType.PING, 0, 0, b"are you?")
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_calls_of_strangers_whose_requests_never_come_hold_no_place(open_service
     bound.server.start()
     heads = (request_head("host:1", f"/{SERVICE}/Beat", (("user-agent", "x"),)) for _ in range(16))
     half = HELLO + b"".join(
-        framing.frame(framing.Kind.HEADERS, 4, 2 * n + 1, head) for n, head in enumerate(heads)
+        framing.frame(framing.FrameType.HEADERS, 4, 2 * n + 1, head) for n, head in enumerate(heads)
     )
     try:
         with contextlib.ExitStack() as open_ones:
@@ -227,7 +227,7 @@ def _first_head(said: bytes, heads: HeaderReader) -> dict[str, str] | None:
     while len(said) >= at + framing.FRAME.size:
         high, low, kind, _, _ = framing.FRAME.unpack_from(said, at)
         end = at + framing.FRAME.size + (high << 16) + low
-        if kind == framing.Kind.HEADERS and len(said) >= end:
+        if kind == framing.FrameType.HEADERS and len(said) >= end:
             return dict(heads.read(said[at + framing.FRAME.size : end]))
         at = end
     return None

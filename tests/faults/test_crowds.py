@@ -56,7 +56,7 @@ def request_of_some(nodes: Nodes, number: int) -> tuple[bytes, list[bytes]]:
         extents["shard"] = [shards.index(int(index.shard[row])) for row in rows]
         extents["block"], extents["offset"] = index.block[rows], index.offset[rows]
         extents["length"] = index.lengths[rows]
-        request = frames.Request(1, [index.shards[place].id for place in shards], extents)
+        request = frames.ExtentsRequest(1, [index.shards[place].id for place in shards], extents)
         return frames.encode_request(request), [nodes.files[index.key(row)] for row in rows]
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deeplink.scheduler.sandbox.lab.scene import Scene
-    from deeplink.scheduler.sandbox.lab.steps import Plan
+    from deeplink.scheduler.sandbox.lab.steps import FaultPlan
 
 
-class Target(StrEnum):
+class FaultTarget(StrEnum):
     """What a fault hits."""
 
     NODE = "node"
@@ -41,10 +41,10 @@ class Fault:
     """
 
     name: str
-    target: Target
+    target: FaultTarget
     like: str
     undone: str
-    plan: Callable[[Scene], Plan]
+    plan: Callable[[Scene], FaultPlan]
     network: bool = True
     lasting: bool = True
     mounts: bool = False
@@ -53,7 +53,7 @@ class Fault:
 _FAULTS = (
     Fault(
         name="node-killed",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like="power loss: the link goes first, then every process",
         undone="the node boots",
         plan=plans.node_killed,
@@ -61,21 +61,21 @@ _FAULTS = (
     ),
     Fault(
         name="node-cut",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like="a cable is pulled: its ranks and slurmd live on, and nobody hears them",
         undone="the cable is put back",
         plan=plans.cut,
     ),
     Fault(
         name="leaf-cut",
-        target=Target.LEAF,
+        target=FaultTarget.LEAF,
         like="a leaf switch loses its uplink: its nodes hear each other and nobody else",
         undone="the uplink is back",
         plan=plans.cut,
     ),
     Fault(
         name="fast-reboot",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like=f"a kernel panic and a boot within {plans.REBOOT_S:g} s: Slurm sees nothing, the boot id is another",
         undone="it is over: the node is up",
         plan=plans.fast_reboot,
@@ -83,7 +83,7 @@ _FAULTS = (
     ),
     Fault(
         name="rank-stopped",
-        target=Target.RANK,
+        target=FaultTarget.RANK,
         like="a rank hangs (SIGSTOP): alive, silent, holding its GPU",
         undone="SIGCONT",
         plan=plans.rank_stopped,
@@ -91,7 +91,7 @@ _FAULTS = (
     ),
     Fault(
         name="rank-killed",
-        target=Target.RANK,
+        target=FaultTarget.RANK,
         like="a rank dies by a signal (SIGKILL), as by the kernel's out-of-memory killer",
         undone="cannot be: it is dead",
         plan=plans.rank_killed,
@@ -99,7 +99,7 @@ _FAULTS = (
     ),
     Fault(
         name="rank-exit",
-        target=Target.FOLDER,
+        target=FaultTarget.FOLDER,
         like="the training script exits with 1 at a step, once or always (the laboratory's own ranks obey it)",
         undone="the order is taken back",
         plan=plans.rank_exit,
@@ -107,7 +107,7 @@ _FAULTS = (
     ),
     Fault(
         name="slow-rank",
-        target=Target.RANK,
+        target=FaultTarget.RANK,
         like="a straggler: one rank stands still for a share of the time",
         undone="it runs on",
         plan=plans.slow_rank,
@@ -115,7 +115,7 @@ _FAULTS = (
     ),
     Fault(
         name="slurmd-killed",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like="slurmd dies, the job's processes live",
         undone="slurmd is started, unless somebody has",
         plan=plans.daemon_killed("slurmd-killed"),
@@ -123,7 +123,7 @@ _FAULTS = (
     ),
     Fault(
         name="node-drained",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like="an administrator drains the node: what runs there runs on, nothing new begins there",
         undone="it is resumed, unless somebody drained it for another reason",
         plan=plans.node_drained,
@@ -131,7 +131,7 @@ _FAULTS = (
     ),
     Fault(
         name="controller-down",
-        target=Target.CONTROL,
+        target=FaultTarget.CONTROL,
         like="slurmctld dies: connections to it are refused",
         undone="slurmctld is started",
         plan=plans.daemon_killed("controller-down"),
@@ -139,7 +139,7 @@ _FAULTS = (
     ),
     Fault(
         name="controller-frozen",
-        target=Target.CONTROL,
+        target=FaultTarget.CONTROL,
         like="slurmctld hangs: connections to it are accepted and not answered",
         undone="SIGCONT",
         plan=plans.controller_frozen,
@@ -147,35 +147,35 @@ _FAULTS = (
     ),
     Fault(
         name="watchdog-killed",
-        target=Target.CONTROL,
+        target=FaultTarget.CONTROL,
         like="`deeplink watch` dies without a word (SIGKILL)",
         undone="it is started again, as it was started before",
         plan=plans.watchdog_killed,
     ),
     Fault(
         name="agents-silent",
-        target=Target.ALL,
+        target=FaultTarget.ALL,
         like="a filter drops what all node agents send: all are silent at once, and no node is at fault",
         undone="the filter is gone",
         plan=plans.agents_silent,
     ),
     Fault(
         name="data-cut",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like="a filter drops what a node's data ports send: its agents and slurmd are heard, its samples are not",
         undone="the filter is gone",
         plan=plans.data_cut,
     ),
     Fault(
         name="storage-frozen",
-        target=Target.ALL,
+        target=FaultTarget.ALL,
         like="the shared file system stalls: who writes to it hangs, unkillable (reading goes on)",
         undone="it moves again, and what hung is written",
         plan=plans.storage_frozen,
     ),
     Fault(
         name="checkpoint-torn",
-        target=Target.FOLDER,
+        target=FaultTarget.FOLDER,
         like="the newest checkpoint lost half of its largest file",
         undone="the whole file is put back",
         plan=plans.checkpoint_torn,
@@ -183,14 +183,14 @@ _FAULTS = (
     ),
     Fault(
         name="checkpoints-unreadable",
-        target=Target.FOLDER,
+        target=FaultTarget.FOLDER,
         like="a folder of the shared storage refuses its own user (EACCES), as with an expired ticket",
         undone="its mode is given back, unless somebody gave it another",
         plan=plans.checkpoints_unreadable,
     ),
     Fault(
         name="disk-full",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like="the node's SSD is full",
         undone="there is room again; what was deleted meanwhile is back",
         plan=plans.disk(plans.FILL, plans.DRAIN),
@@ -198,7 +198,7 @@ _FAULTS = (
     ),
     Fault(
         name="disk-readonly",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like="the node's SSD is read-only, as after an I/O error",
         undone="it can be written",
         plan=plans.disk(plans.READ_ONLY, plans.WRITABLE),
@@ -206,7 +206,7 @@ _FAULTS = (
     ),
     Fault(
         name="folder-squatted",
-        target=Target.NODE,
+        target=FaultTarget.NODE,
         like=f"another user was first to make {plans.STORE} on the node's SSD: the job may not use it",
         undone="the other user's folder is gone, and what was there is back",
         plan=plans.disk(plans.SQUAT, plans.LEAVE),

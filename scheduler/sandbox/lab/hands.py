@@ -17,7 +17,7 @@ from deeplink.scheduler.sandbox.errors import BootError, NotRunningError
 from deeplink.scheduler.sandbox.lab import looking
 from deeplink.scheduler.sandbox.lab.duty import processes_of
 from deeplink.scheduler.sandbox.lab.scene import Started
-from deeplink.scheduler.sandbox.lab.steps import Step, Verb
+from deeplink.scheduler.sandbox.lab.steps import FaultStep, Verb
 from deeplink.scheduler.sandbox.processes import ProcessId, arguments, table
 from deeplink.scheduler.slurm import command
 
@@ -28,7 +28,7 @@ DUTY = "deeplink.scheduler.sandbox.lab.duty"
 _COMMAND_S = 20.0
 
 
-def do(sandbox: Sandbox, step: Step) -> None:  # noqa: C901, PLR0912 - one branch for each verb
+def do(sandbox: Sandbox, step: FaultStep) -> None:  # noqa: C901, PLR0912 - one branch for each verb
     """Do one step; done twice it changes nothing.
 
     Raises:
@@ -160,7 +160,7 @@ def _write(sandbox: Sandbox, file: Path, text: str) -> None:
             os.chown(draft, sandbox.user.uid, sandbox.user.gid)
 
 
-def tolerant(sandbox: Sandbox, step: Step) -> None:
+def tolerant(sandbox: Sandbox, step: FaultStep) -> None:
     """Do a step that takes a fault away: what is gone already need not be taken away."""
     with suppress(NotRunningError):  # powered off since: nothing of a running machine is left
         do(sandbox, step)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.sandbox import processes, state
 from deeplink.scheduler.sandbox.lab import hands, looking, record
-from deeplink.scheduler.sandbox.lab.catalog import Fault, Target, fault_of
+from deeplink.scheduler.sandbox.lab.catalog import Fault, FaultTarget, fault_of
 from deeplink.scheduler.sandbox.lab.errors import NoTargetError, NotPossibleHereError
 from deeplink.scheduler.sandbox.lab.record import Wound
 from deeplink.scheduler.sandbox.lab.scene import Scene
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.sandbox.cluster import Sandbox
 
-_ON_RUNNING = frozenset({Target.NODE, Target.RANK, Target.CONTROL})
+_ON_RUNNING = frozenset({FaultTarget.NODE, FaultTarget.RANK, FaultTarget.CONTROL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class Laboratory:
             those = [wound for wound in reversed(self.wounds()) if wound.is_of(name, where)]
             # What is needed to undo others goes first. Whoever writes to frozen storage cannot even be ended.
             taken = tuple(
-                sorted(those, key=lambda w: (not w.frozen, fault_of(w.name).target is not Target.CONTROL))
+                sorted(those, key=lambda w: (not w.frozen, fault_of(w.name).target is not FaultTarget.CONTROL))
             )
             staying = [wound for wound in self.wounds() if wound not in taken]
             for wound in taken:
@@ -156,7 +156,7 @@ class Laboratory:
 
     def _refuse_while_frozen(self, fault: Fault, wounds: Sequence[Wound]) -> None:
         # Who writes there hangs, and cannot be ended.
-        if fault.target is Target.FOLDER and any(wound.frozen for wound in wounds):
+        if fault.target is FaultTarget.FOLDER and any(wound.frozen for wound in wounds):
             raise NotPossibleHereError(
                 fault.name,
                 "the shared storage is frozen",
@@ -183,15 +183,15 @@ class Laboratory:
 
     def _target(self, fault: Fault, target: str) -> str:
         match fault.target:
-            case Target.NODE | Target.RANK:
+            case FaultTarget.NODE | FaultTarget.RANK:
                 return self.sandbox.shape.node(target)
-            case Target.CONTROL:
+            case FaultTarget.CONTROL:
                 return self.sandbox.shape.machine(target)
-            case Target.LEAF:
+            case FaultTarget.LEAF:
                 return self.sandbox.shape.cuttable(target)
-            case Target.FOLDER:
+            case FaultTarget.FOLDER:
                 return str(self._inside(fault, target))
-            case Target.ALL:
+            case FaultTarget.ALL:
                 return ""
 
     def _spelled(self, target: str) -> str:
@@ -210,19 +210,19 @@ class Laboratory:
         return folder
 
     def _drawn(self, fault: Fault, chance: random.Random) -> str:
-        if fault.target is Target.CONTROL:
+        if fault.target is FaultTarget.CONTROL:
             return CTL
-        if fault.target is Target.ALL:
+        if fault.target is FaultTarget.ALL:
             return ""
-        if fault.target is Target.FOLDER:
+        if fault.target is FaultTarget.FOLDER:
             raise NoTargetError(fault.name, "", "it wants a folder named, and none is")
         choices: Sequence[str] = ()
-        if fault.target is Target.LEAF:
+        if fault.target is FaultTarget.LEAF:
             choices = [switch.name for switch in self.sandbox.shape.switches if switch.nodes]
-        elif fault.target is Target.NODE or fault.target is Target.RANK:
+        elif fault.target is FaultTarget.NODE or fault.target is FaultTarget.RANK:
             on = [node for node in self.sandbox.nodes if self.sandbox.hardware.process_1(node)]
             busy = [node for node in on if looking.ranks_on(self.sandbox, node)]
-            choices = busy or (on if fault.target is Target.NODE else ())
+            choices = busy or (on if fault.target is FaultTarget.NODE else ())
         if not choices:
             raise NoTargetError(fault.name, "", "there is nothing to draw a target from")
         return chance.choice(sorted(choices))
@@ -230,12 +230,12 @@ class Laboratory:
     def _scene(self, fault: Fault, target: str, how: How) -> Scene:
         sandbox = self.sandbox
         scene = Scene(target=target, rank=how.rank, step=how.step, always=how.always, share=how.share)
-        if fault.target is Target.RANK:
+        if fault.target is FaultTarget.RANK:
             return replace(scene, ranks=looking.ranks_on(sandbox, target))
-        if fault.target is Target.ALL:
+        if fault.target is FaultTarget.ALL:
             agents = {node: looking.agents_on(sandbox, node) for node in sandbox.nodes}
             return replace(scene, agents={node: ports for node, ports in agents.items() if ports})
-        if fault.target is Target.FOLDER:
+        if fault.target is FaultTarget.FOLDER:
             return replace(scene, torn=self._torn(Path(target)), mode=_mode(Path(target)))
         if fault.target in _ON_RUNNING:
             number = sandbox.hardware.daemon(target, processes.table())

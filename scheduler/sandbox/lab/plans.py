@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.sandbox.lab.errors import NoTargetError
-from deeplink.scheduler.sandbox.lab.steps import Plan, Step, Verb, process_words
+from deeplink.scheduler.sandbox.lab.steps import FaultPlan, FaultStep, Verb, process_words
 from deeplink.scheduler.sandbox.settings import SSD
 from deeplink.scheduler.sandbox.shape import CTL
 
@@ -68,24 +68,26 @@ rm {_SQUATTED}
 """
 
 
-def node_killed(scene: Scene) -> Plan:
+def node_killed(scene: Scene) -> FaultPlan:
     """Return how a node loses power."""
-    return Plan((Step(Verb.OFF, scene.target),), (Step(Verb.BOOT, scene.target),))
+    return FaultPlan((FaultStep(Verb.OFF, scene.target),), (FaultStep(Verb.BOOT, scene.target),))
 
 
-def cut(scene: Scene) -> Plan:
+def cut(scene: Scene) -> FaultPlan:
     """Return how a cable is pulled."""
-    return Plan((Step(Verb.CUT, scene.target),), (Step(Verb.HEAL, scene.target),))
+    return FaultPlan((FaultStep(Verb.CUT, scene.target),), (FaultStep(Verb.HEAL, scene.target),))
 
 
-def fast_reboot(scene: Scene) -> Plan:
+def fast_reboot(scene: Scene) -> FaultPlan:
     """Return how a node is off for a moment and boots."""
-    boot = Step(Verb.BOOT, scene.target)
-    return Plan((Step(Verb.OFF, scene.target), Step(Verb.PAUSE, words=(f"{REBOOT_S:g}",)), boot), (boot,))
+    boot = FaultStep(Verb.BOOT, scene.target)
+    return FaultPlan(
+        (FaultStep(Verb.OFF, scene.target), FaultStep(Verb.PAUSE, words=(f"{REBOOT_S:g}",)), boot), (boot,)
+    )
 
 
-def _signal(name: str, processes: tuple[ProcessId, ...]) -> Step:
-    return Step(Verb.SIGNAL, words=(name, *process_words(processes)))
+def _signal(name: str, processes: tuple[ProcessId, ...]) -> FaultStep:
+    return FaultStep(Verb.SIGNAL, words=(name, *process_words(processes)))
 
 
 def _rank(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
@@ -97,30 +99,30 @@ def _rank(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
     return scene.ranks[rank]
 
 
-def rank_stopped(scene: Scene) -> Plan:
+def rank_stopped(scene: Scene) -> FaultPlan:
     """Return how a rank is stopped."""
     there = _rank("rank-stopped", scene)
-    return Plan((_signal("SIGSTOP", there),), (_signal("SIGCONT", there),))
+    return FaultPlan((_signal("SIGSTOP", there),), (_signal("SIGCONT", there),))
 
 
-def rank_killed(scene: Scene) -> Plan:
+def rank_killed(scene: Scene) -> FaultPlan:
     """Return how a rank is killed."""
-    return Plan((_signal("SIGKILL", _rank("rank-killed", scene)),))
+    return FaultPlan((_signal("SIGKILL", _rank("rank-killed", scene)),))
 
 
-def slow_rank(scene: Scene) -> Plan:
+def slow_rank(scene: Scene) -> FaultPlan:
     """Return how a rank stands still for a share of the time."""
     there = _rank("slow-rank", scene)
-    duty = Step(Verb.DUTY, words=(f"{scene.share:g}", f"{DUTY_PERIOD_S:g}", *process_words(there)))
-    return Plan((duty,), (Step(Verb.REST, words=duty.words), _signal("SIGCONT", there)))
+    duty = FaultStep(Verb.DUTY, words=(f"{scene.share:g}", f"{DUTY_PERIOD_S:g}", *process_words(there)))
+    return FaultPlan((duty,), (FaultStep(Verb.REST, words=duty.words), _signal("SIGCONT", there)))
 
 
-def rank_exit(scene: Scene) -> Plan:
+def rank_exit(scene: Scene) -> FaultPlan:
     """Return how a rank is told to exit."""
     file = f"{scene.target}/fail"
     often = "always" if scene.always else "once"
     text = f"{scene.rank or 0} {scene.step} 1 {often}\n"
-    return Plan((Step(Verb.WRITE, words=(file, text)),), (Step(Verb.REMOVE, words=(file,)),))
+    return FaultPlan((FaultStep(Verb.WRITE, words=(file, text)),), (FaultStep(Verb.REMOVE, words=(file,)),))
 
 
 def _daemon(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
@@ -129,31 +131,31 @@ def _daemon(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
     return (scene.daemon,)
 
 
-def daemon_killed(fault: str) -> Callable[[Scene], Plan]:
+def daemon_killed(fault: str) -> Callable[[Scene], FaultPlan]:
     """Return what plans how Slurm's daemon on the target is killed."""
 
-    def plan(scene: Scene) -> Plan:
-        return Plan((_signal("SIGKILL", _daemon(fault, scene)),), (Step(Verb.DAEMON, scene.target),))
+    def plan(scene: Scene) -> FaultPlan:
+        return FaultPlan((_signal("SIGKILL", _daemon(fault, scene)),), (FaultStep(Verb.DAEMON, scene.target),))
 
     return plan
 
 
-def controller_frozen(scene: Scene) -> Plan:
+def controller_frozen(scene: Scene) -> FaultPlan:
     """Return how slurmctld is stopped."""
     there = _daemon("controller-frozen", scene)
-    return Plan((_signal("SIGSTOP", there),), (_signal("SIGCONT", there),))
+    return FaultPlan((_signal("SIGSTOP", there),), (_signal("SIGCONT", there),))
 
 
-def watchdog_killed(scene: Scene) -> Plan:
+def watchdog_killed(scene: Scene) -> FaultPlan:
     """Return how every watchdog on the target is killed."""
     if not scene.watchdogs:
         raise NoTargetError("watchdog-killed", scene.target, "no `deeplink watch` runs")
     kill = _signal("SIGKILL", tuple(process for process, _ in scene.watchdogs))
-    again = (Step(Verb.AGAIN, scene.target, (started.packed(),)) for _, started in scene.watchdogs)
-    return Plan((kill,), tuple(again))
+    again = (FaultStep(Verb.AGAIN, scene.target, (started.packed(),)) for _, started in scene.watchdogs)
+    return FaultPlan((kill,), tuple(again))
 
 
-def agents_silent(scene: Scene) -> Plan:
+def agents_silent(scene: Scene) -> FaultPlan:
     """Return how what all node agents send vanishes."""
     ports = [(node, port) for node, those in sorted(scene.agents.items()) for port in those]
     if not ports:
@@ -161,25 +163,25 @@ def agents_silent(scene: Scene) -> Plan:
     return _unanswered(ports)
 
 
-def data_cut(scene: Scene) -> Plan:
+def data_cut(scene: Scene) -> FaultPlan:
     """Return how what the target's data ports send vanishes."""
     if not scene.data_ports:
         raise NoTargetError("data-cut", scene.target, "no node agent serves samples")
     return _unanswered([(scene.target, port) for port in scene.data_ports])
 
 
-def _unanswered(ports: Sequence[tuple[str, int]]) -> Plan:
+def _unanswered(ports: Sequence[tuple[str, int]]) -> FaultPlan:
     # Answers vanish on their way out, as in a filter somebody set wrongly: nobody hears a refusal.
-    def rules(what: str) -> tuple[Step, ...]:
+    def rules(what: str) -> tuple[FaultStep, ...]:
         return tuple(
-            Step(Verb.RUN, node, ("ip", "rule", what, "ipproto", _TCP, "sport", str(port), "blackhole"))
+            FaultStep(Verb.RUN, node, ("ip", "rule", what, "ipproto", _TCP, "sport", str(port), "blackhole"))
             for node, port in ports
         )
 
-    return Plan(rules("add"), rules("del"))
+    return FaultPlan(rules("add"), rules("del"))
 
 
-def node_drained(scene: Scene) -> Plan:
+def node_drained(scene: Scene) -> FaultPlan:
     """Return how an administrator drains a node; one that is drained already is left as it is."""
     show = f'now=$(scontrol show node -o {scene.target}) || exit 1; echo "$now" | grep -q'
     update = f"scontrol update nodename={scene.target}"
@@ -190,36 +192,38 @@ def node_drained(scene: Scene) -> Plan:
     return _as_root(CTL, drain, f"{gone}; {update} state=resume; {gone}; exit 1")
 
 
-def checkpoints_unreadable(scene: Scene) -> Plan:
+def checkpoints_unreadable(scene: Scene) -> FaultPlan:
     """Return how a folder can be neither listed, read nor written."""
     if scene.mode is None:
         raise NoTargetError("checkpoints-unreadable", scene.target, "no checkpoint lies there")
-    return Plan(
-        (Step(Verb.CHMOD, words=(scene.target, scene.mode, NOBODYS)),),
-        (Step(Verb.CHMOD, words=(scene.target, NOBODYS, scene.mode)),),
+    return FaultPlan(
+        (FaultStep(Verb.CHMOD, words=(scene.target, scene.mode, NOBODYS)),),
+        (FaultStep(Verb.CHMOD, words=(scene.target, NOBODYS, scene.mode)),),
     )
 
 
-def storage_frozen(_scene: Scene) -> Plan:
+def storage_frozen(_scene: Scene) -> FaultPlan:
     """Return how the shared storage is frozen."""
-    return Plan((Step(Verb.FREEZE),), (Step(Verb.THAW),))
+    return FaultPlan((FaultStep(Verb.FREEZE),), (FaultStep(Verb.THAW),))
 
 
-def checkpoint_torn(scene: Scene) -> Plan:
+def checkpoint_torn(scene: Scene) -> FaultPlan:
     """Return how the newest checkpoint loses half of its largest file."""
     if scene.torn is None:
         raise NoTargetError("checkpoint-torn", scene.target, "no checkpoint lies there")
-    return Plan((Step(Verb.TEAR, words=scene.torn),), (Step(Verb.MEND, words=scene.torn),))
+    return FaultPlan((FaultStep(Verb.TEAR, words=scene.torn),), (FaultStep(Verb.MEND, words=scene.torn),))
 
 
-def disk(do: str, undo: str) -> Callable[[Scene], Plan]:
+def disk(do: str, undo: str) -> Callable[[Scene], FaultPlan]:
     """Return what plans how a script runs on the target as root, and another one undoes it."""
 
-    def plan(scene: Scene) -> Plan:
+    def plan(scene: Scene) -> FaultPlan:
         return _as_root(scene.target, do, undo)
 
     return plan
 
 
-def _as_root(machine: str, do: str, undo: str) -> Plan:
-    return Plan((Step(Verb.RUN, machine, ("sh", "-c", do)),), (Step(Verb.RUN, machine, ("sh", "-c", undo)),))
+def _as_root(machine: str, do: str, undo: str) -> FaultPlan:
+    return FaultPlan(
+        (FaultStep(Verb.RUN, machine, ("sh", "-c", do)),), (FaultStep(Verb.RUN, machine, ("sh", "-c", undo)),)
+    )

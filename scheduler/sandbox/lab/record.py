@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from deeplink.publish import write_text
 from deeplink.scheduler.sandbox.lab.errors import WoundRecordError
-from deeplink.scheduler.sandbox.lab.steps import Step, Verb
+from deeplink.scheduler.sandbox.lab.steps import FaultStep, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ class Wound:
     name: str
     target: str
     unix: float
-    undo: tuple[Step, ...] = ()
+    undo: tuple[FaultStep, ...] = ()
     done: bool = True
 
     @property
@@ -47,7 +47,7 @@ class Wound:
         Raises:
             KeyError, ValueError, TypeError: it is something else.
         """
-        undo = tuple(map(Step.of, raw["undo"]))
+        undo = tuple(map(FaultStep.of, raw["undo"]))
         return cls(
             name=str(raw["name"]),
             target=str(raw["target"]),

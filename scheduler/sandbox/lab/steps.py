@@ -36,7 +36,7 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FaultStep:
     """One step.
 
     Attributes:
@@ -59,11 +59,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FaultPlan:
     """How a fault is done, and undone."""
 
-    do: tuple[Step, ...]
-    undo: tuple[Step, ...] = ()
+    do: tuple[FaultStep, ...]
+    undo: tuple[FaultStep, ...] = ()
 
 
 def process_words(processes: Iterable[ProcessId]) -> tuple[str, ...]:

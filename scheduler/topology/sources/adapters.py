@@ -28,7 +28,7 @@ _MANAGEMENT = {"ufm", "cufm", "mgmt", "opensm"}
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class AdapterHost:
     """An adapter: whose, which, and what for."""
 
     name: str
@@ -36,7 +36,7 @@ class Host:
     role: Role
 
 
-def host_of(said: str, storage: tuple[str, ...]) -> Host:
+def host_of(said: str, storage: tuple[str, ...]) -> AdapterHost:
     """Tell whose an adapter is from its description.
 
     >>> host_of("gpu-01 mlx5_5", ())
@@ -45,21 +45,21 @@ def host_of(said: str, storage: tuple[str, ...]) -> Host:
     ('storage', 'unnamed')
     """
     if "aggregation node" in said.casefold():
-        return Host(said, "", Role.AGGREGATION)
+        return AdapterHost(said, "", Role.AGGREGATION)
     words = said.split()
     name, label = (words[0], "-".join(words[1:])) if words else ("", "")
     if any(fnmatchcase(said, pattern) for pattern in storage):
-        return Host(name, label, Role.STORAGE)
+        return AdapterHost(name, label, Role.STORAGE)
     known = not label or _ADAPTER.fullmatch(label) or "stor" in label.casefold()
     plain = is_name(name) and not _ALONE.fullmatch(name) and not words[2:] and known  # a host and its adapter
     if not plain or UNSET.match(said) or name.partition(".")[0].casefold() in _ANYBODY:
-        return Host(said or "(no description)", "", Role.UNNAMED)
+        return AdapterHost(said or "(no description)", "", Role.UNNAMED)
     tokens = set(re.findall(r"[a-z]+", name.casefold()))
     if tokens & _MANAGEMENT:
-        return Host(name, label, Role.MANAGEMENT)
+        return AdapterHost(name, label, Role.MANAGEMENT)
     if tokens & _STORAGE or "stor" in label.casefold():
-        return Host(name, label, Role.STORAGE)
-    return Host(name, label, Role.COMPUTE)
+        return AdapterHost(name, label, Role.STORAGE)
+    return AdapterHost(name, label, Role.COMPUTE)
 
 
 def family(name: str) -> str:

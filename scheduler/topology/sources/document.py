@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.inside import Gpu, Inside, Joined, Nic
-from deeplink.scheduler.topology.network import Cable, Health, Node, Other, Role, Switch
+from deeplink.scheduler.topology.network import Cable, DeviceHealth, Node, Other, Role, Switch
 from deeplink.scheduler.topology.sources.fields import Fields
-from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, heights, is_name, short
+from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading, heights, is_name, short
 from deeplink.scheduler.topology.sources.marked import Item, MarkedTextError, from_json, from_yaml
 from deeplink.types import NodeName
 
@@ -33,14 +33,16 @@ _MOST_SPEED = 2**32 - 1  # Slurm keeps it in 32 bits
 
 def read_document(text: str, source: str) -> Reading:
     """Read a description; what cannot be read is noted with its line and passed over."""
-    gathering = Gathering(source)
+    gathering = GraphBuilder(source)
     try:
         root = from_json(text) if text.lstrip()[:1] in {"{", "["} else from_yaml(text)
     except MarkedTextError as problem:
-        gathering.say(Kind.UNREADABLE, f"neither YAML nor JSON: {problem}", problem.line)
+        gathering.say(TopologyFindingKind.UNREADABLE, f"neither YAML nor JSON: {problem}", problem.line)
         return gathering.reading()
     if not isinstance(root.value, dict):
-        gathering.say(Kind.UNREADABLE, "not a mapping with `switches`, `nodes` or `links`", root.line)
+        gathering.say(
+            TopologyFindingKind.UNREADABLE, "not a mapping with `switches`, `nodes` or `links`", root.line
+        )
         return gathering.reading()
     _Document(gathering).read(root)
     return gathering.reading()
@@ -49,7 +51,7 @@ def read_document(text: str, source: str) -> Reading:
 class _Document(Fields):
     """One document being read."""
 
-    def __init__(self, gathering: Gathering) -> None:
+    def __init__(self, gathering: GraphBuilder) -> None:
         super().__init__(gathering)
         self.below: dict[str, dict[str, Cable]] = {}  # the cable from each switch down to each of its switches
         self.levels: dict[str, int] = {}
@@ -75,7 +77,7 @@ class _Document(Fields):
 
     def _add_switch(self, name: str, line: int) -> bool:
         if not is_name(name):
-            self.to.say(Kind.UNREADABLE, f"{short(name)} is no name of a switch", line)
+            self.to.say(TopologyFindingKind.UNREADABLE, f"{short(name)} is no name of a switch", line)
             return False
         self.below.setdefault(name, {})
         self.nodes_of.setdefault(name, {})
@@ -106,7 +108,7 @@ class _Document(Fields):
         domain = self._text(item, "domain") or _annotated(item)
         for node in self._names(item, "nodes"):
             if node in self.nodes_of[name]:
-                self.to.say(Kind.DUPLICATE, f"{node} is on {name} twice", item.line)
+                self.to.say(TopologyFindingKind.DUPLICATE, f"{node} is on {name} twice", item.line)
             self.nodes_of[name][node] = cable
             self.to.nodes.setdefault(node, Node(node, domain))
 
@@ -118,15 +120,19 @@ class _Document(Fields):
         described = list(given.fields.items())
         for one in given.items:
             if one.text is None:
-                self.to.say(Kind.UNREADABLE, "`nodes` is a list of names, or a mapping", one.line)
+                self.to.say(TopologyFindingKind.UNREADABLE, "`nodes` is a list of names, or a mapping", one.line)
             described.append((one.text or "", Item({}, one.line)))
         for folded, item in described:
             self._known(item, "node")
-            health, domain = self._word(item, "health", Health), self._text(item, "domain")
+            health, domain = self._word(item, "health", DeviceHealth), self._text(item, "domain")
             for node in self.to.names(folded, item.line):
                 before = self.to.nodes.get(node, Node(node))
                 if domain and before.domain not in {"", domain}:
-                    self.to.say(Kind.DUPLICATE, f"{node} is in domain {short(before.domain)} already", item.line)
+                    self.to.say(
+                        TopologyFindingKind.DUPLICATE,
+                        f"{node} is in domain {short(before.domain)} already",
+                        item.line,
+                    )
                 self.to.nodes[node] = replace(
                     before, domain=before.domain or domain, health=health or before.health
                 )
@@ -135,7 +141,7 @@ class _Document(Fields):
         levels, looped = heights({name: tuple(children) for name, children in self.below.items()})
         for name in looped:
             text = f"switch {name} is above itself, or above one that is"
-            self.to.say(Kind.UNREADABLE, text, self.lines[name])
+            self.to.say(TopologyFindingKind.UNREADABLE, text, self.lines[name])
             self.below[name] = {child: cable for child, cable in self.below[name].items() if child not in looped}
             levels[name] = 1 + max((levels[child] for child in self.below[name]), default=-1)
         hangs: dict[NodeName, str] = {}
@@ -145,7 +151,7 @@ class _Document(Fields):
             given[name] = max(least, self.levels.get(name, least))
             if self.levels.get(name, least) < least:
                 text = f"switch {name} is on level {least}, above what is below it"
-                self.to.say(Kind.UNREADABLE, text, self.lines[name])
+                self.to.say(TopologyFindingKind.UNREADABLE, text, self.lines[name])
         for name in self.below:
             self.to.switches[name] = replace(self.to.switches.get(name, Switch(name, 0)), level=given[name])
         for name, children in self.below.items():
@@ -155,7 +161,7 @@ class _Document(Fields):
                 self.to.nodes.setdefault(node, Node(node))
                 if hangs.setdefault(node, name) != name:
                     text = f"{node} is on {hangs[node]} and {name}; `links` is for hosts with several rails"
-                    self.to.say(Kind.DUPLICATE, text, self.lines[name])
+                    self.to.say(TopologyFindingKind.DUPLICATE, text, self.lines[name])
                     continue
                 self.to.connect(node, name, host=True, cables=[cable])
 
@@ -163,16 +169,24 @@ class _Document(Fields):
         self._known(item, "link")
         below, above = self._text(item, "below"), self._text(item, "above")
         if above not in self.to.switches:
-            self.to.say(Kind.UNKNOWN, f"a link to {short(above)}, which is no switch of `switches`", item.line)
+            self.to.say(
+                TopologyFindingKind.UNKNOWN,
+                f"a link to {short(above)}, which is no switch of `switches`",
+                item.line,
+            )
             return
         host = self._flag(item.fields.get("host"), "host", otherwise=below not in self.to.switches)
         if (host and not is_name(below)) or (not host and (below not in self.to.switches or below == above)):
-            self.to.say(Kind.UNKNOWN, f"a link from {short(below)}, which is nothing below {above}", item.line)
+            self.to.say(
+                TopologyFindingKind.UNKNOWN,
+                f"a link from {short(below)}, which is nothing below {above}",
+                item.line,
+            )
             return
         if host:
             self.to.nodes.setdefault(NodeName(below), Node(NodeName(below)))
         elif self.to.switches[below].level > self.to.switches[above].level:
-            self.to.say(Kind.UNREADABLE, f"{below} is above {above}, not below it", item.line)
+            self.to.say(TopologyFindingKind.UNREADABLE, f"{below} is above {above}, not below it", item.line)
             return
         key = (below, above, host)
         if key not in given:
@@ -197,14 +211,18 @@ class _Document(Fields):
         devices = [gpu.name for gpu in gpus] + [nic.name for nic in nics]
         place = {name: number for number, name in enumerate(devices)}
         if len(place) < len(devices):
-            self.to.say(Kind.DUPLICATE, "two devices of a node have one name", item.line)
+            self.to.say(TopologyFindingKind.DUPLICATE, "two devices of a node have one name", item.line)
             return
         pairs: dict[tuple[str, str], Joined] = {}
         for join in self._list(item, "joins"):
             words = [word.text or "" for word in join.items]
             joined = Joined.of(words[2]) if len(words) == 3 else None  # noqa: PLR2004 - two devices and how
             if joined is None or words[0] not in place or words[1] not in place or words[0] == words[1]:
-                self.to.say(Kind.UNREADABLE, "a join is [DEVICE, DEVICE, NV4|PIX|PXB|PHB|NODE|SYS]", join.line)
+                self.to.say(
+                    TopologyFindingKind.UNREADABLE,
+                    "a join is [DEVICE, DEVICE, NV4|PIX|PXB|PHB|NODE|SYS]",
+                    join.line,
+                )
                 continue
             first, second = sorted(words[:2], key=place.__getitem__)
             pairs[first, second] = joined
@@ -220,7 +238,11 @@ class _Document(Fields):
         self._known(item, "other")
         role, switch = self._word(item, "role", Role), self._text(item, "switch")
         if role is None or switch not in self.to.switches:
-            self.to.say(Kind.UNREADABLE, "one of `others` has a `role`, and a `switch` of `switches`", item.line)
+            self.to.say(
+                TopologyFindingKind.UNREADABLE,
+                "one of `others` has a `role`, and a `switch` of `switches`",
+                item.line,
+            )
             return
         gbps = self._number(item.fields.get("gbps"), "gbps")
         self.to.others.append(Other(self._text(item, "name"), role, switch, self._text(item, "port"), gbps))

@@ -6,14 +6,14 @@ import math
 import re
 from typing import TYPE_CHECKING, TypeVar
 
-from deeplink.scheduler.topology.finding import Kind
-from deeplink.scheduler.topology.network import Cable, End, Health, Role
+from deeplink.scheduler.topology.finding import TopologyFindingKind
+from deeplink.scheduler.topology.network import Cable, DeviceHealth, End, Role
 from deeplink.scheduler.topology.sources.gathering import short
 
 if TYPE_CHECKING:
     from enum import Enum
 
-    from deeplink.scheduler.topology.sources.gathering import Gathering
+    from deeplink.scheduler.topology.sources.gathering import GraphBuilder
     from deeplink.scheduler.topology.sources.marked import Item
     from deeplink.types import NodeName
 
@@ -39,30 +39,30 @@ _E = TypeVar("_E", bound="Enum")
 class Fields:
     """Reads fields into a graph in the making."""
 
-    def __init__(self, gathering: Gathering) -> None:
+    def __init__(self, gathering: GraphBuilder) -> None:
         self.to = gathering
 
     def _once(self, item: Item) -> None:
         for key, line in item.twice:
-            self.to.say(Kind.DUPLICATE, f"{short(key)} is there twice; the first counts", line)
+            self.to.say(TopologyFindingKind.DUPLICATE, f"{short(key)} is there twice; the first counts", line)
 
     def _known(self, item: Item, what: str) -> None:
         self._once(item)
         if not isinstance(item.value, dict):
             if item.value != "":
-                self.to.say(Kind.UNREADABLE, f"a {what or 'document'} is a mapping", item.line)
+                self.to.say(TopologyFindingKind.UNREADABLE, f"a {what or 'document'} is a mapping", item.line)
             return
         for key, value in item.fields.items():
             if key not in _KEYS[what]:
                 where = f"of a {what}" if what else "of a description"
-                self.to.say(Kind.UNREADABLE, f"{short(key)} is no key {where}", value.line)
+                self.to.say(TopologyFindingKind.UNREADABLE, f"{short(key)} is no key {where}", value.line)
 
     def _mapping(self, item: Item, key: str) -> list[tuple[str, Item]]:
         found = item.fields.get(key)
         if found is None or found.value == "":
             return []
         if not isinstance(found.value, dict):
-            self.to.say(Kind.UNREADABLE, f"`{key}` is a mapping of names", found.line)
+            self.to.say(TopologyFindingKind.UNREADABLE, f"`{key}` is a mapping of names", found.line)
         self._once(found)
         return list(found.fields.items())
 
@@ -71,7 +71,7 @@ class Fields:
         if found is None or found.value == "":
             return []
         if not isinstance(found.value, list):
-            self.to.say(Kind.UNREADABLE, f"`{key}` is a list", found.line)
+            self.to.say(TopologyFindingKind.UNREADABLE, f"`{key}` is a list", found.line)
             return []
         return found.items
 
@@ -82,7 +82,7 @@ class Fields:
         names: list[NodeName] = []
         for one in found.items:
             if one.text is None:
-                self.to.say(Kind.UNREADABLE, f"`{key}` is a list of names", one.line)
+                self.to.say(TopologyFindingKind.UNREADABLE, f"`{key}` is a list of names", one.line)
             else:
                 names.extend(self.to.names(one.text, one.line))
         return tuple(names)
@@ -90,7 +90,7 @@ class Fields:
     def _text(self, item: Item, key: str) -> str:
         found = item.fields.get(key)
         if found is not None and found.text is None:
-            self.to.say(Kind.UNREADABLE, f"`{key}` is one text", found.line)
+            self.to.say(TopologyFindingKind.UNREADABLE, f"`{key}` is one text", found.line)
         return (found.text or "") if found else ""
 
     def _number(self, item: Item | None, key: str) -> float | None:
@@ -101,7 +101,7 @@ class Fields:
         except ValueError:
             number = math.nan
         if not (math.isfinite(number) and number >= 0):
-            self.to.say(Kind.UNREADABLE, f"`{key}` is a number of 0 or more", item.line)
+            self.to.say(TopologyFindingKind.UNREADABLE, f"`{key}` is a number of 0 or more", item.line)
             return None
         return number
 
@@ -110,7 +110,7 @@ class Fields:
         if found is None or found.value == "":
             return None
         if found.text is None or not re.fullmatch("[0-9]{1,10}", found.text) or int(found.text) > most:
-            self.to.say(Kind.UNREADABLE, f"`{key}` is a whole number from 0 to {most}", found.line)
+            self.to.say(TopologyFindingKind.UNREADABLE, f"`{key}` is a whole number from 0 to {most}", found.line)
             return None
         return int(found.text)
 
@@ -121,14 +121,18 @@ class Fields:
                 return word
         if said:
             known = ", ".join(str(word.value) for word in words)
-            self.to.say(Kind.UNREADABLE, f"`{key}` is one of {known}, not {short(said)}", item.fields[key].line)
+            self.to.say(
+                TopologyFindingKind.UNREADABLE,
+                f"`{key}` is one of {known}, not {short(said)}",
+                item.fields[key].line,
+            )
         return None
 
     def _flag(self, item: Item | None, key: str, *, otherwise: bool = True) -> bool:
         if item is None or item.value == "":
             return otherwise
         if item.text is None or item.text.casefold() not in _FLAGS:
-            self.to.say(Kind.UNREADABLE, f"`{key}` is true or false", item.line)
+            self.to.say(TopologyFindingKind.UNREADABLE, f"`{key}` is true or false", item.line)
             return otherwise
         return _FLAGS[item.text.casefold()]
 
@@ -137,7 +141,9 @@ class Fields:
         ends = [End(), End()]
         rates, ports, told = item.fields.get("gbps"), item.fields.get("ports"), item.fields.get("told")
         if ports is not None and not isinstance(ports.value, list):
-            self.to.say(Kind.UNREADABLE, "`ports` is a list of the lower and the upper end's", ports.line)
+            self.to.say(
+                TopologyFindingKind.UNREADABLE, "`ports` is a list of the lower and the upper end's", ports.line
+            )
             ports = None
         for place in range(2):
             gbps = self._number(_end(rates, place), "gbps")
@@ -149,7 +155,7 @@ class Fields:
             upper=ends[1],
             usual_gbps=self._number(item.fields.get("usual_gbps"), "usual_gbps"),
             latency_us=self._number(item.fields.get("latency_us"), "latency_us"),
-            said=self._word(item, "health", Health),
+            said=self._word(item, "health", DeviceHealth),
             role=role,
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.network import Node
-from deeplink.scheduler.topology.sources.gathering import Gathering, Reading
+from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def read_names(text: str, source: str) -> Reading:
     """Read names of nodes, folded or not, on one line or many; `#` begins a comment."""
-    gathering = Gathering(source)
+    gathering = GraphBuilder(source)
     lines: dict[NodeName, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         for word in line.partition("#")[0].split():
@@ -27,19 +27,20 @@ def read_names(text: str, source: str) -> Reading:
                     again.setdefault(lines[name], []).append(name)
             for earlier, names in again.items():
                 text = f"{names[0]} is" if len(names) == 1 else f"{counted(len(names), 'name')} of it are"
-                gathering.say(Kind.DUPLICATE, f"{text} also on line {earlier}", number)
+                gathering.say(TopologyFindingKind.DUPLICATE, f"{text} also on line {earlier}", number)
     return _flat(gathering, lines)
 
 
 def read_node_names(names: Iterable[NodeName], source: str) -> Reading:
     """Make the graph of nodes of which nothing but the names is known."""
-    return _flat(Gathering(source), names)
+    return _flat(GraphBuilder(source), names)
 
 
-def _flat(gathering: Gathering, names: Iterable[NodeName]) -> Reading:
+def _flat(gathering: GraphBuilder, names: Iterable[NodeName]) -> Reading:
     gathering.nodes.update({name: Node(name) for name in names})
     if gathering.nodes:
         gathering.say(
-            Kind.FLAT, f"{counted(len(gathering.nodes), 'node')} without a topology: all count as neighbours"
+            TopologyFindingKind.FLAT,
+            f"{counted(len(gathering.nodes), 'node')} without a topology: all count as neighbours",
         )
     return gathering.reading()

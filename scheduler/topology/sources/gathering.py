@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.nodeset import at_most, unfold
-from deeplink.scheduler.topology.finding import Finding, Kind
-from deeplink.scheduler.topology.network import Cable, Link, Network, Node, Other, Switch
+from deeplink.scheduler.topology.finding import TopologyFinding, TopologyFindingKind
+from deeplink.scheduler.topology.network import Cable, FabricLink, Network, Node, Other, Switch
 from deeplink.wording import counted
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Reading:
     """What a reader made of a text."""
 
     network: Network
-    findings: tuple[Finding, ...]
+    findings: tuple[TopologyFinding, ...]
 
 
 def is_name(text: str) -> bool:
@@ -92,7 +92,7 @@ def heights(below: Mapping[str, Sequence[str]]) -> tuple[dict[str, int], list[st
 
 
 @dataclass(slots=True)
-class Gathering:
+class GraphBuilder:
     """A graph in the making. Everything put into it is checked here, so that no reader can make a broken graph."""
 
     source: str
@@ -100,18 +100,20 @@ class Gathering:
     switches: dict[str, Switch] = field(default_factory=dict)
     cables: dict[tuple[str, str, bool], list[Cable]] = field(default_factory=dict)
     others: list[Other] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[TopologyFinding] = field(default_factory=list)
     _spent: int = 0
 
-    def say(self, kind: Kind, text: str, line: int = 0) -> None:
+    def say(self, kind: TopologyFindingKind, text: str, line: int = 0) -> None:
         """Note something about a line (0: about the whole source)."""
-        self.findings.append(Finding(kind, text, self.source, line))
+        self.findings.append(TopologyFinding(kind, text, self.source, line))
 
     def affordable(self, text: str, line: int) -> bool:
         """Tell whether a set of names may be unfolded; where it is too many that is noted."""
         count = at_most(text)
         if count > MOST_NAMES:
-            self.say(Kind.UNREADABLE, f"{short(text)} is more than {counted(MOST_NAMES, 'name')}", line)
+            self.say(
+                TopologyFindingKind.UNREADABLE, f"{short(text)} is more than {counted(MOST_NAMES, 'name')}", line
+            )
             return False
         return self.afford(count, line)
 
@@ -119,7 +121,7 @@ class Gathering:
         """Count what a few letters stand for; where it comes to too many in all that is noted, and False."""
         if self._spent + count > MOST_IN_ALL:
             text = f"with this the text stands for more than {MOST_IN_ALL:,} names and cables; it is passed over"
-            self.say(Kind.UNREADABLE, text, line)
+            self.say(TopologyFindingKind.UNREADABLE, text, line)
             return False
         self._spent += count
         return True
@@ -131,12 +133,14 @@ class Gathering:
                 return ()
             found = unfold(text)
         except (DeepLinkError, ValueError) as problem:  # ValueError: a number of thousands of digits
-            self.say(Kind.UNREADABLE, f"{short(text)} is no set of names: {str(problem)[-120:]}", line)
+            self.say(
+                TopologyFindingKind.UNREADABLE, f"{short(text)} is no set of names: {str(problem)[-120:]}", line
+            )
             return ()
         good = tuple(name for name in found if is_name(name))
         if len(good) < len(found):
             bad = next(name for name in found if not is_name(name))
-            self.say(Kind.UNREADABLE, f"{short(bad)} is no name", line)
+            self.say(TopologyFindingKind.UNREADABLE, f"{short(bad)} is no name", line)
         return good
 
     def connect(self, below: str, above: str, *, host: bool, cables: Iterable[Cable]) -> None:
@@ -146,7 +150,7 @@ class Gathering:
     def reading(self) -> Reading:
         """Return what has been gathered."""
         links = tuple(
-            Link(below, above, host, tuple(cables))
+            FabricLink(below, above, host, tuple(cables))
             for (below, above, host), cables in self.cables.items()
             if cables
         )
@@ -157,5 +161,5 @@ class Gathering:
         too_high = sum(switch.level > MOST_LEVEL for switch in self.switches.values())
         if too_high:
             text = f"switches above level {MOST_LEVEL} ({too_high:,} of {len(switches):,}) count as on it"
-            findings[Finding(Kind.TAKEN, text, self.source)] = None
+            findings[TopologyFinding(TopologyFindingKind.TAKEN, text, self.source)] = None
         return Reading(Network(dict(self.nodes), switches, links, tuple(self.others)), tuple(findings))

@@ -15,10 +15,10 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.network import Cable, End, Node, Other, Role, Switch
-from deeplink.scheduler.topology.sources.adapters import UNSET, Host, family, host_of, most_common
-from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, is_name, short, without_domains
+from deeplink.scheduler.topology.sources.adapters import UNSET, AdapterHost, family, host_of, most_common
+from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading, is_name, short, without_domains
 from deeplink.types import NodeName
 from deeplink.wording import counted, listed
 
@@ -93,7 +93,7 @@ def read_ibnetdiscover(text: str, source: str, *, storage: Iterable[str] = ()) -
         source: where it was read, for messages.
         storage: besides: patterns (as the shell's) of the descriptions of adapters that are storage's.
     """
-    gathering = Gathering(source)
+    gathering = GraphBuilder(source)
     fabric = _parsed(text, gathering)
     hosts = _hosts(fabric, tuple(storage))
     _say_who_is_called_alike(fabric, hosts, gathering)
@@ -107,7 +107,7 @@ def read_ibnetdiscover(text: str, source: str, *, storage: Iterable[str] = ()) -
     return gathering.reading()
 
 
-def _parsed(text: str, gathering: Gathering) -> _Fabric:
+def _parsed(text: str, gathering: GraphBuilder) -> _Fabric:
     fabric = _Fabric()
     current: Key | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
@@ -120,41 +120,49 @@ def _parsed(text: str, gathering: Gathering) -> _Fabric:
             current = None if key in fabric.devices else key
             if current is None:
                 earlier = fabric.devices[key].line
-                gathering.say(Kind.DUPLICATE, f"device {device[1]}-{device[2]} is also on line {earlier}", number)
+                gathering.say(
+                    TopologyFindingKind.DUPLICATE,
+                    f"device {device[1]}-{device[2]} is also on line {earlier}",
+                    number,
+                )
             else:
                 fabric.devices[key] = _Device(key, device[3] or "", number)
         elif port and current:
             _port(fabric, gathering, current, port, number)
         elif not port:
-            gathering.say(Kind.UNREADABLE, f"{short(line)} is no device and no port", number)
+            gathering.say(TopologyFindingKind.UNREADABLE, f"{short(line)} is no device and no port", number)
             # It may have been the head of a device: no port that follows may go to the device before.
             current = current if line.startswith("[") else None
         elif not fabric.devices:
-            gathering.say(Kind.UNREADABLE, "a port before any device", number)
+            gathering.say(TopologyFindingKind.UNREADABLE, "a port before any device", number)
     return fabric
 
 
-def _port(fabric: _Fabric, gathering: Gathering, key: Key, found: re.Match[str], line: int) -> None:
+def _port(fabric: _Fabric, gathering: GraphBuilder, key: Key, found: re.Match[str], line: int) -> None:
     port, peer, peer_port, comment = found[1], (found[2], int(found[3], 16)), found[4], found[5] or ""
     if (key, port) in fabric.ports:
         earlier = fabric.ports[key, port].line
-        gathering.say(Kind.DUPLICATE, f"port {port} is also on line {earlier}", line)
+        gathering.say(TopologyFindingKind.DUPLICATE, f"port {port} is also on line {earlier}", line)
         return
     fabric.ports[key, port] = _Told(peer, peer_port, rate(comment), line)
     if peer not in fabric.heard_of:
         quoted = re.search(r'"([^"]*)"', comment)
         fabric.heard_of[peer] = _Device(peer, quoted[1] if quoted else "", line)
     if "x" in comment and rate(comment) is None and re.search(r"\dx\S", comment):
-        gathering.say(Kind.UNREADABLE, f"{short(comment.split()[-1])} is no rate that is known", line)
+        gathering.say(
+            TopologyFindingKind.UNREADABLE, f"{short(comment.split()[-1])} is no rate that is known", line
+        )
 
 
 def _everyone(fabric: _Fabric) -> dict[Key, _Device]:
     return {**fabric.heard_of, **fabric.devices}
 
 
-def _hosts(fabric: _Fabric, storage: tuple[str, ...]) -> dict[Key, Host]:
+def _hosts(fabric: _Fabric, storage: tuple[str, ...]) -> dict[Key, AdapterHost]:
     hosts = {
-        key: host_of(one.said, storage) if key[0] == "H" else Host(one.said or "router", "", Role.MANAGEMENT)
+        key: host_of(one.said, storage)
+        if key[0] == "H"
+        else AdapterHost(one.said or "router", "", Role.MANAGEMENT)
         for key, one in _everyone(fabric).items()
         if key[0] != "S"
     }
@@ -162,7 +170,7 @@ def _hosts(fabric: _Fabric, storage: tuple[str, ...]) -> dict[Key, Host]:
     return {key: replace(host, name=plain.get(host.name, host.name)) for key, host in hosts.items()}
 
 
-def _say_who_is_called_alike(fabric: _Fabric, hosts: Mapping[Key, Host], gathering: Gathering) -> None:
+def _say_who_is_called_alike(fabric: _Fabric, hosts: Mapping[Key, AdapterHost], gathering: GraphBuilder) -> None:
     """Note adapters of one name: those of a host differ, so two hosts took one name, and are one node here."""
     devices = _everyone(fabric)
     first: dict[tuple[str, str], Key] = {}
@@ -172,10 +180,12 @@ def _say_who_is_called_alike(fabric: _Fabric, hosts: Mapping[Key, Host], gatheri
         other = first.setdefault((host.name, host.label), key)
         if other != key:
             text = f"adapter {host.name} {host.label} ({key[1]:x}) is called as that of line {devices[other].line}"
-            gathering.say(Kind.DUPLICATE, f"{text}: two hosts with one name count as one", devices[key].line)
+            gathering.say(
+                TopologyFindingKind.DUPLICATE, f"{text}: two hosts with one name count as one", devices[key].line
+            )
 
 
-def _slow_ones_apart(fabric: _Fabric, hosts: dict[Key, Host]) -> dict[Key, Host]:
+def _slow_ones_apart(fabric: _Fabric, hosts: dict[Key, AdapterHost]) -> dict[Key, AdapterHost]:
     """Mark as storage's the ports whose name is that of a slower network on the hosts of a kind."""
     rates: dict[tuple[str, str], list[float]] = {}
     by_adapter: dict[Key, list[float]] = {}
@@ -221,7 +231,7 @@ def _switch_names(fabric: _Fabric) -> dict[Key, str]:
     return names
 
 
-def _levels(fabric: _Fabric, hosts: Mapping[Key, Host]) -> dict[Key, int]:
+def _levels(fabric: _Fabric, hosts: Mapping[Key, AdapterHost]) -> dict[Key, int]:
     """Tell each switch's level: its distance from the nearest switch with compute nodes.
 
     A switch that has only storage, and none with compute nodes beside it, is a leaf of its own.
@@ -249,10 +259,10 @@ def _levels(fabric: _Fabric, hosts: Mapping[Key, Host]) -> dict[Key, int]:
 
 def _connect(
     fabric: _Fabric,
-    gathering: Gathering,
+    gathering: GraphBuilder,
     names: Mapping[Key, str],
     levels: Mapping[Key, int],
-    hosts: Mapping[Key, Host],
+    hosts: Mapping[Key, AdapterHost],
 ) -> None:
     sight = _Sight(names, levels, hosts, {host.name for host in hosts.values() if host.role is Role.COMPUTE})
     for (key, port), told in fabric.ports.items():
@@ -262,7 +272,7 @@ def _connect(
             continue  # told from there already
         if back is not None and not agreed:
             text = f"port {port} says it is connected to what line {back.line} says is connected elsewhere"
-            gathering.say(Kind.UNREADABLE, text, told.line)
+            gathering.say(TopologyFindingKind.UNREADABLE, text, told.line)
             if (told.peer, told.peer_port) < (key, port):
                 continue
         here = End(port, told.gbps)
@@ -274,14 +284,16 @@ def _connect(
 class _Sight:
     names: Mapping[Key, str]
     levels: Mapping[Key, int]
-    hosts: Mapping[Key, Host]
+    hosts: Mapping[Key, AdapterHost]
     compute: set[str]
 
 
-def _cable(gathering: Gathering, one: tuple[Key, End], other: tuple[Key, End], sight: _Sight, line: int) -> None:
+def _cable(
+    gathering: GraphBuilder, one: tuple[Key, End], other: tuple[Key, End], sight: _Sight, line: int
+) -> None:
     if one[0] in sight.names and other[0] in sight.names:
         if one[0] == other[0]:
-            gathering.say(Kind.UNREADABLE, "a cable from a switch to itself", line)
+            gathering.say(TopologyFindingKind.UNREADABLE, "a cable from a switch to itself", line)
             return
         low, high = sorted((one, other), key=lambda end: (sight.levels[end[0]], sight.names[end[0]]))
         cable = Cable(lower=low[1], upper=high[1])
@@ -289,7 +301,7 @@ def _cable(gathering: Gathering, one: tuple[Key, End], other: tuple[Key, End], s
         return
     low, high = (one, other) if other[0] in sight.names else (other, one)
     if high[0] not in sight.names or low[0] == high[0]:
-        gathering.say(Kind.UNREADABLE, "a cable between two hosts", line)
+        gathering.say(TopologyFindingKind.UNREADABLE, "a cable between two hosts", line)
         return
     host, switch = sight.hosts[low[0]], sight.names[high[0]]
     if host.role is Role.COMPUTE:
@@ -303,8 +315,12 @@ def _cable(gathering: Gathering, one: tuple[Key, End], other: tuple[Key, End], s
     gathering.others.append(Other(f"{host.name} {host.label}".strip(), host.role, switch, high[1].port, gbps))
 
 
-def _say_who_is_apart(gathering: Gathering) -> None:
-    for role, kind in ((Role.UNNAMED, Kind.UNNAMED), (Role.STORAGE, Kind.APART), (Role.MANAGEMENT, Kind.APART)):
+def _say_who_is_apart(gathering: GraphBuilder) -> None:
+    for role, kind in (
+        (Role.UNNAMED, TopologyFindingKind.UNNAMED),
+        (Role.STORAGE, TopologyFindingKind.APART),
+        (Role.MANAGEMENT, TopologyFindingKind.APART),
+    ):
         found = [other for other in gathering.others if other.role is role]
         if found:
             named = sorted({other.name for other in found})
@@ -313,8 +329,9 @@ def _say_who_is_apart(gathering: Gathering) -> None:
     engines = sum(other.role is Role.AGGREGATION for other in gathering.others)
     if engines:
         gathering.say(
-            Kind.APART, f"{counted(engines, 'aggregation node')} (SHARP) inside the switches are no hosts"
+            TopologyFindingKind.APART,
+            f"{counted(engines, 'aggregation node')} (SHARP) inside the switches are no hosts",
         )
     ports = sum(cable.role is Role.STORAGE for cables in gathering.cables.values() for cable in cables)
     if ports:
-        gathering.say(Kind.APART, f"{counted(ports, 'port')} of compute nodes lead to storage")
+        gathering.say(TopologyFindingKind.APART, f"{counted(ports, 'port')} of compute nodes lead to storage")

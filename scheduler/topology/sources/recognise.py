@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-from deeplink.scheduler.topology.finding import Finding, Kind
+from deeplink.scheduler.topology.finding import TopologyFinding, TopologyFindingKind
 from deeplink.scheduler.topology.network import Network
 from deeplink.scheduler.topology.sources.document import read_document
 from deeplink.scheduler.topology.sources.flat import read_names
@@ -76,6 +76,8 @@ def read(text: str, source: str, told: Format, *, storage: tuple[str, ...] = ())
     else:
         reading = readers[told](text, source)
     if reading.network == Network():
-        nothing = Finding(Kind.NO_TOPOLOGY, f"no switch and no node was found (read as {told.value})", source)
+        nothing = TopologyFinding(
+            TopologyFindingKind.NO_TOPOLOGY, f"no switch and no node was found (read as {told.value})", source
+        )
         return Reading(reading.network, (*reading.findings, nothing))
     return reading

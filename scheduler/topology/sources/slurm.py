@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.parse import SwitchRow, parse_switch, parse_topology
-from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.graph import natural
 from deeplink.scheduler.topology.network import Cable, Node, Switch
-from deeplink.scheduler.topology.sources.gathering import Gathering, Reading, heights, is_name, short
+from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading, heights, is_name, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ def read_slurm(text: str, source: str) -> Reading:
 
     A block of topology/block (Slurm 23.11) counts as a leaf switch. What cannot be read is noted and passed over.
     """
-    gathering = Gathering(source)
+    gathering = GraphBuilder(source)
     if _BLOCKS_TOLD.search(text):
         return _read_blocks(text, gathering)
     rows: dict[str, SwitchRow] = {}
@@ -45,7 +45,9 @@ def read_slurm(text: str, source: str) -> Reading:
         if row is None:
             continue
         if row.name in rows:
-            gathering.say(Kind.DUPLICATE, f"switch {row.name} is also on line {lines[row.name]}", number)
+            gathering.say(
+                TopologyFindingKind.DUPLICATE, f"switch {row.name} is also on line {lines[row.name]}", number
+            )
             continue
         levels_told = levels_told or "level=" in line.casefold()
         rows[row.name], lines[row.name] = row, number
@@ -53,7 +55,7 @@ def read_slurm(text: str, source: str) -> Reading:
     return gathering.reading()
 
 
-def _read_blocks(text: str, gathering: Gathering) -> Reading:
+def _read_blocks(text: str, gathering: GraphBuilder) -> Reading:
     """Read what scontrol says of topology/block, which has lines of its own for blocks that are joined."""
     good: list[str] = []
     for number, line in _logical_lines(text):
@@ -63,17 +65,17 @@ def _read_blocks(text: str, gathering: Gathering) -> Reading:
         try:
             parse_switch(line)
         except DeepLinkError as problem:
-            gathering.say(Kind.UNREADABLE, str(problem)[:200], number)
+            gathering.say(TopologyFindingKind.UNREADABLE, str(problem)[:200], number)
         else:
             good.append(line)
-    gathering.say(Kind.TAKEN, "blocks of topology/block are taken as leaf switches", 1)
+    gathering.say(TopologyFindingKind.TAKEN, "blocks of topology/block are taken as leaf switches", 1)
     _gather(parse_topology("\n".join(good)), gathering, {}, levels_told=True)
     return gathering.reading()
 
 
 def read_switches(rows: Iterable[SwitchRow], source: str) -> Reading:
     """Make the graph of what slurmctld said."""
-    gathering = Gathering(source)
+    gathering = GraphBuilder(source)
     _gather(list(rows), gathering, {}, levels_told=True)
     return gathering.reading()
 
@@ -95,7 +97,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield first, begun
 
 
-def _row(line: str, number: int, gathering: Gathering) -> SwitchRow | None:
+def _row(line: str, number: int, gathering: GraphBuilder) -> SwitchRow | None:
     # Slurm takes blanks around `=` (not before another setting: that is an empty value), and quotes.
     line = _QUOTED.sub(r"=\1", _EQUALS.sub("=", line))
     settings = [(key.casefold(), value) for key, _, value in (word.partition("=") for word in line.split())]
@@ -103,29 +105,29 @@ def _row(line: str, number: int, gathering: Gathering) -> SwitchRow | None:
     if keys == ["blocksizes"]:
         return None
     if "blockname" in keys:
-        gathering.say(Kind.TAKEN, "a block of topology/block is taken as a leaf switch", number)
+        gathering.say(TopologyFindingKind.TAKEN, "a block of topology/block is taken as a leaf switch", number)
         line = re.sub(r"(?i)\bblockname=", "SwitchName=", line)
     unknown = [key for key in keys if key not in _KEYS]
     if unknown:
-        gathering.say(Kind.UNREADABLE, f"{short(unknown[0])} is not a setting of a switch", number)
+        gathering.say(TopologyFindingKind.UNREADABLE, f"{short(unknown[0])} is not a setting of a switch", number)
     if len(set(keys)) < len(keys):
-        gathering.say(Kind.UNREADABLE, "a setting is there twice", number)
+        gathering.say(TopologyFindingKind.UNREADABLE, "a setting is there twice", number)
         return None
     if not all(gathering.affordable(value, number) for key, value in settings if key in _SETS):
         return None
     try:
         row = parse_switch(line, level=None if "level" in keys else 0)
     except (DeepLinkError, ValueError) as problem:  # ValueError: a number of thousands of digits
-        gathering.say(Kind.UNREADABLE, str(problem)[:200], number)
+        gathering.say(TopologyFindingKind.UNREADABLE, str(problem)[:200], number)
         return None
     bad = [name for name in (row.name, *row.nodes, *row.switches) if not is_name(name)]
     if bad:
-        gathering.say(Kind.UNREADABLE, f"{short(bad[0])} is no name", number)
+        gathering.say(TopologyFindingKind.UNREADABLE, f"{short(bad[0])} is no name", number)
     if not is_name(row.name):
         return None
     speed = row.link_speed
     if not 0 <= speed < 2**32:  # Slurm keeps it in 32 bits
-        gathering.say(Kind.UNREADABLE, "LinkSpeed is a whole number from 0 to 4294967295", number)
+        gathering.say(TopologyFindingKind.UNREADABLE, "LinkSpeed is a whole number from 0 to 4294967295", number)
         speed = _SPEED_NOT_GIVEN
     return replace(
         row,
@@ -135,18 +137,22 @@ def _row(line: str, number: int, gathering: Gathering) -> SwitchRow | None:
     )
 
 
-def _gather(rows: Iterable[SwitchRow], gathering: Gathering, lines: Lines, *, levels_told: bool) -> None:
+def _gather(rows: Iterable[SwitchRow], gathering: GraphBuilder, lines: Lines, *, levels_told: bool) -> None:
     named = {row.name: row for row in rows}
     below: dict[str, tuple[str, ...]] = {}
     for row in named.values():
         unknown = [child for child in row.switches if child not in named]
         if unknown:
             text = f"switch {row.name} is above {', '.join(unknown[:5])}, which no line describes"
-            gathering.say(Kind.UNKNOWN, text, lines.get(row.name, 0))
+            gathering.say(TopologyFindingKind.UNKNOWN, text, lines.get(row.name, 0))
         below[row.name] = tuple(child for child in row.switches if child in named)
     levels, looped = heights(below)
     for name in looped:
-        gathering.say(Kind.UNREADABLE, f"switch {name} is above itself, or above one that is", lines.get(name, 0))
+        gathering.say(
+            TopologyFindingKind.UNREADABLE,
+            f"switch {name} is above itself, or above one that is",
+            lines.get(name, 0),
+        )
     for name in looped:
         # Its children that have a level stay; the loop is cut where nothing has one.
         below[name] = tuple(child for child in below[name] if child not in looped)
@@ -159,14 +165,14 @@ def _gather(rows: Iterable[SwitchRow], gathering: Gathering, lines: Lines, *, le
     _hang_nodes(named.values(), gathering, lines, levels_told=levels_told)
 
 
-def _hang_nodes(rows: Iterable[SwitchRow], gathering: Gathering, lines: Lines, *, levels_told: bool) -> None:
+def _hang_nodes(rows: Iterable[SwitchRow], gathering: GraphBuilder, lines: Lines, *, levels_told: bool) -> None:
     at: dict[NodeName, str] = {}
     # Of a circle no switch has a level of its own: what has no switches below is the leaf.
     for row in sorted(rows, key=lambda row: (gathering.switches[row.name].level, bool(row.switches))):
         own = row.nodes
         if row.switches and not levels_told and own:
             text = f"switch {row.name} has nodes and switches; Slurm takes one or the other"
-            gathering.say(Kind.UNREADABLE, text, lines.get(row.name, 0))
+            gathering.say(TopologyFindingKind.UNREADABLE, text, lines.get(row.name, 0))
         if row.switches and levels_told:
             own = tuple(node for node in own if node not in at)  # scontrol names all nodes below
         again: dict[str, list[NodeName]] = {}
@@ -180,4 +186,4 @@ def _hang_nodes(rows: Iterable[SwitchRow], gathering: Gathering, lines: Lines, *
         for other, nodes in again.items():
             listed = ", ".join(sorted(nodes, key=natural)[:5])
             text = f"{listed} of switch {row.name} also on {other}; only the latter counts here"
-            gathering.say(Kind.DUPLICATE, text, lines.get(row.name, 0))
+            gathering.say(TopologyFindingKind.DUPLICATE, text, lines.get(row.name, 0))

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from itertools import takewhile
 
-from deeplink.scheduler.topology.finding import Finding, Kind
+from deeplink.scheduler.topology.finding import TopologyFinding, TopologyFindingKind
 from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
 from deeplink.scheduler.topology.sources.gathering import short
 
@@ -29,7 +29,7 @@ class InsideReading:
     """What was made of a matrix; None where there is none."""
 
     inside: Inside | None
-    findings: tuple[Finding, ...]
+    findings: tuple[TopologyFinding, ...]
 
 
 def is_header(line: str) -> bool:
@@ -51,11 +51,13 @@ def read_matrix(text: str, source: str) -> InsideReading:
         elif found := _CARD.fullmatch(line):
             cards[found[1]] = found[2]
     if not matrix.devices:
-        return InsideReading(None, (Finding(Kind.NO_TOPOLOGY, "no matrix of GPUs is in it", source),))
+        return InsideReading(
+            None, (TopologyFinding(TopologyFindingKind.NO_TOPOLOGY, "no matrix of GPUs is in it", source),)
+        )
     gpus = [name for name in matrix.devices if _GPU.fullmatch(name)]
     for name in gpus:
         if name not in matrix.gpus:
-            matrix.say(Kind.UNREADABLE, f"{name} is in the head and has no line", matrix.head)
+            matrix.say(TopologyFindingKind.UNREADABLE, f"{name} is in the head and has no line", matrix.head)
     inside = Inside(
         tuple(matrix.gpus.get(name, Gpu(name)) for name in gpus),
         tuple(Nic(name, cards.get(name, name)) for name in matrix.devices if name not in gpus),
@@ -72,18 +74,18 @@ class _Matrix:
         self.devices: tuple[str, ...] = ()
         self.head = 0  # its line
         self.gpus: dict[str, Gpu] = {}
-        self.findings: list[Finding] = []
+        self.findings: list[TopologyFinding] = []
         self._cells: dict[tuple[str, str], tuple[Joined, int]] = {}
         self._lines: dict[str, int] = {}
 
-    def say(self, kind: Kind, text: str, line: int) -> None:
-        self.findings.append(Finding(kind, text, self.source, line))
+    def say(self, kind: TopologyFindingKind, text: str, line: int) -> None:
+        self.findings.append(TopologyFinding(kind, text, self.source, line))
 
     def row(self, words: list[str], line: int) -> None:
         """Take in the line of one device."""
         name, *cells = words
         if self._lines.setdefault(name, line) != line:
-            self.say(Kind.DUPLICATE, f"{name} is also on line {self._lines[name]}", line)
+            self.say(TopologyFindingKind.DUPLICATE, f"{name} is also on line {self._lines[name]}", line)
             return
         if _GPU.fullmatch(name):
             self.gpus[name] = _gpu(name, cells[len(self.devices) :])
@@ -92,9 +94,13 @@ class _Matrix:
             if joined and other != name:
                 self._cells[name, other] = joined, line
             elif word != "X" or other != name:
-                self.say(Kind.UNREADABLE, f"{name} to {other}: {short(word)} is no way to be joined", line)
+                self.say(
+                    TopologyFindingKind.UNREADABLE,
+                    f"{name} to {other}: {short(word)} is no way to be joined",
+                    line,
+                )
         if len(cells) < len(self.devices):
-            self.say(Kind.UNREADABLE, f"{name} has too few cells", line)
+            self.say(TopologyFindingKind.UNREADABLE, f"{name} has too few cells", line)
 
     def pairs(self) -> dict[tuple[str, str], Joined]:
         """Make one of the two cells of each pair; where they differ, the farther way counts."""
@@ -105,7 +111,7 @@ class _Matrix:
             in_order = place[one] < place[other]
             if back[0] != joined and in_order:
                 text = f"{one} to {other} is {joined}, and back {back[0]} on line {back[1]}; the farther counts"
-                self.say(Kind.UNREADABLE, text, line)
+                self.say(TopologyFindingKind.UNREADABLE, text, line)
             pair = (one, other) if in_order else (other, one)
             pairs[pair] = max(joined, back[0], key=lambda way: (way.join.distance, -way.nvlinks))
         return dict(sorted(pairs.items(), key=lambda item: (place[item[0][0]], place[item[0][1]])))

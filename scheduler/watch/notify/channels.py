@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.config import WHOLE, ConfigError
-from deeplink.scheduler.watch.notify.news import Gravity, Wanted
-from deeplink.scheduler.watch.notify.pacing import Pace
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.notify.news import Gravity, NewsFilter
+from deeplink.scheduler.watch.notify.pacing import ChannelRate
+from deeplink.scheduler.watch.records import IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,8 +70,8 @@ class Channel:
 
     name: str
     way: Webhook | Email | Program
-    wanted: Wanted = field(default_factory=Wanted)
-    pace: Pace = field(default_factory=Pace)
+    wanted: NewsFilter = field(default_factory=NewsFilter)
+    pace: ChannelRate = field(default_factory=ChannelRate)
     heartbeat: bool = False
     timeout_s: float = 10.0
 
@@ -164,8 +164,8 @@ def _channel(table: _Table) -> Channel:
     channel = Channel(
         name=name,
         way=_WAYS[kind](table),
-        wanted=Wanted() if heartbeat else _wanted(table),
-        pace=Pace() if heartbeat else _pace(table),
+        wanted=NewsFilter() if heartbeat else _wanted(table),
+        pace=ChannelRate() if heartbeat else _pace(table),
         heartbeat=heartbeat,
         timeout_s=table.number("timeout_s", 10.0, 0.1, LONGEST_TIMEOUT_S),
     )
@@ -173,15 +173,15 @@ def _channel(table: _Table) -> Channel:
     return channel
 
 
-def _wanted(table: _Table) -> Wanted:
+def _wanted(table: _Table) -> NewsFilter:
     on = table.texts("on") or ("opened", "closed")
     for word in set(on) - {"opened", "closed"}:
         raise table.wrong("on", f"{word!r} is neither opened nor closed")
     kinds = table.texts("kinds")
-    known = {kind.value for kind in Kind}
+    known = {kind.value for kind in IncidentKind}
     for word in set(kinds) - known:
         raise table.wrong("kinds", f"{word!r} is none of {', '.join(sorted(known))}")
-    return Wanted(
+    return NewsFilter(
         kinds=frozenset(kinds),
         severity=table.one_of("severity", {each.value: each for each in Gravity}, Gravity.INFO.value),
         opened="opened" in on,
@@ -189,9 +189,9 @@ def _wanted(table: _Table) -> Wanted:
     )
 
 
-def _pace(table: _Table) -> Pace:
-    usual = Pace()
-    return Pace(
+def _pace(table: _Table) -> ChannelRate:
+    usual = ChannelRate()
+    return ChannelRate(
         burst=int(table.number("burst", usual.burst, 1, 1_000)),
         every_s=table.number("every_s", usual.every_s, 0.1, 86_400),
         flaps=int(table.number("flaps", usual.flaps, 1, 1_000)),

@@ -16,7 +16,7 @@ from deeplink.tokens import read_token
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.notify.channels import Email
-    from deeplink.scheduler.watch.notify.message import Message
+    from deeplink.scheduler.watch.notify.message import Notification
 
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class MailSender:
     def __init__(self, name: str, way: Email, timeout_s: float) -> None:
         self._name, self._way, self._timeout_s = name, way, timeout_s
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Notification) -> None:
         """Hand a mail over.
 
         Raises:
@@ -47,7 +47,7 @@ class MailSender:
             # The others have it: sent again, they would have it twice.
             log.warning("channel %s: it was not taken for %s", self._name, ", ".join(sorted(refused)))
 
-    def _hand_over(self, message: Message) -> dict[str, tuple[int, bytes]]:
+    def _hand_over(self, message: Notification) -> dict[str, tuple[int, bytes]]:
         way = self._way
         password = read_token(way.password_file) if way.password_file else ""
         us = socket.gethostname()  # smtplib would ask for the full name, which may take long
@@ -73,7 +73,7 @@ class MailSender:
             server.close()
 
 
-def _mail(message: Message, way: Email) -> EmailMessage:
+def _mail(message: Notification, way: Email) -> EmailMessage:
     mail = EmailMessage()
     mail["From"], mail["To"] = way.sender, ", ".join(way.to)
     mail["Subject"] = " ".join(message.subject.split())[:200]

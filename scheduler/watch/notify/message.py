@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.scheduler.watch.costs import cost
 from deeplink.scheduler.watch.notify.news import gravity
-from deeplink.scheduler.watch.records import Outcome
+from deeplink.scheduler.watch.records import IncidentOutcome
 from deeplink.scheduler.watch.telling import document
 from deeplink.wording import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.watch.notify.news import News
+    from deeplink.scheduler.watch.notify.news import IncidentNews
 
 MOST_LINES = 20
 MOST_DOCUMENTS = 100
@@ -25,7 +25,7 @@ LONGEST_EVIDENCE = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Notification:
     """What a channel sends.
 
     Attributes:
@@ -41,7 +41,7 @@ class Message:
     document: dict[str, Any]
 
 
-def message(batch: Sequence[News], host: str) -> Message:
+def message(batch: Sequence[IncidentNews], host: str) -> Notification:
     """Return one message about all news of a batch, told by the watchdog on `host`."""
     name = hashlib.sha256("\n".join(str(news) for news in batch).encode()).hexdigest()[:32]
     subject = f"DeepLink: {_subject(batch)}"
@@ -60,19 +60,19 @@ def message(batch: Sequence[News], host: str) -> Message:
         ],
         "incidents_left_out": max(0, len(batch) - MOST_DOCUMENTS),
     }
-    return Message(name, subject, text, told)
+    return Notification(name, subject, text, told)
 
 
-def trial(host: str, unix: float) -> Message:
+def trial(host: str, unix: float) -> Notification:
     """Return a message that says it is a test, of the watchdog on `host`."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
     name = hashlib.sha256(f"test {host} {unix}".encode()).hexdigest()[:32]
     text = f"This is a test of notifications by `deeplink watch` on {host}, {when}. Nothing is wrong."
     told = {"id": name, "text": text, "host": host, "test": True, "incidents": [], "incidents_left_out": 0}
-    return Message(name, "DeepLink: a test of notifications", text, told)
+    return Notification(name, "DeepLink: a test of notifications", text, told)
 
 
-def _subject(batch: Sequence[News]) -> str:
+def _subject(batch: Sequence[IncidentNews]) -> str:
     if len(batch) == 1:
         return _title(batch[0])
     kinds = Counter(news.incident.kind for news in batch).most_common(3)
@@ -84,7 +84,7 @@ def _subject(batch: Sequence[News]) -> str:
     return f"{counted(len(batch), 'incident')} ({of}){where}: {how}"
 
 
-def _title(news: News) -> str:
+def _title(news: IncidentNews) -> str:
     incident = news.incident
     about = [incident.kind]
     if incident.node:
@@ -94,7 +94,7 @@ def _title(news: News) -> str:
     return f"{' '.join(about)}: {incident.outcome.value}"
 
 
-def _line(news: News) -> str:
+def _line(news: IncidentNews) -> str:
     incident = news.incident
     words = [_title(news)]
     if incident.recovered_unix:
@@ -102,7 +102,7 @@ def _line(news: News) -> str:
     if incident.action != "none":
         words.append(f"by {incident.action}")
     lost = cost(incident).total_h
-    if incident.outcome is not Outcome.OPEN and lost:
+    if incident.outcome is not IncidentOutcome.OPEN and lost:
         words.append(f"at {lost:,.2f} GPU-hours")
     evidence = printable(incident.evidence)[:LONGEST_EVIDENCE]
     return f"{' '.join(words)}{f'. {evidence}' if evidence else ''} (deeplink incident {incident.number})"

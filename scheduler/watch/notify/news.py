@@ -7,7 +7,7 @@ from enum import Enum
 
 from typing_extensions import override
 
-from deeplink.scheduler.watch.records import Incident, Kind, Outcome
+from deeplink.scheduler.watch.records import Incident, IncidentKind, IncidentOutcome
 
 
 class Gravity(Enum):
@@ -28,20 +28,28 @@ class Gravity(Enum):
 
 
 _CRITICAL = frozenset(
-    {Kind.JOB_STRANDED, Kind.SWITCH_SUSPECT, Kind.SELF_IN_DOUBT, Kind.APPLICATION_FAILED, Kind.STORAGE_FROZEN}
+    {
+        IncidentKind.JOB_STRANDED,
+        IncidentKind.SWITCH_SUSPECT,
+        IncidentKind.SELF_IN_DOUBT,
+        IncidentKind.APPLICATION_FAILED,
+        IncidentKind.STORAGE_FROZEN,
+    }
 )
-_INFO = frozenset({Kind.NODE_BACK, Kind.REQUEUE_HELD, Kind.PREEMPTED, Kind.TIME_LIMIT})
+_INFO = frozenset(
+    {IncidentKind.NODE_BACK, IncidentKind.REQUEUE_HELD, IncidentKind.PREEMPTED, IncidentKind.TIME_LIMIT}
+)
 
 
 def gravity(incident: Incident) -> Gravity:
     """Return how grave an incident is: critical where a job is lost or people must look, info where not."""
-    if incident.outcome is Outcome.FAILED or incident.kind in _CRITICAL:
+    if incident.outcome is IncidentOutcome.FAILED or incident.kind in _CRITICAL:
         return Gravity.CRITICAL
     return Gravity.INFO if incident.kind in _INFO else Gravity.WARNING
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class IncidentNews:
     """One incident in one state (its outcome) that a channel was not told of.
 
     Attributes:
@@ -62,7 +70,7 @@ class News:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class NewsFilter:
     """Which news a channel wants.
 
     Attributes:
@@ -77,7 +85,7 @@ class Wanted:
     opened: bool = True
     closed: bool = True
 
-    def wants(self, news: News) -> bool:
+    def wants(self, news: IncidentNews) -> bool:
         """Whether the channel is to be told.
 
         An incident that was over before anybody was told that it began is told once, whichever is wanted.
@@ -87,6 +95,6 @@ class Wanted:
             return False
         if not gravity(incident) >= self.severity:
             return False
-        if incident.outcome is Outcome.OPEN:
+        if incident.outcome is IncidentOutcome.OPEN:
             return self.opened
         return self.closed or not news.opened_told

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.notify.channels import Channel
-    from deeplink.scheduler.watch.notify.message import Message
-    from deeplink.scheduler.watch.notify.news import News
+    from deeplink.scheduler.watch.notify.message import Notification
+    from deeplink.scheduler.watch.notify.news import IncidentNews
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Teller:
 
     channel: Channel
     journal: Journal
-    send: Callable[[Message], None]
+    send: Callable[[Notification], None]
     clock: Clock
     metrics: WatchMetrics
     host: str
@@ -88,7 +88,7 @@ class Teller:
                 return _until(turn)
             self._try(turn.batch)
 
-    def _waiting(self) -> list[News]:
+    def _waiting(self) -> list[IncidentNews]:
         """News to be told, in order; what the channel does not want, or nobody can tell it, is struck off."""
         now = self.clock.monotonic()
         found = [
@@ -97,7 +97,7 @@ class Teller:
             if news.key not in self._unnoted
         ]
         self._first = {news.key: self._first.get(news.key, now) for news in found}
-        wanted: list[News] = []
+        wanted: list[IncidentNews] = []
         for news in found:
             if not self.channel.wanted.wants(news):
                 self._unnoted[news.key] = "not wanted"
@@ -111,7 +111,7 @@ class Teller:
             self._note_left()
         return wanted
 
-    def _try(self, batch: Sequence[News]) -> None:
+    def _try(self, batch: Sequence[IncidentNews]) -> None:
         name = self.channel.name
         try:
             self.send(message(batch, self.host))

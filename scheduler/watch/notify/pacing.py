@@ -16,11 +16,11 @@ from deeplink.scheduler.watch.notify.news import Gravity, gravity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.watch.notify.news import News
+    from deeplink.scheduler.watch.notify.news import IncidentNews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class ChannelRate:
     """How much one channel is told.
 
     Attributes:
@@ -45,7 +45,7 @@ class Turn:
         wait_s: seconds until that changes by itself; None: never, as long as there is no other news.
     """
 
-    batch: tuple[News, ...] = ()
+    batch: tuple[IncidentNews, ...] = ()
     wait_s: float | None = None
 
 
@@ -53,7 +53,7 @@ class Turn:
 class Pacer:
     """Keeps account of what one channel was told lately."""
 
-    pace: Pace
+    pace: ChannelRate
     _tokens: float = field(init=False)
     _at: float | None = None
     _told: deque[tuple[float, str]] = field(default_factory=deque)
@@ -62,7 +62,7 @@ class Pacer:
         """Begin with all messages of a burst."""
         self._tokens = float(self.pace.burst)
 
-    def turn(self, waiting: Sequence[News], now: float) -> Turn:
+    def turn(self, waiting: Sequence[IncidentNews], now: float) -> Turn:
         """Return what goes out of the news that wait, which are in order; `now` is monotonic."""
         self._pass(now)
         held = self._flapping(now)
@@ -77,7 +77,7 @@ class Pacer:
         node = free[0].incident.node
         return Turn(batch=tuple(free[:1]) if node is None else tuple(n for n in free if n.incident.node == node))
 
-    def sent(self, batch: Sequence[News], now: float) -> None:
+    def sent(self, batch: Sequence[IncidentNews], now: float) -> None:
         """Take note that a message went out."""
         self._pass(now)
         self._tokens = max(0.0, self._tokens - 1.0)
@@ -103,5 +103,5 @@ class Pacer:
         return held
 
 
-def _urgent(news: News) -> bool:
+def _urgent(news: IncidentNews) -> bool:
     return gravity(news.incident) is Gravity.CRITICAL

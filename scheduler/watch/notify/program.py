@@ -13,7 +13,7 @@ from deeplink.scheduler.watch.notify.trying import LONGEST_ANSWER, NotSentError
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.notify.channels import Program
-    from deeplink.scheduler.watch.notify.message import Message
+    from deeplink.scheduler.watch.notify.message import Notification
 
 _KILLED_WAIT_S = 1.0
 
@@ -24,7 +24,7 @@ class ProgramSender:
     def __init__(self, name: str, way: Program, timeout_s: float) -> None:
         self._name, self._way, self._timeout_s = name, way, timeout_s
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Notification) -> None:
         """Run the program; what it leaves in the background goes on.
 
         Raises:

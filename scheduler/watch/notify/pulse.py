@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch.notify.message import Message
+from deeplink.scheduler.watch.notify.message import Notification
 from deeplink.scheduler.watch.notify.sending import sender
 from deeplink.scheduler.watch.notify.trying import NotSentError
 
@@ -37,7 +37,7 @@ CLOSE_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Pulse:
+class DeadmanSwitch:
     """One round each BEAT_S: writes to the journal, judges, calls. One thread only.
 
     Args:
@@ -49,7 +49,7 @@ class Pulse:
     clock: Clock
     metrics: WatchMetrics
     channels: Sequence[str]
-    calls: Sequence[tuple[str, Callable[[Message], None]]]
+    calls: Sequence[tuple[str, Callable[[Notification], None]]]
     host: str
     _called: float = field(default=float("-inf"))
     _failing: set[str] = field(default_factory=set)
@@ -101,7 +101,7 @@ class Pulse:
     def _value(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
-    def _call(self, name: str, call: Callable[[Message], None]) -> None:
+    def _call(self, name: str, call: Callable[[Notification], None]) -> None:
         try:
             call(self._message())
         except NotSentError as problem:
@@ -113,11 +113,11 @@ class Pulse:
             self.metrics.notify_messages.labels(name, "sent").inc()
             self._failing.discard(name)
 
-    def _message(self) -> Message:
+    def _message(self) -> Notification:
         now = self.clock.unix()
         text = f"deeplink watch on {self.host} is well, {time.strftime('%H:%M:%S', time.localtime(now))}"
         name = hashlib.sha256(f"{self.host} {now}".encode()).hexdigest()[:32]
-        return Message(name, text, text, {"id": name, "text": text, "host": self.host, "unix": now})
+        return Notification(name, text, text, {"id": name, "text": text, "host": self.host, "unix": now})
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def beating(
     channels: Sequence[Channel], journal: Journal, clock: Clock, metrics: WatchMetrics, host: str
 ) -> Iterator[None]:
     """Keep the journal's metric true, and call the heartbeat channels, until the end of the block."""
-    pulse = Pulse(
+    pulse = DeadmanSwitch(
         journal=journal,
         clock=clock,
         metrics=metrics,

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deeplink.scheduler.watch.notify.channels import Channel
-    from deeplink.scheduler.watch.notify.message import Message
+    from deeplink.scheduler.watch.notify.message import Notification
 
 
-def sender(channel: Channel) -> Callable[[Message], None]:
+def sender(channel: Channel) -> Callable[[Notification], None]:
     """Return what tries once to send a message, in bounded time, and raises NotSentError where it is not taken."""
     match channel.way:
         case Program():

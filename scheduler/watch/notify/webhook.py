@@ -15,7 +15,7 @@ from deeplink.tokens import read_token
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.notify.channels import Webhook
-    from deeplink.scheduler.watch.notify.message import Message
+    from deeplink.scheduler.watch.notify.message import Notification
 
 LONGEST_READ = 4_096
 _TAKEN = range(200, 300)
@@ -27,7 +27,7 @@ class WebhookSender:
     def __init__(self, name: str, way: Webhook, timeout_s: float) -> None:
         self._name, self._way, self._timeout_s = name, way, timeout_s
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Notification) -> None:
         """Post a message.
 
         Raises:
@@ -45,7 +45,7 @@ class WebhookSender:
         if status not in _TAKEN:
             raise NotSentError(self._name, f"it answered {status} {reason}", wait)
 
-    def _post(self, message: Message) -> tuple[int, str, float]:
+    def _post(self, message: Notification) -> tuple[int, str, float]:
         url = urllib.parse.urlsplit(self._url())
         headers = {
             "Content-Type": "application/json",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import Answer
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.evidence import ProbeResult
+from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
     from deeplink.types import NodeName
 
 
@@ -17,7 +17,7 @@ BOOT_SEEN_S = 5.0
 """We may have read of a boot so long before Slurm ended the agents for it."""
 
 
-def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
+def silent_agents(sight: Snapshot, policy: WatchPolicy) -> list[Verdict]:
     """Return that agents are silent at once though their nodes are not: one verdict at most; nothing is done."""
     standing = [node for node in sight.nodes.values() if _stands(node)]
     quiet = [node for node in standing if (node.attended_s or 0.0) >= policy.attend_s and not node.slurmd.away]
@@ -33,10 +33,10 @@ def silent_agents(sight: Sight, policy: Policy) -> list[Verdict]:
     if not reasons:
         return []
     alone = deaf[0].attempt if len(deaf) == 1 and not quiet else None
-    return [Verdict(kind=Kind.AGENTS_SILENT, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)]
+    return [Verdict(kind=IncidentKind.AGENTS_SILENT, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)]
 
 
-def _is_news(job: JobSight, sight: Sight, policy: Policy) -> bool:
+def _is_news(job: JobSnapshot, sight: Snapshot, policy: WatchPolicy) -> bool:
     """Whether there is no simpler reason for it.
 
     While ranks start, agents may be starved for seconds. And Slurm itself ends all agents of a job when one of its
@@ -50,36 +50,38 @@ def _is_news(job: JobSight, sight: Sight, policy: Policy) -> bool:
     return not any(_booted_since(sight.nodes[name], longest) for name in job.nodes if name in sight.nodes)
 
 
-def _booted_since(node: NodeSight, silent_s: float) -> bool:
+def _booted_since(node: NodeSnapshot, silent_s: float) -> bool:
     anew = [ago for ago in (node.booted_s, node.slurmd_anew_s) if ago is not None]
     return any(ago <= silent_s + BOOT_SEEN_S for ago in anew)
 
 
-def _stands(node: NodeSight) -> bool:
+def _stands(node: NodeSnapshot) -> bool:
     # One of which only the journal knows may have been taken away while nobody listened.
     return node.attended_s is not None and node.heard_s is not None and not node.down
 
 
-def agents_are_silent(job: JobSight, sight: Sight, policy: Policy) -> bool:
+def agents_are_silent(job: JobSnapshot, sight: Snapshot, policy: WatchPolicy) -> bool:
     """Whether the job's launcher lives and misses most of its agents at once, though their nodes answer."""
     if not job.live or job.beat_age_s >= policy.tense_beat_s:
         return False
     silent = _silent(job, policy)
-    answering = [name for name in silent if name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS]
+    answering = [
+        name for name in silent if name in sight.nodes and sight.nodes[name].slurmd is ProbeResult.ANSWERS
+    ]
     return len(silent) > 1 and len(answering) * 2 > len(_agents(job))
 
 
-def be_patient(job: JobSight, sight: Sight, policy: Policy) -> bool:
+def be_patient(job: JobSnapshot, sight: Snapshot, policy: WatchPolicy) -> bool:
     """Whether to wait for the agents of this job to be heard again before anything is done about it."""
     # Of those that are silent: that its own host's is heard, as a rule, says nothing of them.
     shortest = min(_silent(job, policy).values(), default=0.0)
     return agents_are_silent(job, sight, policy) and shortest < policy.patience_s
 
 
-def _silent(job: JobSight, policy: Policy) -> dict[NodeName, float]:
+def _silent(job: JobSnapshot, policy: WatchPolicy) -> dict[NodeName, float]:
     return {name: silent_s for name, silent_s in _agents(job).items() if silent_s >= policy.silence_s}
 
 
-def _agents(job: JobSight) -> dict[NodeName, float]:
+def _agents(job: JobSnapshot) -> dict[NodeName, float]:
     """Return for how long each agent is silent, without those of nodes that the job has lost for good."""
     return {name: silent_s for name, silent_s in job.agents_silent.items() if name in job.nodes}

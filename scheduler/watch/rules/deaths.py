@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import Answer
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.evidence import ProbeResult
+from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.rules.seen import jobs_on, long_away, needs_rescue
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-    from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.evidence import NodeSnapshot, Snapshot, WatchPolicy
     from deeplink.types import NodeName
 
 
-def dead_nodes(sight: Sight, policy: Policy, on_silent_leaf: set[NodeName]) -> dict[NodeName, tuple[str, ...]]:
+def dead_nodes(
+    sight: Snapshot, policy: WatchPolicy, on_silent_leaf: set[NodeName]
+) -> dict[NodeName, tuple[str, ...]]:
     """Return the nodes proved dead, each with the proof; those of a silent leaf are not looked at."""
     dead = {}
     for name, node in sorted(sight.nodes.items()):
@@ -25,28 +27,28 @@ def dead_nodes(sight: Sight, policy: Policy, on_silent_leaf: set[NodeName]) -> d
             continue
         witnesses = _witnesses(node, sight, policy)
         if witnesses:
-            said = "refuses connections" if node.slurmd is Answer.REFUSES else "is silent"
+            said = "refuses connections" if node.slurmd is ProbeResult.REFUSES else "is silent"
             dead[name] = (f"slurmd {said} for {node.away_s:.1f} s ({node.away_probes} probes)", *witnesses)
     return dead
 
 
-def _others_answer(node: NodeSight, sight: Sight) -> bool:
+def _others_answer(node: NodeSnapshot, sight: Snapshot) -> bool:
     mates = [
         other
         for other in sight.nodes.values()
         if other.leaf == node.leaf and other.leaf and other.name != node.name and not other.down and not other.ours
     ]
     witnesses = mates or [other for other in sight.nodes.values() if other.name != node.name]
-    return any(other.slurmd is not Answer.UNKNOWN and not _silent(other) for other in witnesses) and any(
-        other.slurmd is Answer.ANSWERS for other in sight.nodes.values()
+    return any(other.slurmd is not ProbeResult.UNKNOWN and not _silent(other) for other in witnesses) and any(
+        other.slurmd is ProbeResult.ANSWERS for other in sight.nodes.values()
     )
 
 
-def _silent(node: NodeSight) -> bool:
-    return node.slurmd is Answer.SILENT
+def _silent(node: NodeSnapshot) -> bool:
+    return node.slurmd is ProbeResult.SILENT
 
 
-def _witnesses(node: NodeSight, sight: Sight, policy: Policy) -> tuple[str, ...]:
+def _witnesses(node: NodeSnapshot, sight: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
     """Return who else misses the node; empty when nobody does, or when one hears it, or it is not our business."""
     if node.heard_since:
         return ()
@@ -67,7 +69,7 @@ def _witnesses(node: NodeSight, sight: Sight, policy: Policy) -> tuple[str, ...]
 
 
 def node_remedy(
-    name: NodeName, sight: Sight, policy: Policy, together: AbstractSet[NodeName | None] = frozenset()
+    name: NodeName, sight: Snapshot, policy: WatchPolicy, together: AbstractSet[NodeName | None] = frozenset()
 ) -> Remedy:
     """Return DRAIN_DOWN where a job of ours needs it and no other job loses by it; `together` is given up too.
 
@@ -79,13 +81,15 @@ def node_remedy(
     return Remedy.DRAIN_DOWN if needed and not used and not sight.nodes[name].strangers else Remedy.DRAIN
 
 
-def blamed(sight: Sight, policy: Policy, name: NodeName, why: tuple[str, ...], held: tuple[str, ...]) -> Verdict:
+def blamed(
+    sight: Snapshot, policy: WatchPolicy, name: NodeName, why: tuple[str, ...], held: tuple[str, ...]
+) -> Verdict:
     """Return the verdict on a dead node; nothing is done where the brake holds us back."""
     jobs = jobs_on(name, sight)
     needy = [job for job in jobs if needs_rescue(job, sight, policy, {name})]
     silences = [job.agents_silent.get(name, 0.0) for job in jobs]
     return Verdict(
-        kind=Kind.NODE_DEAD,
+        kind=IncidentKind.NODE_DEAD,
         remedy=Remedy.NOTHING if held else node_remedy(name, sight, policy),
         reasons=(*why, *held),
         attempt=(needy or jobs)[0].attempt,
@@ -94,7 +98,7 @@ def blamed(sight: Sight, policy: Policy, name: NodeName, why: tuple[str, ...], h
     )
 
 
-def brake(dead: Mapping[NodeName, object], sight: Sight, policy: Policy) -> tuple[str, ...]:
+def brake(dead: Mapping[NodeName, object], sight: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
     """Return why so many deaths at once are not believed; empty when they are."""
     count = len(set(dead) | sight.dead_lately)
     most = max(policy.most_dead, len(sight.nodes) // 10)

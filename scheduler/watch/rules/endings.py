@@ -5,32 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.records import Kind, Phase
+from deeplink.scheduler.watch.records import IncidentKind, Phase
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.watch.evidence import Sight
+    from deeplink.scheduler.watch.evidence import Snapshot
 
 _KINDS = {
-    JobState.PREEMPTED: (Kind.PREEMPTED, "Slurm gave its nodes to another job"),
-    JobState.TIMEOUT: (Kind.TIME_LIMIT, "it reached its time limit"),
-    JobState.DEADLINE: (Kind.TIME_LIMIT, "it reached its deadline"),
-    JobState.OUT_OF_MEMORY: (Kind.OUT_OF_MEMORY, "Slurm ended it for the memory it used"),
+    JobState.PREEMPTED: (IncidentKind.PREEMPTED, "Slurm gave its nodes to another job"),
+    JobState.TIMEOUT: (IncidentKind.TIME_LIMIT, "it reached its time limit"),
+    JobState.DEADLINE: (IncidentKind.TIME_LIMIT, "it reached its deadline"),
+    JobState.OUT_OF_MEMORY: (IncidentKind.OUT_OF_MEMORY, "Slurm ended it for the memory it used"),
 }
 BLAMELESS = frozenset(
     {
-        Kind.RANK_FAILED,
-        Kind.LAUNCH_FAILED,
-        Kind.APPLICATION_FAILED,
-        Kind.OUT_OF_MEMORY,
-        Kind.PREEMPTED,
-        Kind.TIME_LIMIT,
+        IncidentKind.RANK_FAILED,
+        IncidentKind.LAUNCH_FAILED,
+        IncidentKind.APPLICATION_FAILED,
+        IncidentKind.OUT_OF_MEMORY,
+        IncidentKind.PREEMPTED,
+        IncidentKind.TIME_LIMIT,
     }
 )
 """Kinds for which no node is to blame, whichever they name: the next start may use it again."""
 
 
-def endings(sight: Sight) -> list[Verdict]:
+def endings(sight: Snapshot) -> list[Verdict]:
     """Return how jobs were ended, as far as their launchers have not said it already."""
     return [
         Verdict(

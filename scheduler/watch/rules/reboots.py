@@ -10,11 +10,11 @@ from deeplink.scheduler.watch.rules.seen import answers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
     from deeplink.types import NodeName
 
 
-def rebooted(job: JobSight, sight: Sight, policy: Policy) -> tuple[NodeName, ...]:
+def rebooted(job: JobSnapshot, sight: Snapshot, policy: WatchPolicy) -> tuple[NodeName, ...]:
     """Return the job's nodes that have another kernel than it began with, and that its launcher misses.
 
     A node whose agent its launcher hears has not rebooted since, whatever else is said of kernels: slurmd alone,
@@ -25,7 +25,7 @@ def rebooted(job: JobSight, sight: Sight, policy: Policy) -> tuple[NodeName, ...
     )
 
 
-def began_anew(job: JobSight, sight: Sight) -> tuple[NodeName, ...]:
+def began_anew(job: JobSnapshot, sight: Snapshot) -> tuple[NodeName, ...]:
     """Return the nodes that a job which is in the queue again last had, and that booted since it fell silent.
 
     Not of one that waits for long: its user may have put it off, and nodes boot for other reasons.
@@ -43,7 +43,7 @@ def began_anew(job: JobSight, sight: Sight) -> tuple[NodeName, ...]:
     )
 
 
-def _lost_its_script(job: JobSight, nodes: Sequence[NodeSight]) -> tuple[NodeName, ...]:
+def _lost_its_script(job: JobSnapshot, nodes: Sequence[NodeSnapshot]) -> tuple[NodeName, ...]:
     """Return the batch host, if its slurmd was started while we were not there to see it, and others' were not.
 
     Slurm requeues a job for that node alone: the first one, in its own order. Where all were started, that was
@@ -55,7 +55,7 @@ def _lost_its_script(job: JobSight, nodes: Sequence[NodeSight]) -> tuple[NodeNam
     return (nodes[0].name,)
 
 
-def _another_kernel(job: JobSight, node: NodeSight, policy: Policy) -> bool:
+def _another_kernel(job: JobSnapshot, node: NodeSnapshot, policy: WatchPolicy) -> bool:
     silent_s = _missed_s(job, node.name, policy)
     if silent_s is None:
         return False
@@ -71,7 +71,7 @@ def _another_kernel(job: JobSight, node: NodeSight, policy: Policy) -> bool:
     return anew and silent_s >= policy.help_itself_s
 
 
-def _missed_s(job: JobSight, name: NodeName, policy: Policy) -> float | None:
+def _missed_s(job: JobSnapshot, name: NodeName, policy: WatchPolicy) -> float | None:
     """Return for how long the launcher misses its agent there, or we miss it, if it ran there; None: not."""
     if name == job.batch_host:
         return job.beat_age_s if job.silent_s >= policy.silence_s else None
@@ -79,7 +79,7 @@ def _missed_s(job: JobSight, name: NodeName, policy: Policy) -> float | None:
     return silent_s if job.beat_age_s < policy.tense_beat_s and silent_s >= policy.witness_s else None
 
 
-def beyond_help(job: JobSight, name: NodeName, sight: Sight, policy: Policy) -> bool:
+def beyond_help(job: JobSnapshot, name: NodeName, sight: Snapshot, policy: WatchPolicy) -> bool:
     """Whether the launcher has had its time to recover from the loss of a node that answers again, and has not."""
     if not answers(name, sight):
         return False

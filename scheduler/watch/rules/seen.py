@@ -4,38 +4,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.evidence import ProbeResult
 from deeplink.scheduler.watch.records import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
     from deeplink.types import NodeName
 
 
-def answers(name: NodeName | None, sight: Sight) -> bool:
+def answers(name: NodeName | None, sight: Snapshot) -> bool:
     """Whether the node's slurmd answered us just now."""
-    return name is not None and name in sight.nodes and sight.nodes[name].slurmd is Answer.ANSWERS
+    return name is not None and name in sight.nodes and sight.nodes[name].slurmd is ProbeResult.ANSWERS
 
 
-def long_away(node: NodeSight, policy: Policy) -> bool:
+def long_away(node: NodeSnapshot, policy: WatchPolicy) -> bool:
     """Whether our probes of the node failed often and long enough."""
     long = node.away_probes >= policy.away_probes and node.away_s >= policy.away_s
     return node.slurmd.away and not node.down and long
 
 
-def jobs_on(name: NodeName, sight: Sight) -> list[JobSight]:
+def jobs_on(name: NodeName, sight: Snapshot) -> list[JobSnapshot]:
     """Return the live jobs that have the node."""
     return [job for job in sight.jobs if job.live and name in job.nodes]
 
 
-def missed(job: JobSight, policy: Policy) -> set[NodeName]:
+def missed(job: JobSnapshot, policy: WatchPolicy) -> set[NodeName]:
     """Return the nodes whose agent the job's launcher misses."""
     return {name for name, silent_s in job.agents_silent.items() if silent_s >= policy.witness_s}
 
 
-def is_lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> bool:
+def is_lost(
+    job: JobSnapshot, sight: Snapshot, policy: WatchPolicy, given_up: AbstractSet[NodeName | None]
+) -> bool:
     """Whether the launcher is gone: its host is given up, or it is silent for long though its host answers."""
     # Under salloc the launcher runs outside of the allocation, or Slurm does not say where: no lost node ends it.
     host = sight.nodes.get(job.batch_host) if job.batch_host else None
@@ -45,7 +47,9 @@ def is_lost(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[N
     return job.heard and job.silent_s >= policy.launcher_lost_s
 
 
-def needs_rescue(job: JobSight, sight: Sight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> bool:
+def needs_rescue(
+    job: JobSnapshot, sight: Snapshot, policy: WatchPolicy, given_up: AbstractSet[NodeName | None]
+) -> bool:
     """Whether the job cannot help itself, or does not, should these nodes be lost."""
     return (
         job.phase is Phase.STRANDED
@@ -54,7 +58,9 @@ def needs_rescue(job: JobSight, sight: Sight, policy: Policy, given_up: Abstract
     )
 
 
-def waits_for(job: JobSight, policy: Policy, given_up: AbstractSet[NodeName | None]) -> tuple[NodeName, ...]:
+def waits_for(
+    job: JobSnapshot, policy: WatchPolicy, given_up: AbstractSet[NodeName | None]
+) -> tuple[NodeName, ...]:
     """Return the lost nodes for which a launcher waits that has had time to go on without them.
 
     Where most of its nodes are silent at once, a launcher cannot know whether it is they or itself: it touches

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import SLURMD, Answer
-from deeplink.scheduler.watch.records import Kind, Severity
+from deeplink.scheduler.watch.evidence import SLURMD, ProbeResult
+from deeplink.scheduler.watch.records import HealthSeverity, IncidentKind
 from deeplink.scheduler.watch.rules.seen import jobs_on, long_away
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from deeplink.scheduler.watch.evidence import NodeSight, Policy, Sight
-    from deeplink.scheduler.watch.records import Finding
+    from deeplink.scheduler.watch.evidence import NodeSnapshot, Snapshot, WatchPolicy
+    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import NodeName
 
 
-_KNOWN = frozenset(Severity) - {Severity.UNKNOWN}
+_KNOWN = frozenset(HealthSeverity) - {HealthSeverity.UNKNOWN}
 
 
-def lost_slurmds(sight: Sight, policy: Policy, elsewhere: AbstractSet[NodeName | None]) -> list[Verdict]:
+def lost_slurmds(sight: Snapshot, policy: WatchPolicy, elsewhere: AbstractSet[NodeName | None]) -> list[Verdict]:
     """Return the nodes that live without a slurmd: told, and nothing is done to them or to their jobs.
 
     The node's system agent starts slurmd again. Where none stands, Slurm sets the node down after SlurmdTimeout
@@ -34,12 +34,12 @@ def lost_slurmds(sight: Sight, policy: Policy, elsewhere: AbstractSet[NodeName |
     ]
 
 
-def tells_of_restart(finding: Finding) -> bool:
+def tells_of_restart(finding: HealthFinding) -> bool:
     """Whether a node's agent says so that it has started slurmd anew."""
-    return finding.check == SLURMD and finding.severity is Severity.OBSERVE
+    return finding.check == SLURMD and finding.severity is HealthSeverity.OBSERVE
 
 
-def _lost(node: NodeSight, sight: Sight, policy: Policy) -> Verdict | None:
+def _lost(node: NodeSnapshot, sight: Snapshot, policy: WatchPolicy) -> Verdict | None:
     said = tuple(f"its own check: {one.problem}" for one in node.wrong(*_KNOWN) if one.check == SLURMD)
     heard = (f"an agent on it was heard {node.heard_s:.1f} s ago",) if node.heard_since else ()
     # Gone is worth a comment; what is only to be observed is that the agent has started it anew.
@@ -47,10 +47,10 @@ def _lost(node: NodeSight, sight: Sight, policy: Policy) -> Verdict | None:
     if not anew and not (node.slurmd.away and said) and not (long_away(node, policy) and heard):
         return None
     jobs = jobs_on(node.name, sight)
-    how = "refuses connections" if node.slurmd is Answer.REFUSES else "is silent"
+    how = "refuses connections" if node.slurmd is ProbeResult.REFUSES else "is silent"
     seen = (f"slurmd {how} for {node.away_s:.1f} s ({node.away_probes} probes)",) if node.slurmd.away else ()
     return Verdict(
-        kind=Kind.SLURMD_LOST,
+        kind=IncidentKind.SLURMD_LOST,
         remedy=Remedy.NOTHING,
         reasons=(*seen, *said, *(heard if seen else ())),
         attempt=jobs[0].attempt if jobs else None,

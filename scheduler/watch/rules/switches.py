@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.evidence import Answer
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.watch.evidence import ProbeResult
+from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.rules.deaths import node_remedy
 from deeplink.scheduler.watch.rules.seen import long_away
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
@@ -15,11 +15,11 @@ from deeplink.scheduler.watch.verdict import Remedy, Verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from deeplink.scheduler.watch.evidence import JobSight, NodeSight, Policy, Sight
+    from deeplink.scheduler.watch.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
     from deeplink.types import NodeName
 
 
-def silent_leaves(nodes: Mapping[NodeName, NodeSight]) -> dict[str, tuple[NodeSight, ...]]:
+def silent_leaves(nodes: Mapping[NodeName, NodeSnapshot]) -> dict[str, tuple[NodeSnapshot, ...]]:
     """Return the leaves with two nodes or more of which none answers: their switch is the simpler explanation.
 
     Nodes given up before (down, or drained by us) do not count: two deaths far apart are no switch. Those given up
@@ -32,24 +32,24 @@ def silent_leaves(nodes: Mapping[NodeName, NodeSight]) -> dict[str, tuple[NodeSi
     return {
         leaf: tuple(sorted(those, key=lambda node: node.name))
         for leaf, those in sorted(members.items())
-        if len(those) > 1 and all(map(_silent, those)) and any(node.slurmd is Answer.SILENT for node in those)
+        if len(those) > 1 and all(map(_silent, those)) and any(node.slurmd is ProbeResult.SILENT for node in those)
     }
 
 
-def _silent(node: NodeSight) -> bool:
+def _silent(node: NodeSnapshot) -> bool:
     # What is down is not probed any more.
-    silent = node.slurmd is Answer.SILENT or (node.down and node.slurmd is Answer.UNKNOWN)
+    silent = node.slurmd is ProbeResult.SILENT or (node.down and node.slurmd is ProbeResult.UNKNOWN)
     return silent and not node.heard_since
 
 
-def _misses(job: JobSight, leaf: set[NodeName], policy: Policy) -> bool:
+def _misses(job: JobSnapshot, leaf: set[NodeName], policy: WatchPolicy) -> bool:
     """Whether a job is the second witness: its launcher misses an agent there, or ran there and is silent."""
     if job.beat_age_s >= policy.tense_beat_s:
         return job.batch_host in leaf and job.silent_s >= policy.silence_s
     return any(job.agents_silent.get(name, 0.0) >= policy.silence_s for name in leaf)
 
 
-def about_leaf(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves: int) -> list[Verdict]:
+def about_leaf(leaf: tuple[NodeSnapshot, ...], sight: Snapshot, policy: WatchPolicy, leaves: int) -> list[Verdict]:
     """Return what is to be said and done about a silent leaf, one of so many; empty while too early, or done.
 
     Nodes that a job of ours has are given up in the leaf's name: a job whose nodes cannot be reached is started
@@ -67,7 +67,7 @@ def about_leaf(leaf: tuple[NodeSight, ...], sight: Sight, policy: Policy, leaves
     who = f"all {len(names)} nodes of {name} ({', '.join(names)})"
     since = max(node.away_s for node in watched)
     verdict = Verdict(
-        kind=Kind.SWITCH_SUSPECT,
+        kind=IncidentKind.SWITCH_SUSPECT,
         remedy=Remedy.NOTHING,
         reasons=(f"{who} are silent for {since:.1f} s, others answer: the switch",),
         attempt=hit[0].attempt,

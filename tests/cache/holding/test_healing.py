@@ -12,7 +12,7 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import SampleUnavailableError
-from deeplink.cache.holding.fetching import Fetched, Fetcher, Outcome, Wanted
+from deeplink.cache.holding.fetching import Fetched, Fetcher, FetchOutcome, WantedShard
 from deeplink.cache.holding.healing import Healer
 from deeplink.cache.index import IndexContent
 from deeplink.cache.keeping.pins import demand, read_pins
@@ -39,8 +39,8 @@ def packed(source: Path, agents: Agents) -> Sequence[ShardEntry]:
     return Catalog(agents.config().catalog).open("digits").shards
 
 
-def wanted(shard: ShardEntry) -> Wanted:
-    return Wanted(id=shard.id, bytes=shard.bytes)
+def wanted(shard: ShardEntry) -> WantedShard:
+    return WantedShard(id=shard.id, bytes=shard.bytes)
 
 
 def test_many_shards_come_back_in_one_thread(source: Path, agents: Agents, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_shard_that_is_doubted_while_it_is_looked_at_is_looked_at_once_more(
     healer = Healer(store, agents.members, agents.token, SystemClock())
     fetch, looks, healed = healer._fetcher.fetch, list[ShardId](), list[bool]()
 
-    def slowly(one: Wanted) -> Fetched:
+    def slowly(one: WantedShard) -> Fetched:
         found = fetch(one)
         looks.append(one.id)
         begun.set()
@@ -125,7 +125,7 @@ def test_what_goes_wrong_unforeseen_does_not_end_healing(
     healer = Healer(store, agents.members, agents.token, SystemClock())
     fetch = healer._fetcher.fetch
 
-    def fails_once(one: Wanted) -> Fetched:
+    def fails_once(one: WantedShard) -> Fetched:
         if one.id == first.id:
             raise ZeroDivisionError
         return fetch(one)
@@ -146,8 +146,8 @@ def test_a_home_that_cannot_be_opened_does_not_hide_the_source(source: Path, con
     index.home = "nosuch://bucket"
     cap = SourceCap(TokenBucket(0, 0), SystemClock())
     fetcher = Fetcher(store, "", SystemClock(), cap=cap, open_home=open_home)
-    found = fetcher.fetch(Wanted.of(index, 0))
-    assert (found.outcome, found.origin) == (Outcome.FETCHED, "source"), found.problem
+    found = fetcher.fetch(WantedShard.of(index, 0))
+    assert (found.outcome, found.origin) == (FetchOutcome.FETCHED, "source"), found.problem
 
 
 def test_a_good_shard_is_not_put_aside_because_the_index_is_wrong(
@@ -206,8 +206,8 @@ def test_long_and_empty_samples_are_made_anew_as_they_were(tmp_path: Path, confi
     for number, entry in enumerate(index.shards):
         before = store.path(entry.id).read_bytes()
         store.remove(entry.id)
-        found = Fetcher(store, "", SystemClock(), cap=cap).fetch(Wanted.of(index, number))
-        assert (found.outcome, found.origin) == (Outcome.FETCHED, "source"), found.problem
+        found = Fetcher(store, "", SystemClock(), cap=cap).fetch(WantedShard.of(index, number))
+        assert (found.outcome, found.origin) == (FetchOutcome.FETCHED, "source"), found.problem
         assert store.path(entry.id).read_bytes() == before
     assert cap.load().bytes >= sum(map(len, files.values()))
 

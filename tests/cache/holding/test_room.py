@@ -12,7 +12,7 @@ import pytest
 
 from deeplink.cache.errors import StoreFullError
 from deeplink.cache.holding.fillservice import evict
-from deeplink.cache.holding.room import Room
+from deeplink.cache.holding.room import StoreBudget
 from deeplink.cache.keeping.pins import TTL_S
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from deeplink.cache.holding.recovery import Recovery
+    from deeplink.cache.holding.recovery import ReplicaLookup
 
 SHARDS = [ShardId(f"{number:040x}") for number in range(5)]
 
@@ -61,8 +61,8 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def room_of(store: Store, budget: int, recovery: Kept, staying: Collection[ShardId] = ()) -> Room:
-    room = Room(store, budget, recovery, SystemClock(), staying=staying)  # type: ignore[arg-type]
+def room_of(store: Store, budget: int, recovery: Kept, staying: Collection[ShardId] = ()) -> StoreBudget:
+    room = StoreBudget(store, budget, recovery, SystemClock(), staying=staying)  # type: ignore[arg-type]
     store.reserve = room.reserve
     return room
 
@@ -154,7 +154,9 @@ def test_a_pin_that_cannot_be_read_keeps_all_shards_for_a_time_but_not_from_forc
         with pytest.raises(StoreFullError), store.room_for(1_000):
             pass
         assert room.drop_unused(SystemClock().unix() + 10) == 0
-        forced = evict(store, SHARDS[:1], cast("Recovery", Kept(())), SystemClock(), force=True, dry_run=False)
+        forced = evict(
+            store, SHARDS[:1], cast("ReplicaLookup", Kept(())), SystemClock(), force=True, dry_run=False
+        )
         assert [shard.outcome for shard in forced.shards] == [cache_pb2.EVICT_OUTCOME_GONE]
         assert store.ids() == SHARDS[1:]
         long_ago = SystemClock().unix() - TTL_S - 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.holding.summary import Held, UnknownHoldingError, held, note
+from deeplink.cache.holding.summary import HeldSummary, UnknownHoldingError, held, note
 from deeplink.types import NodeName
 
 VERSION = "ab" * 16
@@ -33,13 +33,15 @@ def catalog(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dataset", ["images", "images@abab", "deeplink://images", f"images@{VERSION}"])
 def test_what_is_noted_is_found(catalog: Path, dataset: str) -> None:
     kept(catalog, SIZES)
-    assert held(catalog, dataset, unix=NOW + 5) == Held(SIZES, 10)
+    assert held(catalog, dataset, unix=NOW + 5) == HeldSummary(SIZES, 10)
 
 
 def test_each_node_counts_as_it_was_told_last(catalog: Path) -> None:
     kept(catalog, SIZES)
     kept(catalog, {NodeName("n2"): 7, NodeName("n3"): 1}, NOW + 1)
-    assert held(catalog, "images", unix=NOW + 5) == Held({**SIZES, NodeName("n2"): 7, NodeName("n3"): 1}, 10)
+    assert held(catalog, "images", unix=NOW + 5) == HeldSummary(
+        {**SIZES, NodeName("n2"): 7, NodeName("n3"): 1}, 10
+    )
     assert held(catalog, "images", unix=NOW + 5, old_s=4.5).bytes == {"n2": 7, "n3": 1}
     assert len(list((catalog / "images").iterdir())) == 3
 
@@ -47,7 +49,7 @@ def test_each_node_counts_as_it_was_told_last(catalog: Path) -> None:
 def test_a_damaged_note_gives_way(catalog: Path) -> None:
     (catalog / "images" / f"{VERSION}.held").write_text("{")
     kept(catalog, SIZES)
-    assert held(catalog, "images", unix=NOW) == Held(SIZES, 10)
+    assert held(catalog, "images", unix=NOW) == HeldSummary(SIZES, 10)
 
 
 def test_an_old_note_is_unknown(catalog: Path) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deeplink.cache.holding.fetching import Wanted
-from deeplink.cache.holding.upkeep import Pace, Upkeep
+from deeplink.cache.holding.fetching import WantedShard
+from deeplink.cache.holding.upkeep import Upkeep, UpkeepIntervals
 from deeplink.cache.store import Store
 from deeplink.clock import SystemClock
 from deeplink.types import Member, NodeName, ShardId
@@ -29,7 +29,7 @@ def upkeep_of(store: Store, **parts: object) -> Upkeep:
         parts.get("known", nothing),  # type: ignore[arg-type]
         recovery=parts.get("recovery", nothing),  # type: ignore[arg-type]
         clock=SystemClock(),
-        pace=Pace(verify_s=60.0),
+        pace=UpkeepIntervals(verify_s=60.0),
         notes=None,
         replicas=2,
     )
@@ -68,10 +68,10 @@ def test_what_was_dropped_a_moment_ago_does_not_come_back_at_once(
     dropped, lacking = ShardId("0" * 40), ShardId("1" * 40)
     wanted: list[ShardId] = []
 
-    def find(shard: ShardId) -> Wanted:
-        return Wanted(id=shard, bytes=1)
+    def find(shard: ShardId) -> WantedShard:
+        return WantedShard(id=shard, bytes=1)
 
-    def want(one: Wanted, *, urgent: bool) -> None:
+    def want(one: WantedShard, *, urgent: bool) -> None:
         wanted.append(one.id)
 
     upkeep = upkeep_of(

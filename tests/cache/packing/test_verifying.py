@@ -10,7 +10,7 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.packer import PackResult, pack
 from deeplink.cache.packing import verifying
-from deeplink.cache.packing.verifying import Verification, verified, verify_copies
+from deeplink.cache.packing.verifying import ReadBack, verified, verify_copies
 from deeplink.cache.store import Store
 from deeplink.types import NodeName
 from deeplink.v1 import cache_pb2
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deeplink.config import Config
 
 
-def read_back(config: Config, result: PackResult, agents: Agents | None = None) -> Verification:
+def read_back(config: Config, result: PackResult, agents: Agents | None = None) -> ReadBack:
     return verify_copies(
         Catalog(config.catalog).open("digits"),
         result.placed,

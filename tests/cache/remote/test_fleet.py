@@ -17,8 +17,8 @@ from typing_extensions import override
 from deeplink.cache import ownership
 from deeplink.cache.batch import Batch
 from deeplink.cache.errors import MemberBusyError, MemberDamagedError, MemberError
-from deeplink.cache.remote.fleet import Fleet
-from deeplink.cache.remote.transport import Answer, Pending, Places, Transport
+from deeplink.cache.remote.fleet import MemberPool
+from deeplink.cache.remote.transport import BatchReply, Pending, Places, Transport
 from deeplink.clock import ManualClock
 from deeplink.types import Member, NodeName, ShardId
 from deeplink.v1 import cache_pb2
@@ -55,16 +55,16 @@ class Call(Pending):
     shards: list[str]
     samples: list[bytes]
     places: Places
-    ends: Callable[[Call], Answer] | None
+    ends: Callable[[Call], BatchReply] | None
 
-    def bring(self, samples: Sequence[bytes]) -> Answer:
+    def bring(self, samples: Sequence[bytes]) -> BatchReply:
         for start, sample in zip(self.places.starts.tolist(), samples, strict=True):
             self.places.arena[start : start + SIZE] = sample
         checksums = np.array([xxhash.xxh3_64_intdigest(sample) for sample in samples], np.uint64)
-        return Answer(np.full(len(samples), cache_pb2.READ_STATUS_OK, np.uint32), checksums)
+        return BatchReply(np.full(len(samples), cache_pb2.READ_STATUS_OK, np.uint32), checksums)
 
     @override
-    def result(self) -> Answer:
+    def result(self) -> BatchReply:
         return self.ends(self) if self.ends is not None else self.bring(self.samples)
 
     @override
@@ -78,13 +78,13 @@ class Racing(Transport):
 
     clock: ManualClock
     order: list[tuple[NodeName, int]]
-    ends: Callable[[Call], Answer]
+    ends: Callable[[Call], BatchReply]
     samples: dict[str, bytes]
     asked: list[tuple[NodeName, list[str]]] = field(default_factory=list)
     has_waited: bool = False
 
     @override
-    def start(self, member: Member, request: frames.Request, deadline_s: float, places: Places) -> Pending:
+    def start(self, member: Member, request: frames.ExtentsRequest, deadline_s: float, places: Places) -> Pending:
         shards = [str(request.shards[number]) for number in request.extents["shard"].tolist()]
         self.asked.append((member.name, shards))
         ends = self.ends if len(self.asked) == 1 else None
@@ -107,22 +107,22 @@ class Racing(Transport):
         pass
 
 
-def damaged(call: Call) -> Answer:
+def damaged(call: Call) -> BatchReply:
     call.bring([bytes(SIZE)] * len(call.samples))  # what a server sends whose disk fails in the middle
     raise MemberDamagedError(call.name, "a shard could not be read")
 
 
-def cut_off(call: Call) -> Answer:
+def cut_off(call: Call) -> BatchReply:
     call.bring([b"?" * SIZE] * len(call.samples))
     raise MemberError(call.name, "another answer than was asked for")
 
 
-def busy(call: Call) -> Answer:
+def busy(call: Call) -> BatchReply:
     call.bring([b"?" * SIZE] * len(call.samples))
     raise MemberBusyError(call.name)
 
 
-def wrong(call: Call) -> Answer:
+def wrong(call: Call) -> BatchReply:
     return call.bring([b"?" * SIZE] * len(call.samples))
 
 
@@ -147,7 +147,7 @@ def test_a_batch_is_let_go_of_at_once_and_not_when_the_garbage_is_next_collected
     clock = ManualClock()
     transport = Racing(clock, [], lambda call: call.bring(call.samples), samples, has_waited=True)
     members = [Member(name, f"127.0.0.1:{port}") for port, name in enumerate(NAMES, start=1)]
-    fleet = Fleet(index_of(samples), members, transport, clock, deadline_s=1.5)
+    fleet = MemberPool(index_of(samples), members, transport, clock, deadline_s=1.5)
     batch = Batch.empty(np.full(2, SIZE))
     gc.disable()
     try:
@@ -161,7 +161,7 @@ def test_a_batch_is_let_go_of_at_once_and_not_when_the_garbage_is_next_collected
 
 @pytest.mark.parametrize("ends", [damaged, cut_off, busy, wrong])
 def test_a_late_answer_that_ends_badly_does_not_undo_what_another_copy_brought(
-    ends: Callable[[Call], Answer],
+    ends: Callable[[Call], BatchReply],
 ) -> None:
     one, other = two_shards()
     samples = {one: b"A" * SIZE, other: b"B" * SIZE}
@@ -169,7 +169,7 @@ def test_a_late_answer_that_ends_badly_does_not_undo_what_another_copy_brought(
     order = [(ranked(one)[1], 1), (ranked(one)[0], 2)]
     transport = Racing(clock, order, ends, samples)
     members = [Member(name, f"127.0.0.1:{port}") for port, name in enumerate(NAMES, start=1)]
-    fleet = Fleet(index_of(samples), members, transport, clock, deadline_s=1.5)
+    fleet = MemberPool(index_of(samples), members, transport, clock, deadline_s=1.5)
     batch = Batch.empty(np.full(2, SIZE))
     outcome = fleet.fill(np.array([0, 1]), np.array([0, 1]), batch)
     assert not order
@@ -188,6 +188,6 @@ def test_a_member_asks_the_other_owner_first_though_one_nearer_in_the_order_fail
     ]
     clock = ManualClock()
     transport = Racing(clock, [], lambda call: call.bring(call.samples), {shard: b"A" * SIZE}, has_waited=True)
-    fleet = Fleet(index_of(transport.samples), members, transport, clock, deadline_s=1.5, node=NAMES[0])
+    fleet = MemberPool(index_of(transport.samples), members, transport, clock, deadline_s=1.5, node=NAMES[0])
     assert not fleet.fill(np.array([0]), np.array([0]), Batch.empty(np.full(1, SIZE))).missing.tolist()
     assert transport.asked == [("c", [shard])]

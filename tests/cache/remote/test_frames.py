@@ -56,7 +56,7 @@ def test_a_reply_is_what_protobuf_makes_of_it(number: int, items: list[bytes | i
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.tuples(*[st.integers(0, 2**32 - 1)] * 4), max_size=20))
 def test_a_request_comes_back(number: int, rows: list[tuple[int, int, int, int]]) -> None:
-    request = frames.Request(number, [ShardId("ab" * 20)], np.array(rows, frames.EXTENT))
+    request = frames.ExtentsRequest(number, [ShardId("ab" * 20)], np.array(rows, frames.EXTENT))
     back = frames.decode_request(frames.encode_request(request))
     assert (back.id, list(back.shards)) == (number, ["ab" * 20])
     assert back.extents.tobytes() == request.extents.tobytes()

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.cache.remote.breaker import Breaker
-from deeplink.cache.remote.pace import Pace
+from deeplink.cache.remote.pace import LatencyTracker
 from deeplink.types import NodeName
 
 ONE, TWO = NodeName("n1"), NodeName("n2")
 
 
 def test_patience_follows_the_95th_percentile_within_bounds() -> None:
-    pace = Pace(0.5)
+    pace = LatencyTracker(0.5)
     assert pace.patience_s(ONE) == 0.1  # nothing is known yet
     for number in range(64):
         pace.began(ONE, 0.2 if number % 10 == 0 else 0.03)
@@ -27,7 +27,7 @@ def test_patience_follows_the_95th_percentile_within_bounds() -> None:
 
 @given(st.lists(st.booleans(), max_size=300))
 def test_second_requests_are_a_twentieth_at_most_but_for_a_few(moves: list[bool]) -> None:
-    pace = Pace(0.5)
+    pace = LatencyTracker(0.5)
     first = second = 0
     for is_first in moves:
         if is_first:

@@ -35,17 +35,17 @@ def transport(agents: Agents) -> Iterator[PlainTransport]:
 
 
 @pytest.fixture
-def request_of_all(tmp_path: Path, agents: Agents) -> frames.Request:
+def request_of_all(tmp_path: Path, agents: Agents) -> frames.ExtentsRequest:
     """Ask for every block of a shard that n0 holds."""
     sealed = write(tmp_path / "draft", PAYLOADS)
     agents.stores[NodeName("n0")].adopt(tmp_path / "draft", sealed.id)
     extents = np.array([(0, n, 0, len(payload)) for n, payload in enumerate(PAYLOADS)], frames.EXTENT)
-    return frames.Request(0, [sealed.id], extents)
+    return frames.ExtentsRequest(0, [sealed.id], extents)
 
 
 @pytest.mark.parametrize("idle", [False, True], ids=["fresh connection", "idle connection"])
 def test_waiting_in_vain_for_one_member_is_not_held_against_another(
-    agents: Agents, transport: PlainTransport, request_of_all: frames.Request, idle: bool
+    agents: Agents, transport: PlainTransport, request_of_all: frames.ExtentsRequest, idle: bool
 ) -> None:
     good = agents.members[0]
     if idle:
@@ -62,17 +62,20 @@ def test_waiting_in_vain_for_one_member_is_not_held_against_another(
 
 
 def test_more_than_was_asked_for_is_an_error(
-    agents: Agents, transport: PlainTransport, request_of_all: frames.Request, monkeypatch: pytest.MonkeyPatch
+    agents: Agents,
+    transport: PlainTransport,
+    request_of_all: frames.ExtentsRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encode = frames.encode_request
     monkeypatch.setattr(frames, "encode_request", lambda asked: encode(replace(request_of_all, id=asked.id)))
-    fewer = frames.Request(0, request_of_all.shards, request_of_all.extents[:1])
+    fewer = frames.ExtentsRequest(0, request_of_all.shards, request_of_all.extents[:1])
     with pytest.raises(MemberError, match="more items"):
         transport.start(agents.members[0], fewer, 5.0, Places.alone(fewer)).result()
 
 
 def test_a_member_that_only_greets_has_not_begun_to_answer(
-    agents: Agents, transport: PlainTransport, request_of_all: frames.Request
+    agents: Agents, transport: PlainTransport, request_of_all: frames.ExtentsRequest
 ) -> None:
     """Else it would be waited for instead of asking another copy, and each such member in turn."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -96,7 +99,7 @@ def test_a_member_that_is_not_there_keeps_no_batch_s_memory(transport: PlainTran
     arena = np.zeros(10, np.uint8)
     places = Places(arena.data, np.zeros(1, np.int64))
     extents = np.array([(0, 0, 0, 10)], frames.EXTENT)
-    request = frames.Request(0, [ShardId("0" * 40)], extents)
+    request = frames.ExtentsRequest(0, [ShardId("0" * 40)], extents)
     gc.disable()
     try:
         pending = transport.start(Member(NodeName("gone"), address), request, 2.0, places)

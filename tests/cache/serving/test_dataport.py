@@ -21,7 +21,7 @@ from deeplink.cache.server import CacheServicer
 from deeplink.cache.serving.dataport import data_server
 from deeplink.clock import SystemClock
 from deeplink.listening import ABOVE
-from deeplink.plainrpc.serving import Limits
+from deeplink.plainrpc.serving import ServerLimits
 from deeplink.types import Member, NodeName, ShardId, format_members
 from deeplink.v1 import cache_pb2
 from tests.cache.test_reader import read_all
@@ -73,7 +73,7 @@ def asked(
 ) -> list[tuple[int, bytes]]:
     """Return status and bytes of each extent."""
     array = np.array(extents, frames.EXTENT)
-    request = frames.Request(0, [ShardId(name) for name in shards], array)
+    request = frames.ExtentsRequest(0, [ShardId(name) for name in shards], array)
     lengths = np.minimum(array["length"].astype(np.int64), 1 << 20)
     places = Places(memoryview(bytearray(int(lengths.sum()))), np.cumsum(lengths) - lengths)
     status = data.start(member, request, 20.0, places).result().status.tolist()
@@ -145,7 +145,7 @@ def test_an_unknown_or_tricky_shard_is_refused_alone(
 
 
 def test_more_shards_than_anybody_needs_are_refused(agents: Agents, data: PlainTransport) -> None:
-    request = frames.Request(0, [ShardId("x")] * 5000, np.empty(0, frames.EXTENT))
+    request = frames.ExtentsRequest(0, [ShardId("x")] * 5000, np.empty(0, frames.EXTENT))
     with pytest.raises(MemberError, match="more than 4096 shards"):
         data.start(data_member(agents), request, 20.0, Places.alone(request)).result()
 
@@ -255,7 +255,7 @@ def test_a_busy_member_is_asked_again_and_the_source_serves_in_the_end(
     config = agents.config(replicas=1)
     pack(str(source), "digits", config=config, members=agents.members[:1], token=agents.token)
     servicer = CacheServicer(agents.stores[N0], N0)
-    limits = Limits(answers=0, retry_after_ms=10)
+    limits = ServerLimits(answers=0, retry_after_ms=10)
     busy = data_server(servicer, "127.0.0.1:0", agents.token, SystemClock(), limits)
     busy.start()
     try:

@@ -35,7 +35,7 @@ def test_a_member_without_descriptors_is_busy_and_its_shard_stays(
     sealed = write(tmp_path / "draft", PAYLOADS)
     agents.stores[N0].adopt(tmp_path / "draft", sealed.id)
     extents = np.array([(0, n, 0, len(payload)) for n, payload in enumerate(PAYLOADS)], frames.EXTENT)
-    request = frames.Request(0, [sealed.id], extents)
+    request = frames.ExtentsRequest(0, [sealed.id], extents)
     member = agents.members[0]
     if port == "data":
         member = Member(N0, f"127.0.0.1:{agents.data_servers[N0].port}")

@@ -44,7 +44,7 @@ def test_a_file_that_took_another_s_place_is_served_at_once_when_the_other_is_do
     other.rename(store.path(sealed.id))
     # The folder is looked at ten times a second: until then it is the file that was open.
     assert servicer._shards.get(sealed.id)[0] is found
-    doubt = frames.Request(0, (), np.empty(0, frames.EXTENT), (sealed.id,))
+    doubt = frames.ExtentsRequest(0, (), np.empty(0, frames.EXTENT), (sealed.id,))
     list(servicer.read_message(frames.encode_request(doubt)))
     again, _ = servicer._shards.get(sealed.id)
     assert again is not None

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, NothingWholeError
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.entries import Entry, entries, looks_whole
+from deeplink.checkpoints.entries import CheckpointName, entries, looks_whole
 from deeplink.checkpoints.manifest import CheckpointDamagedError
 from deeplink.clock import ManualClock
 from deeplink.errors import DeepLinkError
@@ -209,7 +209,7 @@ class _Watched:
         assert self.saves or not lost, f"{lost} went with a look"
         looking_whole = [entry for entry in entries(folder) if looks_whole(folder / entry.name)]
         for path in lost:
-            entry = Entry.parse(path.name)
+            entry = CheckpointName.parse(path.name)
             newer = [one for one in looking_whole if entry is None or one > entry]
             assert len(newer) >= KEEP, f"{path} was not superseded: {newer}"
             assert any(is_whole(folder / one.name) for one in newer), f"{path} was the last whole one"

@@ -24,9 +24,9 @@ from deeplink.checkpoints import Checkpoints, council
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.agents import run_of
 from deeplink.checkpoints.boards import Board
-from deeplink.checkpoints.entries import Entry, entries
+from deeplink.checkpoints.entries import CheckpointName, entries
 from deeplink.checkpoints.manifest import CheckpointDamagedError
-from deeplink.checkpoints.parts import Group
+from deeplink.checkpoints.parts import SaveGroup
 from deeplink.config import Config
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainSilentError
@@ -86,7 +86,7 @@ class Apart(RuleBasedStateMachine):
                 local = self.local(node, job)
                 checkpoints = Checkpoints(self.shared(job), local=local, keep=self.keep, lease_s=None)
             states = checkpoints._states
-            states.group, states.session = Group(rank, len(ALL)), f"{job:02x}{self.relaunch[job]:06x}" * 4
+            states.group, states.session = SaveGroup(rank, len(ALL)), f"{job:02x}{self.relaunch[job]:06x}" * 4
             states.patience_s = PATIENCE_S
             ranks.append(checkpoints)
         with self.looked_after():
@@ -142,10 +142,10 @@ class Apart(RuleBasedStateMachine):
         own = [self.local(node, job) for node in ALL]
         return [*own, *copies, *([] if self.is_parted else [self.shared(job)])]
 
-    def whole(self, job: int) -> list[Entry]:
+    def whole(self, job: int) -> list[CheckpointName]:
         """Return what a job could go on from, the oldest first: all files are as saved, wherever each lies."""
-        found: dict[Entry, set[str]] = {}
-        wanted: dict[Entry, set[str]] = {}
+        found: dict[CheckpointName, set[str]] = {}
+        wanted: dict[CheckpointName, set[str]] = {}
         for folder in self.places(job):
             for entry in entries(folder):
                 path = folder / entry.name
@@ -162,7 +162,7 @@ class Apart(RuleBasedStateMachine):
                     found.setdefault(entry, set()).add(file.path)
         return sorted(entry for entry, files in wanted.items() if files == found.get(entry))
 
-    def copies(self, *, contents: bool) -> dict[Path, list[Entry]]:
+    def copies(self, *, contents: bool) -> dict[Path, list[CheckpointName]]:
         """Return the copies that each node keeps, the oldest first: whole ones, or all of the right sizes."""
         folders = [folder for job in JOBS for folder in self.places(job) if folder.name.startswith("from-")]
         return {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deeplink.checkpoints import Checkpoints, lines
-from deeplink.checkpoints.hold import Hold
+from deeplink.checkpoints.hold import FolderOwnership
 from deeplink.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
 from tests.waiting import LIMIT_S, until
@@ -70,13 +70,13 @@ def steps(folder: Path) -> list[int]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold the storage for frozen after half a second."""
-    hold = Hold.__init__
+    hold = FolderOwnership.__init__
 
-    def made(self: Hold, *args: object, **more: object) -> None:
+    def made(self: FolderOwnership, *args: object, **more: object) -> None:
         hold(self, *args, **more)  # type: ignore[arg-type]
         self.shared.patience_s = 0.5
 
-    monkeypatch.setattr(Hold, "__init__", made)
+    monkeypatch.setattr(FolderOwnership, "__init__", made)
 
 
 @pytest.mark.usefixtures("impatient")

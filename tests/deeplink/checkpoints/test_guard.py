@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from deeplink import keeping_copies
 from deeplink.checkpoints import Checkpoints
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.guard import Guard
-from deeplink.checkpoints.lease import Lease, Standing, pause
+from deeplink.checkpoints.guard import FencingGuard
+from deeplink.checkpoints.lease import Lease, LeaseState, pause
 from deeplink.checkpoints.witnesses import (
     AgentsWitness,
     ControllerWitness,
@@ -55,8 +55,8 @@ FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
 def test_silence_of_all_for_longer_than_the_lease_ends_it() -> None:
     lease = Lease(60, renewed=1_000, witnesses=("folder", "agents"))
     for now in range(1_000, 1_061, 5):
-        assert lease.standing(now) is Standing.HELD
-    assert lease.standing(1_061) is Standing.EXPIRED
+        assert lease.standing(now) is LeaseState.HELD
+    assert lease.standing(1_061) is LeaseState.EXPIRED
 
 
 def test_an_answer_of_any_renews_it_and_an_older_one_does_not_shorten_it() -> None:
@@ -64,30 +64,30 @@ def test_an_answer_of_any_renews_it_and_an_older_one_does_not_shorten_it() -> No
     lease.renew("agents", 1_050)
     lease.renew("folder", 1_020)
     lease.looked = 1_100
-    assert lease.standing(1_110) is Standing.HELD
-    assert lease.standing(1_111) is Standing.EXPIRED
+    assert lease.standing(1_110) is LeaseState.HELD
+    assert lease.standing(1_111) is LeaseState.EXPIRED
     assert lease.answers == {"agents": 1, "folder": 1}
 
 
 def test_who_has_nobody_to_ask_is_not_ended() -> None:
-    assert Lease(60, renewed=0).standing(1e9) is Standing.HELD
+    assert Lease(60, renewed=0).standing(1e9) is LeaseState.HELD
 
 
 def test_being_fenced_is_final_and_needs_no_silence() -> None:
     lease = Lease(60, renewed=1_000, witnesses=("folder",))
     lease.fence("17.0.1")
     lease.renew("folder", 1_001)
-    assert lease.standing(1_001) is Standing.FENCED
+    assert lease.standing(1_001) is LeaseState.FENCED
 
 
 def test_a_process_that_was_stopped_gets_the_time_back() -> None:
     lease = Lease(60, renewed=1_000, witnesses=("folder",))
-    assert lease.standing(1_010) is Standing.HELD
-    assert lease.standing(90_000) is Standing.HELD  # suspended by Slurm for a day
-    assert lease.standing(90_015) is Standing.HELD
-    assert lease.standing(90_030) is Standing.HELD
-    assert lease.standing(90_045) is Standing.HELD
-    assert lease.standing(90_051) is Standing.EXPIRED
+    assert lease.standing(1_010) is LeaseState.HELD
+    assert lease.standing(90_000) is LeaseState.HELD  # suspended by Slurm for a day
+    assert lease.standing(90_015) is LeaseState.HELD
+    assert lease.standing(90_030) is LeaseState.HELD
+    assert lease.standing(90_045) is LeaseState.HELD
+    assert lease.standing(90_051) is LeaseState.EXPIRED
 
 
 @given(length=st.floats(0.1, 3_600), world=st.integers(1, 1_000_000))
@@ -114,9 +114,9 @@ class Said:
         return answer
 
 
-def guard_of(witness: Said, clock: ManualClock, ended: list[str]) -> Guard:
+def guard_of(witness: Said, clock: ManualClock, ended: list[str]) -> FencingGuard:
     lease = Lease(60, clock.monotonic(), (witness.name,))
-    return Guard([witness], lease, world=1, clock=clock, end=ended.append)
+    return FencingGuard([witness], lease, world=1, clock=clock, end=ended.append)
 
 
 def test_a_guard_ends_a_fenced_process_once_and_says_by_whom() -> None:
@@ -322,7 +322,7 @@ def test_the_last_resort_is_asked_only_once_the_others_are_silent_for_a_third_of
     clock, ended = ManualClock(), list[str]()
     silent, last = Said(*[TimeoutError()] * 99), Said(*[""] * 99)
     lease = Lease(60, clock.monotonic(), ("folder", "last"))
-    guard = Guard([silent], lease, world=1, clock=clock, last_resort=[last], end=ended.append)
+    guard = FencingGuard([silent], lease, world=1, clock=clock, last_resort=[last], end=ended.append)
     for _ in range(30):
         for witness in (silent, last):
             if guard.is_due(witness):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from deeplink.checkpoints.lines import Line
+from deeplink.checkpoints.lines import BackgroundQueue
 from tests.waiting import LIMIT_S
 
 HANGS = """
@@ -64,7 +64,7 @@ def test_what_waits_gives_way_and_what_fails_is_told_once() -> None:
         if name == "b":
             raise OSError(5, "I/O")
 
-    line = Line("working", work)
+    line = BackgroundQueue("working", work)
     line.offer("a")
     while line.current != "a":
         pass

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError, mirror
 from deeplink.checkpoints.claims import NO_CLAIM, fresh_names
-from deeplink.checkpoints.hold import Hold
+from deeplink.checkpoints.hold import FolderOwnership
 from deeplink.checkpoints.meeting import Meeting
 from deeplink.clock import ManualClock
 from deeplink.types import Attempt
@@ -213,7 +213,7 @@ def test_who_claims_waits_until_each_node_has_brought_in_what_it_has(tmp_path: P
         save(first, 1)
         save(first, 2)
     shutil.move(shared / "step-0000000002.a1", tmp_path / "ssd1" / "step-0000000002.a1")
-    hold = Hold(shared, SECOND, clock)
+    hold = FolderOwnership(shared, SECOND, clock)
     newest = hold.claims.newest()
 
     class Late(ManualClock):
@@ -233,7 +233,7 @@ def test_a_node_that_never_comes_is_not_waited_for_longer_than_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    hold = Hold(tmp_path / "shared", FIRST, clock)
+    hold = FolderOwnership(tmp_path / "shared", FIRST, clock)
     hold.folder.mkdir()
     Meeting(hold, tmp_path / "ssd", env(0, 3), clock).bring_together(NO_CLAIM)
     assert 60 <= clock.now - 1_000 < 62
@@ -242,7 +242,7 @@ def test_a_node_that_never_comes_is_not_waited_for_longer_than_a_minute(
 
 
 def test_what_nodes_of_earlier_attempts_said_at_their_meeting_goes(tmp_path: Path) -> None:
-    hold, clock = Hold(tmp_path / "shared", SECOND, ManualClock()), ManualClock()
+    hold, clock = FolderOwnership(tmp_path / "shared", SECOND, ManualClock()), ManualClock()
     hold.claims.folder.mkdir(parents=True)
     for name in (
         "offer-17.0.0-00000",
@@ -265,7 +265,10 @@ def test_what_nodes_of_earlier_attempts_said_at_their_meeting_goes(tmp_path: Pat
 
 def test_the_other_ranks_of_a_node_wait_for_its_first_or_for_the_claim(tmp_path: Path) -> None:
     clock = ManualClock()
-    hold, other = Hold(tmp_path / "shared", FIRST, clock), Hold(tmp_path / "shared", FIRST, clock)
+    hold, other = (
+        FolderOwnership(tmp_path / "shared", FIRST, clock),
+        FolderOwnership(tmp_path / "shared", FIRST, clock),
+    )
     hold.folder.mkdir()
     other.claimed()
     Meeting(hold, tmp_path / "ssd", env(0, 1, local_rank=3), clock).bring_together(NO_CLAIM)

@@ -17,7 +17,7 @@ import torch
 from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError, boards, inspection
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.boards import Board
-from deeplink.checkpoints.parts import Group
+from deeplink.checkpoints.parts import SaveGroup
 from deeplink.checkpoints.saving import Saver
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainSilentError
@@ -51,7 +51,7 @@ def begun(nodes: Nodes, attempt: Attempt, among: list[str], **more: Any) -> list
             for name, value in nodes.env(attempt, node, among, spares=spares).items():
                 patch.setenv(name, value)
             checkpoints = Checkpoints(nodes.root / "shared", local=nodes.local(node), lease_s=None, **more)
-        checkpoints._states.group, checkpoints._states.session = Group(rank, len(among)), "5e55104a" * 4
+        checkpoints._states.group, checkpoints._states.session = SaveGroup(rank, len(among)), "5e55104a" * 4
         made.append(checkpoints)
     return made
 
@@ -104,7 +104,7 @@ def test_each_nodes_part_lies_on_its_disk_at_its_partner_and_all_in_the_shared_f
         "n1": [f"from-n3/{name}"],
     }
     (part,) = inspection.look(nodes.local("n1"), inspection.chosen(nodes.local("n1")), contents=True)
-    assert (part.state, part.reason) == (inspection.State.WHOLE, "2 of 8 files, a node's part")
+    assert (part.state, part.reason) == (inspection.CheckpointState.WHOLE, "2 of 8 files, a node's part")
     outside = Checkpoints(nodes.root / "shared", readonly=True).latest()
     assert outside is not None
     assert len(manifests.check(outside.path, contents=True).files) == 8

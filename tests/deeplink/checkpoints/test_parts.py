@@ -24,7 +24,7 @@ from deeplink.checkpoints import (
 )
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.manifest import CheckpointWriteError
-from deeplink.checkpoints.parts import FOLDER, Exchange, Group
+from deeplink.checkpoints.parts import FOLDER, Exchange, SaveGroup
 from deeplink.clock import ManualClock
 from deeplink.errors import DeepLinkError
 from deeplink.types import Attempt
@@ -46,7 +46,7 @@ def ranks(folder: Path, world: int, attempt: Attempt | None = FIRST, **options: 
     made = []
     for rank in range(world):
         checkpoints = Checkpoints(folder, attempt=attempt, **options)
-        checkpoints._states.group, checkpoints._states.session = Group(rank, world), SESSION
+        checkpoints._states.group, checkpoints._states.session = SaveGroup(rank, world), SESSION
         if attempt is None:
             checkpoints._hold.holder = SESSION
         made.append(checkpoints)
@@ -185,7 +185,7 @@ def test_an_attempt_that_is_fenced_while_it_waits_for_its_ranks_gives_up(tmp_pat
         checked.set()
         raise FencedError(FIRST, SECOND, str(tmp_path))
 
-    exchange = Exchange(tmp_path / "draft", Group(0, 2), Ticking(), fenced)
+    exchange = Exchange(tmp_path / "draft", SaveGroup(0, 2), Ticking(), fenced)
     with pytest.raises(FencedError), exchange:
         exchange.gather("done")
     assert checked.is_set()
@@ -193,7 +193,7 @@ def test_an_attempt_that_is_fenced_while_it_waits_for_its_ranks_gives_up(tmp_pat
 
 
 def test_who_comes_after_rank_0_gave_up_is_told(tmp_path: Path) -> None:
-    exchange = Exchange(tmp_path / "draft", Group(1, 2), ManualClock(), lambda: None)
+    exchange = Exchange(tmp_path / "draft", SaveGroup(1, 2), ManualClock(), lambda: None)
     with pytest.raises(SaveAbandonedError, match="rank 0 gave up"), exchange:
         (exchange.draft / FOLDER).rmdir()
         exchange.draft.rmdir()
@@ -205,7 +205,7 @@ def test_who_comes_after_rank_0_gave_up_is_told(tmp_path: Path) -> None:
 def test_ranks_tell_each_other_what_they_told_and_wait_for_it(tmp_path: Path) -> None:
     from deeplink.clock import SystemClock
 
-    both = [Exchange(tmp_path / "draft", Group(rank, 2), SystemClock(), lambda: None) for rank in range(2)]
+    both = [Exchange(tmp_path / "draft", SaveGroup(rank, 2), SystemClock(), lambda: None) for rank in range(2)]
     with both[0], both[1], ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(exchange.gather, "plan") for exchange in both]
         both[1].put("plan", b"one")

@@ -18,7 +18,7 @@ from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.boards import Board
 from deeplink.checkpoints.found import SHARDED, NoStateError, UnmatchedStatesError
 from deeplink.checkpoints.messages import MessageError
-from deeplink.checkpoints.parts import FOLDER, Exchange, Group, collect_parts
+from deeplink.checkpoints.parts import FOLDER, Exchange, SaveGroup, collect_parts
 from deeplink.clock import SystemClock
 from deeplink.types import Attempt
 from deeplink.v1 import keep_pb2, saving_pb2
@@ -51,7 +51,13 @@ def board(nodes: Nodes, rank: int, *, at: str = "") -> Board:
         env["DEEPLINK_MEMBERS"] = env["DEEPLINK_MEMBERS"].replace(nodes.members("n0")[0].address, at)
     agents = JobAgents.of_environment(env, nodes.root, FIRST, SystemClock())
     return Board(
-        nodes.root / f"draft-{rank}", Group(rank, 2), SystemClock(), lambda: None, 20.0, agents=agents, name="save"
+        nodes.root / f"draft-{rank}",
+        SaveGroup(rank, 2),
+        SystemClock(),
+        lambda: None,
+        20.0,
+        agents=agents,
+        name="save",
     )
 
 
@@ -105,7 +111,9 @@ def test_code_that_a_holder_of_the_token_posts_at_an_honest_agent_does_not_run(n
 
 def exchanged(tmp_path: Path, kind: str, words: bytes) -> Exchange:
     """Return rank 0's side of a save whose rank 1 has said something."""
-    first, second = (Exchange(tmp_path / "d", Group(rank, 2), SystemClock(), lambda: None, 5.0) for rank in (0, 1))
+    first, second = (
+        Exchange(tmp_path / "d", SaveGroup(rank, 2), SystemClock(), lambda: None, 5.0) for rank in (0, 1)
+    )
     with first, second:
         second.put(kind, words)
     return first
@@ -194,7 +202,7 @@ def test_the_words_of_earlier_versions_are_refused_as_words(tmp_path: Path) -> N
 
 
 def saved(folder: Path) -> Path:
-    with Exchange(folder, Group(0, 1), SystemClock(), lambda: None) as alone:
+    with Exchange(folder, SaveGroup(0, 1), SystemClock(), lambda: None) as alone:
         sharded.write(STATE, alone)
     return folder
 

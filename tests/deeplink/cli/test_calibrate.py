@@ -17,7 +17,7 @@ from deeplink.cli import cli
 from deeplink.files import FileTroubleError
 from deeplink.scheduler.model.read_sweep import ReadSweep
 from deeplink.scheduler.model.stored import constants_from
-from deeplink.scheduler.model.sweep import Reach, Seat, Sweep, Timing
+from deeplink.scheduler.model.sweep import AllReduceTiming, RankLocation, Reach, Sweep
 from tests.waiting import LIMIT_S
 
 
@@ -91,10 +91,10 @@ def test_a_file_that_cannot_be_written_does_not_cost_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def timed(*_: object, **__: object) -> tuple[list[Sweep], list[ReadSweep]]:
-        timings = [Timing(size, 2e-4 + size / 1e9) for size in (1 << 10, 1 << 15, 1 << 20)]
+        timings = [AllReduceTiming(size, 2e-4 + size / 1e9) for size in (1 << 10, 1 << 15, 1 << 20)]
         return [Sweep(Reach.NIC, 2, tuple(timings))], []
 
-    monkeypatch.setattr(calibration, "seat_here", lambda _env: Seat(0, 0))
+    monkeypatch.setattr(calibration, "seat_here", lambda _env: RankLocation(0, 0))
     monkeypatch.setattr(calibration, "timed_between", timed)
     (tmp_path / "file").touch()
     refused = calibrate("--backend", "gloo", "--out", str(tmp_path / "file" / "constants.json"))

@@ -16,7 +16,7 @@ from deeplink.cli.incidents import command
 from deeplink.cli.incidents_reading import IncidentUnknownError
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import Journal, JournalMissingError
-from deeplink.scheduler.watch.records import ActionRecord, Beat, Incident, Outcome, Phase, RankStack
+from deeplink.scheduler.watch.records import ActionRecord, Beat, Incident, IncidentOutcome, Phase, RankStack
 from deeplink.types import Attempt, NodeName
 
 ENDED = Incident(
@@ -30,7 +30,7 @@ ENDED = Incident(
     detected_unix=1_700_000_003.5,
     acted_unix=1_700_000_004.0,
     recovered_unix=1_700_000_010.5,
-    outcome=Outcome.RECOVERED,
+    outcome=IncidentOutcome.RECOVERED,
     steps_repeated=7,
     ranks=1_440,
     step_s=0.5,

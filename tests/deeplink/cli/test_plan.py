@@ -16,13 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 from deeplink.cli import cli
-from deeplink.cli.plan_life import LEAST_S, Life, live, user_name
-from deeplink.cli.plan_surveying import MOST_AT_ONCE, Prefetcher, surveyed
+from deeplink.cli.plan_life import LEAST_S, PlannerLifetime, live, user_name
+from deeplink.cli.plan_surveying import MOST_AT_ONCE, BackgroundPrefetch, surveyed
 from deeplink.clock import ManualClock
 from deeplink.config import Config
 from deeplink.scheduler.model.constants import Constants
 from deeplink.scheduler.model.stored import constants_text
-from deeplink.scheduler.planner.ground import Ground
+from deeplink.scheduler.planner.ground import PlannerCluster
 from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path
 from deeplink.scheduler.planner.loop import Planner
 from deeplink.scheduler.planner.queue import parse_queue
@@ -30,7 +30,7 @@ from deeplink.scheduler.planner.round import Mine
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.types import NodeName
 from tests.scheduler.planner.simulated import survey_of
 
@@ -47,7 +47,7 @@ exit 0
 SINFO = """#!/bin/sh
 exit 0
 """
-FEW = Decision(kind=Kind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
+FEW = Decision(kind=HintKind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
 
 
 @pytest.fixture
@@ -153,18 +153,18 @@ def planner(tmp_path: Path, rounds: list[str], said: list[str]) -> Planner:
 @pytest.mark.parametrize(
     ("life", "rounds"),
     [
-        (Life(job=7, until_idle=False, locked=True), ["PENDING", "PENDING", "RUNNING"]),
-        (Life(job=7, until_idle=False, locked=True), ["PENDING", ""]),  # cancelled, or forgotten
-        (Life(job=None, until_idle=True, locked=True), ["PENDING", "", "", ""]),
+        (PlannerLifetime(job=7, until_idle=False, locked=True), ["PENDING", "PENDING", "RUNNING"]),
+        (PlannerLifetime(job=7, until_idle=False, locked=True), ["PENDING", ""]),  # cancelled, or forgotten
+        (PlannerLifetime(job=None, until_idle=True, locked=True), ["PENDING", "", "", ""]),
         (
-            Life(job=None, until_idle=True, locked=True),
+            PlannerLifetime(job=None, until_idle=True, locked=True),
             ["", "", "PENDING", "PENDING", "", "", ""],
         ),  # one came late
-        (Life(job=None, until_idle=False, locked=False), ["PENDING", "TERM"]),
+        (PlannerLifetime(job=None, until_idle=False, locked=False), ["PENDING", "TERM"]),
     ],
     ids=["started", "cancelled", "idle", "came as it was ending", "terminated"],
 )
-def test_it_ends_when_nobody_needs_it(tmp_path: Path, life: Life, rounds: list[str]) -> None:
+def test_it_ends_when_nobody_needs_it(tmp_path: Path, life: PlannerLifetime, rounds: list[str]) -> None:
     left = list(rounds)
     live(planner(tmp_path, left, []), life)
     assert len(left) == 1
@@ -173,9 +173,9 @@ def test_it_ends_when_nobody_needs_it(tmp_path: Path, life: Life, rounds: list[s
 @pytest.mark.usefixtures("signals")
 def test_one_that_is_not_needed_ends_without_a_word(tmp_path: Path) -> None:
     with holding(lock_path(tmp_path, os.environ), 1.0):
-        live(planner(tmp_path, ["PENDING"], []), Life(job=None, until_idle=True, locked=True))
+        live(planner(tmp_path, ["PENDING"], []), PlannerLifetime(job=None, until_idle=True, locked=True))
         with pytest.raises(PlannerRunsError):
-            live(planner(tmp_path, ["PENDING"], []), Life(job=None, until_idle=False, locked=True))
+            live(planner(tmp_path, ["PENDING"], []), PlannerLifetime(job=None, until_idle=False, locked=True))
 
 
 @pytest.mark.usefixtures("signals")
@@ -187,13 +187,13 @@ def test_a_job_that_is_submitted_during_a_round_is_looked_at_at_once_but_not_fas
     asked: list[float] = []
     surveyed = looking.ground
 
-    def ground(jobs: Sequence[Mine]) -> Ground:
+    def ground(jobs: Sequence[Mine]) -> PlannerCluster:
         asked.append(looking.clock.monotonic())
         (tmp_path / "jobs" / str(100 + len(asked))).mkdir()
         return surveyed(jobs)
 
     looking.ground = ground
-    live(looking, Life(job=None, until_idle=False, locked=False))
+    live(looking, PlannerLifetime(job=None, until_idle=False, locked=False))
     assert [later - before for before, later in pairwise(asked)] == [LEAST_S] * 19
 
 
@@ -209,7 +209,7 @@ def test_nodes_bring_data_for_few_jobs_at_once_and_nothing_is_left_of_those_that
     monkeypatch.setenv("GATE", str(tmp_path / "gate"))
     (tmp_path / "plan").mkdir()
     said: list[str] = []
-    bring = Prefetcher(Config(state=tmp_path, members="n1:1"), said.append)
+    bring = BackgroundPrefetch(Config(state=tmp_path, members="n1:1"), said.append)
     for job in range(MOST_AT_ONCE + 1):
         bring(job, ("images",), [NodeName("n1")])
     assert "not warmed" in said[-1]

@@ -18,7 +18,7 @@ from deeplink.cli import cli
 from deeplink.config import Config
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.types import NodeName, format_members
 from tests.cache.agents import config_below, small_files, write_tree
 from tests.cache.keepers import Keepers
@@ -63,7 +63,7 @@ def said(*words: str, code: int = 0) -> list[dict[str, Any]]:
 
 
 def wished(config: Config, tmp_path: Path, *nodes: str) -> None:
-    decision = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=tuple(map(NodeName, nodes)))
+    decision = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=tuple(map(NodeName, nodes)))
     line = Recorded(unix=1.0, by="plan", ask=Ask(nodes=len(nodes), data=("digits",)), decision=decision)
     record.append(record.job_folder(tmp_path / "state", 7), line)
 

@@ -15,7 +15,7 @@ from deeplink.cli import cli
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import NoAllocationError
 from deeplink.scheduler.launch.container import ContainerError
-from deeplink.scheduler.launch.order import Order
+from deeplink.scheduler.launch.order import LaunchSpec
 from deeplink.scheduler.launch.recipes import RECIPES
 from deeplink.scheduler.launch.shape import RankLayoutError
 from deeplink.scheduler.topology.groups import GroupSizeError
@@ -233,9 +233,9 @@ def test_a_mount_that_is_none_is_refused_before_anything_starts() -> None:
 def test_how_long_a_step_may_take(
     words: list[str], seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders: list[Order] = []
+    orders: list[LaunchSpec] = []
 
-    def run_job(_backend: object, order: Order, *_: object, **__: object) -> int:
+    def run_job(_backend: object, order: LaunchSpec, *_: object, **__: object) -> int:
         orders.append(order)
         return 0
 

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from deeplink.cli.run_recovery import Recovery, recovery_options
+from deeplink.cli.run_recovery import RecoveryOptions, recovery_options
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_whether_a_job_is_held_may_be_said_and_left_open(
 
     @click.command()
     @recovery_options
-    def command(*, recovery: Recovery) -> int:
+    def command(*, recovery: RecoveryOptions) -> int:
         found.append(recovery.hold)
         return 0
 

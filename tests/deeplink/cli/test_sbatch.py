@@ -21,11 +21,11 @@ from prometheus_client import CollectorRegistry
 from deeplink.cli.plan_life import user_name
 from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.model.constants import Constants, Link
+from deeplink.scheduler.model.constants import Constants, LinkSpeed
 from deeplink.scheduler.model.stored import constants_text
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.agreement import BINDINGS, bindings_of
-from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from tests.scheduler.watch.callers import authorizer
@@ -129,7 +129,7 @@ def serving(path: Path) -> Iterator[Watchdog]:
     clock = ManualClock()
     with Journal(path) as journal:
         metrics = WatchMetrics(CollectorRegistry())
-        servicer = WatchServicer(journal, BeatBook(), clock, metrics, authorizer(journal, clock))
+        servicer = WatchServicer(journal, HeartbeatTable(), clock, metrics, authorizer(journal, clock))
         bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
         yield Watchdog(f"127.0.0.1:{bound.port}", bound.health)
@@ -564,7 +564,7 @@ def test_nothing_heavy_is_imported(cluster: dict[str, str]) -> None:
 @pytest.fixture
 def profiled(cluster: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """The machines are known, with uplinks as slow as a tenth of a port; `bert.json` waits for its gradients."""
-    constants = Constants(leaf=Link(1.2e9, 14e-6))
+    constants = Constants(leaf=LinkSpeed(1.2e9, 14e-6))
     (tmp_path / "constants.json").write_text(constants_text(constants))
     profile = {"format": 1, "batch": 4, "sample_s": 0.001, "gradient_bytes": 1e9, "ranks_per_node": 2}
     (tmp_path / "bert.json").write_text(json.dumps(profile))

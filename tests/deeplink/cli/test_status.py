@@ -15,18 +15,18 @@ from typing_extensions import override
 
 from deeplink.cli import cli, status_live
 from deeplink.cli.status_screen import console, figure, of_job
-from deeplink.cli.top_screen import Choice, ordered
+from deeplink.cli.top_screen import ScreenChoice, ordered
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.slurm.command import Finished
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.view.look import One
+from deeplink.scheduler.view.look import JobOnFabric
 from deeplink.scheduler.view.notes import note
 from deeplink.scheduler.view.picture import Picture
-from deeplink.scheduler.view.rates import Pace
+from deeplink.scheduler.view.rates import TrainingRate
 from deeplink.scheduler.watch.records import Phase
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.scheduler.wish.record import append
 from deeplink.types import NodeName
 from tests.scheduler.view.left import event, launched
@@ -141,7 +141,7 @@ def test_a_held_job_is_told_with_the_command_that_lets_it_go(call: Call, slurm: 
 def test_a_job_that_waits_for_the_nodes_wished_for_it_is_told_with_what_frees_it(
     call: Call, slurm: Programs, state: Path, required: str, now: str, *, is_told: bool
 ) -> None:
-    wished = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NodeName("n1"), NodeName("n0")))
+    wished = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(NodeName("n1"), NodeName("n0")))
     append(
         state / "jobs" / "9", Recorded(unix=SystemClock().unix(), by="sbatch", ask=Ask(nodes=2), decision=wished)
     )
@@ -381,10 +381,12 @@ def test_an_event_of_no_time_that_is_one_keeps_none_of_the_others_back(call: Cal
 
 
 def test_a_metric_may_be_called_anything() -> None:
-    shown = Picture(id=7, label="7", state="RUNNING", used_s=0.0, pace=Pace(metric="[/x]\x1b[31m", value=1.0))
+    shown = Picture(
+        id=7, label="7", state="RUNNING", used_s=0.0, pace=TrainingRate(metric="[/x]\x1b[31m", value=1.0)
+    )
     out = console()
     with out.capture() as said:
-        out.print(of_job(One(picture=shown, fabric=Fabric({}), problem="", told_unix=1.0), 1.0))
+        out.print(of_job(JobOnFabric(picture=shown, fabric=Fabric({}), problem="", told_unix=1.0), 1.0))
     assert "[/x]\\x1b[31m" in said.get()
     assert "runs for 0 s" in said.get()
 
@@ -404,13 +406,13 @@ def test_top_prints_one_table_where_there_is_no_terminal(call: Call, state: Path
 
 def test_top_sorts_the_greatest_first_and_what_is_unknown_last() -> None:
     def one(number: int, step: int | None) -> Picture:
-        return Picture(id=number, label=str(number), pace=Pace(step=step))
+        return Picture(id=number, label=str(number), pace=TrainingRate(step=step))
 
     pictures = [one(1, 5), one(2, None), one(3, 9)]
-    assert [each.id for each in ordered(pictures, Choice(sort="step"))] == [3, 1, 2]
-    assert [each.id for each in ordered(pictures, Choice(sort="step", turned=True))] == [1, 3, 2]
-    assert Choice().pressed("l").pressed("a").pressed("x") == Choice(sort="loss", everything=True)
-    assert Choice().pressed("q").over
+    assert [each.id for each in ordered(pictures, ScreenChoice(sort="step"))] == [3, 1, 2]
+    assert [each.id for each in ordered(pictures, ScreenChoice(sort="step", turned=True))] == [1, 3, 2]
+    assert ScreenChoice().pressed("l").pressed("a").pressed("x") == ScreenChoice(sort="loss", everything=True)
+    assert ScreenChoice().pressed("q").over
 
 
 def test_watching_goes_on_until_the_job_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

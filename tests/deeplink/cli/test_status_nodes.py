@@ -7,11 +7,11 @@ from rich.console import Console
 
 from deeplink.cli.status_nodes import MOST_LEAVES, drawn, on_leaves
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.view.picture import Seat
+from deeplink.scheduler.view.picture import JobNode
 from deeplink.types import NodeName
 
 
-def text(seats: list[Seat], fabric: Fabric, width: int = 100) -> list[str]:
+def text(seats: list[JobNode], fabric: Fabric, width: int = 100) -> list[str]:
     console = Console(width=width, color_system=None)
     with console.capture() as said:
         console.print(drawn(seats, fabric))
@@ -23,8 +23,8 @@ def fabric(nodes: int, per_leaf: int) -> Fabric:
     return Fabric({name: ("core", f"spine{leaf // 8}", f"leaf{leaf}") for name, leaf in leaves.items()})
 
 
-def ranked(nodes: int, each: int = 8) -> list[Seat]:
-    return [Seat(node=f"n{place}", ranks=(place * each, place * each + each - 1)) for place in range(nodes)]
+def ranked(nodes: int, each: int = 8) -> list[JobNode]:
+    return [JobNode(node=f"n{place}", ranks=(place * each, place * each + each - 1)) for place in range(nodes)]
 
 
 def test_nodes_of_a_leaf_whose_ranks_go_on_share_a_line() -> None:
@@ -43,8 +43,8 @@ def test_a_job_on_one_leaf_is_drawn_from_there() -> None:
 
 def test_trouble_has_a_line_of_its_own_and_parts_the_ranks_beside_it() -> None:
     seats = ranked(4, 1)
-    seats[2] = Seat(node="n2", ranks=(2, 2), trouble="silent for 4 s")
-    assert text([*seats, Seat(node="n4", spare=True)], fabric(8, 8))[1:] == [
+    seats[2] = JobNode(node="n2", ranks=(2, 2), trouble="silent for 4 s")
+    assert text([*seats, JobNode(node="n4", spare=True)], fabric(8, 8))[1:] == [
         "├── n0, n1  ranks 0-1",
         "├── n2  rank 2  silent for 4 s",
         "├── n3  rank 3",
@@ -54,7 +54,7 @@ def test_trouble_has_a_line_of_its_own_and_parts_the_ranks_beside_it() -> None:
 
 def test_thousands_of_nodes_are_few_lines_and_trouble_is_told_among_those_not_drawn() -> None:
     seats = ranked(4096)
-    seats[4000] = Seat(node="n4000", ranks=(32000, 32007), trouble="down by Slurm's word")
+    seats[4000] = JobNode(node="n4000", ranks=(32000, 32007), trouble="down by Slurm's word")
     lines = text(seats, fabric(4096, 32))
     assert len(lines) < 4 * MOST_LEAVES
     assert "n4000  ranks 32000-32007  down by Slurm's word" in "\n".join(lines)
@@ -72,5 +72,5 @@ def test_without_a_tree_the_nodes_stand_alone() -> None:
 
 
 def test_narrow_terminals_and_wide_names_lose_nothing_but_room() -> None:
-    seats = [Seat(node="n0", trouble="draining (原因は不明です " * 8)]
+    seats = [JobNode(node="n0", trouble="draining (原因は不明です " * 8)]
     assert max(cell_len(line) for line in text(seats, fabric(1, 1), width=30)) <= 30

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from deeplink.console.app import build_app
-from deeplink.console.collect import Collector, Settings
+from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.guard import Access
 from deeplink.console.run import Console
 from deeplink.console.serve import Server, listen, parse_address
@@ -27,9 +27,9 @@ from deeplink.scheduler.watch.records import (
     Action,
     Beat,
     Incident,
-    Kind,
+    IncidentKind,
+    IncidentOutcome,
     NodeRecord,
-    Outcome,
     Phase,
     ProgressPoint,
     RankStack,
@@ -110,8 +110,8 @@ def digits(journal: Journal, now: float) -> None:
     )
     journal.record_incident(
         Incident(
-            id=incident_id(first, Kind.NODE_SILENT, LOST),
-            kind=Kind.NODE_SILENT,
+            id=incident_id(first, IncidentKind.NODE_SILENT, LOST),
+            kind=IncidentKind.NODE_SILENT,
             attempt=first,
             node=LOST,
             action=Action.RELAUNCH,
@@ -181,8 +181,8 @@ def older(journal: Journal, now: float) -> None:
         )
     journal.record_incident(
         Incident(
-            id=incident_id(hung, Kind.RANKS_HUNG, "r2"),
-            kind=Kind.RANKS_HUNG,
+            id=incident_id(hung, IncidentKind.RANKS_HUNG, "r2"),
+            kind=IncidentKind.RANKS_HUNG,
             attempt=hung,
             action=Action.REQUEUE_EXCLUDE,
             evidence="no step for 60 s; ranks 0, 1 and 3 wait in all_reduce, rank 2 reads",
@@ -190,7 +190,7 @@ def older(journal: Journal, now: float) -> None:
             detected_unix=now - 87_940,
             acted_unix=now - 87_939.2,
             recovered_unix=now - 87_928,
-            outcome=Outcome.RECOVERED,
+            outcome=IncidentOutcome.RECOVERED,
             steps_repeated=55,
             stacks=(
                 RankStack(rank=0, pid=4000, state="S", source="py-spy", text="all_reduce (dist.py:7)"),
@@ -200,8 +200,8 @@ def older(journal: Journal, now: float) -> None:
     )
     journal.record_incident(
         Incident(
-            id=incident_id(dead, Kind.NODE_DEAD, "n5"),
-            kind=Kind.NODE_DEAD,
+            id=incident_id(dead, IncidentKind.NODE_DEAD, "n5"),
+            kind=IncidentKind.NODE_DEAD,
             node=NodeName("n5"),
             attempt=dead,
             action=Action.DRAIN_DOWN,
@@ -209,7 +209,7 @@ def older(journal: Journal, now: float) -> None:
             began_unix=now - 81_000,
             detected_unix=now - 80_994,
             acted_unix=now - 80_990,
-            outcome=Outcome.FAILED,
+            outcome=IncidentOutcome.FAILED,
         )
     )
 
@@ -309,7 +309,7 @@ def living(filled: Journal) -> Iterator[Journal]:
 
 @pytest.fixture
 def collector(journal: Journal, slurm: RecordedSlurm) -> Collector:
-    return Collector(Settings(journal=journal.path, interval_s=0.2), slurm=Slurm(slurm))
+    return Collector(ConsoleSettings(journal=journal.path, interval_s=0.2), slurm=Slurm(slurm))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from typing_extensions import override
 
 from deeplink.console import app as apps
-from deeplink.console.collect import Collector, Settings
+from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.delta import apply
 from deeplink.console.errors import BindFormatError, BindRefusedError
 from deeplink.console.guard import Access
@@ -230,7 +230,7 @@ def test_a_page_that_cannot_be_published_ends_the_console(journal: Journal) -> N
             said = super().__call__(argv, timeout_s=timeout_s)
             return said.replace("recorded", "caf\udce9") if argv[-1] == "config" else said
 
-    collector = Collector(Settings(journal=journal.path, interval_s=0.2), slurm=Slurm(Odd()))
+    collector = Collector(ConsoleSettings(journal=journal.path, interval_s=0.2), slurm=Slurm(Odd()))
     with pytest.raises(UnicodeEncodeError):
         run(collector, "127.0.0.1:0", Access(), lambda url: None)
 

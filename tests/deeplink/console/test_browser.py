@@ -15,7 +15,15 @@ from selenium.webdriver.common.keys import Keys
 
 from deeplink.console.collect import Collector
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Beat, Finding, Incident, NodeRecord, Outcome, Phase, Severity
+from deeplink.scheduler.watch.records import (
+    Beat,
+    HealthFinding,
+    HealthSeverity,
+    Incident,
+    IncidentOutcome,
+    NodeRecord,
+    Phase,
+)
 from deeplink.types import Attempt, NodeName
 from tests.waiting import LIMIT_S
 
@@ -123,7 +131,7 @@ def test_the_page_shows_the_cluster_and_follows_it(
             began_unix=now,
             detected_unix=now + 1.5,
             evidence="<img src=x onerror=alert(1)>",
-            outcome=Outcome.OPEN,
+            outcome=IncidentOutcome.OPEN,
         )
     )
     eventually(lambda: len(texts(browser, ".incident")) == 4)
@@ -183,7 +191,7 @@ def test_a_held_job_and_findings_are_on_the_page_with_what_helps(  # noqa: PLR09
 ) -> None:
     now = time.time()
     living.record_beat(Beat(attempt=Attempt(31, 0, 1), phase=Phase.FAILED, job_label="30_2", user="eve"), now)
-    found = Finding(check="disk", severity=Severity.COMMENT, problem="slow <b>", since_unix=now)
+    found = HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow <b>", since_unix=now)
     living.record_node(NodeRecord(name=NodeName("n4"), seen_unix=now, health=(found,)))
     slurm.jobs = (
         ("31", "30_2", "PENDING", "job requeued in held state", "1", "1", "eve", "", "", "array"),

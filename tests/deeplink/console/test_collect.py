@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deeplink.clock import ManualClock
-from deeplink.console.collect import SLOW_PERIOD_S, Collector, Settings, bounded_run
+from deeplink.console.collect import SLOW_PERIOD_S, Collector, ConsoleSettings, bounded_run
 from deeplink.console.readings import SourceState
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.watch.journal import Journal
@@ -20,7 +20,7 @@ def journal_source(collector: Collector) -> Any:
 
 def test_each_kind_is_asked_once_per_round_and_the_tree_seldom(tmp_path: Path, slurm: Any) -> None:
     clock = ManualClock()
-    collector = Collector(Settings(journal=tmp_path / "none"), clock=clock, slurm=Slurm(slurm))
+    collector = Collector(ConsoleSettings(journal=tmp_path / "none"), clock=clock, slurm=Slurm(slurm))
     for _ in range(3):
         collector.refresh_slurm()
         for _ in range(50):
@@ -40,7 +40,7 @@ def test_each_kind_is_asked_once_per_round_and_the_tree_seldom(tmp_path: Path, s
 
 def test_a_dead_controller_is_asked_one_question_only(tmp_path: Path, slurm: Any) -> None:
     slurm.dead = True
-    collector = Collector(Settings(journal=tmp_path / "none"), slurm=Slurm(slurm))
+    collector = Collector(ConsoleSettings(journal=tmp_path / "none"), slurm=Slurm(slurm))
     collector.refresh_slurm()
     assert slurm.asked == ["scontrol show node"]
     states = {source.name: source.state for source in collector.readings().sources}
@@ -52,7 +52,7 @@ def test_a_controller_that_came_back_is_whole_again_at_once(tmp_path: Path, slur
         collector.refresh_slurm()
         return {source.name: source.state for source in collector.readings().sources if source.name != "journal"}
 
-    collector = Collector(Settings(journal=tmp_path / "none"), slurm=Slurm(slurm))
+    collector = Collector(ConsoleSettings(journal=tmp_path / "none"), slurm=Slurm(slurm))
     slurm.dead = True
     assert set(states().values()) == {SourceState.FAILING}
     slurm.dead = False
@@ -67,7 +67,7 @@ def test_slurm_that_is_not_installed_is_said(tmp_path: Path) -> None:
     def missing(_argv: Any, /, *, timeout_s: float = 1.0) -> str:
         return bounded_run(["deeplink-no-such-program"], timeout_s=timeout_s)
 
-    collector = Collector(Settings(journal=tmp_path / "none"), slurm=Slurm(missing))
+    collector = Collector(ConsoleSettings(journal=tmp_path / "none"), slurm=Slurm(missing))
     collector.refresh_slurm()
     source = collector.readings().source("nodes")
     assert "not on PATH" in source.problem
@@ -76,7 +76,7 @@ def test_slurm_that_is_not_installed_is_said(tmp_path: Path) -> None:
 
 def test_no_journal_yet_is_no_fault_but_a_lost_one_is(tmp_path: Path) -> None:
     path = tmp_path / "watch.sqlite"
-    collector = Collector(Settings(journal=path, slurm=False))
+    collector = Collector(ConsoleSettings(journal=path, slurm=False))
     assert journal_source(collector).state is SourceState.WAITING
     with Journal(path) as journal:
         journal.record_incident(Incident(id="x-1", kind="node-dead", began_unix=1.0, detected_unix=2.0))
@@ -92,7 +92,7 @@ def test_no_journal_yet_is_no_fault_but_a_lost_one_is(tmp_path: Path) -> None:
 
 def test_a_journal_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "watch.sqlite"
-    collector = Collector(Settings(journal=path, slurm=False))
+    collector = Collector(ConsoleSettings(journal=path, slurm=False))
     for name in ("first-1", "second-2"):
         made = tmp_path / name
         with Journal(made) as journal:
@@ -106,6 +106,6 @@ def test_a_journal_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal_is_said(tmp_path: Path) -> None:
     path = tmp_path / "watch.sqlite"
     path.write_bytes(b"no database at all, but long enough to be one" * 100)
-    source = journal_source(Collector(Settings(journal=path, slurm=False)))
+    source = journal_source(Collector(ConsoleSettings(journal=path, slurm=False)))
     assert source.state is SourceState.FAILING
     assert source.remedy

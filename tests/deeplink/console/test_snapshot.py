@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from deeplink.console.collect import Collector, Settings
+from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.jobs import MOST_JOBS
-from deeplink.console.nodes import Health, slurm_health
-from deeplink.console.readings import JournalFacts, Readings, Source, SourceState
-from deeplink.console.snapshot import Mood, Snapshot, build
+from deeplink.console.nodes import ShownHealth, slurm_health
+from deeplink.console.readings import FactSource, JournalFacts, Readings, SourceState
+from deeplink.console.snapshot import ConsoleSnapshot, Mood, build
 from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import parse_node_state
 from deeplink.scheduler.view.reasons import help_for
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Beat, Finding, NodeRecord, Phase, ProgressPoint, Severity
+from deeplink.scheduler.watch.records import Beat, HealthFinding, HealthSeverity, NodeRecord, Phase, ProgressPoint
 from deeplink.types import Attempt, NodeName
 
 
-def shown(collector: Collector) -> Snapshot:
+def shown(collector: Collector) -> ConsoleSnapshot:
     collector.refresh_slurm()
     return build(collector.readings())
 
@@ -34,8 +34,8 @@ def test_a_recorded_cluster_with_a_filled_journal(filled: Journal, collector: Co
     nodes = {node.name: node for node in snapshot.nodes}
     assert snapshot.cluster == "recorded"
     assert list(nodes) == [f"n{number}" for number in range(8)]
-    assert nodes["n1"].health is Health.DOWN
-    assert nodes["n7"].health is Health.DRAINED
+    assert nodes["n1"].health is ShownHealth.DOWN
+    assert nodes["n7"].health is ShownHealth.DRAINED
     assert nodes["n7"].reason == 'ECC errors: GPU 0 | dbe=2, "row remap'
     assert [nodes[name].ranks for name in ("n0", "n2", "n3", "n6")] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert nodes["n6"].switch == "leaf3"
@@ -73,12 +73,12 @@ def test_the_document_is_strict_json_also_with_a_loss_of_nan(journal: Journal, c
 
 
 def test_without_slurm_the_tree_comes_from_the_nodes_and_nothing_is_guessed(filled: Journal) -> None:
-    settings = Settings(journal=filled.path, slurm=False)
+    settings = ConsoleSettings(journal=filled.path, slurm=False)
     snapshot = shown(Collector(settings))
     nodes = {node.name: node for node in snapshot.nodes}
     assert {switch.name for switch in snapshot.switches} >= {"core", "spine0", "spine1", "leaf0", "leaf3"}
-    assert nodes["n0"].health is Health.BUSY, "its agent answers its job's launcher"
-    assert nodes["n1"].health is Health.UNKNOWN, "no job speaks for it any more"
+    assert nodes["n0"].health is ShownHealth.BUSY, "its agent answers its job's launcher"
+    assert nodes["n1"].health is ShownHealth.UNKNOWN, "no job speaks for it any more"
     assert nodes["n0"].gpus is None
     assert all(source.state is SourceState.OFF for source in snapshot.sources if source.name != "journal")
 
@@ -93,8 +93,8 @@ def test_a_silent_launcher_says_nothing_about_nodes(journal: Journal) -> None:
         node_beats=(NodeRecord(name=name, seen_unix=time.time() - 600, job=5),),
     )
     journal.record_beat(beat, time.time() - 600)
-    snapshot = shown(Collector(Settings(journal=journal.path, slurm=False)))
-    assert snapshot.nodes[0].health is Health.UNKNOWN
+    snapshot = shown(Collector(ConsoleSettings(journal=journal.path, slurm=False)))
+    assert snapshot.nodes[0].health is ShownHealth.UNKNOWN
     assert snapshot.jobs[0].phase == "", "a launcher's old word is not taken"
 
 
@@ -103,8 +103,8 @@ def test_an_agent_that_does_not_answer_its_fresh_launcher_is_silent(journal: Jou
     lost = NodeRecord(name=name, seen_unix=time.time() - 9, silent_s=9.0, job=5)
     beat = Beat(attempt=attempt, phase=Phase.RECOVERING, nodes=(name,), world_size=1, node_beats=(lost,))
     journal.record_beat(beat, time.time())
-    snapshot = shown(Collector(Settings(journal=journal.path, slurm=False)))
-    assert snapshot.nodes[0].health is Health.SILENT
+    snapshot = shown(Collector(ConsoleSettings(journal=journal.path, slurm=False)))
+    assert snapshot.nodes[0].health is ShownHealth.SILENT
     assert "job 5 is recovering" in snapshot.headline.text.lower()
     assert snapshot.headline.mood is Mood.BAD
 
@@ -227,9 +227,9 @@ def test_a_launcher_that_failed_has_failed_where_slurm_knows_nothing_newer(
 
 
 def test_what_the_checks_of_a_node_find_is_shown_with_what_helps(journal: Journal, collector: Collector) -> None:
-    worn = Finding(check="disk", severity=Severity.COMMENT, problem="slow <b>", since_unix=1.0)
-    late = Finding(check="clock", severity=Severity.OBSERVE, problem="late")
-    unknown = Finding(check="gpu", severity=Severity.UNKNOWN, problem="no nvidia-smi")
+    worn = HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow <b>", since_unix=1.0)
+    late = HealthFinding(check="clock", severity=HealthSeverity.OBSERVE, problem="late")
+    unknown = HealthFinding(check="gpu", severity=HealthSeverity.UNKNOWN, problem="no nvidia-smi")
     journal.record_node(NodeRecord(name=NodeName("n2"), seen_unix=time.time(), health=(worn, unknown)))
     journal.record_node(NodeRecord(name=NodeName("n3"), seen_unix=time.time(), health=(late,)))
     snapshot = shown(collector)
@@ -268,7 +268,7 @@ def test_ranks_that_do_not_divide_are_not_guessed(journal: Journal) -> None:
         attempt=Attempt(5, 0, 0), phase=Phase.RUNNING, nodes=(NodeName("n0"), NodeName("n1")), world_size=3
     )
     journal.record_beat(beat, time.time())
-    snapshot = shown(Collector(Settings(journal=journal.path, slurm=False)))
+    snapshot = shown(Collector(ConsoleSettings(journal=journal.path, slurm=False)))
     assert [node.ranks for node in snapshot.nodes] == [(), ()]
     assert [node.job for node in snapshot.nodes] == [5, 5]
 
@@ -291,28 +291,28 @@ def test_slurm_dead_from_the_start_and_slurm_dead_later(collector: Collector, sl
 
 
 def test_a_quiet_page_says_so() -> None:
-    off = Source(name="journal", title="journal", state=SourceState.OK, period_s=1.0)
+    off = FactSource(name="journal", title="journal", state=SourceState.OK, period_s=1.0)
     assert build(Readings(unix=1.0, interval_s=1.0, sources=(off,))).headline.mood is Mood.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("said", "health"),
     [
-        ("IDLE", Health.IDLE),
-        ("MIXED", Health.BUSY),
-        ("IDLE+PLANNED", Health.IDLE),
-        ("ALLOCATED+DRAIN", Health.DRAINING),
-        ("IDLE+DRAIN", Health.DRAINED),
-        ("IDLE+COMPLETING+DRAIN", Health.DRAINING),
-        ("ALLOCATED+NOT_RESPONDING", Health.SILENT),
-        ("DOWN+DRAIN+NOT_RESPONDING", Health.DOWN),
-        ("IDLE+INVALID_REG", Health.DOWN),
-        ("IDLE+MAINTENANCE", Health.MAINT),
-        ("UNKNOWN", Health.UNKNOWN),
-        ("FUTURE", Health.UNKNOWN),
+        ("IDLE", ShownHealth.IDLE),
+        ("MIXED", ShownHealth.BUSY),
+        ("IDLE+PLANNED", ShownHealth.IDLE),
+        ("ALLOCATED+DRAIN", ShownHealth.DRAINING),
+        ("IDLE+DRAIN", ShownHealth.DRAINED),
+        ("IDLE+COMPLETING+DRAIN", ShownHealth.DRAINING),
+        ("ALLOCATED+NOT_RESPONDING", ShownHealth.SILENT),
+        ("DOWN+DRAIN+NOT_RESPONDING", ShownHealth.DOWN),
+        ("IDLE+INVALID_REG", ShownHealth.DOWN),
+        ("IDLE+MAINTENANCE", ShownHealth.MAINT),
+        ("UNKNOWN", ShownHealth.UNKNOWN),
+        ("FUTURE", ShownHealth.UNKNOWN),
     ],
 )
-def test_what_slurm_says_becomes_one_word(said: str, health: Health) -> None:
+def test_what_slurm_says_becomes_one_word(said: str, health: ShownHealth) -> None:
     assert slurm_health(node_row(said)) is health
 
 

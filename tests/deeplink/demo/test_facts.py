@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deeplink.demo.facts import Facts, recovery
+from deeplink.demo.facts import DemoFigures, recovery
 from deeplink.demo.follow import Event
 
 
@@ -37,7 +37,7 @@ def test_a_requeue_is_another_rung() -> None:
 
 
 def test_facts_carry_the_agreed_names() -> None:
-    facts = Facts(
+    facts = DemoFigures(
         files=3,
         files_per_s=1.23456,
         ring_crossings=2,

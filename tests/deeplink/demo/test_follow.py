@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deeplink.demo.follow import Follower, share_of
+from deeplink.demo.follow import JobFolderReader, share_of
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Beat, Phase, ProgressPoint
 from deeplink.types import Attempt
 
 
 def test_events_are_read_as_they_are_written_and_half_a_line_waits(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
+    follower = JobFolderReader(tmp_path)
     assert follower.poll() == []
     file = tmp_path / "events.jsonl"
     file.write_text('{"event":"a"}\n{"event":"b"')
@@ -24,7 +24,7 @@ def test_events_are_read_as_they_are_written_and_half_a_line_waits(tmp_path: Pat
 def test_the_newest_point_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
     folder = tmp_path / "7"
     folder.mkdir()
-    follower = Follower(folder)
+    follower = JobFolderReader(folder)
     assert follower.newest_point() is None
     old, new = Attempt(7, 0, 0), Attempt(7, 0, 1)
     points = (ProgressPoint(attempt=old, step=40, unix=1.0), ProgressPoint(attempt=new, step=31, unix=2.0))

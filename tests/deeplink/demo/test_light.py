@@ -12,7 +12,7 @@ import pytest
 
 from deeplink.data import DeliveryDigest
 from deeplink.demo.digits import write_digits
-from deeplink.demo.lesson import Audited, lesson
+from deeplink.demo.lesson import ExpectedDelivery, lesson
 from tests.waiting import LIMIT_S
 
 NO_TORCH = """
@@ -46,7 +46,7 @@ def test_two_ranks_learn_without_torch_and_go_on_where_they_were_saved(tmp_path:
         result = json.loads((tmp_path / "result.json").read_text())
         delivered = DeliveryDigest()
         delivered.load_state_dict(result["digest"])
-        expected = Audited.of(tmp_path / "catalog", plan)
+        expected = ExpectedDelivery.of(tmp_path / "catalog", plan)
         assert delivered.equal(DeliveryDigest.expected(expected, epochs))
         assert result["steps"] == epochs * 45
         accuracy = result["accuracy"]

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.plainrpc.link import Link
+from deeplink.plainrpc.link import TcpConnection
 
 
 @pytest.mark.parametrize("left_s", [1.9999999, 2.0, 0.9999995, 0.0000001, 59.9999999])
@@ -13,7 +13,7 @@ def test_however_little_is_missing_to_a_whole_second_the_kernel_takes_the_time_l
     """It refuses a million microseconds, which is what rounding makes of 1.9999999 s."""
     clock = ManualClock(now=0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        link = Link(f"127.0.0.1:{server.getsockname()[1]}", clock)
+        link = TcpConnection(f"127.0.0.1:{server.getsockname()[1]}", clock)
         link.deadline = left_s
         link.establish()
         link.send(b"word")

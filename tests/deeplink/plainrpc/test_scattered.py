@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.iovec import IOV_MAX
-from deeplink.plainrpc.outgoing import Message, Outbox
+from deeplink.plainrpc.outgoing import Outbox, OutgoingMessage
 from deeplink.plainrpc.scattered import Scattered
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_a_message_goes_into_frames_and_comes_whole(
         piece, data = (part, part) if isinstance(part, bytes) else scattered(part)
         pieces.append(piece)
         wanted += data
-    message, framed = Message(pieces, len(wanted)), list[bytes | memoryview | Scattered]()
+    message, framed = OutgoingMessage(pieces, len(wanted)), list[bytes | memoryview | Scattered]()
     while message.left:
         framed += [b"|", *message.take(min(frame, message.left))]
     whole = b"\0" + len(wanted).to_bytes(4, "big") + wanted

@@ -33,11 +33,11 @@ from deeplink.plainrpc import (
     PlainStatusError,
     Status,
 )
-from deeplink.plainrpc.framing import PREFACE, Fault, Kind, Setting, frame
+from deeplink.plainrpc.framing import PREFACE, ErrorCode, FrameType, Setting, frame
 from deeplink.plainrpc.framing import settings as settings_frame
 from deeplink.plainrpc.hpack import request_head
 from deeplink.plainrpc.scattered import Scattered
-from deeplink.plainrpc.serving import Limits, PlainServer, _send_unpaced
+from deeplink.plainrpc.serving import PlainServer, ServerLimits, _send_unpaced
 from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Served:
 
 
 @contextmanager
-def served(limits: Limits | None = None) -> Iterator[Served]:
+def served(limits: ServerLimits | None = None) -> Iterator[Served]:
     go_on, refused, shown = threading.Event(), [], list[memoryview | Scattered]()
 
     def repeat(message: bytes) -> Iterator[Said]:
@@ -138,7 +138,7 @@ def call(stream: int = 1, request: bytes = b"2 10", token: str = TOKEN, method: 
     """Return the frames of a call."""
     head = request_head("host:1", method, (("deeplink-token", token),))
     body = struct.pack(">BI", 0, len(request)) + request
-    return frame(Kind.HEADERS, 4, stream, head) + frame(Kind.DATA, 1, stream, body)
+    return frame(FrameType.HEADERS, 4, stream, head) + frame(FrameType.DATA, 1, stream, body)
 
 
 def everything(peer: socket.socket) -> bytes:
@@ -226,14 +226,14 @@ def test_memory_that_cannot_be_read_is_a_status_and_the_server_lives(
 
 
 def test_readers_that_stand_still_hold_up_nobody_and_are_refused_beyond_a_bound() -> None:
-    with served(Limits(threads=2, answers=6)) as found, ExitStack() as stack:
+    with served(ServerLimits(threads=2, answers=6)) as found, ExitStack() as stack:
         stuck = []
         for _ in range(6):  # three times the threads
             peer = stack.enter_context(found.raw())
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             wide = settings_frame({Setting.INITIAL_WINDOW: (1 << 31) - 1, Setting.FRAME_SIZE: (1 << 24) - 1})
             peer.sendall(
-                PREFACE + wide + frame(Kind.WINDOW_UPDATE, 0, 0, b"\x7f\0\0\0") + call(request=b"1 60000000")
+                PREFACE + wide + frame(FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\0\0\0") + call(request=b"1 60000000")
             )
             stuck.append(peer)
         until(lambda: _refusal(found) is not None)
@@ -255,7 +255,7 @@ def test_a_reader_that_reads_slowly_holds_up_nobody() -> None:
         while not answered.wait(0.001) and taken < len(memory):
             taken += len(peer.recv(1 << 14))
 
-    with served(Limits(threads=1)) as found, socket.socket() as peer:
+    with served(ServerLimits(threads=1)) as found, socket.socket() as peer:
         # As over Ethernet: else the server's buffer has room for megabytes, of which a third must first be free.
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
@@ -263,7 +263,7 @@ def test_a_reader_that_reads_slowly_holds_up_nobody() -> None:
         peer.connect(("127.0.0.1", found.server.port))
         found.shown[:] = [Scattered(np.array([memory.ctypes.data]), np.array([len(memory)]), [memory])]
         wide = settings_frame({Setting.INITIAL_WINDOW: (1 << 31) - 1})
-        peer.sendall(PREFACE + wide + frame(Kind.WINDOW_UPDATE, 0, 0, b"\x7f\0\0\0") + call(method=SHOW))
+        peer.sendall(PREFACE + wide + frame(FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\0\0\0") + call(method=SHOW))
         taken += len(peer.recv(1 << 14))
         slow = threading.Thread(target=read, args=(peer,))
         slow.start()
@@ -282,7 +282,7 @@ def _refusal(found: Served) -> PlainBusyError | None:
 
 
 def test_more_callers_than_may_wait_are_told_to_come_again() -> None:
-    with served(Limits(threads=1, waiting=3)) as found, ExitStack() as stack:
+    with served(ServerLimits(threads=1, waiting=3)) as found, ExitStack() as stack:
         callers = [stack.enter_context(found.connect()) for _ in range(12)]
         for number, caller in enumerate(callers):
             caller.send(HOLD, b"%d" % number, soon())
@@ -300,7 +300,7 @@ def test_more_callers_than_may_wait_are_told_to_come_again() -> None:
 
 
 def test_more_connections_than_it_holds_are_told_so() -> None:
-    with served(Limits(connections=3)) as found, ExitStack() as stack:
+    with served(ServerLimits(connections=3)) as found, ExitStack() as stack:
         kept = []
         for _ in range(3):
             kept.append(stack.enter_context(found.connect()))
@@ -317,7 +317,13 @@ def test_more_connections_than_it_holds_are_told_so() -> None:
 @pytest.mark.parametrize(
     "start",
     [
-        *(b"", PREFACE[:10], HELLO + frame(Kind.HEADERS, 4, 1, b"")[:5], HELLO + call()[:-1], HELLO + call()[:30]),
+        *(
+            b"",
+            PREFACE[:10],
+            HELLO + frame(FrameType.HEADERS, 4, 1, b"")[:5],
+            HELLO + call()[:-1],
+            HELLO + call()[:30],
+        ),
         *(HELLO, HELLO + call(token=TOKEN[:-1])),
     ],
     ids=[
@@ -326,7 +332,7 @@ def test_more_connections_than_it_holds_are_told_so() -> None:
     ],
 )
 def test_who_stands_still_in_the_middle_is_cut_off(start: bytes) -> None:
-    with served(Limits(stall_s=0.2)) as found, found.connect() as idle, found.raw() as slow:
+    with served(ServerLimits(stall_s=0.2)) as found, found.connect() as idle, found.raw() as slow:
         idle.send(REPEAT, b"1 1", soon())
         list(idle.replies())
         slow.sendall(start)
@@ -337,25 +343,25 @@ def test_who_stands_still_in_the_middle_is_cut_off(start: bytes) -> None:
 
 
 def test_idle_connections_end_after_a_while() -> None:
-    with served(Limits(stall_s=0.2, idle_s=0.1)) as found, found.connect() as idle:
+    with served(ServerLimits(stall_s=0.2, idle_s=0.1)) as found, found.connect() as idle:
         idle.send(REPEAT, b"1 1", soon())
         list(idle.replies())
         until(lambda: not found.server.open_connections())
 
 
-PING = frame(Kind.PING, 0, 0, b"are you?")
+PING = frame(FrameType.PING, 0, 0, b"are you?")
 
 
 @pytest.mark.parametrize("start", [HELLO, HELLO + call()[:-18]], ids=["no call", "a call without a request"])
 def test_pings_do_not_lengthen_the_time_that_a_peer_has(start: bytes) -> None:
-    with served(Limits(stall_s=0.5)) as found, found.raw() as peer:
+    with served(ServerLimits(stall_s=0.5)) as found, found.raw() as peer:
         peer.sendall(start)
         until(lambda: _is_gone_after(peer, PING))
         assert not found.server.open_connections()
 
 
 def test_pings_between_calls_do_not_keep_a_connection() -> None:
-    with served(Limits(idle_s=0.5)) as found, found.raw() as peer:
+    with served(ServerLimits(idle_s=0.5)) as found, found.raw() as peer:
         peer.sendall(HELLO + call())
         until(lambda: _is_gone_after(peer, PING))
 
@@ -377,7 +383,7 @@ def _is_gone_after(peer: socket.socket, said: bytes) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [b"", HELLO, HELLO + PING, HELLO + call(token=TOKEN[:-1])])
 def test_who_has_the_token_is_served_while_strangers_take_every_place_they_can(said: bytes) -> None:
-    limits = Limits(connections=400)
+    limits = ServerLimits(connections=400)
     with served(limits) as found, ExitStack() as stack, found.connect() as proven:
         proven.send(REPEAT, b"1 1", soon())
         list(proven.replies())
@@ -389,49 +395,49 @@ def test_who_has_the_token_is_served_while_strangers_take_every_place_they_can(s
         until(lambda: found.server.open_connections() <= 1 + limits.connections // 2)
 
 
-HEADERS_AND_ON = frame(Kind.HEADERS, 0, 1, b"\x83")
+HEADERS_AND_ON = frame(FrameType.HEADERS, 0, 1, b"\x83")
 
 
 @pytest.mark.parametrize(
     ("hostile", "fault"),
     [
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", Fault.PROTOCOL),
-        (HELLO + frame(Kind.DATA, 0, 1, b"")[:-9] + b"\xff\xff\xff\0\0\0\0\0\1", Fault.FRAME_SIZE),
-        (HELLO + frame(Kind.DATA, 0, 1, b"x"), Fault.PROTOCOL),
-        (HELLO + frame(Kind.HEADERS, 5, 2, b"\x83"), Fault.STREAM_CLOSED),
-        (HELLO + call(7) + call(5), Fault.STREAM_CLOSED),
-        (HELLO + HEADERS_AND_ON + frame(Kind.PING, 0, 0, bytes(8)), Fault.PROTOCOL),
-        (HELLO + HEADERS_AND_ON + frame(Kind.CONTINUATION, 0, 3, b"\x83"), Fault.PROTOCOL),
-        (HELLO + HEADERS_AND_ON + frame(Kind.CONTINUATION, 0, 1, b"") * 50, Fault.CALM),
-        (HELLO + HEADERS_AND_ON + frame(Kind.CONTINUATION, 0, 1, bytes(16_000)) * 2, Fault.CALM),
-        (HELLO + frame(Kind.HEADERS, 4, 1, b"\x00\x7f\xff\xff\xff\xff\xff"), Fault.COMPRESSION),
-        (HELLO + frame(Kind.HEADERS, 12, 1, b"\xff"), Fault.PROTOCOL),
-        (HELLO + frame(Kind.WINDOW_UPDATE, 0, 0, bytes(4)), Fault.FLOW_CONTROL),
-        (HELLO + frame(Kind.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), Fault.FLOW_CONTROL),
-        (HELLO + frame(Kind.WINDOW_UPDATE, 0, 0, b"\1"), Fault.FRAME_SIZE),
-        (HELLO + settings_frame({Setting.INITIAL_WINDOW: 1 << 31}), Fault.FLOW_CONTROL),
-        (HELLO + settings_frame({Setting.FRAME_SIZE: 1}), Fault.PROTOCOL),
-        (HELLO + frame(Kind.SETTINGS, 0, 0, b"12345"), Fault.FRAME_SIZE),
-        (HELLO + frame(Kind.PING, 0, 0, b"1"), Fault.FRAME_SIZE),
-        (HELLO + frame(Kind.PUSH_PROMISE, 4, 1, b""), Fault.PROTOCOL),
-        (HELLO + frame(Kind.PING, 0, 0, bytes(8)) * 1100, Fault.CALM),
-        (HELLO + settings_frame({}) * 1100, Fault.CALM),
-        (HELLO + b"".join(call(n, token="x") for n in range(1, 2300, 2)), Fault.CALM),  # noqa: S106 - see above
-        (HELLO + call()[:-1] + b"0" + frame(Kind.DATA, 0, 1, b"") * 1100, Fault.CALM),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", ErrorCode.PROTOCOL),
+        (HELLO + frame(FrameType.DATA, 0, 1, b"")[:-9] + b"\xff\xff\xff\0\0\0\0\0\1", ErrorCode.FRAME_SIZE),
+        (HELLO + frame(FrameType.DATA, 0, 1, b"x"), ErrorCode.PROTOCOL),
+        (HELLO + frame(FrameType.HEADERS, 5, 2, b"\x83"), ErrorCode.STREAM_CLOSED),
+        (HELLO + call(7) + call(5), ErrorCode.STREAM_CLOSED),
+        (HELLO + HEADERS_AND_ON + frame(FrameType.PING, 0, 0, bytes(8)), ErrorCode.PROTOCOL),
+        (HELLO + HEADERS_AND_ON + frame(FrameType.CONTINUATION, 0, 3, b"\x83"), ErrorCode.PROTOCOL),
+        (HELLO + HEADERS_AND_ON + frame(FrameType.CONTINUATION, 0, 1, b"") * 50, ErrorCode.CALM),
+        (HELLO + HEADERS_AND_ON + frame(FrameType.CONTINUATION, 0, 1, bytes(16_000)) * 2, ErrorCode.CALM),
+        (HELLO + frame(FrameType.HEADERS, 4, 1, b"\x00\x7f\xff\xff\xff\xff\xff"), ErrorCode.COMPRESSION),
+        (HELLO + frame(FrameType.HEADERS, 12, 1, b"\xff"), ErrorCode.PROTOCOL),
+        (HELLO + frame(FrameType.WINDOW_UPDATE, 0, 0, bytes(4)), ErrorCode.FLOW_CONTROL),
+        (HELLO + frame(FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), ErrorCode.FLOW_CONTROL),
+        (HELLO + frame(FrameType.WINDOW_UPDATE, 0, 0, b"\1"), ErrorCode.FRAME_SIZE),
+        (HELLO + settings_frame({Setting.INITIAL_WINDOW: 1 << 31}), ErrorCode.FLOW_CONTROL),
+        (HELLO + settings_frame({Setting.FRAME_SIZE: 1}), ErrorCode.PROTOCOL),
+        (HELLO + frame(FrameType.SETTINGS, 0, 0, b"12345"), ErrorCode.FRAME_SIZE),
+        (HELLO + frame(FrameType.PING, 0, 0, b"1"), ErrorCode.FRAME_SIZE),
+        (HELLO + frame(FrameType.PUSH_PROMISE, 4, 1, b""), ErrorCode.PROTOCOL),
+        (HELLO + frame(FrameType.PING, 0, 0, bytes(8)) * 1100, ErrorCode.CALM),
+        (HELLO + settings_frame({}) * 1100, ErrorCode.CALM),
+        (HELLO + b"".join(call(n, token="x") for n in range(1, 2300, 2)), ErrorCode.CALM),  # noqa: S106 - see above
+        (HELLO + call()[:-1] + b"0" + frame(FrameType.DATA, 0, 1, b"") * 1100, ErrorCode.CALM),
         # empty requests whose answers fill our window, however they are cut into packets
-        (HELLO + frame(Kind.HEADERS, 4, 1, request_head("h", SHOW, (("deeplink-token", TOKEN),)))
-         + frame(Kind.DATA, 0, 1, bytes(16_380)) * 10, Fault.CALM),
+        (HELLO + frame(FrameType.HEADERS, 4, 1, request_head("h", SHOW, (("deeplink-token", TOKEN),)))
+         + frame(FrameType.DATA, 0, 1, bytes(16_380)) * 10, ErrorCode.CALM),
     ],
 )  # fmt: skip
-def test_who_breaks_the_rules_is_cut_off_and_told_why(shared: Served, hostile: bytes, fault: Fault) -> None:
+def test_who_breaks_the_rules_is_cut_off_and_told_why(shared: Served, hostile: bytes, fault: ErrorCode) -> None:
     with shared.raw() as peer:
         try:
             peer.sendall(hostile)
         except (BrokenPipeError, ConnectionResetError):  # cut off before all was said
-            fault = Fault.NONE
+            fault = ErrorCode.NONE
         said = everything(peer)
     goodbye = struct.pack(">II", 0, fault)
-    assert fault is Fault.NONE or not said or goodbye in said
+    assert fault is ErrorCode.NONE or not said or goodbye in said
     assert shared.repeat() == [10, 10]
 
 
@@ -448,9 +454,9 @@ def test_who_breaks_the_rules_is_cut_off_and_told_why(shared: Served, hostile: b
 def test_a_request_that_cannot_be_taken_ends_its_call_alone(
     shared: Served, message: bytes, status: Status
 ) -> None:
-    head = frame(Kind.HEADERS, 4, 1, request_head("host:1", REPEAT, (("deeplink-token", TOKEN),)))
+    head = frame(FrameType.HEADERS, 4, 1, request_head("host:1", REPEAT, (("deeplink-token", TOKEN),)))
     with shared.raw() as peer:
-        peer.sendall(HELLO + head + frame(Kind.DATA, 1, 1, message) + call(3))
+        peer.sendall(HELLO + head + frame(FrameType.DATA, 1, 1, message) + call(3))
         found = b""
         while found.count(b"grpc-status") < 2:
             found += peer.recv(65_536)

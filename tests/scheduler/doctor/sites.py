@@ -8,9 +8,9 @@ from typing import Any
 
 from deeplink.config import Config
 from deeplink.scheduler.doctor.checks import check_named
-from deeplink.scheduler.doctor.evidence import Evidence
-from deeplink.scheduler.doctor.finding import Finding, Severity
-from deeplink.scheduler.doctor.report import Disk, Folder, Host, Measured, NodeReport, Offset
+from deeplink.scheduler.doctor.evidence import SiteEvidence
+from deeplink.scheduler.doctor.finding import DoctorFinding, DoctorSeverity
+from deeplink.scheduler.doctor.report import Disk, FolderReport, HostFacts, Measured, NodeReport, Offset
 from deeplink.scheduler.slurm.parse import parse_nodes, parse_topology
 from deeplink.scheduler.slurm.partitions import parse_partitions
 from deeplink.scheduler.slurm.settings import SlurmSettings, parse_settings
@@ -35,9 +35,9 @@ def settings(folder: str = "5-leaked-gpus", **changed: str | None) -> SlurmSetti
     return replace(told, values=values)
 
 
-def folder(path: str, kind: str = "ext4", **changed: Any) -> Folder:
+def folder(path: str, kind: str = "ext4", **changed: Any) -> FolderReport:
     return replace(
-        Folder(
+        FolderReport(
             path=path,
             base=path,
             kind=kind,
@@ -53,9 +53,9 @@ def folder(path: str, kind: str = "ext4", **changed: Any) -> Folder:
     )
 
 
-def host(node: str, **changed: Any) -> Host:
+def host(node: str, **changed: Any) -> HostFacts:
     return replace(
-        Host(
+        HostFacts(
             node=node,
             address=f"10.0.0.{1 + int(node[1:])}",
             versions=VERSIONS,
@@ -87,7 +87,7 @@ def measured(*peers: str, **changed: Any) -> Measured:
     )
 
 
-def site(**changed: Any) -> Evidence:
+def site(**changed: Any) -> SiteEvidence:
     """Return the evidence of a healthy site."""
     reports = {
         "n0": NodeReport(host=host("n0"), measured=measured("n1"), offset=Offset(0.001, 0.001)),
@@ -97,7 +97,7 @@ def site(**changed: Any) -> Evidence:
     assert told.as_of is not None
     now = told.as_of.timestamp() + 0.5
     return replace(
-        Evidence(
+        SiteEvidence(
             config=CONFIG,
             settings=told,
             nodes=tuple(parse_nodes((RECORDED / "1-busy" / "scontrol-show-node-o.txt").read_text())),
@@ -113,20 +113,20 @@ def site(**changed: Any) -> Evidence:
     )
 
 
-def other(evidence: Evidence, node: str, **changed: Any) -> Evidence:
+def other(evidence: SiteEvidence, node: str, **changed: Any) -> SiteEvidence:
     """Return the evidence with another report of one node: `host`, `measured` and `offset` in place of its own."""
     return replace(evidence, reports={**evidence.reports, node: replace(evidence.reports[node], **changed)})
 
 
-def found(check: str, evidence: Evidence) -> list[Finding]:
+def found(check: str, evidence: SiteEvidence) -> list[DoctorFinding]:
     return check_named(check).judge(evidence)
 
 
-def worst(check: str, evidence: Evidence) -> Finding:
+def worst(check: str, evidence: SiteEvidence) -> DoctorFinding:
     """Return the first of what a check finds; each thing to be changed comes with its remedy."""
     findings = found(check, evidence)
     assert findings
     for finding in findings:
         assert finding.said
-        assert finding.remedy or finding.severity not in {Severity.ERROR, Severity.WARNING}
+        assert finding.remedy or finding.severity not in {DoctorSeverity.ERROR, DoctorSeverity.WARNING}
     return findings[0]

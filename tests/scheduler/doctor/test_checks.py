@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.doctor.checks import CHECKS, Group, UnknownCheckError, check_named, judge
+from deeplink.scheduler.doctor.checks import CHECKS, CheckGroup, UnknownCheckError, check_named, judge
 from tests.scheduler.doctor.sites import site
 
 GUIDE = Path(__file__).parents[3] / "docs" / "doctor.md"
@@ -25,7 +25,7 @@ def test_every_check_finds_something_and_puts_its_name_to_it() -> None:
     findings = judge(site())
     assert {finding.check for finding in findings} == {check.name for check in CHECKS}
     groups = [check_named(finding.check).group for finding in findings]
-    assert groups == sorted(groups, key=list(Group).index)
+    assert groups == sorted(groups, key=list(CheckGroup).index)
 
 
 def test_a_check_that_there_is_none_of() -> None:

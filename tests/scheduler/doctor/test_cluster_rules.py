@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deeplink.scheduler.doctor.finding import Severity
+from deeplink.scheduler.doctor.finding import DoctorSeverity
 from deeplink.scheduler.slurm.parse import parse_nodes
 from deeplink.scheduler.slurm.partitions import parse_partitions
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
@@ -17,7 +17,7 @@ from tests.scheduler.doctor.sites import DATA, RECORDED, found, settings, site, 
 def test_slurm_that_does_not_answer_is_an_error_told_once() -> None:
     evidence = site(problems={"nodes": "scontrol: down\nfatal: no controller", "settings": "fatal: no controller"})
     (finding,) = found("slurm-answers", evidence)
-    assert finding.severity is Severity.ERROR
+    assert finding.severity is DoctorSeverity.ERROR
     assert finding.said.endswith("fatal: no controller")
 
 
@@ -33,24 +33,31 @@ def test_the_controllers_clock_counts_as_wrong_by_what_is_sure(ahead_s: float, s
 
 def test_a_controller_that_tells_no_time_is_unknown() -> None:
     evidence = site(settings=replace(settings(), as_of=None))
-    assert worst("controller-clock", evidence).severity is Severity.UNKNOWN
+    assert worst("controller-clock", evidence).severity is DoctorSeverity.UNKNOWN
 
 
 def test_gpus_that_leaked_in_a_real_slurm_are_found_with_the_cure() -> None:
     nodes = tuple(parse_nodes((RECORDED / "5-leaked-gpus" / "scontrol-d-show-node-o.txt").read_text()))
     (finding,) = found("leaked-gpus", site(nodes=nodes))
-    assert (finding.severity, finding.where, finding.remedy) == (Severity.ERROR, "n[0-1]", "scontrol reconfigure")
+    assert (finding.severity, finding.where, finding.remedy) == (
+        DoctorSeverity.ERROR,
+        "n[0-1]",
+        "scontrol reconfigure",
+    )
     assert finding.said.startswith("4 GPUs ")
-    assert worst("leaked-gpus", site(nodes=nodes[2:])).severity is Severity.OK
+    assert worst("leaked-gpus", site(nodes=nodes[2:])).severity is DoctorSeverity.OK
     completing = tuple(replace(row, flags=row.flags | {NodeFlag.COMPLETING}) for row in nodes)
-    assert worst("leaked-gpus", site(nodes=completing)).severity is Severity.OK
-    assert worst("leaked-gpus", site()).severity is Severity.UNKNOWN, "asked without -d"
+    assert worst("leaked-gpus", site(nodes=completing)).severity is DoctorSeverity.OK
+    assert worst("leaked-gpus", site()).severity is DoctorSeverity.UNKNOWN, "asked without -d"
     suspended = site(nodes=nodes, suspended=(NodeName("n0"), NodeName("n1")))
-    assert worst("leaked-gpus", suspended).severity is Severity.OK, "a suspended job keeps its GPUs"
+    assert worst("leaked-gpus", suspended).severity is DoctorSeverity.OK, "a suspended job keeps its GPUs"
     some = found("leaked-gpus", site(nodes=(nodes[0], replace(nodes[1], gpus_used=None), *nodes[2:])))
-    assert {(one.severity, one.where) for one in some} == {(Severity.UNKNOWN, "n1"), (Severity.ERROR, "n0")}
+    assert {(one.severity, one.where) for one in some} == {
+        (DoctorSeverity.UNKNOWN, "n1"),
+        (DoctorSeverity.ERROR, "n0"),
+    }
     untold = worst("leaked-gpus", site(nodes=nodes, suspended=None))
-    assert (untold.severity, untold.where) == (Severity.UNKNOWN, "n[0-1]")
+    assert (untold.severity, untold.where) == (DoctorSeverity.UNKNOWN, "n[0-1]")
 
 
 def test_nodes_out_of_service_are_told_with_their_reasons() -> None:
@@ -60,7 +67,7 @@ def test_nodes_out_of_service_are_told_with_their_reasons() -> None:
     assert told["n7"].startswith("drained: ECC errors")
     text = (DATA / "synthetic" / "24.05-scontrol-d-show-node-o.synthetic.txt").read_text().partition("\n")[2]
     finding = worst("node-states", site(nodes=tuple(parse_nodes(text))))
-    assert (finding.severity, finding.where) == (Severity.ERROR, "c4")
+    assert (finding.severity, finding.where) == (DoctorSeverity.ERROR, "c4")
 
 
 def test_a_silent_node_that_slurm_would_not_resume_is_not_to_be_resumed() -> None:
@@ -75,8 +82,8 @@ def test_slurmd_of_another_version() -> None:
     nodes = site().nodes or ()
     mixed = (replace(nodes[0], version="21.08.8"), *nodes[1:])
     finding = worst("slurm-versions", site(nodes=mixed))
-    assert (finding.severity, finding.where) == (Severity.WARNING, "n0")
-    assert worst("slurm-versions", site()).severity is Severity.OK
+    assert (finding.severity, finding.where) == (DoctorSeverity.WARNING, "n0")
+    assert worst("slurm-versions", site()).severity is DoctorSeverity.OK
 
 
 def test_partitions_of_a_sandbox_in_which_much_is_wrong() -> None:
@@ -91,13 +98,13 @@ def test_partitions_of_a_sandbox_in_which_much_is_wrong() -> None:
 def test_a_node_on_no_switch_is_told() -> None:
     switches = tuple(row for row in site().switches or () if row.name not in {"leaf3", "spine1", "core"})
     finding = worst("topology", site(switches=switches))
-    assert finding.severity is Severity.WARNING
+    assert finding.severity is DoctorSeverity.WARNING
     assert "n[6-7]" in " ".join(one.said for one in found("topology", site(switches=switches)))
-    assert worst("topology", site(switches=())).severity is Severity.NOTE
-    assert worst("topology", site()).severity is Severity.OK
+    assert worst("topology", site(switches=())).severity is DoctorSeverity.NOTE
+    assert worst("topology", site()).severity is DoctorSeverity.OK
 
 
 @pytest.mark.parametrize("check", ["leaked-gpus", "node-states", "slurm-versions", "partitions", "topology"])
 def test_what_slurm_did_not_tell_is_unknown(check: str) -> None:
     evidence = site(nodes=None, partitions=None, switches=None, problems={"nodes": "no"})
-    assert worst(check, evidence).severity is Severity.UNKNOWN
+    assert worst(check, evidence).severity is DoctorSeverity.UNKNOWN

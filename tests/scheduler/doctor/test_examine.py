@@ -16,13 +16,13 @@ from deeplink.config import Config
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.doctor import examine, here, part
 from deeplink.scheduler.doctor.asking import nodes_to_look_at
-from deeplink.scheduler.doctor.evidence import Evidence
-from deeplink.scheduler.doctor.examine import Examination, Wish
-from deeplink.scheduler.doctor.finding import Severity
+from deeplink.scheduler.doctor.evidence import SiteEvidence
+from deeplink.scheduler.doctor.examine import DoctorRequest, Examination
+from deeplink.scheduler.doctor.finding import DoctorSeverity
 from deeplink.scheduler.slurm.command import CommandError, CommandMissingError
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
 from deeplink.scheduler.watch.agreement import asked_watchdog
-from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.tokens import new_token
@@ -50,14 +50,14 @@ def config(tmp_path: Path) -> Config:
     return Config(store=tmp_path / "store", state=tmp_path, catalog=tmp_path)
 
 
-def examined(config: Config, wish: Wish, env: dict[str, str] | None = None) -> Evidence:
+def examined(config: Config, wish: DoctorRequest, env: dict[str, str] | None = None) -> SiteEvidence:
     told = Examination(config, wish, slurm, SystemClock(), lambda _: None, env or {}).evidence()
     assert told.problems.keys() <= {"hosts"}
     return told
 
 
 def test_a_quick_one_asks_slurm_and_no_node(config: Config) -> None:
-    told = examined(config, Wish(quick=True))
+    told = examined(config, DoctorRequest(quick=True))
     assert not told.reports
     assert told.settings is not None
     assert told.settings.version == "22.05.8"
@@ -67,7 +67,7 @@ def test_a_quick_one_asks_slurm_and_no_node(config: Config) -> None:
 
 
 def test_of_this_host_the_scripts_of_the_site_are_looked_at_too(config: Config) -> None:
-    told = examined(config, Wish(here=True, disk_bytes=1 << 20))
+    told = examined(config, DoctorRequest(here=True, disk_bytes=1 << 20))
     (report,) = told.reports.values()
     assert report.measured is not None
     assert report.measured.unread == ("/etc/slurm/epilog.sh",)  # of the recorded settings
@@ -78,7 +78,7 @@ def test_of_this_host_the_scripts_of_the_site_are_looked_at_too(config: Config) 
 
 def test_an_allocation_that_is_too_small_is_told(config: Config) -> None:
     inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]"}
-    told = examined(config, Wish(nodes=3), inside)
+    told = examined(config, DoctorRequest(nodes=3), inside)
     assert told.problems["hosts"] == "this allocation has 2 nodes, not 3"
 
 
@@ -88,7 +88,7 @@ def test_one_question_that_is_refused_leaves_the_other_answers(config: Config) -
             raise CommandError(argv, 1, "slurm_load_node error: Access/permission denied")
         return slurm(argv, timeout_s=timeout_s)
 
-    told = Examination(config, Wish(quick=True), refusing, SystemClock(), lambda _: None, {}).evidence()
+    told = Examination(config, DoctorRequest(quick=True), refusing, SystemClock(), lambda _: None, {}).evidence()
     assert told.settings is not None
     assert told.nodes is None
     assert "permission denied" in worst("slurm-answers", told).said
@@ -98,7 +98,7 @@ def test_without_slurm_no_node_is_said_to_be_busy(config: Config) -> None:
     def missing(argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         raise CommandMissingError(argv[0])
 
-    told = Examination(config, Wish(), missing, SystemClock(), lambda _: None, {}).evidence()
+    told = Examination(config, DoctorRequest(), missing, SystemClock(), lambda _: None, {}).evidence()
     assert told.problems["hosts"] == "Slurm did not tell its nodes (see slurm-answers)"
     (finding, squeue) = sorted(found("slurm-answers", told), key=lambda one: one.said)
     assert finding.said.startswith("Slurm was asked for its nodes, partitions, settings, topology: scontrol ")
@@ -120,10 +120,10 @@ def test_a_mount_that_hangs_here_is_told_and_holds_nobody_up(
     monkeypatch.setattr(here, "looked_at", lambda _path: never.wait(60))
     monkeypatch.setattr(examine, "HERE_S", 0.2)
     monkeypatch.setattr(examine, "SWEEP_S", 0.2)
-    told = Examination(config, Wish(here=True), slurm, SystemClock(), lambda _: None, {}).evidence()
+    told = Examination(config, DoctorRequest(here=True), slurm, SystemClock(), lambda _: None, {}).evidence()
     never.set()
     assert "is a mount dead?" in told.problems["hosts"]
-    assert worst("store-usable", told).severity is Severity.UNKNOWN
+    assert worst("store-usable", told).severity is DoctorSeverity.UNKNOWN
 
 
 @pytest.mark.usefixtures("config")
@@ -131,7 +131,7 @@ def test_a_watchdog_is_asked_with_the_token(tmp_path: Path) -> None:
     clock = ManualClock()
     with Journal(tmp_path / "watch.sqlite") as journal:
         servicer = WatchServicer(
-            journal, BeatBook(), clock, WatchMetrics(CollectorRegistry()), authorizer(journal, clock)
+            journal, HeartbeatTable(), clock, WatchMetrics(CollectorRegistry()), authorizer(journal, clock)
         )
         bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
@@ -148,6 +148,6 @@ def test_a_watchdog_whose_token_cannot_be_read_is_not_asked(config: Config, tmp_
     token = tmp_path / "token"
     token.write_text("x")
     token.chmod(0o644)
-    told = examined(replace(config, watch="head:1", watch_token_file=token), Wish(quick=True))
+    told = examined(replace(config, watch="head:1", watch_token_file=token), DoctorRequest(quick=True))
     assert told.watch_answer is None
     assert os.access(token, os.R_OK)

@@ -14,8 +14,8 @@ from deeplink.clock import SystemClock
 from deeplink.config import Config
 from deeplink.scheduler.doctor import reach
 from deeplink.scheduler.doctor.here import dangers, looked_at, this_host
-from deeplink.scheduler.doctor.part import Part, sweep
-from deeplink.scheduler.doctor.report import Host, Measured, Plan, ReportFormatError
+from deeplink.scheduler.doctor.part import NodePart, sweep
+from deeplink.scheduler.doctor.report import HostFacts, Measured, NodeProbePlan, ReportFormatError
 from deeplink.tokens import write_token
 
 
@@ -34,14 +34,14 @@ def test_all_of_it_travels_as_json(tmp_path: Path) -> None:
     assert host.limits["nofile"][1] > 0
     assert "lets others in" in host.tokens["token_file"]
     assert "secret" not in json.dumps(host.as_dict())
-    assert Host.of(json.loads(json.dumps(host.as_dict()))) == host
+    assert HostFacts.of(json.loads(json.dumps(host.as_dict()))) == host
 
 
 @pytest.mark.parametrize(
     "said", [None, 3, "x", [], {"node": "a", "other": 1}, {"node": "a", "folders": {"store": {}}}]
 )
 def test_what_another_version_says_is_refused(said: object) -> None:
-    for kind in (Host, Measured, Plan):
+    for kind in (HostFacts, Measured, NodeProbePlan):
         if not (kind is Measured and said == []):
             with pytest.raises(ReportFormatError):
                 kind.of(said)
@@ -61,10 +61,12 @@ def test_markers_of_two_nodes_tell_shared_from_private_and_are_gone_afterwards(t
     apart = replace(ours, node="other", store=tmp_path / "ssd2" / "dl")
     (tmp_path / "ssd").mkdir()
     (tmp_path / "ssd2").mkdir()
-    first, second = Part(ours, "run", SystemClock()), Part(apart, "run", SystemClock())
+    first, second = NodePart(ours, "run", SystemClock()), NodePart(apart, "run", SystemClock())
     with first.host("127.0.0.1") as one, second.host("127.0.0.1") as two:
         assert all(folder.marked for host in (one, two) for folder in host.folders.values())
-        seen = first.measure(one, Plan(peers={"other": ("127.0.0.1", two.listening["agent"])}, disk_bytes=1 << 20))
+        seen = first.measure(
+            one, NodeProbePlan(peers={"other": ("127.0.0.1", two.listening["agent"])}, disk_bytes=1 << 20)
+        )
     assert seen.markers == {"store": (), "state": ("other",), "catalog": ("other",)}
     assert set(seen.reached["other"].values()) == {""}
     assert seen.disk is not None
@@ -75,7 +77,7 @@ def test_markers_of_two_nodes_tell_shared_from_private_and_are_gone_afterwards(t
 
 def test_folders_that_are_one_are_each_marked(tmp_path: Path) -> None:
     ours = Config(store=tmp_path / "a", state=tmp_path / "b", catalog=tmp_path / "c", node="me")
-    with Part(ours, "run", SystemClock()).host("127.0.0.1") as host:
+    with NodePart(ours, "run", SystemClock()).host("127.0.0.1") as host:
         assert all(folder.marked for folder in host.folders.values())
 
 
@@ -90,7 +92,7 @@ def test_what_killed_nodes_left_is_removed_and_nothing_else(tmp_path: Path) -> N
 def test_a_marker_is_never_put_through_what_lies_there_already(tmp_path: Path) -> None:
     ours = config(tmp_path)
     (ours.state / ".deeplink-doctor-run-state-me").symlink_to(tmp_path / "victim")
-    with Part(ours, "run", SystemClock()).host("127.0.0.1") as host:
+    with NodePart(ours, "run", SystemClock()).host("127.0.0.1") as host:
         assert not host.folders["state"].marked
     assert not (tmp_path / "victim").exists()
 
@@ -126,7 +128,7 @@ def test_a_node_asks_the_watchdog_as_its_agent_would(tmp_path: Path, monkeypatch
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"localhost:{mute.getsockname()[1]}"
         ours = replace(config(tmp_path), watch=address, watch_token_file=token)
-        part = Part(ours, "run", SystemClock())
+        part = NodePart(ours, "run", SystemClock())
         with part.host("127.0.0.1") as host:
-            measured = part.measure(host, Plan(services=(address,)))
+            measured = part.measure(host, NodeProbePlan(services=(address,)))
     assert measured.services[address].startswith(("deadline exceeded", "unavailable"))

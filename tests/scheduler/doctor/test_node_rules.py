@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deeplink.scheduler.doctor.checks import CHECKS, Group
-from deeplink.scheduler.doctor.finding import Severity
+from deeplink.scheduler.doctor.checks import CHECKS, CheckGroup
+from deeplink.scheduler.doctor.finding import DoctorSeverity
 from deeplink.scheduler.doctor.report import Disk, Offset
 from tests.scheduler.doctor.sites import (
     CONFIG,
@@ -23,13 +23,13 @@ from tests.scheduler.doctor.sites import (
     worst,
 )
 
-OF_NODES = [check for check in CHECKS if check.group in {Group.NODES, Group.FOLDERS, Group.NETWORK}]
+OF_NODES = [check for check in CHECKS if check.group in {CheckGroup.NODES, CheckGroup.FOLDERS, CheckGroup.NETWORK}]
 
 
 @pytest.mark.parametrize("check", OF_NODES, ids=lambda check: check.name)
 def test_a_healthy_site_is_healthy(check: Any) -> None:
     evidence = site(config=replace(CONFIG, watch_token_file=CONFIG.state / "token"), watch_answer="")
-    assert {finding.severity for finding in found(check.name, evidence)} == {Severity.OK}
+    assert {finding.severity for finding in found(check.name, evidence)} == {DoctorSeverity.OK}
 
 
 @pytest.mark.parametrize("check", OF_NODES, ids=lambda check: check.name)
@@ -38,7 +38,7 @@ def test_what_no_node_told_is_unknown_and_says_why(check: Any) -> None:
     evidence = site(reports={}, problems={"hosts": "it was not asked for"}, settings=told)
     finding = worst(check.name, evidence)
     if check.name != "members":  # none is configured
-        assert finding.severity is Severity.UNKNOWN or check.name == "watchdog"
+        assert finding.severity is DoctorSeverity.UNKNOWN or check.name == "watchdog"
         assert any("it was not asked for" in one.said for one in found(check.name, evidence))
 
 
@@ -101,7 +101,7 @@ def test_a_folder_that_is_not_as_it_should_be(
 
 def test_a_store_that_two_nodes_share_is_an_error() -> None:
     finding = worst("store-private", other(site(), "n1", measured=measured("n0", markers={"store": ("n0",)})))
-    assert (finding.severity, finding.where) == (Severity.ERROR, "n[0-1]")
+    assert (finding.severity, finding.where) == (DoctorSeverity.ERROR, "n[0-1]")
 
 
 @pytest.mark.parametrize(("check", "severity"), [("catalog-shared", "error"), ("state-shared", "warning")])
@@ -117,7 +117,7 @@ def test_a_catalog_that_the_user_may_not_write_is_told_by_its_inode() -> None:
         return replace(one, folders={**one.folders, "catalog": catalog})
 
     same = other(other(site(), "n0", host=closed("n0", "7-9")), "n1", host=closed("n1", "7-9"))
-    assert worst("catalog-shared", same).severity is Severity.OK
+    assert worst("catalog-shared", same).severity is DoctorSeverity.OK
     differs = other(same, "n1", host=closed("n1", "8-9"))
     assert (worst("catalog-shared", differs).severity, worst("catalog-shared", differs).where) == ("error", "n1")
 
@@ -140,9 +140,9 @@ def test_a_blocked_port_is_told_with_both_ends() -> None:
     blocked = measured("n0", reached={"n0": {"40001": "", "40002": "", "20000": "No route to host", "24000": ""}})
     evidence = other(site(), "n1", measured=blocked)
     finding = worst("rank-ports", evidence)
-    assert finding.severity is Severity.ERROR
+    assert finding.severity is DoctorSeverity.ERROR
     assert finding.said == "n1 to n0: port 20000: No route to host"
-    assert worst("agent-ports", evidence).severity is Severity.OK
+    assert worst("agent-ports", evidence).severity is DoctorSeverity.OK
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_the_watchdog_is_looked_at_from_the_nodes() -> None:
     said = [(one.severity.value, one.where) for one in found("watchdog", away) if "Connection refused" in one.said]
     assert said == [("error", "n1")]
     loopback = site(config=replace(CONFIG, watch="127.0.0.1:7412"))
-    assert worst("watchdog", loopback).severity is Severity.ERROR
+    assert worst("watchdog", loopback).severity is DoctorSeverity.ERROR
     refused = site(config=replace(CONFIG, watch_token_file=CONFIG.state), watch_answer="it refuses our token")
     assert "refuses our token" in worst("watchdog", refused).said
 
 
 def test_members_that_are_named_wrongly_or_away() -> None:
-    assert worst("members", site(config=replace(CONFIG, members="n0"))).severity is Severity.ERROR
+    assert worst("members", site(config=replace(CONFIG, members="n0"))).severity is DoctorSeverity.ERROR
     evidence = site(config=replace(CONFIG, members="n0=n0:7411"))
     down = other(evidence, "n1", measured=measured("n0", services={"n0:7411": "Connection refused"}))
     assert worst("members", down).said == "member n0 at n0:7411: Connection refused"
@@ -179,12 +179,12 @@ def test_an_epilog_that_wipes_the_store_is_an_error_and_another_a_note() -> None
         ("note", "n1"),
     ]
     unread = other(site(settings=told), "n1", measured=measured("n0", unread=("/etc/slurm/epilog",)))
-    assert worst("site-scripts", unread).severity is Severity.UNKNOWN
-    assert worst("site-scripts", site(settings=told)).severity is Severity.OK
+    assert worst("site-scripts", unread).severity is DoctorSeverity.UNKNOWN
+    assert worst("site-scripts", site(settings=told)).severity is DoctorSeverity.OK
 
 
 def test_nodes_that_said_nothing_are_errors_and_the_others_count() -> None:
     evidence = site(silent=("n2",), problems={"hosts": "1 of 3 nodes said nothing: srun: error: n2: exit 127"})
     first, last = found("nodes-answer", evidence)
-    assert (first.severity, first.where) == (Severity.ERROR, "n2")
+    assert (first.severity, first.where) == (DoctorSeverity.ERROR, "n2")
     assert last.said == "2 hosts answered"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.doctor.checks import CHECKS, Group
-from deeplink.scheduler.doctor.finding import Severity
+from deeplink.scheduler.doctor.checks import CHECKS, CheckGroup
+from deeplink.scheduler.doctor.finding import DoctorSeverity
 from deeplink.scheduler.slurm.settings import parse_settings
 from tests.scheduler.doctor.sites import CONFIG, DATA, settings, site, worst
 
-OF_SETTINGS = [check for check in CHECKS if check.group in {Group.RECOVERY, Group.RUNNING}]
+OF_SETTINGS = [check for check in CHECKS if check.group in {CheckGroup.RECOVERY, CheckGroup.RUNNING}]
 
 
 def severity(check: str, **changed: str | None) -> str:
@@ -92,9 +92,9 @@ def test_a_setting_is_judged(check: str, changed: dict[str, str | None], expecte
 def test_a_setting_that_slurm_does_not_tell_is_unknown_and_no_guess(check: object) -> None:
     name = check.name  # type: ignore[attr-defined]
     bare = parse_settings("ClusterName = bare\n")
-    assert worst(name, site(settings=bare)).severity is Severity.UNKNOWN
+    assert worst(name, site(settings=bare)).severity is DoctorSeverity.UNKNOWN
     silent = worst(name, site(settings=None, problems={"settings": "it hangs"}))
-    assert silent.severity is Severity.UNKNOWN
+    assert silent.severity is DoctorSeverity.UNKNOWN
     assert "slurm-answers" in silent.said
 
 
@@ -121,10 +121,10 @@ def test_a_slurmd_that_calls_every_restart_a_reboot_is_not_advised() -> None:
 
 def test_without_a_watchdog_what_it_would_do_is_missed() -> None:
     alone = site(config=replace(CONFIG, watch=""))
-    assert worst("credential-expiry", alone).severity is Severity.WARNING
+    assert worst("credential-expiry", alone).severity is DoctorSeverity.WARNING
     assert "121 s" in worst("credential-expiry", alone).said
     default = replace(alone, settings=settings(SlurmdTimeout="300 sec"))
-    assert worst("slurmd-timeout", default).severity is Severity.NOTE
+    assert worst("slurmd-timeout", default).severity is DoctorSeverity.NOTE
 
 
 @pytest.mark.parametrize(("store", "expected"), [("/tmp/dl", "error"), ("/local/ssd", "ok"), ("/tmp2/dl", "ok")])

@@ -12,8 +12,8 @@ import pytest
 from deeplink.clock import SystemClock
 from deeplink.scheduler.doctor import step as module
 from deeplink.scheduler.doctor.asking import step_command
-from deeplink.scheduler.doctor.report import Plan
-from deeplink.scheduler.doctor.step import Step, StepResult, plans_for
+from deeplink.scheduler.doctor.report import NodeProbePlan
+from deeplink.scheduler.doctor.step import RunningStep, StepResult, plans_for
 
 SRUN = """
 import os, subprocess, sys, threading
@@ -58,8 +58,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         argv = step_command(2, inside=False, options=[], program=["--", *program])
         env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "DEEPLINK"))}
         env |= {"HOME": str(tmp_path / "home"), "DEEPLINK_CONFIG": os.devnull, "XDG_RUNTIME_DIR": ""}
-        step = Step([sys.executable, str(srun), *argv[1:]], env, 2, SystemClock(), lambda _: None, cancel=cancel)
-        return step.run(lambda hosts: plans_for(hosts, Plan(disk_bytes=1 << 20)))
+        step = RunningStep(
+            [sys.executable, str(srun), *argv[1:]], env, 2, SystemClock(), lambda _: None, cancel=cancel
+        )
+        return step.run(lambda hosts: plans_for(hosts, NodeProbePlan(disk_bytes=1 << 20)))
 
     return go
 

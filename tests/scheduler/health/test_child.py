@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from deeplink.clock import SystemClock
-from deeplink.scheduler.health.child import NOT_FOUND, Child, clean_environment
+from deeplink.scheduler.health.child import NOT_FOUND, CheckProcess, clean_environment
 
 
 def test_it_tells_how_a_command_ended_and_what_it_wrote() -> None:
-    child = Child(SystemClock())
+    child = CheckProcess(SystemClock())
     child.begin(["sh", "-c", "echo out; echo err >&2; exit 3"])
     answer = child.answer(10)
     assert answer is not None
@@ -20,7 +20,7 @@ def test_it_tells_how_a_command_ended_and_what_it_wrote() -> None:
 
 
 def test_what_is_not_there_is_127(tmp_path: Path) -> None:
-    child = Child(SystemClock())
+    child = CheckProcess(SystemClock())
     child.begin([str(tmp_path / "nothing")])
     answer = child.answer(10)
     assert answer is not None
@@ -28,7 +28,7 @@ def test_what_is_not_there_is_127(tmp_path: Path) -> None:
 
 
 def test_one_that_hangs_is_left_alone_and_found_again_when_it_returns(tmp_path: Path) -> None:
-    child = Child(SystemClock())
+    child = CheckProcess(SystemClock())
     go, count = tmp_path / "go", tmp_path / "count"
     command = ["sh", "-c", f"echo >>{count}; while ! [ -e {go} ]; do sleep 0.02; done; echo back"]
     child.begin(command)
@@ -44,7 +44,7 @@ def test_one_that_hangs_is_left_alone_and_found_again_when_it_returns(tmp_path: 
 
 
 def test_who_keeps_its_pipes_open_is_not_waited_for() -> None:
-    child = Child(SystemClock())
+    child = CheckProcess(SystemClock())
     child.begin(["sh", "-c", "echo early; sleep 20 & echo $!"])
     answer = child.answer(10)
     assert answer is not None
@@ -52,7 +52,7 @@ def test_who_keeps_its_pipes_open_is_not_waited_for() -> None:
 
 
 def test_of_a_flood_a_part_is_kept() -> None:
-    child = Child(SystemClock())
+    child = CheckProcess(SystemClock())
     child.begin(["sh", "-c", "head -c 5000000 /dev/zero"])
     answer = child.answer(20)
     assert answer is not None
@@ -61,7 +61,7 @@ def test_of_a_flood_a_part_is_kept() -> None:
 
 
 def test_a_flood_without_an_end_is_left_alone_when_the_time_is_up() -> None:
-    child = Child(SystemClock())
+    child = CheckProcess(SystemClock())
     child.begin(["sh", "-c", "cat /dev/zero & cat /dev/zero & cat /dev/zero & wait"])
     assert child.answer(0.3) is None
     child.kill()
@@ -69,7 +69,7 @@ def test_a_flood_without_an_end_is_left_alone_when_the_time_is_up() -> None:
 
 
 def test_it_is_killed_with_all_it_started() -> None:
-    child = Child(SystemClock())
+    child = CheckProcess(SystemClock())
     child.begin(["sh", "-c", "sleep 100 & sleep 100"])
     assert child.answer(0.1) is None
     child.kill()
@@ -78,7 +78,7 @@ def test_it_is_killed_with_all_it_started() -> None:
 
 def test_it_may_be_killed_while_another_thread_waits_for_it() -> None:
     for _ in range(20):
-        child = Child(SystemClock())
+        child = CheckProcess(SystemClock())
         child.begin(["sh", "-c", "echo early; sleep 100"])
         with ThreadPoolExecutor(4) as pool:
             waiting = [pool.submit(child.answer, 30.0) for _ in range(2)]

@@ -12,7 +12,7 @@ from deeplink.scheduler.health.clock import (
     judge_skew,
     read_clock,
 )
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 
 
 def test_the_kernel_is_really_asked() -> None:
@@ -23,7 +23,7 @@ def test_the_kernel_is_really_asked() -> None:
 def test_an_unsynchronised_clock_is_observed_and_unknown_is_not_bad() -> None:
     assert ClockCheck(ManualClock(), lambda: ClockReading(synchronised=True)).look().complaints == ()
     (told,) = ClockCheck(ManualClock(), lambda: ClockReading(synchronised=False)).look().complaints
-    assert told.severity is Severity.OBSERVE
+    assert told.severity is HealthSeverity.OBSERVE
     dark = ClockCheck(ManualClock(), ClockReading).look()
     assert dark.complaints == ()
     assert dark.unknown
@@ -38,13 +38,15 @@ def test_a_jump_is_told_for_half_an_hour() -> None:
     clock.epoch -= 3600
     clock.sleep(60)
     (told,) = check.look().complaints
-    assert (told.severity, told.problem) == (Severity.COMMENT, "the clock jumped by -3600.0 s")
+    assert (told.severity, told.problem) == (HealthSeverity.COMMENT, "the clock jumped by -3600.0 s")
     clock.sleep(1800)
     assert check.look().complaints == ()
 
 
-@pytest.mark.parametrize(("unix_s", "severity"), [(60.9, None), (62.0, Severity.OBSERVE), (-60, Severity.COMMENT)])
-def test_how_far_is_a_jump(unix_s: float, severity: Severity | None) -> None:
+@pytest.mark.parametrize(
+    ("unix_s", "severity"), [(60.9, None), (62.0, HealthSeverity.OBSERVE), (-60, HealthSeverity.COMMENT)]
+)
+def test_how_far_is_a_jump(unix_s: float, severity: HealthSeverity | None) -> None:
     found = judge_jump(unix_s, 60.0)
     assert (found and found.severity) == severity
 
@@ -57,7 +59,7 @@ def test_a_skew_is_observed_alone_since_the_watchdogs_clock_may_be_the_wrong_one
     ahead_s: float, within_s: float, skewed: bool
 ) -> None:
     found = judge_skew(Comparison(ahead_s=ahead_s, within_s=within_s, at=0.0))
-    assert [one.severity for one in found] == ([Severity.OBSERVE] if skewed else [])
+    assert [one.severity for one in found] == ([HealthSeverity.OBSERVE] if skewed else [])
 
 
 def test_a_skew_is_told_as_long_as_the_watchdog_can_be_asked() -> None:

@@ -17,9 +17,9 @@ from deeplink.clock import SystemClock
 from deeplink.scheduler.health.disk import DiskCheck, DiskReading, judge_disk, judge_hang, read_disk
 from deeplink.scheduler.health.hang import Hang, completed, state_of
 from deeplink.scheduler.health.look import Look
-from deeplink.scheduler.health.seen import Seen
+from deeplink.scheduler.health.seen import HighWaterMarks
 from deeplink.scheduler.health.settings import DiskSettings
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 from tests.faults.disks import disk_in_memory, disk_on_loop
 from tests.waiting import LIMIT_S
 
@@ -27,11 +27,13 @@ SETTINGS = DiskSettings(min_free_bytes=1 << 20)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 
 
-def judged(folder: Path, settings: DiskSettings = SETTINGS, *, was_there: bool = True) -> dict[str, Severity]:
+def judged(
+    folder: Path, settings: DiskSettings = SETTINGS, *, was_there: bool = True
+) -> dict[str, HealthSeverity]:
     return told(judge_disk(read_disk(folder, SystemClock()), str(folder), settings, was_there=was_there))
 
 
-def told(look: Look) -> dict[str, Severity]:
+def told(look: Look) -> dict[str, HealthSeverity]:
     return {complaint.subject: complaint.severity for complaint in look.complaints}
 
 
@@ -45,20 +47,20 @@ def test_the_disk_that_is_full_is_told(tmp_path: Path) -> None:
     with disk_in_memory(tmp_path / "disk", 4 << 20) as disk:
         assert judged(disk.path) == {}
         disk.fill()
-        assert judged(disk.path) == {"space": Severity.COMMENT}
+        assert judged(disk.path) == {"space": HealthSeverity.COMMENT}
 
 
 @needs_root
 def test_the_disk_that_nears_its_end_is_told(tmp_path: Path) -> None:
     with disk_in_memory(tmp_path / "disk", 4 << 20) as disk:
-        assert judged(disk.path, DiskSettings(min_free_bytes=5 << 20)) == {"space": Severity.COMMENT}
+        assert judged(disk.path, DiskSettings(min_free_bytes=5 << 20)) == {"space": HealthSeverity.COMMENT}
 
 
 @needs_root
 def test_the_disk_that_takes_no_writes_is_to_be_drained(tmp_path: Path) -> None:
     with disk_in_memory(tmp_path / "disk", 4 << 20) as disk:
         disk.refuse_writes()
-        assert judged(disk.path) == {"read-only": Severity.DRAIN}
+        assert judged(disk.path) == {"read-only": HealthSeverity.DRAIN}
 
 
 @needs_root
@@ -70,7 +72,7 @@ def test_the_disk_that_fails_is_to_be_drained(tmp_path: Path) -> None:
         subprocess.run(["umount", disk.path], check=True)
         subprocess.run(["mount", "-o", "loop,errors=continue", str(disk.image), disk.path], check=True)
         disk.fail()
-        assert judged(disk.path / "store") == {"error": Severity.DRAIN}
+        assert judged(disk.path / "store") == {"error": HealthSeverity.DRAIN}
 
 
 @needs_root
@@ -80,11 +82,11 @@ def test_the_disk_whose_writes_get_lost_is_told_though_it_has_room(tmp_path: Pat
         disk.fail()
         look = judge_disk(read_disk(disk.path, SystemClock()), "/ssd", SETTINGS, was_there=True)
         (told_,) = look.complaints
-        assert told_.severity in {Severity.COMMENT, Severity.DRAIN}
+        assert told_.severity in {HealthSeverity.COMMENT, HealthSeverity.DRAIN}
 
 
 def test_a_folder_that_was_there_and_is_gone_is_told_and_one_that_never_was_is_not(tmp_path: Path) -> None:
-    assert judged(tmp_path / "store") == {"gone": Severity.DRAIN}
+    assert judged(tmp_path / "store") == {"gone": HealthSeverity.DRAIN}
     assert judged(tmp_path / "store", was_there=False) == {}
 
 
@@ -92,18 +94,21 @@ def test_a_folder_that_was_there_and_is_gone_is_told_and_one_that_never_was_is_n
     ("reading", "found"),
     [
         (DiskReading(free_bytes=1 << 30, probe_s=0.1), {}),
-        (DiskReading(free_bytes=1 << 30, probe_s=3.0), {"slow": Severity.OBSERVE}),
-        (DiskReading(free_bytes=1 << 30, probe_s=5.0), {"slow": Severity.COMMENT}),
-        (DiskReading(free_bytes=1 << 30, probe_s=0.1, differs=True), {"differs": Severity.DRAIN}),
-        (DiskReading(free_bytes=1 << 30, error=errno.EIO), {"error": Severity.DRAIN}),
-        (DiskReading(free_bytes=1 << 30, error=errno.EROFS), {"read-only": Severity.DRAIN}),
-        (DiskReading(free_bytes=1 << 30, error=errno.EDQUOT), {"space": Severity.COMMENT}),
-        (DiskReading(free_bytes=1 << 30, files_free=0), {"space": Severity.COMMENT}),
-        (DiskReading(error=errno.ENXIO), {"error": Severity.DRAIN}),
-        (DiskReading(free_bytes=0, read_only=True), {"read-only": Severity.DRAIN, "space": Severity.COMMENT}),
+        (DiskReading(free_bytes=1 << 30, probe_s=3.0), {"slow": HealthSeverity.OBSERVE}),
+        (DiskReading(free_bytes=1 << 30, probe_s=5.0), {"slow": HealthSeverity.COMMENT}),
+        (DiskReading(free_bytes=1 << 30, probe_s=0.1, differs=True), {"differs": HealthSeverity.DRAIN}),
+        (DiskReading(free_bytes=1 << 30, error=errno.EIO), {"error": HealthSeverity.DRAIN}),
+        (DiskReading(free_bytes=1 << 30, error=errno.EROFS), {"read-only": HealthSeverity.DRAIN}),
+        (DiskReading(free_bytes=1 << 30, error=errno.EDQUOT), {"space": HealthSeverity.COMMENT}),
+        (DiskReading(free_bytes=1 << 30, files_free=0), {"space": HealthSeverity.COMMENT}),
+        (DiskReading(error=errno.ENXIO), {"error": HealthSeverity.DRAIN}),
+        (
+            DiskReading(free_bytes=0, read_only=True),
+            {"read-only": HealthSeverity.DRAIN, "space": HealthSeverity.COMMENT},
+        ),
     ],
 )
-def test_what_a_reading_asks_for(reading: DiskReading, found: dict[str, Severity]) -> None:
+def test_what_a_reading_asks_for(reading: DiskReading, found: dict[str, HealthSeverity]) -> None:
     look = judge_disk(reading, "/ssd", SETTINGS, was_there=True)
     assert told(look) == found
     assert look.unknown == ""
@@ -127,7 +132,7 @@ def frozen(folder: Path) -> Iterator[None]:
 @needs_root
 def test_a_disk_that_really_hangs_is_to_be_drained_after_minutes_and_not_before(tmp_path: Path) -> None:
     with disk_on_loop(tmp_path / "disk", 8 << 20) as disk:
-        check = DiskCheck(disk.path, SETTINGS, SystemClock(), Seen())
+        check = DiskCheck(disk.path, SETTINGS, SystemClock(), HighWaterMarks())
         assert told(check.hung(500.0)) == {}  # no look has begun
         threads: list[int] = []
         seen: list[Look] = []
@@ -142,9 +147,9 @@ def test_a_disk_that_really_hangs_is_to_be_drained_after_minutes_and_not_before(
             deadline = time.monotonic() + LIMIT_S
             while not (threads and state_of(threads[0]) == "D") and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert told(check.hung(15.0)) == {"slow": Severity.COMMENT}
-            assert told(check.hung(179.0)) == {"slow": Severity.COMMENT}
-            assert told(check.hung(200.0)) == {"hangs": Severity.DRAIN}
+            assert told(check.hung(15.0)) == {"slow": HealthSeverity.COMMENT}
+            assert told(check.hung(179.0)) == {"slow": HealthSeverity.COMMENT}
+            assert told(check.hung(200.0)) == {"hangs": HealthSeverity.DRAIN}
         thread.join(LIMIT_S)
         assert [told(look) for look in seen] == [{}]
         late = check.hung(500.0)  # its thread is gone: nothing can be told
@@ -154,22 +159,24 @@ def test_a_disk_that_really_hangs_is_to_be_drained_after_minutes_and_not_before(
 @pytest.mark.parametrize(
     ("hang", "shared", "found"),
     [
-        (Hang(age_s=600.0, state="D", goes_on=False), False, {"hangs": Severity.DRAIN}),
-        (Hang(age_s=600.0, state="S", goes_on=False), False, {"hangs": Severity.DRAIN}),
-        (Hang(age_s=600.0, state="D", goes_on=False), True, {"hangs": Severity.COMMENT}),
+        (Hang(age_s=600.0, state="D", goes_on=False), False, {"hangs": HealthSeverity.DRAIN}),
+        (Hang(age_s=600.0, state="S", goes_on=False), False, {"hangs": HealthSeverity.DRAIN}),
+        (Hang(age_s=600.0, state="D", goes_on=False), True, {"hangs": HealthSeverity.COMMENT}),
         # Whether its disk serves others cannot be told.
-        (Hang(age_s=600.0, state="D"), False, {"hangs": Severity.COMMENT}),
+        (Hang(age_s=600.0, state="D"), False, {"hangs": HealthSeverity.COMMENT}),
         # Slow by all that others write: however long it takes.
-        (Hang(age_s=600.0, state="D", goes_on=True), False, {"slow": Severity.COMMENT}),
-        (Hang(age_s=100.0, state="D", goes_on=False), False, {"slow": Severity.COMMENT}),
+        (Hang(age_s=600.0, state="D", goes_on=True), False, {"slow": HealthSeverity.COMMENT}),
+        (Hang(age_s=100.0, state="D", goes_on=False), False, {"slow": HealthSeverity.COMMENT}),
         # We are the ones who do not get on.
-        (Hang(age_s=600.0, state="D", starved_s=450.0), False, {"slow": Severity.COMMENT}),
+        (Hang(age_s=600.0, state="D", starved_s=450.0), False, {"slow": HealthSeverity.COMMENT}),
         (Hang(age_s=600.0, state="R"), False, {}),
         (Hang(age_s=600.0, state="T"), False, {}),
         (Hang(age_s=600.0, state=""), False, {}),
     ],
 )
-def test_what_a_look_that_does_not_end_asks_for(hang: Hang, shared: bool, found: dict[str, Severity]) -> None:
+def test_what_a_look_that_does_not_end_asks_for(
+    hang: Hang, shared: bool, found: dict[str, HealthSeverity]
+) -> None:
     look = judge_hang(hang, "/ssd", SETTINGS, shared=shared)
     assert told(look) == found
     assert "/ssd" in look.unknown  # whatever else was wrong with it stays told

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.clock import ManualClock, SystemClock
-from deeplink.scheduler.health.gpu import Gpu, GpuReading, judge_gpus
+from deeplink.scheduler.health.gpu import GpuReading, GpuSample, judge_gpus
 from deeplink.scheduler.health.gpucheck import GpuCheck, GpuTools, tools_here
 from deeplink.scheduler.health.gpureading import parse_csv, parse_dcgm, parse_lost, parse_nvlink, parse_nvml
 from deeplink.scheduler.health.kernellog import KernelLog
 from deeplink.scheduler.health.look import Look
-from deeplink.scheduler.health.seen import Seen
+from deeplink.scheduler.health.seen import HighWaterMarks
 from deeplink.scheduler.health.settings import GpuSettings
 from deeplink.scheduler.health.xid import XidCheck
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 
 SMI = """#!/bin/sh
 # SYNTHETIC nvidia-smi: answers from files beside it, one per query; a query without a file is refused.
@@ -64,7 +64,7 @@ class Node:
         self.check = GpuCheck(
             GpuSettings(deadline_s=deadline_s),
             SystemClock(),
-            Seen(root / "seen.json"),
+            HighWaterMarks(root / "seen.json"),
             tools_here(os.environ["PATH"]),
         )
 
@@ -75,15 +75,15 @@ class Node:
     def answer(self, name: str, text: str) -> None:
         (self.tools / name).write_text(text)
 
-    def look(self) -> dict[str, Severity]:
+    def look(self) -> dict[str, HealthSeverity]:
         return told(self.check.look())
 
 
-def told(look: Look) -> dict[str, Severity]:
+def told(look: Look) -> dict[str, HealthSeverity]:
     return {complaint.subject: complaint.severity for complaint in look.complaints}
 
 
-OLD = {"GPU-b ecc": Severity.COMMENT}
+OLD = {"GPU-b ecc": HealthSeverity.COMMENT}
 """The second GPU had errors before we looked: they are no news."""
 
 
@@ -104,19 +104,19 @@ def test_a_gpu_fewer_than_before_has_fallen_off_the_bus_also_for_an_agent_starte
     node.answer("memory", "GPU-b, 1, 2, No\n")
     node.answer("throttle", f"GPU-b, 1, {CALM}\n")
     node.answer("remapped", "GPU-b, 0, 0\n")
-    assert node.look() == {"GPU-a gone": Severity.DRAIN, **OLD}
-    node.check.seen = Seen(tmp_path / "seen.json")
+    assert node.look() == {"GPU-a gone": HealthSeverity.DRAIN, **OLD}
+    node.check.seen = HighWaterMarks(tmp_path / "seen.json")
     assert "GPU-a gone" in node.look()
     node.answer("memory", "No devices were found\n")
     (tmp_path / "bin" / "throttle").unlink()
     node.answer("remapped", "")
-    assert node.look() == {"GPU-a gone": Severity.DRAIN, "GPU-b gone": Severity.DRAIN}
+    assert node.look() == {"GPU-a gone": HealthSeverity.DRAIN, "GPU-b gone": HealthSeverity.DRAIN}
 
 
 def test_a_gpu_that_cannot_be_reached_is_lost(node: Node) -> None:
     said = "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system to recover"
     node.answer("memory", f"{said}\nGPU-b, 1, 2, No\n")
-    assert node.look()["lost"] is Severity.DRAIN
+    assert node.look()["lost"] is HealthSeverity.DRAIN
 
 
 def test_what_its_memory_says(node: Node) -> None:
@@ -124,10 +124,10 @@ def test_what_its_memory_says(node: Node) -> None:
     node.answer("memory", "GPU-a, 0, 3, Yes\nGPU-b, 1, 2, No\n")
     node.answer("remapped", "GPU-a, 0, 0\nGPU-b, 1, 1\n")
     assert node.look() == {
-        "GPU-a ecc": Severity.DRAIN,
-        "GPU-a reset": Severity.COMMENT,
-        "GPU-b remap": Severity.DRAIN,
-        "GPU-b reset": Severity.COMMENT,
+        "GPU-a ecc": HealthSeverity.DRAIN,
+        "GPU-a reset": HealthSeverity.COMMENT,
+        "GPU-b remap": HealthSeverity.DRAIN,
+        "GPU-b reset": HealthSeverity.COMMENT,
         **OLD,
     }
 
@@ -136,20 +136,20 @@ def test_errors_of_before_are_not_new_though_the_first_look_did_not_see_them(nod
     node.answer("memory", "GPU-a, 0, [N/A], No\nGPU-b, 1, 2, No\n")
     assert node.look() == OLD
     node.answer("memory", "GPU-a, 0, 4, No\nGPU-b, 1, 2, No\n")
-    assert node.look() == {"GPU-a ecc": Severity.COMMENT, **OLD}
+    assert node.look() == {"GPU-a ecc": HealthSeverity.COMMENT, **OLD}
     node.answer("memory", "GPU-a, 0, 0, No\nGPU-b, 1, 2, No\n")  # the driver was loaded anew
     assert node.look() == OLD
     node.answer("memory", "GPU-a, 0, 3, No\nGPU-b, 1, 2, No\n")
-    assert node.look() == {"GPU-a ecc": Severity.DRAIN, **OLD}
+    assert node.look() == {"GPU-a ecc": HealthSeverity.DRAIN, **OLD}
 
 
 def test_lower_clocks_by_older_and_newer_names(node: Node) -> None:
     node.answer("throttle", f"GPU-a, 0, Not Active, Not Active, Not Active, Active\nGPU-b, 1, {CALM}\n")
-    assert node.look() == {"GPU-a clocks": Severity.OBSERVE, **OLD}
+    assert node.look() == {"GPU-a clocks": HealthSeverity.OBSERVE, **OLD}
     (node.tools / "throttle").unlink()
     node.check._left_out.clear()
     node.answer("event", "GPU-a, 0, Active, Not Active, Active, Not Active\n")
-    assert node.look() == {"GPU-a clocks": Severity.COMMENT, **OLD}
+    assert node.look() == {"GPU-a clocks": HealthSeverity.COMMENT, **OLD}
     (node.tools / "asked").unlink()
     node.look()
     assert "throttle_reasons" not in (node.tools / "asked").read_text(), "what is refused is not asked again"
@@ -158,9 +158,9 @@ def test_lower_clocks_by_older_and_newer_names(node: Node) -> None:
 def test_errors_of_nvlink_are_told_while_they_rise(node: Node) -> None:
     assert node.look() == OLD
     node.answer("nvlink", NVLINK.format(5))
-    assert node.look() == {"GPU-a nvlink 0": Severity.OBSERVE, **OLD}
+    assert node.look() == {"GPU-a nvlink 0": HealthSeverity.OBSERVE, **OLD}
     node.answer("nvlink", NVLINK.format(500))
-    assert node.look() == {"GPU-a nvlink 0": Severity.COMMENT, **OLD}
+    assert node.look() == {"GPU-a nvlink 0": HealthSeverity.COMMENT, **OLD}
     assert node.look() == OLD
 
 
@@ -190,7 +190,7 @@ def test_xids_of_the_kernels_log_are_told_for_an_hour(tmp_path: Path) -> None:
     )
     check = XidCheck(clock, KernelLog(kmsg))
     found = check.look()
-    assert told(found) == {"xid 79 0000:3b:00": Severity.DRAIN, "xid 13 0000:5e:00": Severity.OBSERVE}
+    assert told(found) == {"xid 79 0000:3b:00": HealthSeverity.DRAIN, "xid 13 0000:5e:00": HealthSeverity.OBSERVE}
     assert all(complaint.certain for complaint in found.complaints)
     clock.sleep(3000)
     assert told(check.look()) == told(found)
@@ -204,7 +204,7 @@ def test_dcgm_says_what_it_says(node: Node, monkeypatch: pytest.MonkeyPatch) -> 
     answer = json.dumps({"body": {"Overall Health": {"value": "Failure"}}, "header": ["Health Monitor Report"]})
     node.program("dcgmi", f"#!/bin/sh\necho '{answer}'\n")
     node.check.tools = tools_here(os.environ["PATH"])
-    assert node.look() == {"dcgm": Severity.COMMENT, **OLD}
+    assert node.look() == {"dcgm": HealthSeverity.COMMENT, **OLD}
     node.program("dcgmi", "#!/bin/sh\necho 'Error: unable to connect to host engine'; exit 1\n")
     assert node.look() == OLD
 
@@ -243,7 +243,7 @@ def nvml_check(root: Path, monkeypatch: pytest.MonkeyPatch, **facts: object) -> 
     (folder / "pynvml.py").write_text(FAKE_NVML)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("NVML_FACTS", json.dumps(facts))
-    return GpuCheck(GpuSettings(), SystemClock(), Seen(root / "seen.json"), GpuTools(nvml=True))
+    return GpuCheck(GpuSettings(), SystemClock(), HighWaterMarks(root / "seen.json"), GpuTools(nvml=True))
 
 
 def test_nvml_is_asked_by_a_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,12 +251,12 @@ def test_nvml_is_asked_by_a_program_of_its_own(tmp_path: Path, monkeypatch: pyte
     assert check.look() == Look()
     sick = nvml_check(tmp_path, monkeypatch, ecc=1, pending=1, failed=1, reasons=0x44, lost=1)
     assert told(sick.look()) == {
-        "GPU-a ecc": Severity.COMMENT,
-        "GPU-a reset": Severity.COMMENT,
-        "GPU-a remap": Severity.DRAIN,
-        "GPU-a clocks": Severity.COMMENT,
-        "GPU-b gone": Severity.DRAIN,
-        "lost": Severity.DRAIN,
+        "GPU-a ecc": HealthSeverity.COMMENT,
+        "GPU-a reset": HealthSeverity.COMMENT,
+        "GPU-a remap": HealthSeverity.DRAIN,
+        "GPU-a clocks": HealthSeverity.COMMENT,
+        "GPU-b gone": HealthSeverity.DRAIN,
+        "lost": HealthSeverity.DRAIN,
     }
 
 
@@ -274,7 +274,7 @@ def test_a_gpu_that_a_job_may_not_ask_is_not_lost(
     node.answer("memory", "GPU-b, 1, 2, No\n")
     node.answer("throttle", f"GPU-b, 1, {CALM}\n")
     node.answer("remapped", "GPU-b, 0, 0\n")
-    assert node.look() == {"GPU-a gone": Severity.DRAIN, **OLD}
+    assert node.look() == {"GPU-a gone": HealthSeverity.DRAIN, **OLD}
 
 
 def test_nvml_without_a_driver_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,4 +320,4 @@ def test_no_json_is_more_than_unknown(value: object) -> None:
 
 def test_an_unknown_reading_is_never_bad() -> None:
     assert list(judge_gpus(GpuReading((), ("x",), "dark"), {"GPU-a": 0}, {}, {})) == []
-    assert Gpu(uuid="GPU-a").name == "GPU-a"
+    assert GpuSample(uuid="GPU-a").name == "GPU-a"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.health.hysteresis import CheckState, Moment, findings, folded
+from deeplink.scheduler.health.hysteresis import CheckState, LookTime, findings, folded
 from deeplink.scheduler.health.kernellog import KernelLog
 from deeplink.scheduler.health.memory import MemoryCheck, MemoryPaths, MemoryReading, judge_memory, read_memory
 from deeplink.scheduler.health.settings import MemorySettings
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 from tests.waiting import LIMIT_S
 
 SETTINGS = MemorySettings()
@@ -55,7 +55,7 @@ def test_a_process_that_is_really_killed_for_memory_is_told_for_a_while() -> Non
             eater.communicate(b"\n", timeout=LIMIT_S)
         assert eater.returncode == -9
         (told,) = [one for one in check.look().complaints if one.subject == "oom node"]
-        assert told.severity is Severity.OBSERVE
+        assert told.severity is HealthSeverity.OBSERVE
         assert "killed for want of memory" in told.problem
         assert told.at_unix == clock.unix()
         # The kernel's log has the numbers of the first pid namespace (its inode: linux/proc_ns.h).
@@ -97,7 +97,7 @@ def test_a_finding_of_kills_is_since_the_last_one_and_names_whom(tmp_path: Path)
     check = MemoryCheck(SETTINGS, clock, paths, KernelLog(kmsg))
 
     def found(state: CheckState) -> tuple[CheckState, list[tuple[str, float]]]:
-        state = folded(state, check.look(), SETTINGS.rule, Moment(clock.unix(), clock.monotonic()))
+        state = folded(state, check.look(), SETTINGS.rule, LookTime(clock.unix(), clock.monotonic()))
         return state, [(one.problem, one.since_unix) for one in findings("memory", state, SETTINGS.rule).values()]
 
     state, told = found(CheckState())
@@ -122,8 +122,8 @@ def test_a_finding_of_kills_is_since_the_last_one_and_names_whom(tmp_path: Path)
 def test_what_is_available_and_what_controllers_count(tmp_path: Path) -> None:
     reading = read_memory(lay_out(tmp_path, available=999, errors=2))
     assert {one.subject: one.severity for one in judge_memory(reading, SETTINGS)} == {
-        "available": Severity.COMMENT,
-        "mc0 errors": Severity.DRAIN,
+        "available": HealthSeverity.COMMENT,
+        "mc0 errors": HealthSeverity.DRAIN,
     }
     assert not list(judge_memory(read_memory(lay_out(tmp_path, available=1000)), SETTINGS))
     assert not list(judge_memory(MemoryReading(), SETTINGS))

@@ -14,9 +14,9 @@ import pytest
 from deeplink.clock import ManualClock
 from deeplink.scheduler.health.look import Look
 from deeplink.scheduler.health.network import NetworkCheck, read_interfaces
-from deeplink.scheduler.health.seen import Seen
+from deeplink.scheduler.health.seen import HighWaterMarks
 from deeplink.scheduler.health.settings import NetworkSettings
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 from tests.waiting import LIMIT_S, until
 
 IN_NAMESPACE = """
@@ -115,13 +115,13 @@ class Node:
         self.check = NetworkCheck(
             NetworkSettings(**settings),  # type: ignore[arg-type]
             self.clock,
-            Seen(root / "seen.json"),
+            HighWaterMarks(root / "seen.json"),
             self.net,
             self.infiniband,
             root / "route",
         )
 
-    def look(self) -> dict[str, Severity]:
+    def look(self) -> dict[str, HealthSeverity]:
         self.clock.sleep(15)
         look: Look = self.check.look()
         return {one.subject: one.severity for one in look.complaints}
@@ -132,7 +132,7 @@ def test_a_link_that_is_slower_than_it_was_is_told(tmp_path: Path) -> None:
     lay_out(node.net, "eth0")
     assert node.look() == {}
     lay_out(node.net, "eth0", speed=10_000)
-    assert node.look() == {"eth0 speed": Severity.COMMENT}
+    assert node.look() == {"eth0 speed": HealthSeverity.COMMENT}
 
 
 def test_what_was_up_is_missed_also_by_an_agent_that_is_started_anew(tmp_path: Path) -> None:
@@ -140,14 +140,14 @@ def test_what_was_up_is_missed_also_by_an_agent_that_is_started_anew(tmp_path: P
     lay_out(first.net, "eth0")
     first.look()
     lay_out(first.net, "eth0", operstate="down", speed=-1)
-    assert Node(tmp_path).look() == {"eth0": Severity.DRAIN}
+    assert Node(tmp_path).look() == {"eth0": HealthSeverity.DRAIN}
 
 
 def test_a_link_that_never_was_up_is_nobodys(tmp_path: Path) -> None:
     node = Node(tmp_path)
     lay_out(node.net, "eth1", operstate="down", speed=-1)
     assert node.look() == {}
-    assert Node(tmp_path, interfaces=("eth1",)).look() == {"eth1": Severity.DRAIN}
+    assert Node(tmp_path, interfaces=("eth1",)).look() == {"eth1": HealthSeverity.DRAIN}
 
 
 def test_a_link_that_goes_up_and_down_is_told_for_a_while(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_link_that_goes_up_and_down_is_told_for_a_while(tmp_path: Path) -> Non
     lay_out(node.net, "eth0")
     node.look()
     lay_out(node.net, "eth0", carrier_changes=5)
-    assert node.look() == {"eth0 flaps": Severity.OBSERVE}
-    assert node.look() == {"eth0 flaps": Severity.OBSERVE}
+    assert node.look() == {"eth0 flaps": HealthSeverity.OBSERVE}
+    assert node.look() == {"eth0 flaps": HealthSeverity.OBSERVE}
     node.clock.sleep(600)
     assert node.look() == {}
 
@@ -168,9 +168,9 @@ def test_errors_are_told_while_they_rise(tmp_path: Path) -> None:
     lay_out(node.net, "eth0", rx_errors=5_000_009)
     assert node.look() == {}
     lay_out(node.net, "eth0", rx_errors=5_000_100)
-    assert node.look() == {"eth0 errors": Severity.OBSERVE}
+    assert node.look() == {"eth0 errors": HealthSeverity.OBSERVE}
     lay_out(node.net, "eth0", rx_errors=6_000_000)
-    assert node.look() == {"eth0 errors": Severity.COMMENT}
+    assert node.look() == {"eth0 errors": HealthSeverity.COMMENT}
     assert node.look() == {}
 
 
@@ -183,13 +183,13 @@ def test_ports_of_infiniband(tmp_path: Path) -> None:
     lay_out_port(node.infiniband, "mlx5_9/1", state="1: DOWN")
     lay_out_port(node.infiniband, "mlx5_0/1", symbol_error=300, link_downed=1, rate="200 Gb/sec (4X HDR)")
     assert node.look() == {
-        "mlx5_0/1 rate": Severity.COMMENT,
-        "mlx5_0/1 symbol_error": Severity.OBSERVE,
-        "mlx5_0/1 link_downed": Severity.COMMENT,
+        "mlx5_0/1 rate": HealthSeverity.COMMENT,
+        "mlx5_0/1 symbol_error": HealthSeverity.OBSERVE,
+        "mlx5_0/1 link_downed": HealthSeverity.COMMENT,
     }
     lay_out_port(node.infiniband, "mlx5_0/1", state="1: DOWN", phys_state="3: Disabled")
     node.clock.sleep(600)
-    assert node.look() == {"mlx5_0/1": Severity.DRAIN}
+    assert node.look() == {"mlx5_0/1": HealthSeverity.DRAIN}
 
 
 def test_links_that_cannot_be_looked_at_are_unknown_and_not_gone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deeplink.clock import ManualClock
 from deeplink.scheduler.health.processes import ProcessCheck, Still, judge_processes, parse_stat, read_still
 from deeplink.scheduler.health.settings import ProcessSettings
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 from tests.waiting import LIMIT_S
 
 SETTINGS = ProcessSettings(zombie_s=600, stuck_s=120)
@@ -94,10 +94,10 @@ def test_a_process_that_is_uninterruptible_again_and_again_is_not_stuck() -> Non
 def test_many_zombies_are_a_comment() -> None:
     dead = [(Still(n, 1, "sh", "Z"), 700.0) for n in range(100)]
     (complaint,) = judge_processes(dead, SETTINGS)
-    assert complaint.severity is Severity.COMMENT
+    assert complaint.severity is HealthSeverity.COMMENT
     assert complaint.problem == "100 processes dead and not waited for: sh (0), sh (1), sh (2) and 97 more"
     (complaint,) = judge_processes(dead[:1], SETTINGS)
-    assert complaint.severity is Severity.OBSERVE
+    assert complaint.severity is HealthSeverity.OBSERVE
 
 
 def test_a_folder_of_processes_that_come_and_go_is_read() -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.health.restart import STABLE_S, Restarts, Step, next_step
+from deeplink.scheduler.health.restart import STABLE_S, Restarts, RestartStep, next_step
 
 
-def steps(*looks: tuple[float, bool], most: int = 3) -> list[Step]:
+def steps(*looks: tuple[float, bool], most: int = 3) -> list[RestartStep]:
     before, found = Restarts(), []
     for now, alive in looks:
         step, before = next_step(before, alive=alive, now=now, most=most)
@@ -15,22 +15,22 @@ def steps(*looks: tuple[float, bool], most: int = 3) -> list[Step]:
 
 
 def test_it_is_started_anew_at_the_second_look_that_misses_it() -> None:
-    assert steps((0, True), (2, False), (4, False)) == [Step.NOTHING, Step.WAIT, Step.RESTART]
-    assert steps((0, True), (2, False), (4, True)) == [Step.NOTHING, Step.WAIT, Step.NOTHING]
+    assert steps((0, True), (2, False), (4, False)) == [RestartStep.NOTHING, RestartStep.WAIT, RestartStep.RESTART]
+    assert steps((0, True), (2, False), (4, True)) == [RestartStep.NOTHING, RestartStep.WAIT, RestartStep.NOTHING]
 
 
 def test_tries_have_pauses_and_end() -> None:
     looks = [(float(now), False) for now in range(0, 200, 2)]
     found = steps(*looks)
-    assert [looks[n][0] for n, step in enumerate(found) if step is Step.RESTART] == [2, 8, 38]
-    assert found[-1] is Step.GIVEN_UP
+    assert [looks[n][0] for n, step in enumerate(found) if step is RestartStep.RESTART] == [2, 8, 38]
+    assert found[-1] is RestartStep.GIVEN_UP
 
 
 def test_one_that_lives_on_may_die_as_often_again() -> None:
     long = [(float(now), True) for now in (100, 100 + STABLE_S)]
     dead = [(float(now), False) for now in range(1000, 1200, 2)]
     found = steps(*[(float(now), False) for now in range(0, 90, 2)], *long, *dead)
-    assert found.count(Step.RESTART) == 6
+    assert found.count(RestartStep.RESTART) == 6
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.booleans()), max_size=100), st.integers(1, 4))
@@ -42,11 +42,11 @@ def test_it_is_never_started_more_often_than_allowed_between_stable_lives(
         now += step_s
         step, before = next_step(before, alive=alive, now=now, most=most)
         if alive:
-            assert step is Step.NOTHING
+            assert step is RestartStep.NOTHING
             alive_since = now if alive_since is None else alive_since
             if now - alive_since >= STABLE_S:
                 tries = 0
         else:
             alive_since = None
-        tries += step is Step.RESTART
+        tries += step is RestartStep.RESTART
         assert tries <= most

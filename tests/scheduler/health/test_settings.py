@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deeplink.config import Config, ConfigError
 from deeplink.scheduler.health.settings import BUILT_IN, HealthSettings, load_settings, parse_settings
 from deeplink.scheduler.health.switch import Off, parse_switch, read_switch, switch_paths
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 
 PAGE = Path(__file__).parents[3] / "docs" / "health.md"
 
@@ -23,7 +23,11 @@ def test_a_file_says_what_it_says_and_leaves_the_rest(tmp_path: Path) -> None:
         '[mount]\nmost = "drain"\npaths = ["/home"]\n[disk]\nslow_s = 1\n[site.x]\ncommand = ["a", "b"]\n'
     )
     settings = load_settings(file)
-    assert (settings.mount.most, settings.mount.paths, settings.disk.slow_s) == (Severity.DRAIN, ("/home",), 1)
+    assert (settings.mount.most, settings.mount.paths, settings.disk.slow_s) == (
+        HealthSeverity.DRAIN,
+        ("/home",),
+        1,
+    )
     assert settings.site["x"].command == ("a", "b")
     assert settings.gpu == HealthSettings().gpu
     assert load_settings(None) == HealthSettings()
@@ -75,7 +79,7 @@ def test_no_table_is_more_than_refused(tables: dict[str, Any]) -> None:
 def test_the_example_of_the_page_is_one_that_is_read_and_shows_every_check_it_names() -> None:
     (example,) = [text for text in re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL) if "[disk]" in text]
     settings = parse_settings(tomllib.loads(example), "docs/health.md")
-    assert settings.site["burn"].most is Severity.COMMENT
+    assert settings.site["burn"].most is HealthSeverity.COMMENT
     rows = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
     assert rows == set(BUILT_IN)
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.clock import SystemClock
-from deeplink.scheduler.health.child import Answer
+from deeplink.scheduler.health.child import CommandResult
 from deeplink.scheduler.health.look import GOOD, Look
 from deeplink.scheduler.health.settings import SiteSettings
 from deeplink.scheduler.health.site import SiteCheck, judge_answer, site_checks
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 
 NHC = "ERROR:  nhc:  Health check failed:  check_fs_mount:  /scratch not mounted"
 
@@ -38,18 +38,18 @@ def look(path: Path, **settings: float) -> Look:
     ("lines", "severity", "problem"),
     [
         (["echo 'OK - all well | t=3s'"], None, ""),
-        (["echo 'WARNING - warm | t=81'", "exit 1"], Severity.COMMENT, "WARNING - warm"),
-        (["echo 'CRITICAL - hot'", "exit 2"], Severity.DRAIN, "CRITICAL - hot"),
-        (["exit 2"], Severity.DRAIN, "it exited 2 and said nothing"),
+        (["echo 'WARNING - warm | t=81'", "exit 1"], HealthSeverity.COMMENT, "WARNING - warm"),
+        (["echo 'CRITICAL - hot'", "exit 2"], HealthSeverity.DRAIN, "CRITICAL - hot"),
+        (["exit 2"], HealthSeverity.DRAIN, "it exited 2 and said nothing"),
         (
             ["echo checking", f"echo '{NHC}' >&2", "exit 1"],
-            Severity.DRAIN,
+            HealthSeverity.DRAIN,
             "ERROR: nhc: Health check failed: check_fs_mount: /scratch not mounted",
         ),
     ],
 )  # fmt: skip
 def test_a_program_is_believed_by_its_exit_code(
-    tmp_path: Path, lines: list[str], severity: Severity | None, problem: str
+    tmp_path: Path, lines: list[str], severity: HealthSeverity | None, problem: str
 ) -> None:
     found = look(program(tmp_path, "check", *lines))
     assert [(one.severity, one.problem) for one in found.complaints] == ([(severity, problem)] if severity else [])
@@ -100,7 +100,7 @@ def test_a_folders_executables_are_checks_and_the_settings_say_how(tmp_path: Pat
 
 @given(st.integers(-64, 255), st.text(max_size=200), st.text(max_size=200))
 def test_whatever_it_writes_only_its_end_decides(code: int, stdout: str, stderr: str) -> None:
-    found = judge_answer(Answer(code, stdout, stderr))
+    found = judge_answer(CommandResult(code, stdout, stderr))
     if code == 0:
         assert found == GOOD
     elif code in {1, 2}:

@@ -18,13 +18,13 @@ from deeplink.scheduler.health.settings import SlurmdSettings
 from deeplink.scheduler.health.slurmd import (
     KNOCK_S,
     STARTED_ANEW,
-    Life,
     SlurmdCheck,
+    SlurmdState,
     is_slurmd,
     knock,
     processes_of_slurmd,
 )
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 from tests.waiting import LIMIT_S
 
 NODE = f"test{os.getpid()}"
@@ -83,7 +83,7 @@ def test_one_that_dies_is_started_anew_at_the_second_look(slurmd: Path, closed_p
     assert here.look().complaints
     assert list(processes_of_slurmd(Path("/proc"), NODE)) == []
     (told,) = here.look().complaints
-    assert (told.severity, told.certain, told.problem) == (Severity.OBSERVE, True, STARTED_ANEW)
+    assert (told.severity, told.certain, told.problem) == (HealthSeverity.OBSERVE, True, STARTED_ANEW)
     assert len(list(processes_of_slurmd(Path("/proc"), NODE))) == 1
     assert here.look() == GOOD
     here.close()
@@ -115,11 +115,11 @@ def test_one_that_listens_lives_though_its_process_is_not_seen(closed_port: int,
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        assert knock(port) is Life.ALIVE
+        assert knock(port) is SlurmdState.ALIVE
         here = SlurmdCheck(SlurmdSettings(port=port), SystemClock(), NODE, proc=tmp_path)
         assert here.look() == GOOD
         assert here.expected
-    assert knock(closed_port) is Life.DEAD
+    assert knock(closed_port) is SlurmdState.DEAD
 
 
 def test_what_a_port_said_before_its_process_was_seen_counts_no_more(slurmd: Path) -> None:

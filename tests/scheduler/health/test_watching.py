@@ -12,29 +12,29 @@ import pytest
 
 from deeplink import metrics
 from deeplink.clock import SystemClock
-from deeplink.scheduler.health.check import Check, closed
+from deeplink.scheduler.health.check import HealthCheck, closed
 from deeplink.scheduler.health.look import GOOD, Complaint, Look, comment, drain
 from deeplink.scheduler.health.once import found_by, looked_at
-from deeplink.scheduler.health.settings import Timing
+from deeplink.scheduler.health.settings import CheckTiming
 from deeplink.scheduler.health.switch import Off, read_switch
 from deeplink.scheduler.health.watching import HealthWatch
-from deeplink.scheduler.watch.records import Severity
+from deeplink.scheduler.watch.records import HealthSeverity
 from tests.waiting import LIMIT_S, until
 
-QUICK = Timing(interval_s=0.02, deadline_s=0.2, bad=2, good=2)
+QUICK = CheckTiming(interval_s=0.02, deadline_s=0.2, bad=2, good=2)
 
 
 class Probe:
     """A check that says what it is told to."""
 
     def __init__(
-        self, name: str, look: Look = GOOD, timing: Timing = QUICK, hangs: Severity | None = None
+        self, name: str, look: Look = GOOD, timing: CheckTiming = QUICK, hangs: HealthSeverity | None = None
     ) -> None:
         self.says, self.looks, self.threads = look, 0, 0
         self.go = threading.Event()
         self.go.set()
         self.most_at_once = 0
-        self.check = Check(
+        self.check = HealthCheck(
             name=name,
             look=self.look,
             timing=timing,
@@ -62,7 +62,7 @@ def watching(*probes: Probe, switch: Callable[[], Off] = Off) -> Iterator[Health
         watch.stop()
 
 
-def severities(watch: HealthWatch) -> dict[str, Severity]:
+def severities(watch: HealthWatch) -> dict[str, HealthSeverity]:
     return {finding.check: finding.severity for finding in watch.findings()}
 
 
@@ -71,9 +71,9 @@ def test_findings_begin_and_end_and_what_ended_is_remembered() -> None:
     changes = []
     with watching(probe) as watch:
         watch.changed = lambda: changes.append(1)
-        until(lambda: severities(watch) == {"disk": Severity.DRAIN})
+        until(lambda: severities(watch) == {"disk": HealthSeverity.DRAIN})
         assert watch.news(0)[1] == []
-        gauge = metrics.HEALTH_FINDINGS.labels("disk", Severity.DRAIN)
+        gauge = metrics.HEALTH_FINDINGS.labels("disk", HealthSeverity.DRAIN)
         assert gauge._value.get() == 1
         probe.says = GOOD
         until(lambda: not watch.findings())
@@ -85,7 +85,7 @@ def test_findings_begin_and_end_and_what_ended_is_remembered() -> None:
 
 
 def test_none_is_told_as_lasting_and_as_over_at_once() -> None:
-    probe = Probe("disk", timing=Timing(interval_s=0.001, bad=1, good=1))
+    probe = Probe("disk", timing=CheckTiming(interval_s=0.001, bad=1, good=1))
     with watching(probe) as watch:
         for turn in range(40):
             probe.says = GOOD if turn % 2 else Look((drain("space", "full"),))
@@ -96,11 +96,11 @@ def test_none_is_told_as_lasting_and_as_over_at_once() -> None:
 
 
 def test_one_that_hangs_holds_up_no_other_is_told_and_found_again() -> None:
-    hung = Probe("mount", hangs=Severity.COMMENT)
+    hung = Probe("mount", hangs=HealthSeverity.COMMENT)
     hung.go.clear()
     fine = Probe("memory")
     with watching(hung, fine) as watch:
-        until(lambda: severities(watch).get("mount") is Severity.COMMENT)
+        until(lambda: severities(watch).get("mount") is HealthSeverity.COMMENT)
         before = fine.looks
         until(lambda: fine.looks > before + 3)
         assert hung.most_at_once == 1
@@ -112,15 +112,15 @@ def test_one_that_hangs_and_whose_hanging_says_nothing_is_unknown() -> None:
     hung = Probe("gpu")
     hung.go.clear()
     with watching(hung) as watch:
-        until(lambda: severities(watch) == {"gpu": Severity.UNKNOWN})
+        until(lambda: severities(watch) == {"gpu": HealthSeverity.UNKNOWN})
 
 
 def test_one_that_fails_itself_is_unknown() -> None:
     broken = Probe("site")
-    check = Check(name="site", look=lambda: 1 / 0, timing=QUICK)  # type: ignore[arg-type, return-value]
+    check = HealthCheck(name="site", look=lambda: 1 / 0, timing=QUICK)  # type: ignore[arg-type, return-value]
     broken.check = check
     with watching(broken) as watch:
-        until(lambda: severities(watch) == {"site": Severity.UNKNOWN})
+        until(lambda: severities(watch) == {"site": HealthSeverity.UNKNOWN})
         assert "ZeroDivisionError" in watch.findings()[0].problem
 
 
@@ -152,8 +152,8 @@ def test_a_switch_that_is_set_at_the_start_lets_no_look_begin(tmp_path: Path) ->
 
 
 def test_absent_and_turned_off_checks_are_left_out() -> None:
-    absent = Check(name="gpu", look=lambda: GOOD, timing=QUICK, absent="no GPU")
-    off = Check(name="disk", look=lambda: GOOD, timing=Timing(off=True))
+    absent = HealthCheck(name="gpu", look=lambda: GOOD, timing=QUICK, absent="no GPU")
+    off = HealthCheck(name="disk", look=lambda: GOOD, timing=CheckTiming(off=True))
     assert HealthWatch([absent, off], clock=SystemClock()).checks == {}
 
 
@@ -163,7 +163,7 @@ def test_the_gravest_come_first_and_not_all_of_many() -> None:
     with watching(probe) as watch:
         until(lambda: len(watch.news(0)[0]) == 31)
         findings = watch.findings()
-    assert findings[0].severity is Severity.DRAIN
+    assert findings[0].severity is HealthSeverity.DRAIN
     assert len(findings) == 16
 
 
@@ -173,8 +173,8 @@ def test_stopping_waits_once_for_all_that_cannot_be_ended() -> None:
     def wait() -> None:
         freed.wait(LIMIT_S)
 
-    stuck = [Check(name=f"c{n}", look=lambda: GOOD, timing=QUICK, close=wait) for n in range(8)]
-    last = Check(name="last", look=lambda: GOOD, timing=QUICK, close=tidied.set)
+    stuck = [HealthCheck(name=f"c{n}", look=lambda: GOOD, timing=QUICK, close=wait) for n in range(8)]
+    last = HealthCheck(name="last", look=lambda: GOOD, timing=QUICK, close=tidied.set)
     watch = HealthWatch([*stuck, last], clock=SystemClock())
     watch.start()
     try:
@@ -188,7 +188,7 @@ def test_stopping_waits_once_for_all_that_cannot_be_ended() -> None:
 def test_checks_are_closed_also_where_no_thread_can_be_begun() -> None:
     tidied: list[str] = []
     checks = [
-        Check(name=name, look=lambda: GOOD, timing=QUICK, close=lambda name=name: tidied.append(name))  # type: ignore[misc]
+        HealthCheck(name=name, look=lambda: GOOD, timing=QUICK, close=lambda name=name: tidied.append(name))  # type: ignore[misc]
         for name in "ab"
     ]
     before = threading.stack_size(1 << 46)  # no machine has so much room for one
@@ -200,16 +200,16 @@ def test_checks_are_closed_also_where_no_thread_can_be_begun() -> None:
 
 
 def test_looking_once_ends_in_time_whatever_hangs() -> None:
-    hung = Probe("disk", hangs=Severity.DRAIN, timing=Timing(deadline_s=0.3))
+    hung = Probe("disk", hangs=HealthSeverity.DRAIN, timing=CheckTiming(deadline_s=0.3))
     hung.go.clear()
-    bad = Probe("gpu", Look((drain("x", "bad"),)), timing=Timing(most=Severity.COMMENT))
+    bad = Probe("gpu", Look((drain("x", "bad"),)), timing=CheckTiming(most=HealthSeverity.COMMENT))
     dark = Probe("site", Look((), "no answer"))
     looked = looked_at([hung.check, bad.check, dark.check], SystemClock(), 10.0)
     hung.go.set()
     found = found_by(looked, 5.0)
     assert [(one.check, one.severity) for one in found] == [
-        ("disk", Severity.DRAIN),
-        ("gpu", Severity.COMMENT),
-        ("site", Severity.UNKNOWN),
+        ("disk", HealthSeverity.DRAIN),
+        ("gpu", HealthSeverity.COMMENT),
+        ("site", HealthSeverity.UNKNOWN),
     ]
     assert {one.check.name: one.took_s is None for one in looked} == {"disk": True, "gpu": False, "site": False}

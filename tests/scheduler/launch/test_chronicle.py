@@ -19,7 +19,7 @@ from deeplink.scheduler.launch.chronicle import (
     MOST_INCIDENTS_AT_ONCE,
     MOST_POINTS,
     Chronicle,
-    Courier,
+    EventSink,
     to_journal,
     to_watchdog,
 )
@@ -80,7 +80,7 @@ def test_what_cannot_be_delivered_is_kept_for_the_next_time() -> None:
         seen.append(beat)
         delivered.set()
 
-    courier = Courier(deliver, "test")
+    courier = EventSink(deliver, "test")
     courier.give(BEAT, [point(1), point(2)], [incident(1)], now=True)
     assert delivered.wait(LIMIT_S)
     courier.give(BEAT, [point(3)], [], now=True)
@@ -113,7 +113,7 @@ def test_reports_that_come_in_during_a_delivery_are_delivered_though_older_ones_
         assert let_go.wait(LIMIT_S)
         seen.extend(one.step for one in beat.progress)
 
-    courier = Courier(deliver, "test")
+    courier = EventSink(deliver, "test")
     courier.give(BEAT, [point(step) for step in range(MOST_POINTS)], [], now=True)
     assert begun.wait(LIMIT_S)
     courier.give(BEAT, [point(MOST_POINTS)], [], now=True)
@@ -124,7 +124,7 @@ def test_reports_that_come_in_during_a_delivery_are_delivered_though_older_ones_
 
 def test_of_what_a_far_end_misses_the_newest_is_kept_and_told_in_parts() -> None:
     away = Away()
-    courier = Courier(away, "test")
+    courier = EventSink(away, "test")
     for number in range(2 * MOST_INCIDENTS):
         courier.give(BEAT, [], [incident(number)], now=True)
     assert away.asked.acquire(timeout=LIMIT_S)
@@ -145,7 +145,7 @@ def test_what_cannot_be_told_is_dropped_with_the_reason_and_the_beat_goes_on(
         seen.append(beat)
 
     seen, told = list[Beat](), threading.Semaphore(0)
-    courier = Courier(deliver, "test")
+    courier = EventSink(deliver, "test")
     courier.give(BEAT, [point(10)], [incident(1)], now=True)
     assert told.acquire(timeout=LIMIT_S)
     courier.give(BEAT, [point(3)], [], now=True)
@@ -163,7 +163,7 @@ def test_a_far_end_that_refuses_every_report_is_told_of_once(caplog: pytest.LogC
             raise OverflowError("int too big to convert")
 
     told = threading.Semaphore(0)
-    courier = Courier(deliver, "test")
+    courier = EventSink(deliver, "test")
     for step in range(8):
         courier.give(BEAT, [point(step)], [], now=True)
         assert told.acquire(timeout=LIMIT_S)
@@ -180,7 +180,7 @@ def test_a_far_end_that_hangs_holds_nobody_up() -> None:
         hung.set()
         end.wait(LIMIT_S)
 
-    courier = Courier(hang, "test")
+    courier = EventSink(hang, "test")
     courier.give(BEAT, [], [], now=True)
     assert hung.wait(LIMIT_S)
     for step in range(5_000):
@@ -191,7 +191,7 @@ def test_a_far_end_that_hangs_holds_nobody_up() -> None:
 
 
 def test_the_journal_of_a_job_holds_its_beats(tmp_path: Path) -> None:
-    courier = Courier(to_journal(tmp_path / "journal.sqlite", ManualClock()), "journal")
+    courier = EventSink(to_journal(tmp_path / "journal.sqlite", ManualClock()), "journal")
     courier.give(BEAT, [point(1), point(2)], [], now=True)
     courier.close()
     with Journal(tmp_path / "journal.sqlite", read_only=True) as journal:
@@ -241,7 +241,7 @@ def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path, caplog: pytest.Log
     with watching(told, token) as address:
         deliver = to_watchdog(Config(watch=address, watch_token_file=tmp_path / "token"))
         assert deliver is not None
-        courier = Courier(deliver, "beat")
+        courier = EventSink(deliver, "beat")
         courier.give(BEAT, [point(13)], [], now=True)
         assert told.refused.wait(LIMIT_S)
         courier.give(BEAT, [point(4)], [], now=True)
@@ -279,7 +279,7 @@ def test_a_beat_says_how_long_it_waited_for_the_one_before() -> None:
         begun.set()
         assert let_go.wait(LIMIT_S)
 
-    courier = Courier(deliver, "test", clock)
+    courier = EventSink(deliver, "test", clock)
     courier.give(BEAT, [], [], now=True)
     assert begun.wait(LIMIT_S)
     courier.give(BEAT, [], [], now=True)
@@ -297,7 +297,7 @@ def test_a_delivery_that_hangs_is_noticed(tmp_path: Path) -> None:
         hung.set()
         let_go.wait(LIMIT_S)
 
-    courier = Courier(hang, "test", clock)
+    courier = EventSink(hang, "test", clock)
     chronicle = Chronicle(tmp_path, clock, [courier])
     assert chronicle.stuck_s() == 0.0
     courier.give(BEAT, [], [], now=True)

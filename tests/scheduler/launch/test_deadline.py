@@ -14,7 +14,7 @@ from deeplink.scheduler.launch.deadline import (
     MOST_MARGIN_S,
     MOVED_S,
     Deadline,
-    Now,
+    DeadlineAction,
 )
 from deeplink.scheduler.watch.records import ProgressPoint
 from deeplink.types import Attempt
@@ -29,26 +29,26 @@ def saved(step: int, unix: float) -> dict[str, float]:
 
 
 def test_who_never_said_how_far_it_is_is_told_nothing() -> None:
-    assert Deadline().look(0.0) is Now.NOTHING
+    assert Deadline().look(0.0) is DeadlineAction.NOTHING
 
 
 def test_without_a_limit_there_is_nothing_to_do() -> None:
     deadline = Deadline()
     deadline.take([point(1, 0.0)])
-    assert deadline.look(None) is Now.NOTHING
+    assert deadline.look(None) is DeadlineAction.NOTHING
 
 
 def test_all_ranks_save_at_one_step_ahead_of_the_newest() -> None:
     deadline = Deadline()
     deadline.take([point(10, 100.0), point(30, 102.0)])
-    assert deadline.look(LEAST_MARGIN_S + 1.0) is Now.NOTHING
-    assert deadline.look(LEAST_MARGIN_S) is Now.SAVE
+    assert deadline.look(LEAST_MARGIN_S + 1.0) is DeadlineAction.NOTHING
+    assert deadline.look(LEAST_MARGIN_S) is DeadlineAction.SAVE
     assert deadline.told() == 30 + 1 + 10 * LEAD_S
-    assert deadline.look(LEAST_MARGIN_S - 1.0) is Now.NOTHING, "once an attempt"
+    assert deadline.look(LEAST_MARGIN_S - 1.0) is DeadlineAction.NOTHING, "once an attempt"
     deadline.take([point(62, 106.0, saved(60, 105.5))])
-    assert deadline.look(50.0) is Now.NOTHING, "an older checkpoint"
+    assert deadline.look(50.0) is DeadlineAction.NOTHING, "an older checkpoint"
     deadline.take([point(64, 107.0, saved(61, 106.5))])
-    assert deadline.look(50.0) is Now.END
+    assert deadline.look(50.0) is DeadlineAction.END
 
 
 def test_slow_steps_are_told_the_next_one() -> None:
@@ -61,8 +61,8 @@ def test_a_save_that_does_not_end_is_not_waited_for_beyond_the_end() -> None:
     deadline = Deadline()
     deadline.take([point(1, 0.0)])
     deadline.told()
-    assert deadline.look(END_S + 1.0) is Now.NOTHING
-    assert deadline.look(END_S - 1.0) is Now.END
+    assert deadline.look(END_S + 1.0) is DeadlineAction.NOTHING
+    assert deadline.look(END_S - 1.0) is DeadlineAction.END
 
 
 def test_the_margin_is_learned_from_how_long_saves_take() -> None:
@@ -79,11 +79,11 @@ def test_the_margin_is_learned_from_how_long_saves_take() -> None:
 def test_the_margin_can_be_said() -> None:
     deadline = Deadline(margin_s=5.0)
     deadline.take([point(1, 0.0)])
-    assert deadline.look(5.5) is Now.NOTHING
-    assert deadline.look(5.0) is Now.SAVE
+    assert deadline.look(5.5) is DeadlineAction.NOTHING
+    assert deadline.look(5.0) is DeadlineAction.SAVE
     deadline.told()
-    assert deadline.look(3.0) is Now.NOTHING, "half of it is for the save"
-    assert deadline.look(2.0) is Now.END
+    assert deadline.look(3.0) is DeadlineAction.NOTHING, "half of it is for the save"
+    assert deadline.look(2.0) is DeadlineAction.END
 
 
 def test_other_ranks_say_nothing_about_saves() -> None:
@@ -108,15 +108,15 @@ def test_whatever_is_heard_the_margin_is_bounded_and_the_step_lies_ahead(
 def test_a_limit_that_is_over_still_asks_for_a_save(left_s: float) -> None:
     deadline = Deadline()
     deadline.take([point(1, 0.0)])
-    assert deadline.look(left_s) is Now.SAVE
+    assert deadline.look(left_s) is DeadlineAction.SAVE
 
 
 def test_what_was_told_for_one_limit_does_not_count_for_a_later_one() -> None:
     deadline = Deadline()
     deadline.take([point(1, 0.0)])
-    assert deadline.look(40.0) is Now.SAVE
+    assert deadline.look(40.0) is DeadlineAction.SAVE
     wanted = deadline.told()
     deadline.take([point(9, 1.0, saved(wanted, 1.0))])
-    assert deadline.look(39.0 + MOVED_S) is Now.END, "so much Slurm's answers may be late"
-    assert deadline.look(3600.0) is Now.NOTHING
-    assert deadline.look(LEAST_MARGIN_S) is Now.SAVE
+    assert deadline.look(39.0 + MOVED_S) is DeadlineAction.END, "so much Slurm's answers may be late"
+    assert deadline.look(3600.0) is DeadlineAction.NOTHING
+    assert deadline.look(LEAST_MARGIN_S) is DeadlineAction.SAVE

@@ -12,27 +12,27 @@ import pytest
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.account import Account
-from deeplink.scheduler.launch.chronicle import Chronicle, Courier
+from deeplink.scheduler.launch.chronicle import Chronicle, EventSink
 from deeplink.scheduler.launch.ending import ORDER_S, Ending
-from deeplink.scheduler.launch.failure import Cause, Limits
-from deeplink.scheduler.launch.fleet import Fleet
+from deeplink.scheduler.launch.failure import Cause, RelaunchLimits
+from deeplink.scheduler.launch.fleet import AgentPool
 from deeplink.scheduler.launch.history import Log, file_of
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.slurm import ANSWER_S, LOOK_AGAIN_S, SlurmBackend
-from deeplink.scheduler.launch.verdict import Move, Verdict
+from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S, CommandError
-from deeplink.scheduler.watch.records import Action, Beat, Kind, Outcome
+from deeplink.scheduler.watch.records import Action, Beat, IncidentKind, IncidentOutcome
 from deeplink.types import NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
 from tests.waiting import until
 
 COMMAND = ("python", "train.py")
-FAILED = Verdict(
-    move=Move.FAILED,
+FAILED = AttemptVerdict(
+    move=NextMove.FAILED,
     because="exit code 5 again at step 12: the application",
     code=5,
-    kind=Kind.APPLICATION_FAILED,
+    kind=IncidentKind.APPLICATION_FAILED,
     cause=Cause.UNKNOWN,
 )
 
@@ -99,7 +99,9 @@ class Run:
     clock: ManualClock
     beats: list[Beat]
 
-    def ending(self, controller: Controller, *, hold: bool | None = None, limits: Limits | None = None) -> Ending:
+    def ending(
+        self, controller: Controller, *, hold: bool | None = None, limits: RelaunchLimits | None = None
+    ) -> Ending:
         nodes = (NodeName("n0"), NodeName("n1"))
         backend = SlurmBackend(
             17,
@@ -112,14 +114,16 @@ class Run:
             slurm=Slurm(controller),
             clock=self.clock,
         )
-        self.account = Account(backend, Fleet(NoAgents(), lambda _: "", self.clock), self.chronicle, self.clock)
+        self.account = Account(
+            backend, AgentPool(NoAgents(), lambda _: "", self.clock), self.chronicle, self.clock
+        )
         return Ending(
             backend,
             self.account,
             self.chronicle,
             clock=self.clock,
             hold=hold,
-            limits=limits or Limits(),
+            limits=limits or RelaunchLimits(),
             told_to_end=lambda: any(order[0] == "requeuehold" for order in controller.told),
         )
 
@@ -131,7 +135,7 @@ class Run:
     def end(self, ending: Ending, *, lost: Sequence[NodeName] = (), requeueable: bool = True) -> int:
         log = self.log()
         action = ending.action_for(FAILED, log, requeueable=requeueable)
-        self.account.open(Kind.APPLICATION_FAILED, None, 0.0, FAILED.because, action)
+        self.account.open(IncidentKind.APPLICATION_FAILED, None, 0.0, FAILED.because, action)
         return ending.give_up(FAILED, action, log, 2, lost=lost)
 
     def heard(self) -> tuple[list[dict[str, Any]], Beat]:
@@ -143,7 +147,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     clock, beats = ManualClock(), list[Beat]()
-    chronicle = Chronicle(tmp_path, clock, [Courier(beats.append, "test")])
+    chronicle = Chronicle(tmp_path, clock, [EventSink(beats.append, "test")])
     yield Run(tmp_path, chronicle, clock, beats)
     chronicle.close()
 
@@ -183,7 +187,7 @@ def test_an_application_that_fails_after_steps_is_held_with_the_reason_beside_th
     events, beat = run.heard()
     assert [event["event"] for event in events] == ["held", "ended"]
     assert "scontrol release 17" in events[-1]["because"]
-    assert [(one.action, one.outcome) for one in beat.incidents] == [(Action.HOLD, Outcome.FAILED)]
+    assert [(one.action, one.outcome) for one in beat.incidents] == [(Action.HOLD, IncidentOutcome.FAILED)]
 
 
 def test_a_hold_that_slurm_refuses_is_told_as_none(run: Run) -> None:
@@ -192,7 +196,7 @@ def test_a_hold_that_slurm_refuses_is_told_as_none(run: Run) -> None:
     events, beat = run.heard()
     assert [event["event"] for event in events] == ["ended"]
     assert "release" not in events[-1]["because"]
-    assert [(one.action, one.outcome) for one in beat.incidents] == [(Action.NONE, Outcome.FAILED)]
+    assert [(one.action, one.outcome) for one in beat.incidents] == [(Action.NONE, IncidentOutcome.FAILED)]
 
 
 @pytest.mark.parametrize(("looks", "held"), [(3, True), (1_000, False)])
@@ -242,8 +246,8 @@ def test_a_job_is_held_where_there_is_something_to_go_on_from(
     assert run.ending(Controller(), hold=False).action_for(FAILED, left, requeueable=True) is Action.NONE
 
 
-@pytest.mark.parametrize("limits", [Limits(retries=False), Limits(final_codes=frozenset({5}))])
-def test_a_code_that_somebody_waits_for_ends_the_job(run: Run, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [RelaunchLimits(retries=False), RelaunchLimits(final_codes=frozenset({5}))])
+def test_a_code_that_somebody_waits_for_ends_the_job(run: Run, limits: RelaunchLimits) -> None:
     ending = run.ending(Controller(), limits=limits)
     assert ending.action_for(FAILED, run.log(), requeueable=True) is Action.NONE
 
@@ -252,9 +256,11 @@ def test_a_job_that_slurm_may_not_requeue_ends(run: Run) -> None:
     assert run.ending(Controller()).action_for(FAILED, run.log(), requeueable=False) is Action.NONE
 
 
-@pytest.mark.parametrize("kind", [Kind.RANK_FAILED, Kind.RANKS_HUNG, Kind.NODE_SILENT, Kind.TIME_LIMIT])
-def test_what_is_not_the_applications_fault_is_not_held(run: Run, kind: Kind) -> None:
-    other = Verdict(move=Move.FAILED, because="it", code=5, kind=kind)
+@pytest.mark.parametrize(
+    "kind", [IncidentKind.RANK_FAILED, IncidentKind.RANKS_HUNG, IncidentKind.NODE_SILENT, IncidentKind.TIME_LIMIT]
+)
+def test_what_is_not_the_applications_fault_is_not_held(run: Run, kind: IncidentKind) -> None:
+    other = AttemptVerdict(move=NextMove.FAILED, because="it", code=5, kind=kind)
     assert run.ending(Controller()).action_for(other, run.log(), requeueable=True) is Action.NONE
 
 

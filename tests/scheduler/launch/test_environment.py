@@ -16,7 +16,7 @@ from deeplink.scheduler.launch.environment import (
     Launch,
     NodeFacts,
     NotLaunchedError,
-    Task,
+    RankTask,
     mpi_task,
     rank_environment,
     slurm_task,
@@ -66,7 +66,7 @@ def test_another_text_is_refused(text: str) -> None:
 
 
 def test_ranks_are_numbered_along_the_launch() -> None:
-    env = rank_environment(LAUNCH, Task(2, 0, "n0"), {LAUNCH_VARIABLE: "x", "HOME": "/h", "SLURM_NODEID": "0"})
+    env = rank_environment(LAUNCH, RankTask(2, 0, "n0"), {LAUNCH_VARIABLE: "x", "HOME": "/h", "SLURM_NODEID": "0"})
     assert {
         name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     } == {
@@ -87,7 +87,7 @@ def test_ranks_are_numbered_along_the_launch() -> None:
 
 
 def test_the_interface_is_the_agents_unless_the_user_chose_one() -> None:
-    env = rank_environment(LAUNCH, Task(0, 0, "n5"), {"GLOO_SOCKET_IFNAME": "ib0"})
+    env = rank_environment(LAUNCH, RankTask(0, 0, "n5"), {"GLOO_SOCKET_IFNAME": "ib0"})
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == (
         "ib0",
         "=eth1",
@@ -95,15 +95,15 @@ def test_the_interface_is_the_agents_unless_the_user_chose_one() -> None:
     )
 
 
-@pytest.mark.parametrize("task", [Task(2, 0, "n5"), Task(4, 0, "n9"), Task(0, 0, "n0")])
-def test_a_rank_on_the_wrong_node_is_refused(task: Task) -> None:
+@pytest.mark.parametrize("task", [RankTask(2, 0, "n5"), RankTask(4, 0, "n9"), RankTask(0, 0, "n0")])
+def test_a_rank_on_the_wrong_node_is_refused(task: RankTask) -> None:
     with pytest.raises(NotLaunchedError):
         rank_environment(LAUNCH, task, {})
 
 
 def test_slurm_says_which_rank_it_is() -> None:
     env = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n0"}
-    assert slurm_task(env) == Task(3, 1, "n0")
+    assert slurm_task(env) == RankTask(3, 1, "n0")
     with pytest.raises(NotLaunchedError):
         slurm_task({"SLURM_PROCID": "3"})
 
@@ -126,24 +126,24 @@ UNEVEN = replace(LAUNCH, ranks=(3, 1))
 def test_ranks_of_nodes_that_differ_are_numbered_one_node_after_the_other() -> None:
     assert (UNEVEN.world_size, UNEVEN.processes, UNEVEN.started) == (4, 4, (3, 1))
     assert [UNEVEN.place(rank) for rank in range(4)] == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    env = rank_environment(UNEVEN, Task(3, 0, "n0"), {})
+    env = rank_environment(UNEVEN, RankTask(3, 0, "n0"), {})
     found = [env[name] for name in ("RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")]
     assert found == ["3", "1", "1", "3", "4"]
     for rank, node in ((2, "n0"), (4, "n0"), (-1, "n5")):
         with pytest.raises(NotLaunchedError):
-            rank_environment(UNEVEN, Task(rank, 0, node), {})
-    assert mpi_task(UNEVEN, {"PMI_RANK": "3"}) == Task(3, 0, "n0")
+            rank_environment(UNEVEN, RankTask(rank, 0, node), {})
+    assert mpi_task(UNEVEN, {"PMI_RANK": "3"}) == RankTask(3, 0, "n0")
     starters = replace(UNEVEN, recipe_name="torchrun")
     assert (starters.world_size, starters.processes) == (4, 2)
-    told = [rank_environment(starters, Task(n, 0, node), {}) for n, node in enumerate(("n5", "n0"))]
+    told = [rank_environment(starters, RankTask(n, 0, node), {}) for n, node in enumerate(("n5", "n0"))]
     assert [env["PET_NPROC_PER_NODE"] for env in told] == ["3", "1"]
 
 
 def test_threads_are_the_tasks_cpus_and_one_where_ranks_share_a_node() -> None:
-    def threads(task: Task, **env: str) -> str | None:
+    def threads(task: RankTask, **env: str) -> str | None:
         return rank_environment(UNEVEN, task, env).get("OMP_NUM_THREADS")
 
-    shared, alone = Task(0, 0, "n5"), Task(3, 0, "n0")
+    shared, alone = RankTask(0, 0, "n5"), RankTask(3, 0, "n0")
     assert (threads(shared), threads(alone)) == ("1", None)
     assert threads(shared, SLURM_CPUS_PER_TASK="6") == "6"
     assert threads(shared, SLURM_CPUS_PER_TASK="6", OMP_NUM_THREADS="3") == "3"
@@ -151,12 +151,12 @@ def test_threads_are_the_tasks_cpus_and_one_where_ranks_share_a_node() -> None:
 
 
 def test_restarts_are_counted_for_whoever_reads_them_as_torchrun_has_them() -> None:
-    env = rank_environment(replace(LAUNCH, restarts=2, max_restarts=4), Task(0, 0, "n5"), {})
+    env = rank_environment(replace(LAUNCH, restarts=2, max_restarts=4), RankTask(0, 0, "n5"), {})
     found = [
         env[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")
     ]
     assert found == ["17", "2", "4", "False"]
-    torchrun = rank_environment(replace(LAUNCH, recipe_name="torchrun"), Task(0, 0, "n5"), {})
+    torchrun = rank_environment(replace(LAUNCH, recipe_name="torchrun"), RankTask(0, 0, "n5"), {})
     assert not [name for name in torchrun if name.startswith(("TORCHELASTIC", "ROLE_", "OMP_"))], "it sets its own"
 
 
@@ -170,7 +170,7 @@ def test_a_rank_finds_all_that_a_worker_of_torchrun_finds(tmp_path: Path) -> Non
     argv += ["--local-ranks-filter=1", str(tmp_path / "worker.py")]
     done = subprocess.run(argv, env=before, capture_output=True, text=True, timeout=3 * LIMIT_S, check=True)
     worker = json.loads(done.stdout.splitlines()[-1])
-    ours = rank_environment(LAUNCH, Task(1, 1, "n5"), before)
+    ours = rank_environment(LAUNCH, RankTask(1, 1, "n5"), before)
     missing = {name for name in worker if name not in ours and name not in before}
     # Where torchrun finds a worker's traceback, ours being in the job's output; and what its own agent handles.
     assert missing <= {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}

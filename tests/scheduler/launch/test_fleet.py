@@ -19,11 +19,11 @@ from deeplink.clock import ManualClock, SystemClock
 from deeplink.runtokens import RunTokens, token_of
 from deeplink.scheduler.launch.backend import AgentsFailedError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.fleet import START_S, Fleet
+from deeplink.scheduler.launch.fleet import START_S, AgentPool
 from deeplink.scheduler.launch.process import last_line
 from deeplink.scheduler.launch.revival import Revival
 from deeplink.scheduler.launch.unheard import Unheard
-from deeplink.scheduler.launch.watched import Watched
+from deeplink.scheduler.launch.watched import AgentMonitor
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.tokens import new_token
 from deeplink.types import Attempt, NodeName
@@ -43,7 +43,7 @@ ATTEMPT = Attempt(7, 0, 0)
 
 
 def came_up(
-    fleet: Fleet,
+    fleet: AgentPool,
     nodes: Collection[NodeName],
     need: int,
     *,
@@ -107,15 +107,15 @@ def node() -> Iterator[Callable[[str], Node]]:
         bound.server.stop(0).wait(LIMIT_S)
 
 
-def gathered(*nodes: Node, late: tuple[str, ...] = ()) -> tuple[Fleet, Agents]:
+def gathered(*nodes: Node, late: tuple[str, ...] = ()) -> tuple[AgentPool, Agents]:
     agents = Agents([one.facts for one in nodes])
-    fleet = Fleet(agents, token_of_any, SystemClock())
+    fleet = AgentPool(agents, token_of_any, SystemClock())
     names = [NodeName(one.facts.node) for one in nodes] + [NodeName(name) for name in late]
     assert came_up(fleet, names, len(nodes), logs="the log")
     return fleet, agents
 
 
-def ticked(fleet: Fleet, question: Callable[[], bool], bound_s: float = LIMIT_S) -> list[common_pb2.Progress]:
+def ticked(fleet: AgentPool, question: Callable[[], bool], bound_s: float = LIMIT_S) -> list[common_pb2.Progress]:
     end = time.monotonic() + bound_s
     heard: list[common_pb2.Progress] = []
     while not question():
@@ -134,7 +134,7 @@ def report(node: Node, step: int, attempt: Attempt = ATTEMPT) -> None:
 def test_what_is_not_the_agent_is_asked_no_more(node: Callable[[str], Node], answers_as: str) -> None:
     there = node("n2" if answers_as == "another node" else "n1")
     token = TOKEN if answers_as == "another node" else new_token()
-    one = Watched.begun(replace(there.facts, node="n1"), 0.0)
+    one = AgentMonitor.begun(replace(there.facts, node="n1"), 0.0)
     one.token = token
     try:
         now = 1.0
@@ -157,7 +157,7 @@ def test_an_agent_that_has_heard_of_the_next_attempt_first_is_no_stranger() -> N
     bound = bound_server("127.0.0.1:0", tokens.is_valid, lambda server: [add_to(server, servicer)])
     bound.server.start()
     assert tokens.is_valid(token_of("secret", following)), "from one of its ranks"
-    one = Watched.begun(NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}"), 0.0)
+    one = AgentMonitor.begun(NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}"), 0.0)
     try:
         one.token = token_of("secret", ATTEMPT)
         one.ask(node_pb2.StatusRequest(attempt=attempt_to_wire(ATTEMPT)), 1.0)
@@ -236,7 +236,7 @@ def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
 
 def test_a_launcher_that_stalls_again_and_again_takes_in_what_agents_answer(node: Callable[[str], Node]) -> None:
     one, clock = node("n0"), ManualClock()
-    fleet = Fleet(Agents([one.facts]), token_of_any, clock)
+    fleet = AgentPool(Agents([one.facts]), token_of_any, clock)
     assert came_up(fleet, [NodeName("n0")], 1, logs="")
     report(one, 1)
     end = time.monotonic() + LIMIT_S
@@ -255,7 +255,7 @@ def test_for_the_agents_of_many_nodes_more_files_may_be_opened() -> None:
     try:
         for count, is_raised in ((2, False), (1_000, True)):
             nodes = [NodeName(f"n{number}") for number in range(count)]
-            fleet = Fleet(Agents(), token_of_any, SystemClock())
+            fleet = AgentPool(Agents(), token_of_any, SystemClock())
             assert not came_up(fleet, nodes, count, logs="", told_to_end=True)
             assert (resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512) is is_raised
     finally:
@@ -286,7 +286,7 @@ def test_a_stopped_agent_falls_silent_and_the_other_does_not(node: Callable[[str
 def test_a_frozen_agent_stays_in_contact() -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # its kernel accepts, nobody answers
         facts = NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")
-        fleet = Fleet(Agents([facts]), token_of_any, SystemClock())
+        fleet = AgentPool(Agents([facts]), token_of_any, SystemClock())
         assert came_up(fleet, [NodeName("n0")], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 2.5)
         assert fleet.silence()[NodeName("n0")].contact_s < 2.0
@@ -299,7 +299,7 @@ def test_a_node_that_dies_as_the_agents_come_up_late_is_not_forgiven_in_advance(
     one, clock = node("n0"), ManualClock()
     one.server.server.stop(0).wait(LIMIT_S)
     agents = Agents()
-    fleet = Fleet(agents, token_of_any, clock)
+    fleet = AgentPool(agents, token_of_any, clock)
     clock.now += 60.0
     agents.said = [one.facts]
     assert came_up(fleet, [NodeName("n0")], 1, logs="")
@@ -316,7 +316,7 @@ def revived_by(step: Agents) -> Revival:
 def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callable[[str], Node]) -> None:
     one, two, again = node("n0"), node("n1"), Agents()
     agents = Agents([one.facts, two.facts])
-    fleet = Fleet(agents, token_of_any, SystemClock(), revived_by(again))
+    fleet = AgentPool(agents, token_of_any, SystemClock(), revived_by(again))
     n0, n1 = NodeName("n0"), NodeName("n1")
     assert came_up(fleet, [n0, n1], 2, logs="")
     ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
@@ -343,7 +343,7 @@ def test_a_machine_that_has_lost_slurmd_too_was_in_no_contact_since_it_refuses(
         raise NoSlurmdError(nodes)
 
     one, two = node("n0"), node("n1")
-    fleet = Fleet(Agents([one.facts, two.facts]), token_of_any, SystemClock(), Revival(start, SystemClock()))
+    fleet = AgentPool(Agents([one.facts, two.facts]), token_of_any, SystemClock(), Revival(start, SystemClock()))
     n0, n1 = NodeName("n0"), NodeName("n1")
     assert came_up(fleet, [n0, n1], 2, logs="")
     ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
@@ -362,7 +362,7 @@ def test_a_machine_that_has_lost_slurmd_too_was_in_no_contact_since_it_refuses(
 def test_while_the_starter_ends_all_agents_none_is_missed(node: Callable[[str], Node]) -> None:
     one = node("n0")
     agents = Agents([one.facts])
-    fleet = Fleet(agents, token_of_any, SystemClock(), revived_by(Agents()))
+    fleet = AgentPool(agents, token_of_any, SystemClock(), revived_by(Agents()))
     n0 = NodeName("n0")
     assert came_up(fleet, [n0], 1, logs="")
     ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.1)
@@ -381,7 +381,7 @@ def test_a_machine_that_was_out_of_reach_and_refuses_now_was_booted_anew() -> No
             caller.setblocking(False)
             caller.connect_ex(full.getsockname())
         facts = NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}")
-        fleet = Fleet(Agents([facts], code=1), token_of_any, SystemClock(), revived_by(Agents()))
+        fleet = AgentPool(Agents([facts], code=1), token_of_any, SystemClock(), revived_by(Agents()))
         assert came_up(fleet, [n0], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[n0].contact_s > 1.8)
     ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
@@ -404,7 +404,7 @@ def test_a_machine_whose_agent_is_filtered_away_answers_at_slurmds_port(listens:
         address = slurmd.getsockname()
         if not listens:
             slurmd.close()  # refused is an answer, too
-        one = Watched.begun(NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}"), 1000.0)
+        one = AgentMonitor.begun(NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}"), 1000.0)
         one.slurmd = address
         longest, moment = 0.0, 1000.0
         for _ in range(100):
@@ -435,7 +435,7 @@ def test_who_is_in_reach_again_is_asked_at_once_by_a_connection_of_its_own(node:
         for caller in callers:
             caller.setblocking(False)
             caller.connect_ex(full.getsockname())
-        fleet = Fleet(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), token_of_any, SystemClock())
+        fleet = AgentPool(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), token_of_any, SystemClock())
         assert came_up(fleet, [n0], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
         before = fleet.silence()[n0]
@@ -466,7 +466,7 @@ def many_files() -> Iterator[None]:
 @pytest.mark.usefixtures("many_files")
 def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:
-        fleet = Fleet(
+        fleet = AgentPool(
             Agents([NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")]),
             token_of_any,
             SystemClock(),
@@ -479,7 +479,7 @@ def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
 
 def test_time_in_which_we_did_nothing_blames_nobody(node: Callable[[str], Node]) -> None:
     one, clock = node("n0"), ManualClock()
-    fleet = Fleet(Agents([one.facts]), token_of_any, clock)
+    fleet = AgentPool(Agents([one.facts]), token_of_any, clock)
     assert came_up(fleet, [NodeName("n0")], 1, logs="")
     fleet.tick(ATTEMPT)
     clock.sleep(1.6)
@@ -498,7 +498,7 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
         return NodeFacts(node="n0", address=f"127.0.0.1:{servers[-1].port}", interface="ib0")
 
     n0, again = NodeName("n0"), Agents()
-    fleet = Fleet(
+    fleet = AgentPool(
         Agents([start("first")]), token_of_any, SystemClock(), Revival(lambda _nodes: again, SystemClock())
     )
     assert came_up(fleet, [n0], 1, logs="the log")
@@ -520,7 +520,7 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
 
 def test_too_few_agents_is_an_error_that_names_the_nodes(node: Callable[[str], Node]) -> None:
     agents = Agents([node("n0").facts], code=1)
-    fleet = Fleet(agents, token_of_any, SystemClock())
+    fleet = AgentPool(agents, token_of_any, SystemClock())
     with pytest.raises(AgentsFailedError) as caught:
         came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="/the/log")
     assert caught.value.missing == ("n1",)
@@ -529,7 +529,7 @@ def test_too_few_agents_is_an_error_that_names_the_nodes(node: Callable[[str], N
 
 
 def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    fleet = Fleet(Agents(), token_of_any, ManualClock())
+    fleet = AgentPool(Agents(), token_of_any, ManualClock())
     with pytest.raises(AgentsFailedError, match="srun still hangs") as caught:
         came_up(fleet, [NodeName("n0")], 1, logs="/the/log")
     assert caught.value.remedy == "Does it? /the/log has what was said."
@@ -540,7 +540,7 @@ def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureF
 
 
 def test_who_ended_is_quoted(caplog: pytest.LogCaptureFixture) -> None:
-    fleet = Fleet(Agents(code=1, words="srun: error: no such node"), token_of_any, SystemClock())
+    fleet = AgentPool(Agents(code=1, words="srun: error: no such node"), token_of_any, SystemClock())
     with pytest.raises(AgentsFailedError, match=r"srun exited 1 .* n0: srun: error: no such node"):
         came_up(fleet, [NodeName("n0")], 1, logs="")
     assert not caplog.records
@@ -551,11 +551,11 @@ def test_who_did_not_come_up_is_quoted_though_the_others_are_up(
     node: Callable[[str], Node], caplog: pytest.LogCaptureFixture
 ) -> None:
     words, both = "deeplink: /ssd/x: it belongs to user nobody", [NodeName("n0"), NodeName("n1")]
-    fleet = Fleet(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
+    fleet = AgentPool(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
     assert came_up(fleet, both, 1, logs="")
     assert caplog.messages == [f"going on without agents on n1: {words}"]
     fleet.close()
-    fleet = Fleet(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
+    fleet = AgentPool(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
     with pytest.raises(AgentsFailedError, match="no node agent came up on n1 within 120 s: deeplink: /ssd/x"):
         came_up(fleet, both, 2, logs="")
     fleet.close()
@@ -611,7 +611,7 @@ def test_a_node_that_slurm_does_not_hear_of_is_lost_and_no_other(
         return told
 
     unheard = Unheard(ask, clock, patience_s)
-    fleet = Fleet(Answered([node("n0").facts], code=code, unheard=unheard), token_of_any, clock)
+    fleet = AgentPool(Answered([node("n0").facts], code=code, unheard=unheard), token_of_any, clock)
     began = clock.monotonic()
     with pytest.raises(wanted, match="n1"):
         came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="", unheard=unheard)
@@ -622,7 +622,7 @@ def test_a_node_that_slurm_does_not_hear_of_is_lost_and_no_other(
 
 
 def test_told_to_end_while_agents_start() -> None:
-    fleet = Fleet(Agents(), token_of_any, SystemClock())
+    fleet = AgentPool(Agents(), token_of_any, SystemClock())
     assert not came_up(fleet, [NodeName("n0")], 1, logs="", told_to_end=True)
     fleet.close()
 
@@ -631,7 +631,7 @@ def test_a_pressed_agent_is_asked_at_that_moment_however_lately_it_was_asked(nod
     one, name = node("n0"), NodeName("n0")
     clock = ManualClock()
     agents = Agents([one.facts])
-    fleet = Fleet(agents, token_of_any, clock)
+    fleet = AgentPool(agents, token_of_any, clock)
     assert came_up(fleet, [name], 1, logs="the log")
 
     def asked_s() -> float:

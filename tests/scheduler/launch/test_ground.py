@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from deeplink.clock import SystemClock
-from deeplink.links import Link, Route
+from deeplink.links import InterfaceAddress, Route
 from deeplink.scheduler.launch.chronicle import Chronicle
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.ground import found_network, on_fabric
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.network import SLURMS, NoInterfaceError
-from deeplink.scheduler.launch.order import Order
-from deeplink.scheduler.launch.site import Site
+from deeplink.scheduler.launch.order import LaunchSpec
+from deeplink.scheduler.launch.site import SiteFabric
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
 
 N0, N1 = NodeName("n0"), NodeName("n1")
-ORDER = Order(command=("true",), per_node=1, count=2)
+ORDER = LaunchSpec(command=("true",), per_node=1, count=2)
 
 
 def found(
@@ -43,7 +43,8 @@ def found(
 def node(port: int, *networks: str) -> NodeFacts:
     """A node with an address in each of these networks, all of them this machine's loopback addresses."""
     links = tuple(
-        Link(f"eth{n}", f"127.{net}.{port % 200}.1", f"127.{net}.0.0/16") for n, net in enumerate(networks)
+        InterfaceAddress(f"eth{n}", f"127.{net}.{port % 200}.1", f"127.{net}.0.0/16")
+        for n, net in enumerate(networks)
     )
     routes = tuple(Route(link.network, link.interface) for link in links)
     return NodeFacts(node=f"n{port}", address=f"10.0.0.1:{port}", interface="eth9", links=links, routes=routes)
@@ -55,8 +56,8 @@ def test_the_first_network_that_answers_is_taken_and_told(tmp_path: Path) -> Non
         for name, server in ((N0, one), (N1, other)):
             ip, ports[name] = server.getsockname()
             links = (
-                Link("eth0", ip.replace("127.2", "127.1"), "127.1.0.0/16", 100_000),
-                Link("eth1", ip, "127.2.0.0/16", 1_000),
+                InterfaceAddress("eth0", ip.replace("127.2", "127.1"), "127.1.0.0/16", 100_000),
+                InterfaceAddress("eth1", ip, "127.2.0.0/16", 1_000),
             )
             routes = tuple(Route(link.network, link.interface) for link in links)
             address = f"{links[0].ip}:{ports[name]}"
@@ -86,7 +87,7 @@ def test_where_none_answers_it_is_slurms_own_and_what_was_asked_for_stands_with_
 
 def test_a_lone_node_has_nobody_to_reach_and_keeps_slurms_address(tmp_path: Path) -> None:
     # Otherwise the bridge of its containers, which is as fast as its driver says.
-    bridge = Link("docker0", "127.0.0.1", "127.0.0.0/16", 10_000)
+    bridge = InterfaceAddress("docker0", "127.0.0.1", "127.0.0.0/16", 10_000)
     with socket.create_server(("0.0.0.0", 0)) as server:
         address = f"127.1.0.1:{server.getsockname()[1]}"
         facts = {N0: NodeFacts(node="n0", address=address, interface="eth0", links=(bridge,))}
@@ -104,14 +105,14 @@ def test_agents_on_loopback_have_nothing_to_choose(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("site", "said"),
     [
-        (Site("site", Fabric({N0: ("leaf",)})), "site lacks 1 node of the job (n1)"),
-        (Site("site", Fabric({NodeName("m0"): ("leaf",)})), "site has none of the job's nodes"),
-        (Site("site", Fabric({N0: ("leaf",), N1: ("leaf",)})), ""),
+        (SiteFabric("site", Fabric({N0: ("leaf",)})), "site lacks 1 node of the job (n1)"),
+        (SiteFabric("site", Fabric({NodeName("m0"): ("leaf",)})), "site has none of the job's nodes"),
+        (SiteFabric("site", Fabric({N0: ("leaf",), N1: ("leaf",)})), ""),
         (None, ""),
     ],
 )
 def test_a_description_that_lacks_nodes_is_pointed_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, site: Site | None, said: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, site: SiteFabric | None, said: str
 ) -> None:
     backend = LocalBackend.on_this_machine(2, os.environ, tmp_path, tmp_path)
     with caplog.at_level(logging.WARNING):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Outcome
+from deeplink.scheduler.watch.records import IncidentOutcome
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.slow]
@@ -215,4 +215,4 @@ def test_a_straggler_without_a_spare_is_an_incident_that_ends_with_the_job(run: 
         (incident,) = journal.incidents()
         assert (incident.kind, incident.node, incident.action) == ("straggler", "local0", "none")
         assert "2.00 times as long as others" in incident.evidence
-        assert incident.outcome is Outcome.RECOVERED
+        assert incident.outcome is IncidentOutcome.RECOVERED

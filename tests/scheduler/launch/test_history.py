@@ -10,8 +10,8 @@ import pytest
 from deeplink.scheduler.launch.failure import Cause, Setback
 from deeplink.scheduler.launch.history import History, Log, carried_over, file_of, leave
 from deeplink.scheduler.launch.progress import LONG_RUN_S, Progress
-from deeplink.scheduler.launch.verdict import Move, Verdict
-from deeplink.scheduler.watch.records import Kind, ProgressPoint
+from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
+from deeplink.scheduler.watch.records import IncidentKind, ProgressPoint
 from deeplink.types import Attempt
 from tests.waiting import LIMIT_S
 
@@ -78,10 +78,10 @@ def test_the_next_run_of_the_job_knows_what_the_application_did(tmp_path: Path) 
         history.note(cause, 1)
         progress.fruitless += 1
     tried = history.tried(progress, 0.0)
-    leave(path, 0, tried, Setback(Cause.UNKNOWN, 1), Kind.APPLICATION_FAILED)
+    leave(path, 0, tried, Setback(Cause.UNKNOWN, 1), IncidentKind.APPLICATION_FAILED)
     after = Progress()
     found = carried_over(path, 1, after)
-    assert (found.before, after.best) == (Kind.APPLICATION_FAILED, 12)
+    assert (found.before, after.best) == (IncidentKind.APPLICATION_FAILED, 12)
     assert found.tried(after, 0.0).since_progress == (Setback(Cause.UNKNOWN, 1),) * 2
     assert carried_over(path, 0, Progress()) == History(), "another call of the same script"
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_as_good_as_nothing(tmp_path: Path, text: str) ->
     assert carried_over(path, 1, Progress()) == History()
 
 
-FAILED = Verdict(move=Move.FAILED, code=1, kind=Kind.APPLICATION_FAILED, cause=Cause.UNKNOWN)
+FAILED = AttemptVerdict(move=NextMove.FAILED, code=1, kind=IncidentKind.APPLICATION_FAILED, cause=Cause.UNKNOWN)
 
 
 def test_a_run_that_got_further_takes_back_what_was_left_though_it_ends_without_a_word(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_run_that_got_further_takes_back_what_was_left_though_it_ends_without_
     third = Log(path, 2, Progress())
     assert (third.tried(0.0).since_progress, third.history.before) == ((), None)
     second.leave(FAILED, 0.0)
-    assert Log(path, 2, Progress()).history.before is Kind.APPLICATION_FAILED
+    assert Log(path, 2, Progress()).history.before is IncidentKind.APPLICATION_FAILED
 
 
 def test_an_end_that_nobody_is_to_blame_for_adds_no_blame_for_what_was_before_the_newest_step(
@@ -125,7 +125,7 @@ def test_an_end_that_nobody_is_to_blame_for_adds_no_blame_for_what_was_before_th
 ) -> None:
     path, run = tmp_path / "history", Log(tmp_path / "history", 0, Progress(best=12))
     run.history.note(Cause.UNKNOWN, 1)
-    run.leave(Verdict(move=Move.FAILED, code=143, kind=Kind.TIME_LIMIT), 0.0)
+    run.leave(AttemptVerdict(move=NextMove.FAILED, code=143, kind=IncidentKind.TIME_LIMIT), 0.0)
     assert not carried_over(path, 1, Progress()).setbacks
 
 

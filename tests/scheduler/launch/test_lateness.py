@@ -11,14 +11,14 @@ from deeplink.scheduler.launch.lateness import (
     IDLE_SETUP_S,
     UNHEARD_S,
     WATCHED_IDLE_S,
-    Evidence,
+    LatenessEvidence,
     LateRank,
-    News,
-    Pulse,
+    ProgressClock,
+    RankReport,
     hung,
     stopped,
 )
-from deeplink.scheduler.launch.sights import UNBROKEN_S, Answer, Seen, Sight, Watch, seen
+from deeplink.scheduler.launch.sights import UNBROKEN_S, ActivityAnswer, ProcessSnapshot, RankActivity, Watch, seen
 from deeplink.scheduler.launch.silences import ENOUGH_STEPS, STEPS, Silences
 
 
@@ -30,23 +30,23 @@ def knowing(seconds: float = 0.5) -> Silences:
     return silences
 
 
-def pulse(steps_s: float | None = None, silences: Silences | None = None, world: int = 2) -> Pulse:
-    made = Pulse(silences or knowing(), steps_s)
+def pulse(steps_s: float | None = None, silences: Silences | None = None, world: int = 2) -> ProgressClock:
+    made = ProgressClock(silences or knowing(), steps_s)
     made.begin(0.0, world)
     return made
 
 
-def running(made: Pulse, until: float, *ranks: int) -> Pulse:
+def running(made: ProgressClock, until: float, *ranks: int) -> ProgressClock:
     step, now = 0, 0.0
     while now < until:
         now, step = now + 0.5, step + 1
         made.tick(now)
         for rank in ranks:
-            made.take(News(rank=rank, step=step), now)
+            made.take(RankReport(rank=rank, step=step), now)
     return made
 
 
-def ticked(made: Pulse, start: float, end: float) -> float:
+def ticked(made: ProgressClock, start: float, end: float) -> float:
     now = start
     while now < end:
         now += 0.5
@@ -64,7 +64,7 @@ def test_the_rank_that_is_silent_is_late_though_others_go_on() -> None:
     while now < 41.0:
         now, step = now + 0.5, step + 1
         made.tick(now)
-        made.take(News(rank=0, step=step), now)
+        made.take(RankReport(rank=0, step=step), now)
     (late,) = made.late(now)
     assert (late.rank, late.limit_s, late.is_learned) == (1, 10.0, True)
     assert not made.are_all([late])
@@ -73,7 +73,7 @@ def test_the_rank_that_is_silent_is_late_though_others_go_on() -> None:
 def test_the_same_step_again_is_nothing_new() -> None:
     made = running(pulse(), 5.0, 0)
     now = ticked(made, 5.0, 16.0)
-    made.take(News(rank=0, step=3), now)
+    made.take(RankReport(rank=0, step=3), now)
     assert made.late(now)
 
 
@@ -85,18 +85,18 @@ def test_time_in_which_we_did_not_run_ourselves_counts_for_nobody() -> None:
 
 def test_another_section_has_a_limit_of_its_own_and_is_told_by_its_entry() -> None:
     made = running(pulse(), 30.0, 0, 1)
-    made.take(News(rank=0, step=60, section="evaluation"), 30.0)
+    made.take(RankReport(rank=0, step=60, section="evaluation"), 30.0)
     now = ticked(made, 30.0, 45.0)
     assert [one.rank for one in made.late(now)] == [1]
     assert made.has_sections
-    made.take(News(rank=0, step=60), now)
+    made.take(RankReport(rank=0, step=60), now)
     now = ticked(made, now, now + 5)
     assert [one.rank for one in made.late(now)] == [1], "leaving it is news, too"
 
 
 def test_a_limit_that_was_set_holds_for_steps_and_gives_sections_their_own_time() -> None:
     made = running(pulse(steps_s=3.0), 30.0, 0, 1)
-    made.take(News(rank=0, step=60, section="checkpoint"), 30.0)
+    made.take(RankReport(rank=0, step=60, section="checkpoint"), 30.0)
     now = ticked(made, 30.0, 34.0)
     late = made.late(now)
     assert [one.rank for one in late] == [1]
@@ -116,37 +116,37 @@ def test_a_job_that_is_known_to_report_is_late_if_it_does_not_come_to_it() -> No
 
 def test_setting_up_is_a_section_until_the_first_step() -> None:
     made = pulse(silences=Silences())
-    made.take(News(rank=0, step=None, section="setup"), 1.0)
+    made.take(RankReport(rank=0, step=None, section="setup"), 1.0)
     now = ticked(made, 0.0, 599.0)
     assert not made.late(now)
     assert made.is_setting_up
     assert not made.has_sections
-    made.take(News(rank=0, step=1), now)
+    made.take(RankReport(rank=0, step=1), now)
     assert not made.is_setting_up
 
 
-def sights(states: str, cpu: float = 0.0) -> dict[int, Sight]:
-    return {rank: Sight(state=state.strip("-"), cpu_s=cpu) for rank, state in enumerate(states)}
+def sights(states: str, cpu: float = 0.0) -> dict[int, ProcessSnapshot]:
+    return {rank: ProcessSnapshot(state=state.strip("-"), cpu_s=cpu) for rank, state in enumerate(states)}
 
 
 CASES = {
-    "one is stopped": ("SSTS", "SSTS", 0.0, Answer.STOPPED),
-    "one is stopped while the others work": ("SSTS", "SSTS", 9.0, Answer.STOPPED),
-    "one was stopped for a moment": ("SSTS", "SSSS", 0.0, Answer.IDLE),
-    "all are stopped": ("TTTT", "TTTT", 0.0, Answer.HELD),
-    "the only one that is left is stopped": ("T", "T", 0.0, Answer.HELD),
-    "one is held by a debugger": ("StSS", "StSS", 0.0, Answer.HELD),
-    "all wait": ("SSSS", "SSSS", 0.0, Answer.IDLE),
-    "all wait, one of them in the kernel": ("SDSS", "SDSS", 0.0, Answer.IDLE),
-    "somebody works": ("SSSS", "SSSS", 0.5, Answer.WORKING),
-    "a node did not answer": ("SSS", "SSS", 0.0, Answer.UNKNOWN),
-    "nobody is there": ("----", "----", 0.0, Answer.UNKNOWN),
-    "some have ended, the others wait": ("S--S", "S--S", 0.0, Answer.IDLE),
+    "one is stopped": ("SSTS", "SSTS", 0.0, ActivityAnswer.STOPPED),
+    "one is stopped while the others work": ("SSTS", "SSTS", 9.0, ActivityAnswer.STOPPED),
+    "one was stopped for a moment": ("SSTS", "SSSS", 0.0, ActivityAnswer.IDLE),
+    "all are stopped": ("TTTT", "TTTT", 0.0, ActivityAnswer.HELD),
+    "the only one that is left is stopped": ("T", "T", 0.0, ActivityAnswer.HELD),
+    "one is held by a debugger": ("StSS", "StSS", 0.0, ActivityAnswer.HELD),
+    "all wait": ("SSSS", "SSSS", 0.0, ActivityAnswer.IDLE),
+    "all wait, one of them in the kernel": ("SDSS", "SDSS", 0.0, ActivityAnswer.IDLE),
+    "somebody works": ("SSSS", "SSSS", 0.5, ActivityAnswer.WORKING),
+    "a node did not answer": ("SSS", "SSS", 0.0, ActivityAnswer.UNKNOWN),
+    "nobody is there": ("----", "----", 0.0, ActivityAnswer.UNKNOWN),
+    "some have ended, the others wait": ("S--S", "S--S", 0.0, ActivityAnswer.IDLE),
 }
 
 
 @pytest.mark.parametrize(("before", "now", "cpu", "answer"), CASES.values(), ids=CASES.keys())
-def test_what_processes_do(before: str, now: str, cpu: float, answer: Answer) -> None:
+def test_what_processes_do(before: str, now: str, cpu: float, answer: ActivityAnswer) -> None:
     world = 1 if len(now) == 1 else 4
     assert seen(sights(before), sights(now, cpu), 2.0, world).answer is answer
 
@@ -157,7 +157,7 @@ states = st.text("RSDTtZ-", min_size=4, max_size=4)
 @given(states, states, st.floats(0, 10))
 def test_nobody_counts_as_stopped_unless_another_is_not(before: str, now: str, cpu: float) -> None:
     found = seen(sights(before), sights(now, cpu), 2.0, 4)
-    if found.answer is Answer.STOPPED:
+    if found.answer is ActivityAnswer.STOPPED:
         assert found.ranks
         assert all(before[rank] in "Tt" and now[rank] == "T" for rank in found.ranks)
         assert any(state in "RSD" or before[rank] not in "Tt" for rank, state in enumerate(now))
@@ -173,7 +173,7 @@ def test_nobody_works_for_as_long_as_was_seen_without_a_break() -> None:
     watch.look(sights("SS", 5.0), 110.0, 2)
     assert watch.idle_s() == 10.0
     watch.forget()
-    assert (watch.idle_s(), watch.newest.answer) == (0.0, Answer.UNKNOWN)
+    assert (watch.idle_s(), watch.newest.answer) == (0.0, ActivityAnswer.UNKNOWN)
 
 
 def test_patience_with_ranks_that_do_not_work() -> None:
@@ -181,7 +181,7 @@ def test_patience_with_ranks_that_do_not_work() -> None:
     now = ticked(made, 300.0, 315.0)
     assert made.patience_s(made.late(now)) == IDLE_S
     now = ticked(made, now, 700.0)
-    made.take(News(rank=0, step=1000), now)
+    made.take(RankReport(rank=0, step=1000), now)
     now = ticked(made, now, 740.0)
     assert made.patience_s(made.late(now)) == pytest.approx(1200.0), "three times the longest that ended well"
     new = pulse()
@@ -202,31 +202,31 @@ late_ranks = st.builds(
 @given(
     st.lists(late_ranks, max_size=4),
     st.booleans(),
-    st.sampled_from(Answer),
+    st.sampled_from(ActivityAnswer),
     st.floats(0, 10_000),
     st.floats(600, 5000),
     st.booleans(),
 )
 def test_time_alone_restarts_nobody_unless_somebody_set_it(  # noqa: PLR0917 - drawn
-    late: list[LateRank], all_late: bool, answer: Answer, idle_s: float, patience_s: float, is_set: bool
+    late: list[LateRank], all_late: bool, answer: ActivityAnswer, idle_s: float, patience_s: float, is_set: bool
 ) -> None:
     because = hung(
-        Evidence(
+        LatenessEvidence(
             late=tuple(late),
             all_late=all_late,
-            seen=Seen(answer=answer, ranks=(3,) if answer is Answer.STOPPED else ()),
-            idle_s=idle_s if answer is Answer.IDLE else 0.0,
+            seen=RankActivity(answer=answer, ranks=(3,) if answer is ActivityAnswer.STOPPED else ()),
+            idle_s=idle_s if answer is ActivityAnswer.IDLE else 0.0,
             patience_s=patience_s,
             is_set=is_set,
         )
     )
     if not late:
         assert not because
-    elif answer is Answer.STOPPED:
+    elif answer is ActivityAnswer.STOPPED:
         assert "rank 3 is stopped" in because
     elif because:
         assert all_late
-        assert is_set or (answer is Answer.IDLE and idle_s >= WATCHED_IDLE_S)
+        assert is_set or (answer is ActivityAnswer.IDLE and idle_s >= WATCHED_IDLE_S)
         assert is_set or min(one.silent_s for one in late) > patience_s >= IDLE_S
 
 
@@ -243,11 +243,13 @@ def test_a_clean_job_is_never_restarted_whatever_its_pauses(pauses: list[tuple[f
             made.tick(now)
             if made.late(now, 0.7):
                 asleep = "SDR"[seed % 3]
-                watch.look({0: Sight(state=asleep, cpu_s=cpu), 1: Sight(state="S", cpu_s=0.0)}, now, 2)
+                watch.look(
+                    {0: ProcessSnapshot(state=asleep, cpu_s=cpu), 1: ProcessSnapshot(state="S", cpu_s=0.0)}, now, 2
+                )
             else:
                 watch.forget()
             late = made.late(now)
-            evidence = Evidence(
+            evidence = LatenessEvidence(
                 late=late,
                 all_late=made.are_all(late),
                 seen=watch.newest,
@@ -258,13 +260,13 @@ def test_a_clean_job_is_never_restarted_whatever_its_pauses(pauses: list[tuple[f
             assert not hung(evidence)
         step += 1
         for rank in (0, 1):
-            made.take(News(rank=rank, step=step), now)
+            made.take(RankReport(rank=rank, step=step), now)
 
 
-T, R = Sight(state="T", cpu_s=1.0), Sight(state="S", cpu_s=1.0)
+T, R = ProcessSnapshot(state="T", cpu_s=1.0), ProcessSnapshot(state="S", cpu_s=1.0)
 
 
-def looked(watch: Watch, start: float, end: float, *sights: Sight) -> float:
+def looked(watch: Watch, start: float, end: float, *sights: ProcessSnapshot) -> float:
     at = start
     while at <= end:
         watch.look(dict(enumerate(sights)), at, len(sights))
@@ -324,6 +326,6 @@ def test_who_is_late_is_quiet(now: float, steps_s: float | None, learned: list[f
     for one in learned:
         silences.learn(STEPS, one)
     made = pulse(steps_s, silences)
-    made.take(News(rank=0, step=1), 0.0)
+    made.take(RankReport(rank=0, step=1), 0.0)
     ticked(made, 0.0, now)
     assert {one.rank for one in made.late(now, 0.7)} <= {one.rank for one in made.quiet(now, 0.7)}

@@ -15,28 +15,30 @@ from deeplink.scheduler.launch.chronicle import Chronicle
 from deeplink.scheduler.launch.deadline import END_S, LEAST_MARGIN_S
 from deeplink.scheduler.launch.liaison import AFTERMATH_S, FRESH_S, SLOW_S, Liaison
 from deeplink.scheduler.launch.rescue import TICK_S
-from deeplink.scheduler.launch.standing import AGAIN_S, Standing
-from deeplink.scheduler.launch.verdict import Move, Verdict
-from deeplink.scheduler.watch.records import Kind, ProgressPoint
+from deeplink.scheduler.launch.standing import AGAIN_S, JobStatus
+from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
+from deeplink.scheduler.watch.records import IncidentKind, ProgressPoint
 from deeplink.types import Attempt, NodeName
 from tests.waiting import LIMIT_S
 
-OURS = Standing(ours=True, runs=True, left_s=3600.0, requeueable=True, word="RUNNING")
-ELSEWHERE = Standing(ours=False, runs=True, requeueable=True, word="RUNNING")
-SILENT = Verdict(move=Move.WAIT, because="3 of 4 nodes are silent at once", kind=Kind.AGENTS_SILENT)
-WELL = Verdict(move=Move.CARRY_ON)
+OURS = JobStatus(ours=True, runs=True, left_s=3600.0, requeueable=True, word="RUNNING")
+ELSEWHERE = JobStatus(ours=False, runs=True, requeueable=True, word="RUNNING")
+SILENT = AttemptVerdict(
+    move=NextMove.WAIT, because="3 of 4 nodes are silent at once", kind=IncidentKind.AGENTS_SILENT
+)
+WELL = AttemptVerdict(move=NextMove.CARRY_ON)
 
 
 @dataclass
 class Controller:
     """What a liaison uses of a backend: Slurm's word."""
 
-    word: Standing | None = OURS
+    word: JobStatus | None = OURS
     asked: int = 0
     can_requeue: bool = True
     free: threading.Event = field(default_factory=threading.Event)
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> JobStatus | None:
         self.asked += 1
         assert self.free.wait(LIMIT_S)
         return self.word
@@ -68,7 +70,7 @@ class Run:
             partition_s=60.0,
         )
 
-    def look(self, *, code: int | None = None, told: str = "") -> Verdict | None:
+    def look(self, *, code: int | None = None, told: str = "") -> AttemptVerdict | None:
         """Look once, with Slurm's answer, if it was asked, there at the next look."""
         self.slurm.free.clear()
         found = self.liaison.look(code, told, gained=True)
@@ -79,7 +81,7 @@ class Run:
         self.clock.now += TICK_S
         return found
 
-    def for_s(self, seconds: float, verdict: Verdict, *, alone: bool = False) -> list[Verdict]:
+    def for_s(self, seconds: float, verdict: AttemptVerdict, *, alone: bool = False) -> list[AttemptVerdict]:
         """Look so long while this is what is seen of the nodes; return what is to be done."""
         end = self.clock.now + seconds
         found = []
@@ -87,7 +89,7 @@ class Run:
             found.append(self.look() or self.liaison.weigh(verdict, alone=alone))
         return found
 
-    def slowly_for_s(self, seconds: float, takes_s: float) -> Verdict | None:
+    def slowly_for_s(self, seconds: float, takes_s: float) -> AttemptVerdict | None:
         """Look so long while every answer of Slurm's takes its time; return the first thing to be done."""
         self.slurm.free.clear()
         end, free_at = self.clock.now + seconds, float("inf")
@@ -113,7 +115,7 @@ class Run:
 
     def left(self, seconds: float) -> None:
         """Slurm says from now on that so much is left."""
-        self.slurm.word = Standing(ours=True, runs=True, left_s=seconds, requeueable=True)
+        self.slurm.word = JobStatus(ours=True, runs=True, left_s=seconds, requeueable=True)
 
 
 @pytest.fixture
@@ -126,25 +128,25 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_slurm_is_spared_while_most_nodes_are_silent_and_asked_once_they_are_not(run: Run) -> None:
     run.for_s(1.0, WELL)
     before = run.slurm.asked
-    assert {verdict.move for verdict in run.for_s(50.0, SILENT)} == {Move.WAIT}
+    assert {verdict.move for verdict in run.for_s(50.0, SILENT)} == {NextMove.WAIT}
     assert run.slurm.asked == before, "no answer of that time would count"
     run.slurm.word = ELSEWHERE
     moves = {verdict.move for verdict in run.for_s(AFTERMATH_S, WELL)}
-    assert Move.ELSEWHERE in moves
+    assert NextMove.ELSEWHERE in moves
     assert 1 <= run.slurm.asked - before <= AFTERMATH_S + 1
 
 
 def test_after_a_silence_of_most_nodes_nothing_is_done_before_slurm_has_said_whose_the_job_is(run: Run) -> None:
     run.slurm.word = None
     run.for_s(5.0, SILENT)
-    lost = Verdict(move=Move.RELAUNCH, because="nothing heard of n1", kind=Kind.NODE_SILENT)
-    assert {verdict.move for verdict in run.for_s(30.0, lost)} == {Move.WAIT}
+    lost = AttemptVerdict(move=NextMove.RELAUNCH, because="nothing heard of n1", kind=IncidentKind.NODE_SILENT)
+    assert {verdict.move for verdict in run.for_s(30.0, lost)} == {NextMove.WAIT}
     run.slurm.word = OURS
-    assert run.for_s(3.0, lost)[-1].move is Move.RELAUNCH
+    assert run.for_s(3.0, lost)[-1].move is NextMove.RELAUNCH
 
 
-STRANDED = Verdict(
-    move=Move.STRANDED, because="nothing heard of n1", lost=(NodeName("n1"),), kind=Kind.JOB_STRANDED
+STRANDED = AttemptVerdict(
+    move=NextMove.STRANDED, because="nothing heard of n1", lost=(NodeName("n1"),), kind=IncidentKind.JOB_STRANDED
 )
 
 
@@ -152,10 +154,10 @@ def test_one_of_two_nodes_that_hears_nobody_asks_slurm_which_of_them_is_cut_off(
     run.slurm.word = None  # it is us: Slurm is not heard either
     run.for_s(1.0, WELL, alone=True)
     waits = run.for_s(30.0, STRANDED, alone=True)
-    assert {(verdict.move, verdict.lost) for verdict in waits} == {(Move.WAIT, STRANDED.lost)}
+    assert {(verdict.move, verdict.lost) for verdict in waits} == {(NextMove.WAIT, STRANDED.lost)}
     run.slurm.word = ELSEWHERE
     moves = [verdict.move for verdict in run.for_s(3.0, STRANDED, alone=True)]
-    assert next(move for move in moves if move is not Move.WAIT) is Move.ELSEWHERE
+    assert next(move for move in moves if move is not NextMove.WAIT) is NextMove.ELSEWHERE
 
 
 def test_who_was_away_is_not_said_before_slurm_has_said_whose_the_job_is(run: Run) -> None:
@@ -172,26 +174,26 @@ def test_who_was_away_is_not_said_before_slurm_has_said_whose_the_job_is(run: Ru
 
 def test_slurm_answers_before_the_other_node_is_lost_so_that_no_time_is_lost(run: Run) -> None:
     run.for_s(AGAIN_S + 3 * TICK_S, WELL, alone=True)  # in doubt, and not lost yet
-    assert run.for_s(0.5, STRANDED, alone=True)[0].move is Move.STRANDED
+    assert run.for_s(0.5, STRANDED, alone=True)[0].move is NextMove.STRANDED
 
 
 def test_without_a_word_of_slurm_it_is_the_other_one_after_a_while(run: Run) -> None:
     run.slurm.word = None
     moves = [verdict.move for verdict in run.for_s(70.0, STRANDED, alone=True)]
-    assert moves[0] is Move.WAIT
-    assert moves[-1] is Move.STRANDED
+    assert moves[0] is NextMove.WAIT
+    assert moves[-1] is NextMove.STRANDED
 
 
 def test_the_end_of_ranks_is_explained_however_long_nodes_were_silent_before(run: Run) -> None:
     run.for_s(20.0, SILENT)
     run.clock.now += 1.0
-    run.slurm.word = Standing(ours=True, runs=True, left_s=0.0, requeueable=True)
+    run.slurm.word = JobStatus(ours=True, runs=True, left_s=0.0, requeueable=True)
     first = run.look(code=143, told="SIGTERM")
     assert first is not None
-    assert first.move is Move.WAIT, "it has not been asked since"
+    assert first.move is NextMove.WAIT, "it has not been asked since"
     after = run.look(code=143, told="SIGTERM")
     assert after is not None
-    assert (after.move, after.kind) == (Move.REQUEUE, Kind.TIME_LIMIT)
+    assert (after.move, after.kind) == (NextMove.REQUEUE, IncidentKind.TIME_LIMIT)
 
 
 def test_before_the_limit_the_ranks_save_and_then_the_job_starts_again(run: Run) -> None:
@@ -201,7 +203,7 @@ def test_before_the_limit_the_ranks_save_and_then_the_job_starts_again(run: Run)
     assert run.agents.save_at > 10
     run.left(LEAST_MARGIN_S - 3.0)
     run.report(run.agents.save_at, saved=run.agents.save_at)
-    assert run.for_s(3.0, WELL)[-1].move is Move.REQUEUE
+    assert run.for_s(3.0, WELL)[-1].move is NextMove.REQUEUE
 
 
 def test_a_controller_that_takes_its_time_does_so_before_the_limit_too(run: Run) -> None:
@@ -212,7 +214,7 @@ def test_a_controller_that_takes_its_time_does_so_before_the_limit_too(run: Run)
     run.clock.now += 2 * FRESH_S
     found = run.slowly_for_s(2 * SLOW_S, takes_s=1.5 * FRESH_S)
     assert found is not None
-    assert found.move is Move.REQUEUE
+    assert found.move is NextMove.REQUEUE
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
@@ -222,11 +224,11 @@ def test_a_job_that_was_suspended_beyond_what_was_left_of_its_time_goes_on(run: 
     run.for_s(2.0, WELL)
     run.clock.now += 3600.0  # and Slurm, which does not count that time, takes a while
     run.slurm.word = None
-    assert {verdict.move for verdict in run.for_s(2.0, WELL)} == {Move.CARRY_ON}
+    assert {verdict.move for verdict in run.for_s(2.0, WELL)} == {NextMove.CARRY_ON}
     run.report(5000, saved=5000 if is_saved else None)
-    assert {verdict.move for verdict in run.for_s(10.0, WELL)} == {Move.CARRY_ON}
+    assert {verdict.move for verdict in run.for_s(10.0, WELL)} == {NextMove.CARRY_ON}
     run.left(598.0)
-    assert {verdict.move for verdict in run.for_s(20.0, WELL)} == {Move.CARRY_ON}
+    assert {verdict.move for verdict in run.for_s(20.0, WELL)} == {NextMove.CARRY_ON}
 
 
 def test_a_limit_that_is_moved_at_the_last_moment_counts(run: Run) -> None:
@@ -236,7 +238,7 @@ def test_a_limit_that_is_moved_at_the_last_moment_counts(run: Run) -> None:
     run.left(7200.0)
     run.for_s(END_S / 2, WELL)
     run.report(run.agents.save_at, saved=run.agents.save_at)
-    assert {verdict.move for verdict in run.for_s(60.0, WELL)} == {Move.CARRY_ON}
+    assert {verdict.move for verdict in run.for_s(60.0, WELL)} == {NextMove.CARRY_ON}
     first = run.agents.save_at
     run.left(LEAST_MARGIN_S - 1.0)
     run.report(first + 500)

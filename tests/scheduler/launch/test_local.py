@@ -20,11 +20,11 @@ from typing_extensions import override
 
 from deeplink.clock import SystemClock
 from deeplink.config import load_config
-from deeplink.scheduler.launch.failure import Limits
+from deeplink.scheduler.launch.failure import RelaunchLimits
 from deeplink.scheduler.launch.job import run_job
 from deeplink.scheduler.launch.local import LocalBackend
-from deeplink.scheduler.launch.order import Order
-from deeplink.scheduler.launch.verdict import AGAIN_CODE, Policy
+from deeplink.scheduler.launch.order import LaunchSpec
+from deeplink.scheduler.launch.verdict import AGAIN_CODE, RelaunchPolicy
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.types import NodeName
@@ -242,8 +242,8 @@ def test_the_loss_that_a_run_is_given_up_for_is_a_loss(tmp_path: Path, monkeypat
     names = tuple(NodeName(f"local{number}") for number in range(3))
     folder = tmp_path / "job"
     backend = Noting(1, "ann", names, os.environ, tmp_path / "store", folder)
-    order = Order(command=(sys.executable, "-c", "import time; time.sleep(600)"), per_node=1, count=2)
-    policy = Policy(limits=Limits(most_relaunches=0))
+    order = LaunchSpec(command=(sys.executable, "-c", "import time; time.sleep(600)"), per_node=1, count=2)
+    policy = RelaunchPolicy(limits=RelaunchLimits(most_relaunches=0))
     assert run_job(backend, order, load_config(), clock=Killing(folder), policy=policy) == AGAIN_CODE
     assert backend.told == []
     with Journal(folder / "journal.sqlite", read_only=True) as journal:
@@ -290,7 +290,7 @@ def test_an_error_of_ours_leaves_no_rank_unwatched(tmp_path: Path, monkeypatch: 
         f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
     )
     backend = LocalBackend.on_this_machine(1, os.environ, tmp_path / "store", tmp_path / "own")
-    order = Order(command=(sys.executable, "-c", rank), per_node=1, count=1)
+    order = LaunchSpec(command=(sys.executable, "-c", rank), per_node=1, count=1)
     with pytest.raises(ArithmeticError):
         run_job(backend, order, load_config(), clock=BrokenClock(pid_file))
     assert ProcessId.of(int(pid_file.read_text())) is None
@@ -305,7 +305,7 @@ def test_ranks_that_are_started_again_are_told_how_often(tmp_path: Path, monkeyp
         "said.write_text(os.environ['TORCHELASTIC_MAX_RESTARTS']); sys.exit(3 if said.name == '0' else 0)"
     )
     backend = LocalBackend.on_this_machine(1, os.environ, tmp_path / "store", tmp_path / "own")
-    order = Order(command=(sys.executable, "-c", rank), per_node=1, count=1)
+    order = LaunchSpec(command=(sys.executable, "-c", rank), per_node=1, count=1)
     assert run_job(backend, order, load_config()) == 0
     assert ((tmp_path / "0").read_text(), (tmp_path / "1").read_text()) == ("2", "3")
 
@@ -316,7 +316,7 @@ def test_what_a_launcher_leaves_is_its_users_alone_and_ranks_have_the_umask_they
 ) -> None:
     monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "own"))
     backend = LocalBackend.on_this_machine(1, os.environ, tmp_path / "store", tmp_path / "own")
-    order = Order(command=("sh", "-c", f"umask > {tmp_path}/mask"), per_node=1, count=1)
+    order = LaunchSpec(command=("sh", "-c", f"umask > {tmp_path}/mask"), per_node=1, count=1)
     before = os.umask(0o022)
     try:
         assert run_job(backend, order, load_config()) == 0

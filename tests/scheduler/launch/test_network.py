@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeplink.links import Link, Route
+from deeplink.links import InterfaceAddress, Route
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.network import (
     NoInterfaceError,
@@ -18,7 +18,9 @@ from deeplink.types import NodeName
 SLOW, FAST = 1_000, 100_000
 
 
-def node(number: int, *links: Link, routes: tuple[Route, ...] | None = None, slurms: str = "") -> NodeFacts:
+def node(
+    number: int, *links: InterfaceAddress, routes: tuple[Route, ...] | None = None, slurms: str = ""
+) -> NodeFacts:
     if routes is None:
         routes = tuple(Route(link.network, link.interface) for link in links)
     ip = slurms or links[0].ip
@@ -31,16 +33,16 @@ def facts(*nodes: NodeFacts) -> dict[NodeName, NodeFacts]:
     return {one.name: one for one in nodes}
 
 
-def management(number: int) -> Link:
-    return Link("eth0", f"192.168.1.{number}", "192.168.1.0/24", SLOW)
+def management(number: int) -> InterfaceAddress:
+    return InterfaceAddress("eth0", f"192.168.1.{number}", "192.168.1.0/24", SLOW)
 
 
-def fabric(number: int, interface: str = "ib0") -> Link:
-    return Link(interface, f"10.1.0.{number}", "10.1.0.0/16", FAST)
+def fabric(number: int, interface: str = "ib0") -> InterfaceAddress:
+    return InterfaceAddress(interface, f"10.1.0.{number}", "10.1.0.0/16", FAST)
 
 
-def bridge(number: int) -> Link:
-    return Link("docker0", "172.17.0.1", "172.17.0.0/16", 400_000)
+def bridge(number: int) -> InterfaceAddress:
+    return InterfaceAddress("docker0", "172.17.0.1", "172.17.0.0/16", 400_000)
 
 
 def test_the_fastest_network_that_all_share_comes_first_and_slurms_own_second() -> None:
@@ -70,8 +72,8 @@ def test_where_speeds_are_equal_or_unknown_slurms_own_is_first() -> None:
     nodes = [
         node(
             n,
-            Link("a0", f"10.0.0.{n}", "10.0.0.0/24"),
-            Link("b0", f"10.0.1.{n}", "10.0.1.0/24"),
+            InterfaceAddress("a0", f"10.0.0.{n}", "10.0.0.0/24"),
+            InterfaceAddress("b0", f"10.0.1.{n}", "10.0.1.0/24"),
             slurms=f"10.0.1.{n}",
         )
         for n in (1, 2)
@@ -81,7 +83,7 @@ def test_where_speeds_are_equal_or_unknown_slurms_own_is_first() -> None:
 
 def routed(number: int, through: str) -> NodeFacts:
     """A node of a rack with a network of its own, whose routes to the other racks lead through an interface."""
-    rack = Link("eth1", f"10.{number}.0.1", f"10.{number}.0.0/24", FAST)
+    rack = InterfaceAddress("eth1", f"10.{number}.0.1", f"10.{number}.0.0/24", FAST)
     others = (Route(rack.network, "eth1"), Route("10.0.0.0/8", through), Route("0.0.0.0/0", "eth0"))
     return node(number, management(number), rack, routes=(*others, Route("192.168.1.0/24", "eth0")))
 
@@ -144,7 +146,7 @@ def test_a_network_that_does_not_answer_gives_way_to_the_next() -> None:
 def test_a_thousand_nodes_each_with_a_network_of_its_own() -> None:
     nodes = []
     for number in range(1000):
-        link = Link(
+        link = InterfaceAddress(
             "eth1", f"10.{number // 250}.{number % 250}.1", f"10.{number // 250}.{number % 250}.0/30", FAST
         )
         nodes.append(node(number, link, routes=(Route(link.network, "eth1"), Route("10.0.0.0/8", "eth1"))))

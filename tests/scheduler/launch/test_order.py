@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.order import Order, lay_out
+from deeplink.scheduler.launch.order import LaunchSpec, lay_out
 from deeplink.scheduler.topology.groups import GroupSizeError
 from deeplink.types import Attempt, NodeName
 
@@ -33,7 +33,7 @@ def test_a_layout_says_how_many_ranks_where_and_how_the_ring_lies(
         for address in addresses
         for name in [address.partition(".")[2]]
     }
-    order = Order(command=("true",), per_node=per_node, count=count)
+    order = LaunchSpec(command=("true",), per_node=per_node, count=count)
     assert str(lay_out(order, Attempt(7, 0, 0), facts, port=1)) == said
 
 
@@ -48,7 +48,7 @@ def dealt(*leaves: int) -> dict[NodeName, NodeFacts]:
 
 
 def test_groups_stay_on_a_leaf_and_do_so_again_on_other_nodes() -> None:
-    order = Order(command=("true",), per_node=4, count=6, group_sizes=(4, 8))
+    order = LaunchSpec(command=("true",), per_node=4, count=6, group_sizes=(4, 8))
     facts = dealt(0, 0, 0, 1, 1, 1, 1, 2)
     first = lay_out(order, Attempt(7, 0, 0), facts, port=1)
     assert first.active == ("n0", "n1", "n3", "n4", "n5", "n6")
@@ -65,7 +65,7 @@ def test_groups_stay_on_a_leaf_and_do_so_again_on_other_nodes() -> None:
 
 
 def test_where_no_topology_is_known_nothing_is_promised() -> None:
-    order = Order(command=("true",), per_node=4, count=4, group_sizes=(4, 8))
+    order = LaunchSpec(command=("true",), per_node=4, count=4, group_sizes=(4, 8))
     facts = {NodeName(f"n{n}"): NodeFacts(node=NodeName(f"n{n}"), address=f"n{n}:1") for n in range(4)}
     assert lay_out(order, Attempt(7, 0, 0), facts, port=1).together == (
         "4 groups of 4 ranks within a node each",
@@ -74,14 +74,14 @@ def test_where_no_topology_is_known_nothing_is_promised() -> None:
 
 
 def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
-    order = Order(command=("true",), per_node=1, count=3, group_sizes=(2,))
+    order = LaunchSpec(command=("true",), per_node=1, count=3, group_sizes=(2,))
     with pytest.raises(GroupSizeError):
         lay_out(order, Attempt(7, 0, 0), dealt(0, 0, 0), port=1)
 
 
 def test_nodes_that_differ_in_their_ranks_run_their_own_wherever_they_stand_in_the_order() -> None:
     each = {NodeName("n0"): 3, NodeName("n1"): 1, NodeName("n2"): 2}
-    order = Order(command=("true",), per_node=3, each=each, count=3, elastic=2)
+    order = LaunchSpec(command=("true",), per_node=3, each=each, count=3, elastic=2)
     layout = lay_out(order, Attempt(7, 0, 0), dealt(0, 1, 0), port=1)
     assert layout.active == ("n0", "n2", "n1")
     assert (layout.launch.ranks, layout.launch.world_size) == ((3, 2, 1), 6)

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.deadline import Now
+from deeplink.scheduler.launch.deadline import DeadlineAction
 from deeplink.scheduler.launch.outside import TERMINATED, WORD_S, Outside, look_outside
-from deeplink.scheduler.launch.standing import Standing
-from deeplink.scheduler.launch.verdict import Move
-from deeplink.scheduler.watch.records import Kind
+from deeplink.scheduler.launch.standing import JobStatus
+from deeplink.scheduler.launch.verdict import NextMove
+from deeplink.scheduler.watch.records import IncidentKind
 
-WELL = Standing(ours=True, runs=True, left_s=600.0, requeueable=True, word="RUNNING")
-PREEMPTED = Standing(ours=True, runs=True, left_s=600.0, preempting=True, requeueable=True, word="RUNNING")
-OVER = Standing(ours=True, runs=False, left_s=0.0, requeueable=True, word="COMPLETING TimeLimit")
-CANCELLED = Standing(ours=True, runs=False, left_s=600.0, requeueable=True, word="CANCELLED")
-LATER = Standing(ours=False, runs=True, left_s=600.0, requeueable=True, word="RUNNING")
+WELL = JobStatus(ours=True, runs=True, left_s=600.0, requeueable=True, word="RUNNING")
+PREEMPTED = JobStatus(ours=True, runs=True, left_s=600.0, preempting=True, requeueable=True, word="RUNNING")
+OVER = JobStatus(ours=True, runs=False, left_s=0.0, requeueable=True, word="COMPLETING TimeLimit")
+CANCELLED = JobStatus(ours=True, runs=False, left_s=600.0, requeueable=True, word="CANCELLED")
+LATER = JobStatus(ours=False, runs=True, left_s=600.0, requeueable=True, word="RUNNING")
 
 
-def moved(**seen: Any) -> tuple[Move, Kind | None] | None:
+def moved(**seen: Any) -> tuple[NextMove, IncidentKind | None] | None:
     verdict = look_outside(Outside(**seen))
     return None if verdict is None else (verdict.move, verdict.kind)
 
@@ -37,7 +37,7 @@ def test_ranks_that_failed_by_themselves_are_no_business_of_slurms() -> None:
 
 @pytest.mark.parametrize("code", [None, 1, 143])
 def test_a_job_that_runs_elsewhere_is_let_go(code: int | None) -> None:
-    assert moved(cut_off=True, standing=LATER, code=code) == (Move.ELSEWHERE, None)
+    assert moved(cut_off=True, standing=LATER, code=code) == (NextMove.ELSEWHERE, None)
 
 
 def test_told_to_end_the_ranks_have_their_time() -> None:
@@ -48,35 +48,37 @@ def test_told_to_end_the_ranks_have_their_time() -> None:
 @pytest.mark.parametrize(
     ("standing", "code", "told"),
     [
-        (WELL, 9, (Move.FAILED, None)),
-        (WELL, 0, (Move.SUCCEEDED, None)),
-        (CANCELLED, 143, (Move.FAILED, None)),
-        (LATER, 143, (Move.FAILED, None)),
-        (OVER, 143, (Move.FAILED, Kind.TIME_LIMIT)),
-        (PREEMPTED, 143, (Move.REQUEUE, Kind.PREEMPTED)),
+        (WELL, 9, (NextMove.FAILED, None)),
+        (WELL, 0, (NextMove.SUCCEEDED, None)),
+        (CANCELLED, 143, (NextMove.FAILED, None)),
+        (LATER, 143, (NextMove.FAILED, None)),
+        (OVER, 143, (NextMove.FAILED, IncidentKind.TIME_LIMIT)),
+        (PREEMPTED, 143, (NextMove.REQUEUE, IncidentKind.PREEMPTED)),
     ],
 )
-def test_told_to_end_for_a_reason(standing: Standing, code: int, told: tuple[Move, Kind | None]) -> None:
+def test_told_to_end_for_a_reason(
+    standing: JobStatus, code: int, told: tuple[NextMove, IncidentKind | None]
+) -> None:
     assert moved(told="SIGTERM", code=code, standing=standing, requeueable=True) == told
 
 
 @pytest.mark.parametrize("code", [0, 143])
 def test_out_of_time_the_job_starts_again_if_it_got_further(code: int) -> None:
     out = {"told": "SIGTERM", "code": code, "standing": OVER, "gained": True}
-    assert moved(**out, requeueable=True) == (Move.REQUEUE, Kind.TIME_LIMIT)
-    assert moved(**out) != (Move.REQUEUE, Kind.TIME_LIMIT)
+    assert moved(**out, requeueable=True) == (NextMove.REQUEUE, IncidentKind.TIME_LIMIT)
+    assert moved(**out) != (NextMove.REQUEUE, IncidentKind.TIME_LIMIT)
 
 
 def test_in_a_preemption_agents_and_ranks_are_ended_and_we_are_not() -> None:
-    assert moved(agents_gone=True) == (Move.WAIT, None)
-    assert moved(agents_gone=True, standing=PREEMPTED, asked_for_s=1.0) == (Move.WAIT, None)
+    assert moved(agents_gone=True) == (NextMove.WAIT, None)
+    assert moved(agents_gone=True, standing=PREEMPTED, asked_for_s=1.0) == (NextMove.WAIT, None)
     ended = {"agents_gone": True, "standing": PREEMPTED, "code": TERMINATED}
-    assert moved(**ended, requeueable=True) == (Move.REQUEUE, Kind.PREEMPTED)
-    assert moved(**ended) == (Move.FAILED, Kind.PREEMPTED)
+    assert moved(**ended, requeueable=True) == (NextMove.REQUEUE, IncidentKind.PREEMPTED)
+    assert moved(**ended) == (NextMove.FAILED, IncidentKind.PREEMPTED)
 
 
 def test_ranks_that_somebody_terminated_are_a_failure_like_others() -> None:
-    assert moved(code=TERMINATED) == (Move.WAIT, None)
+    assert moved(code=TERMINATED) == (NextMove.WAIT, None)
     assert moved(code=TERMINATED, standing=WELL) is None
     assert moved(code=TERMINATED, asked_for_s=WORD_S) is None, "Slurm does not answer"
 
@@ -86,8 +88,8 @@ def test_ranks_that_somebody_terminated_are_a_failure_like_others() -> None:
     [(True, True, None, True), (False, True, None, False), (True, False, None, False), (True, True, 0, False)],
 )
 def test_before_the_time_limit(*, gained: bool, requeueable: bool, code: int | None, again: bool) -> None:
-    found = moved(now=Now.END, gained=gained, requeueable=requeueable, code=code)
-    assert (found == (Move.REQUEUE, Kind.TIME_LIMIT)) is again
+    found = moved(now=DeadlineAction.END, gained=gained, requeueable=requeueable, code=code)
+    assert (found == (NextMove.REQUEUE, IncidentKind.TIME_LIMIT)) is again
 
 
 @given(
@@ -99,7 +101,7 @@ def test_before_the_time_limit(*, gained: bool, requeueable: bool, code: int | N
         cut_off=st.booleans(),
         standing=st.sampled_from([None, WELL, PREEMPTED, OVER, CANCELLED, LATER]),
         asked_for_s=st.floats(0, 20),
-        now=st.sampled_from(Now),
+        now=st.sampled_from(DeadlineAction),
         gained=st.booleans(),
         requeueable=st.booleans(),
     )
@@ -109,10 +111,10 @@ def test_what_holds_whatever_is_seen(seen: Outside) -> None:
     if verdict is None:
         return
     assert verdict.because
-    if verdict.move is Move.REQUEUE:
+    if verdict.move is NextMove.REQUEUE:
         assert seen.requeueable
-        assert seen.gained or verdict.kind is Kind.PREEMPTED, "or it would start again for ever"
-    if verdict.move in {Move.FAILED, Move.SUCCEEDED}:
+        assert seen.gained or verdict.kind is IncidentKind.PREEMPTED, "or it would start again for ever"
+    if verdict.move in {NextMove.FAILED, NextMove.SUCCEEDED}:
         assert verdict.code == seen.code
-    if verdict.move is Move.WAIT and seen.standing is None:
+    if verdict.move is NextMove.WAIT and seen.standing is None:
         assert seen.asked_for_s < WORD_S

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.launch import rank
-from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, Task
+from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, RankTask
 from deeplink.types import Attempt
 from tests.waiting import LIMIT_S
 
@@ -55,7 +55,7 @@ def test_every_word_behind_the_dashes_is_the_commands(words: list[str], is_local
     before = ["--task", "0", "0", "n0"] if is_local else []
     slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n0"}
     assert rank.arguments([*before, "--", "python", *words], launch, slurm) == (
-        Task(0, 0, "n0"),
+        RankTask(0, 0, "n0"),
         ["python", *words],
     )
 

@@ -10,7 +10,7 @@ from deeplink.scheduler.launch.environment import (
     Launch,
     NodeFacts,
     NotLaunchedError,
-    Task,
+    RankTask,
     mpi_task,
     rank_environment,
 )
@@ -37,8 +37,8 @@ def added(recipe: str, rank: int, env: dict[str, str] | None = None) -> dict[str
     """What a recipe adds to the environment of a rank of two nodes with two each."""
     started = launch(recipe)
     node, local_rank = started.place(rank)
-    place = Task(rank, local_rank, f"n{node}")
-    plain = rank_environment(launch("torch"), Task(0, 0, "n0"), {})
+    place = RankTask(rank, local_rank, f"n{node}")
+    plain = rank_environment(launch("torch"), RankTask(0, 0, "n0"), {})
     found = rank_environment(started, place, env or {})
     return {name: value for name, value in found.items() if name not in plain}
 
@@ -66,7 +66,7 @@ def test_the_last_rank_finds_exactly_this(recipe: str, expected: dict[str, str])
 
 def test_one_torchrun_is_started_on_each_node_and_told_all_it_asks_for() -> None:
     assert RECIPES["torchrun"].start is Start.NODE
-    env = rank_environment(launch("torchrun"), Task(1, 0, "n1"), {"PET_NNODES": "9"})
+    env = rank_environment(launch("torchrun"), RankTask(1, 0, "n1"), {"PET_NNODES": "9"})
     assert {name: value for name, value in env.items() if name.startswith("PET_")} == {
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",
@@ -86,7 +86,7 @@ def test_tensorflows_workers_are_in_rank_order_and_have_a_port_each() -> None:
     workers = ["10.77.0.15:23456", "10.77.0.15:23457", "10.77.0.10:23456", "10.77.0.10:23457"]
     assert config == {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 2}}
     on_one_host = launch("tensorflow", "127.0.0.1", "127.0.0.1", per_node=1)
-    env = rank_environment(on_one_host, Task(1, 0, "n1"), {})
+    env = rank_environment(on_one_host, RankTask(1, 0, "n1"), {})
     assert json.loads(env["TF_CONFIG"])["cluster"]["worker"] == ["127.0.0.1:23456", "127.0.0.1:23457"]
 
 
@@ -102,26 +102,30 @@ def test_jax_calls_the_only_device_it_sees_the_first(visible: str | None, device
 def test_the_only_process_of_a_node_has_all_gpus_that_jax_sees(visible: str | None, devices: str | None) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert (
-        rank_environment(launch("jax", per_node=1), Task(1, 0, "n1"), env).get("JAX_LOCAL_DEVICE_IDS") == devices
+        rank_environment(launch("jax", per_node=1), RankTask(1, 0, "n1"), env).get("JAX_LOCAL_DEVICE_IDS")
+        == devices
     )
 
 
 def test_another_attempt_on_other_nodes_is_told_anew() -> None:
-    old = rank_environment(launch("tensorflow", "10.0.0.1", "10.0.0.2"), Task(0, 0, "n0"), {})
+    old = rank_environment(launch("tensorflow", "10.0.0.1", "10.0.0.2"), RankTask(0, 0, "n0"), {})
     again = launch("tensorflow", "10.0.0.2", "10.0.0.3", relaunch=3)
-    new = rank_environment(again, Task(0, 0, "n0"), old)
+    new = rank_environment(again, RankTask(0, 0, "n0"), old)
     workers = json.loads(new["TF_CONFIG"])["cluster"]["worker"]
     assert [worker.partition(":")[0] for worker in workers] == ["10.0.0.2"] * 2 + ["10.0.0.3"] * 2
 
 
 def test_the_host_file_has_the_nodes_in_rank_order() -> None:
     assert host_file(launch("deepspeed")) == "n0 slots=2\nn1 slots=2\n"
-    assert rank_environment(launch("mpi"), Task(0, 0, "n0"), {})["DEEPLINK_HOSTFILE"] == "/jobs/17/hostfile.17.1.2"
+    assert (
+        rank_environment(launch("mpi"), RankTask(0, 0, "n0"), {})["DEEPLINK_HOSTFILE"]
+        == "/jobs/17/hostfile.17.1.2"
+    )
 
 
 @pytest.mark.parametrize("variable", ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"])
 def test_an_mpiexec_says_which_rank_a_process_is(variable: str) -> None:
-    assert mpi_task(launch("mpi"), {variable: "3"}) == Task(3, 1, "n1")
+    assert mpi_task(launch("mpi"), {variable: "3"}) == RankTask(3, 1, "n1")
 
 
 @pytest.mark.parametrize("env", [{}, {"PMI_RANK": "4"}, {"PMI_RANK": "-1"}])

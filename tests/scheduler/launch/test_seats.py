@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.seats import SEATS_VARIABLE, Seat, packed_seats, seat_in
+from deeplink.scheduler.launch.seats import SEATS_VARIABLE, AgentEndpoint, packed_seats, seat_in
 from deeplink.types import NodeName
 
 N1 = NodeName("n1")
@@ -17,7 +17,7 @@ N1 = NodeName("n1")
 def test_each_node_finds_its_own_and_only_that() -> None:
     file = "/run/d-n1-x/token"
     text = packed_seats({N1: NodeFacts(node="n1", address="10.0.0.1:41233", token_file=file)})
-    assert seat_in({SEATS_VARIABLE: text}, "n1") == Seat(port=41233, folder=Path("/run/d-n1-x"))
+    assert seat_in({SEATS_VARIABLE: text}, "n1") == AgentEndpoint(port=41233, folder=Path("/run/d-n1-x"))
     assert seat_in({SEATS_VARIABLE: text}, "n2") is None
     assert seat_in({}, "n1") is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.site import Site, known_fabric, near_hcas, with_domains, with_hcas
+from deeplink.scheduler.launch.site import SiteFabric, known_fabric, near_hcas, with_domains, with_hcas
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
 from deeplink.scheduler.topology.sources.slurm import read_slurm
@@ -13,8 +13,8 @@ N0, N1 = NodeName("n0"), NodeName("n1")
 TOLD = {N0: "core.leaf0.n0", N1: "core.leaf1.n1"}
 
 
-def site(text: str) -> Site:
-    return Site.of(read_slurm(text, "site.conf").network, "site.conf")
+def site(text: str) -> SiteFabric:
+    return SiteFabric.of(read_slurm(text, "site.conf").network, "site.conf")
 
 
 def never() -> Fabric:
@@ -62,7 +62,7 @@ def test_where_all_cards_are_alike_or_none_is_infiniband_nccl_is_told_nothing() 
 
 def test_only_nodes_the_site_knows_from_inside_have_cards() -> None:
     facts = {name: NodeFacts(node=name, address="h:1") for name in (N0, N1)}
-    known = Site("site", Fabric({}), {N0: "=mlx5_0"})
+    known = SiteFabric("site", Fabric({}), {N0: "=mlx5_0"})
     assert [one.hcas for one in with_hcas(facts, known).values()] == ["=mlx5_0", ""]
     assert with_hcas(facts, None) == facts
 

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.standing import AGAIN_S, OFTEN_S, SELDOM_S, Desk, Standing
+from deeplink.scheduler.launch.standing import AGAIN_S, OFTEN_S, SELDOM_S, JobStatus, StatusPoller
 from tests.waiting import LIMIT_S
 
 
@@ -14,25 +14,25 @@ from tests.waiting import LIMIT_S
 class Controller:
     """Answers when it is let, as slurmctld does."""
 
-    answer: Standing | None = None
+    answer: JobStatus | None = None
     asked: int = 0
     free: threading.Event = field(default_factory=threading.Event)
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> JobStatus | None:
         self.asked += 1
         assert self.free.wait(LIMIT_S)
         return self.answer
 
 
-def settled(desk: Desk) -> None:
+def settled(desk: StatusPoller) -> None:
     for thread in threading.enumerate():
         if thread.name == "deeplink-standing":
             thread.join(LIMIT_S)
 
 
 def test_an_answer_counts_from_when_it_was_asked_for() -> None:
-    clock, controller = ManualClock(), Controller(Standing(ours=True, runs=True, left_s=100.0, requeueable=True))
-    desk = Desk(controller, clock)  # type: ignore[arg-type] # all that it uses of a backend
+    clock, controller = ManualClock(), Controller(JobStatus(ours=True, runs=True, left_s=100.0, requeueable=True))
+    desk = StatusPoller(controller, clock)  # type: ignore[arg-type] # all that it uses of a backend
     desk.tick()
     clock.now += 5.0
     assert desk.since(clock.now - 5.0) is None, "it is not waited for"
@@ -45,8 +45,8 @@ def test_an_answer_counts_from_when_it_was_asked_for() -> None:
 
 
 def test_one_question_at_a_time_and_none_too_often() -> None:
-    clock, controller = ManualClock(), Controller(Standing(ours=True, runs=True))
-    desk = Desk(controller, clock)  # type: ignore[arg-type]
+    clock, controller = ManualClock(), Controller(JobStatus(ours=True, runs=True))
+    desk = StatusPoller(controller, clock)  # type: ignore[arg-type]
     for _ in range(5):
         desk.tick()
     controller.free.set()
@@ -63,7 +63,7 @@ def test_one_question_at_a_time_and_none_too_often() -> None:
 def test_who_wants_an_answer_asks_again_until_there_is_one() -> None:
     clock, controller = ManualClock(), Controller()
     controller.free.set()
-    desk = Desk(controller, clock)  # type: ignore[arg-type]
+    desk = StatusPoller(controller, clock)  # type: ignore[arg-type]
     begun = clock.now
     for _ in range(3):
         desk.press(begun)
@@ -73,7 +73,7 @@ def test_who_wants_an_answer_asks_again_until_there_is_one() -> None:
         clock.now += AGAIN_S
     assert controller.asked == 3
     assert desk.since(begun) is None
-    controller.answer = Standing(ours=False, runs=True)
+    controller.answer = JobStatus(ours=False, runs=True)
     desk.press(begun)
     settled(desk)
     assert desk.since(begun) == controller.answer
@@ -83,9 +83,9 @@ def test_who_wants_an_answer_asks_again_until_there_is_one() -> None:
 
 
 def test_who_presses_for_an_ever_later_moment_does_not_flood_slurm() -> None:
-    clock, controller = ManualClock(), Controller(Standing(ours=True, runs=True))
+    clock, controller = ManualClock(), Controller(JobStatus(ours=True, runs=True))
     controller.free.set()
-    desk = Desk(controller, clock)  # type: ignore[arg-type]
+    desk = StatusPoller(controller, clock)  # type: ignore[arg-type]
     for _ in range(50):
         desk.press(clock.now)
         settled(desk)
@@ -96,8 +96,8 @@ def test_who_presses_for_an_ever_later_moment_does_not_flood_slurm() -> None:
 def test_while_nobody_has_said_whether_there_is_a_limit_it_is_asked_often() -> None:
     clock, controller = ManualClock(), Controller()
     controller.free.set()
-    desk = Desk(controller, clock)  # type: ignore[arg-type]
-    for answer in (None, Standing(ours=True, runs=True, left_s=100.0)):
+    desk = StatusPoller(controller, clock)  # type: ignore[arg-type]
+    for answer in (None, JobStatus(ours=True, runs=True, left_s=100.0)):
         controller.answer = answer
         desk.tick()
         settled(desk)

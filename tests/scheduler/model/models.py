@@ -6,15 +6,15 @@ from math import inf
 
 from hypothesis import strategies as st
 
-from deeplink.scheduler.model.constants import Constants, Link, Reads
+from deeplink.scheduler.model.constants import Constants, LinkSpeed, ReadSpeeds
 from deeplink.scheduler.model.job import Algorithm, Job, Schedule
 from deeplink.scheduler.model.placement import NodeShare, Placement
 
 PLAIN = Constants(
-    gpu=Link(10e9, 0.0),
-    nic=Link(1e9, 0.0),
-    leaf=Link(1e9, 0.0),
-    spine=Link(1e9, 0.0),
+    gpu=LinkSpeed(10e9, 0.0),
+    nic=LinkSpeed(1e9, 0.0),
+    leaf=LinkSpeed(1e9, 0.0),
+    spine=LinkSpeed(1e9, 0.0),
     nic_sharing=0.0,
     host_contention=0.0,
     straggling=0.0,
@@ -31,7 +31,7 @@ def placement(shape: str) -> Placement:
 seconds = st.floats(1e-6, 10)
 bandwidths = st.floats(1e6, 1e12)
 shares = st.floats(0, 1)
-links = st.builds(Link, bandwidths, st.floats(0, 1e-2))
+links = st.builds(LinkSpeed, bandwidths, st.floats(0, 1e-2))
 constants = st.builds(
     Constants,
     gpu=links,
@@ -45,7 +45,7 @@ constants = st.builds(
     straggling=st.floats(0, 0.3),
     unhidden=shares,
     reads=st.builds(
-        Reads,
+        ReadSpeeds,
         local=st.none() | bandwidths,
         peer=st.none() | bandwidths,
         source=st.none() | bandwidths,

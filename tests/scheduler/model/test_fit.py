@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeplink.scheduler.model.constants import Constants, Link
+from deeplink.scheduler.model.constants import Constants, LinkSpeed
 from deeplink.scheduler.model.errors import ModelInputError, TooFewMeasurementsError
 from deeplink.scheduler.model.fit import FREE, Measurement, Observed, fit
 from deeplink.scheduler.model.job import Job
@@ -40,8 +40,8 @@ SHAPES = [
 BATCHES = (8, 16, 32, 64, 128)
 JOB = Job(batch=1, sample_s=0.002, fixed_s=0.03, gradient_bytes=1e8, overlap=0.4)
 TRUTH = Constants(
-    gpu=Link(6e9, 5.7e-6),
-    nic=Link(1.5e9, 14e-6),
+    gpu=LinkSpeed(6e9, 5.7e-6),
+    nic=LinkSpeed(1.5e9, 14e-6),
     path_bandwidth=1e9,
     nic_sharing=0.05,
     host_contention=0.15,
@@ -93,7 +93,7 @@ def test_shapes_left_out_are_predicted(
 ) -> None:
     path, more = speed
     job = replace(JOB, sample_s=sample, fixed_s=fixed, overlap=overlap)
-    truth = replace(TRUTH, path_bandwidth=path, nic=Link(path * more, 14e-6), gpu=Link(path * 8, 5.7e-6))
+    truth = replace(TRUTH, path_bandwidth=path, nic=LinkSpeed(path * more, 14e-6), gpu=LinkSpeed(path * 8, 5.7e-6))
     every = measured(job, truth, 0.05, seed)
     left_out = {placement(shape) for shape in ("222", "44", "1234")}
     found = fit([one for one in every if one.placement not in left_out], UNKNOWN, Constants())
@@ -136,7 +136,7 @@ def test_what_was_not_measured_keeps_its_default() -> None:
 
 def test_constants_without_limit_are_no_hindrance() -> None:
     inside = [one for one in measured(JOB, TRUTH, 0.02) if len(one.placement.nodes) == 1]
-    endless = replace(Constants(), nic=Link(inf, 14e-6), gpu=Link(inf, 5.7e-6))
+    endless = replace(Constants(), nic=LinkSpeed(inf, 14e-6), gpu=LinkSpeed(inf, 5.7e-6))
     assert fit(inside, UNKNOWN, endless).spread == pytest.approx(fit(inside, UNKNOWN, Constants()).spread)
     alone = [one for one in inside if one.placement.ranks == 1]
     assert fit(alone, UNKNOWN, endless).job.sample_s == pytest.approx(JOB.sample_s, rel=0.1)

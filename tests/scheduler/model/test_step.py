@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.model.constants import Constants, Link
+from deeplink.scheduler.model.constants import Constants, LinkSpeed
 from deeplink.scheduler.model.errors import ModelInputError
 from deeplink.scheduler.model.job import Algorithm, Job, Read, Scaling, Schedule
 from deeplink.scheduler.model.placement import NodeShare, Placement
@@ -49,14 +49,14 @@ def test_levels_one_after_another_add_up() -> None:
 
 
 def test_two_nodes_have_one_path_and_three_have_two() -> None:
-    narrow = replace(PLAIN, nic=Link(10e9, 0.0), path_bandwidth=0.5e9)
+    narrow = replace(PLAIN, nic=LinkSpeed(10e9, 0.0), path_bandwidth=0.5e9)
     assert predict(GIGABYTE, placement("22"), narrow).communication_s == pytest.approx(1.5 / 0.5)
     assert predict(GIGABYTE, placement("112"), narrow).communication_s == pytest.approx(1.5 / 1.0)
     assert predict(GIGABYTE, placement("1111"), narrow).communication_s == pytest.approx(1.5 / 1.0)
 
 
 def test_two_half_full_nodes_lose_to_four_where_paths_are_narrow() -> None:
-    narrow = replace(PLAIN, nic=Link(1e9, 0.0), path_bandwidth=0.6e9)
+    narrow = replace(PLAIN, nic=LinkSpeed(1e9, 0.0), path_bandwidth=0.6e9)
     packed, half, spread = (predict(GIGABYTE, placement(shape), narrow).step_s for shape in ("4", "22", "1111"))
     assert packed < spread < half
 
@@ -82,7 +82,7 @@ def test_ranks_of_one_node_slow_its_computing() -> None:
 
 def test_flows_share_a_leafs_uplinks() -> None:
     a, b = ("core", "a"), ("core", "b")
-    known = replace(PLAIN, leaf=Link(2e9, 0.0))
+    known = replace(PLAIN, leaf=LinkSpeed(2e9, 0.0))
     ordered = Placement(tuple(NodeShare(1, 4, path) for path in (a, a, b, b)))
     mixed = Placement(tuple(NodeShare(1, 4, path) for path in (a, b, a, b)))
     assert transfers(GIGABYTE, ordered, known)["leaf"] == pytest.approx(0.75)
@@ -100,14 +100,14 @@ def test_flows_share_a_leafs_uplinks() -> None:
     ],
 )
 def test_latency_counts_the_steps(algorithm: Algorithm, shape: str, steps: tuple[int, int]) -> None:
-    slow = replace(PLAIN, gpu=Link(inf, 1e-6), nic=Link(inf, 1e-3))
+    slow = replace(PLAIN, gpu=LinkSpeed(inf, 1e-6), nic=LinkSpeed(inf, 1e-3))
     step = predict(replace(GIGABYTE, algorithm=algorithm), placement(shape), slow)
     assert step.latency_s == pytest.approx(steps[0] * 1e-3 + steps[1] * 1e-6)
     assert step.communication_s == pytest.approx(step.latency_s)
 
 
 def test_latency_is_that_of_the_farthest_level_used() -> None:
-    slow = replace(PLAIN, nic=Link(1e9, 1e-3), leaf=Link(1e9, 2e-3), spine=Link(1e9, 3e-3))
+    slow = replace(PLAIN, nic=LinkSpeed(1e9, 1e-3), leaf=LinkSpeed(1e9, 2e-3), spine=LinkSpeed(1e9, 3e-3))
     near, far, farther = ("core", "s0", "a"), ("core", "s0", "b"), ("core", "s1", "c")
     for other, wanted in ((near, 1e-3), (far, 2e-3), (farther, 3e-3)):
         where = Placement((NodeShare(1, 1, near), NodeShare(1, 1, other)))
@@ -117,7 +117,7 @@ def test_latency_is_that_of_the_farthest_level_used() -> None:
 def test_what_overlaps_is_hidden_up_to_the_last_bucket() -> None:
     job = replace(GIGABYTE, overlap=0.5)  # 50 ms of the 100 can hide something
     assert predict(job, placement("11"), PLAIN).hidden_s == pytest.approx(0.05)
-    quick = replace(PLAIN, nic=Link(100e9, 0.0))  # 10 ms, of which 1 ms always shows
+    quick = replace(PLAIN, nic=LinkSpeed(100e9, 0.0))  # 10 ms, of which 1 ms always shows
     step = predict(job, placement("11"), quick)
     assert (step.communication_s, step.hidden_s, step.step_s) == pytest.approx((0.01, 0.009, 0.101))
 
@@ -174,8 +174,8 @@ def test_the_explanation_names_what_takes_the_time() -> None:
     Placement((NodeShare(1, 8), NodeShare(2, 8))),
     replace(
         PLAIN,
-        gpu=Link(5284888626.0, 0.0),
-        nic=Link(5283797385.0, 0.0),
+        gpu=LinkSpeed(5284888626.0, 0.0),
+        nic=LinkSpeed(5283797385.0, 0.0),
         path_bandwidth=5284139340.0,
         host_contention=0.25,
         unhidden=0.0,
@@ -202,8 +202,8 @@ def test_one_rank_sums_nothing(job: Job, known: Constants) -> None:
 def test_more_bandwidth_is_never_slower(
     job: Job, where: Placement, known: Constants, times: float, level: str
 ) -> None:
-    link: Link = getattr(known, level)
-    better = replace(known, **{level: Link(link.bandwidth * times, link.latency_s)})  # type: ignore[arg-type]
+    link: LinkSpeed = getattr(known, level)
+    better = replace(known, **{level: LinkSpeed(link.bandwidth * times, link.latency_s)})  # type: ignore[arg-type]
     assert predict(job, where, better).step_s <= predict(job, where, known).step_s * ROUNDING
     wider = replace(known, path_bandwidth=known.path_bandwidth * times)
     assert predict(job, where, wider).step_s <= predict(job, where, known).step_s * ROUNDING
@@ -230,8 +230,8 @@ def test_a_weaker_node_is_never_faster(job: Job, where: Placement, known: Consta
 def test_units_cancel(job: Job, where: Placement, known: Constants, unit: float) -> None:
     """Bytes counted in another unit, everywhere, change nothing."""
 
-    def link(one: Link) -> Link:
-        return Link(one.bandwidth * unit, one.latency_s)
+    def link(one: LinkSpeed) -> LinkSpeed:
+        return LinkSpeed(one.bandwidth * unit, one.latency_s)
 
     other = replace(
         known,
@@ -262,9 +262,9 @@ def test_shares_that_are_not_all_are_refused(shares: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Link(0, 0),
-        lambda: Link(1, -1),
-        lambda: Link(float("nan"), 0),
+        lambda: LinkSpeed(0, 0),
+        lambda: LinkSpeed(1, -1),
+        lambda: LinkSpeed(float("nan"), 0),
         lambda: Constants(nics=0),
         lambda: Constants(unhidden=1.5),
         lambda: Constants(straggling=-0.1),

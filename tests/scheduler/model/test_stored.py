@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from deeplink.scheduler.model.constants import Constants, Reads
+from deeplink.scheduler.model.constants import Constants, ReadSpeeds
 from deeplink.scheduler.model.errors import ModelInputError
 from deeplink.scheduler.model.stored import ConstantsFormatError, constants_from, constants_text
 from tests.scheduler.model.models import constants
@@ -30,9 +30,9 @@ def test_no_limit_is_null() -> None:
 
 @given(constants)
 def test_what_was_written_before_reading_was_timed_is_read(known: Constants) -> None:
-    older = json.loads(constants_text(replace(known, reads=Reads()))) | {"format": 1}
+    older = json.loads(constants_text(replace(known, reads=ReadSpeeds()))) | {"format": 1}
     del older["reads"]
-    assert constants_from(json.dumps(older), "file") == replace(known, reads=Reads())
+    assert constants_from(json.dumps(older), "file") == replace(known, reads=ReadSpeeds())
 
 
 def changed(**values: Any) -> str:

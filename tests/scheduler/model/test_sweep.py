@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.model.constants import Constants, Link
+from deeplink.scheduler.model.constants import Constants, LinkSpeed
 from deeplink.scheduler.model.job import Algorithm, Job
 from deeplink.scheduler.model.placement import NodeShare, Placement
 from deeplink.scheduler.model.step import predict
 from deeplink.scheduler.model.sweep import (
+    AllReduceTiming,
     NoPairError,
+    RankLocation,
     Reach,
-    Seat,
     Sweep,
     SweepError,
-    Timing,
     calibrated,
     line,
     to_time,
@@ -35,7 +35,8 @@ def swept(reach: Reach, where: Placement, known: Constants) -> Sweep:
     """What the model itself takes for all-reduces there."""
     job = Job(batch=1, sample_s=0, gradient_bytes=0, overlap=0, algorithm=Algorithm.RING)
     timings = [
-        Timing(size, predict(replace(job, gradient_bytes=size), where, known).communication_s) for size in SIZES
+        AllReduceTiming(size, predict(replace(job, gradient_bytes=size), where, known).communication_s)
+        for size in SIZES
     ]
     return Sweep(reach, where.ranks, tuple(timings))
 
@@ -46,7 +47,7 @@ def on(*paths: tuple[str, ...]) -> Placement:
 
 def test_a_pair_of_each_distance_is_timed_and_one_rank_of_each_node() -> None:
     paths = [A, A, B, C]
-    seats = [Seat(rank, rank // 2, paths[rank // 2]) for rank in range(8)]
+    seats = [RankLocation(rank, rank // 2, paths[rank // 2]) for rank in range(8)]
     assert to_time(reversed(seats)) == {
         Reach.GPU: (0, 1),
         Reach.NIC: (0, 2),
@@ -57,22 +58,26 @@ def test_a_pair_of_each_distance_is_timed_and_one_rank_of_each_node() -> None:
 
 
 def test_only_what_there_is_is_timed() -> None:
-    assert to_time([Seat(0, 0), Seat(1, 0)]) == {Reach.GPU: (0, 1)}
-    assert to_time([Seat(0, 0), Seat(1, 1)]) == {Reach.NIC: (0, 1)}
-    assert to_time([Seat(0, 0, A), Seat(1, 1, B)]) == {Reach.LEAF: (0, 1)}
+    assert to_time([RankLocation(0, 0), RankLocation(1, 0)]) == {Reach.GPU: (0, 1)}
+    assert to_time([RankLocation(0, 0), RankLocation(1, 1)]) == {Reach.NIC: (0, 1)}
+    assert to_time([RankLocation(0, 0, A), RankLocation(1, 1, B)]) == {Reach.LEAF: (0, 1)}
     # The second node is the first with two ranks.
-    assert to_time([Seat(0, 0), Seat(1, 1), Seat(2, 1)]) == {Reach.GPU: (1, 2), Reach.NIC: (0, 1)}
+    assert to_time([RankLocation(0, 0), RankLocation(1, 1), RankLocation(2, 1)]) == {
+        Reach.GPU: (1, 2),
+        Reach.NIC: (0, 1),
+    }
 
 
 def test_one_rank_is_no_pair() -> None:
     with pytest.raises(NoPairError):
-        to_time([Seat(0, 0)])
+        to_time([RankLocation(0, 0)])
 
 
 @given(st.floats(1e6, 1e12), st.floats(0, 1e-2), st.integers(2, 64))
 def test_a_line_is_found_again(bandwidth: float, latency: float, ranks: int) -> None:
     timings = [
-        Timing(size, 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size / bandwidth) for size in SIZES
+        AllReduceTiming(size, 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size / bandwidth)
+        for size in SIZES
     ]
     found = line(Sweep(Reach.NIC, ranks, tuple(timings)))
     slowest = timings[-1].seconds
@@ -84,14 +89,14 @@ def test_a_line_is_found_again(bandwidth: float, latency: float, ranks: int) -> 
 
 def test_a_line_through_noise_is_near() -> None:
     dice = np.random.default_rng(0)
-    timings = [Timing(size, (1e-4 + size / 1e9) * float(np.exp(dice.normal(0, 0.05)))) for size in SIZES]
+    timings = [AllReduceTiming(size, (1e-4 + size / 1e9) * float(np.exp(dice.normal(0, 0.05)))) for size in SIZES]
     found = line(Sweep(Reach.NIC, 2, tuple(timings)))
     assert found.bandwidth == pytest.approx(1e9, rel=0.1)
     assert found.latency_s == pytest.approx(5e-5, rel=0.1)
 
 
 def test_latency_is_never_negative() -> None:
-    timings = [Timing(size, (size / 1e9) ** 1.1) for size in SIZES]
+    timings = [AllReduceTiming(size, (size / 1e9) ** 1.1) for size in SIZES]
     assert line(Sweep(Reach.NIC, 2, tuple(timings))).latency_s == 0
 
 
@@ -106,13 +111,13 @@ def test_latency_is_never_negative() -> None:
 )
 def test_times_that_make_no_line_are_an_error(timings: list[tuple[int, float]], problem: str) -> None:
     with pytest.raises(SweepError, match=problem) as refused:
-        line(Sweep(Reach.LEAF, 2, tuple(Timing(*one) for one in timings)))
+        line(Sweep(Reach.LEAF, 2, tuple(AllReduceTiming(*one) for one in timings)))
     assert "two nodes below two leaves" in str(refused.value)
     assert refused.value.remedy
 
 
 def test_a_sweep_without_a_line_leaves_the_others() -> None:
-    flat = Sweep(Reach.NODES, 3, tuple(Timing(size, 1.0 - size * 1e-12) for size in SIZES))
+    flat = Sweep(Reach.NODES, 3, tuple(AllReduceTiming(size, 1.0 - size * 1e-12) for size in SIZES))
     good, wrong = usable([swept(Reach.NIC, on(A, A), Constants()), flat])
     assert [sweep.reach for sweep in good] == [Reach.NIC]
     assert [problem.reach for problem in wrong] == [Reach.NODES]
@@ -122,7 +127,7 @@ def test_a_sweep_without_a_line_leaves_the_others() -> None:
 
 def test_the_pairs_of_four_thousand_nodes_are_found_at_once() -> None:
     paths = [("core", f"s{number // 256}", f"leaf{number // 16}") for number in range(4096)]
-    seats = [Seat(rank, rank, path) for rank, path in enumerate(paths)]
+    seats = [RankLocation(rank, rank, path) for rank, path in enumerate(paths)]
     began = process_time()
     found = to_time(seats)
     assert process_time() - began < 2.0
@@ -131,10 +136,10 @@ def test_the_pairs_of_four_thousand_nodes_are_found_at_once() -> None:
 
 
 TRUTH = Constants(
-    gpu=Link(20e9, 4e-6),
-    nic=Link(1.6e9, 20e-6),
-    leaf=Link(0.9e9, 25e-6),
-    spine=Link(0.5e9, 40e-6),
+    gpu=LinkSpeed(20e9, 4e-6),
+    nic=LinkSpeed(1.6e9, 20e-6),
+    leaf=LinkSpeed(0.9e9, 25e-6),
+    spine=LinkSpeed(0.5e9, 40e-6),
     path_bandwidth=1e9,
 )
 PLACES = {
@@ -155,10 +160,10 @@ def test_constants_that_made_the_sweeps_are_found_again() -> None:
 
 
 FAST = Constants(
-    gpu=Link(200e9, 2e-6),
-    nic=Link(96e9, 3e-6),
-    leaf=Link(55e9, 4e-6),
-    spine=Link(50e9, 5e-6),
+    gpu=LinkSpeed(200e9, 2e-6),
+    nic=LinkSpeed(96e9, 3e-6),
+    leaf=LinkSpeed(55e9, 4e-6),
+    spine=LinkSpeed(50e9, 5e-6),
     path_bandwidth=60e9,
 )
 """Beyond all defaults."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from deeplink.scheduler.placement.fragmentation import Fragmentation, fragmentation
-from deeplink.scheduler.placement.request import Room
+from deeplink.scheduler.placement.request import NodeCapacity
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
 
 
-def rooms(idle: str) -> dict[NodeName, Room]:
-    return {NodeName(f"n{number}"): Room(idle=mark == "i") for number, mark in enumerate(idle)}
+def rooms(idle: str) -> dict[NodeName, NodeCapacity]:
+    return {NodeName(f"n{number}"): NodeCapacity(idle=mark == "i") for number, mark in enumerate(idle)}
 
 
 @pytest.mark.parametrize(

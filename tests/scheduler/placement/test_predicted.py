@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeplink.scheduler.model.constants import Constants, Link, Reads
+from deeplink.scheduler.model.constants import Constants, LinkSpeed, ReadSpeeds
 from deeplink.scheduler.model.job import Job
 from deeplink.scheduler.model.placement import NodeShare, Placement
 from deeplink.scheduler.model.reading import reads_of
 from deeplink.scheduler.model.step import predict
 from deeplink.scheduler.placement.predicted import TIES, Predicted
-from deeplink.scheduler.placement.request import Cluster, Request, Residency, Room, Speeds
+from deeplink.scheduler.placement.request import (
+    DataResidency,
+    NodeCapacity,
+    PlacementCluster,
+    PlacementRequest,
+    Speeds,
+)
 from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
@@ -25,15 +31,15 @@ TALKATIVE = Job(batch=4, sample_s=1e-3, gradient_bytes=1e9, overlap=0.2)
 SILENT = Job(batch=64, sample_s=10e-3, gradient_bytes=1e6)
 
 
-def cluster_of(leaves: int, each: int, busy: str = "", **more: object) -> Cluster:
+def cluster_of(leaves: int, each: int, busy: str = "", **more: object) -> PlacementCluster:
     """n0, n1, ... dealt to leaves by turns, two leaves below a spine."""
     names = [NodeName(f"n{number}") for number in range(leaves * each)]
     paths = {node: ("core", f"s{place % leaves // 2}", f"l{place % leaves}") for place, node in enumerate(names)}
     rooms = {
-        node: Room(gpus=4, free_gpus=4 * (node not in busy.split()), idle=node not in busy.split())
+        node: NodeCapacity(gpus=4, free_gpus=4 * (node not in busy.split()), idle=node not in busy.split())
         for node in names
     }
-    return Cluster(fabric=Fabric(paths), rooms=rooms, **more)  # type: ignore[arg-type]
+    return PlacementCluster(fabric=Fabric(paths), rooms=rooms, **more)  # type: ignore[arg-type]
 
 
 @given(questions(most=7), jobs, constants, st.integers(1, 8))
@@ -82,10 +88,10 @@ def test_the_same_traits_cost_the_same_whatever_was_weighed_before(
 
 
 def test_two_half_full_nodes_lose_to_four_where_paths_are_narrow() -> None:
-    known = Constants(path_bandwidth=0.5e9, nic=Link(1e9, 14e-6))
+    known = Constants(path_bandwidth=0.5e9, nic=LinkSpeed(1e9, 14e-6))
     cluster = cluster_of(2, 4)
-    half = Request(nodes=2, gpus_per_node=2, exclusive=False)
-    spread = Request(nodes=4, gpus_per_node=1, exclusive=False)
+    half = PlacementRequest(nodes=2, gpus_per_node=2, exclusive=False)
+    spread = PlacementRequest(nodes=4, gpus_per_node=1, exclusive=False)
     found = [
         (place(cluster, asked, cost, most=1)[0].cost, asked.nodes)
         for asked, cost in ((half, Predicted(TALKATIVE, known, 2)), (spread, Predicted(TALKATIVE, known, 1)))
@@ -94,14 +100,14 @@ def test_two_half_full_nodes_lose_to_four_where_paths_are_narrow() -> None:
     assert found[1][0] < 0.7 * found[0][0]
     wide = Constants()
     near, far = (Predicted(TALKATIVE, wide, ranks) for ranks in (4, 1))
-    four = Request(nodes=1, gpus_per_node=4, exclusive=False)
+    four = PlacementRequest(nodes=1, gpus_per_node=4, exclusive=False)
     assert place(cluster, four, near)[0].cost < place(cluster, spread, far)[0].cost
 
 
 def test_where_steps_are_equal_whole_leaves_are_left_to_others() -> None:
     # On the leaf of which one node is busy there is room; the others are whole.
     cluster = cluster_of(4, 4, busy="n1")
-    best = place(cluster, Request(nodes=3), Predicted(SILENT, Constants(), 4))[0]
+    best = place(cluster, PlacementRequest(nodes=3), Predicted(SILENT, Constants(), 4))[0]
     assert (best.leaves, best.traits.broken) == (1, 0)
     assert {cluster.fabric.leaf(node)[-1] for node in best.nodes} == {"l1"}
 
@@ -111,19 +117,19 @@ def test_a_slow_node_counts_where_the_gradients_are_waited_for() -> None:
     slow = Speeds({NodeName("n5"): 0.5})
     cluster = cluster_of(4, 4, busy="n1", speeds=slow)
     talking = Predicted(TALKATIVE, Constants(), 1)
-    best, *others = place(cluster, Request(nodes=3), talking, most=50)
+    best, *others = place(cluster, PlacementRequest(nodes=3), talking, most=50)
     assert "n5" not in best.nodes
     worse = next(one for one in others if "n5" in one.nodes)
     assert talking.step(worse.traits).step_s > 1.5 * talking.step(best.traits).step_s
 
 
 def test_a_slow_link_counts_on_the_level_it_is_on() -> None:
-    known = Constants(leaf=Link(6e9, 14e-6), spine=Link(24e9, 14e-6))
+    known = Constants(leaf=LinkSpeed(6e9, 14e-6), spine=LinkSpeed(24e9, 14e-6))
     job = replace(TALKATIVE, overlap=0.0)
 
     def step(busy: str, links: dict[tuple[str, ...], float]) -> tuple[float, float]:
         cost = Predicted(job, known, 1)
-        found = place(cluster_of(4, 2, busy=busy, speeds=Speeds({}, links)), Request(nodes=2), cost)[0]
+        found = place(cluster_of(4, 2, busy=busy, speeds=Speeds({}, links)), PlacementRequest(nodes=2), cost)[0]
         return cost.step(found.traits).levels[2].seconds, cost.step(found.traits).levels[3].seconds
 
     # One node free on each of l0 and l2, below different spines.
@@ -137,26 +143,26 @@ def test_a_slow_link_counts_on_the_level_it_is_on() -> None:
 
 
 def test_a_fast_link_between_slow_ones_is_chosen() -> None:
-    known = Constants(leaf=Link(3e9, 14e-6))
+    known = Constants(leaf=LinkSpeed(3e9, 14e-6))
     slow = Speeds({}, {("core", "s0", "l0"): 0.25})
     # Two nodes are free on no leaf: l0, l1 and l2 have one each.
     cluster = cluster_of(4, 2, busy="n3 n4 n5 n6 n7", speeds=slow)
-    best = place(cluster, Request(nodes=2), Predicted(TALKATIVE, known, 1))[0]
+    best = place(cluster, PlacementRequest(nodes=2), Predicted(TALKATIVE, known, 1))[0]
     assert set(best.nodes) == {"n1", "n2"}
 
 
 def test_data_is_worth_what_reading_it_elsewhere_takes() -> None:
-    residency = Residency({NodeName("n1"): 100, NodeName("n5"): 100}, 100)
+    residency = DataResidency({NodeName("n1"): 100, NodeName("n5"): 100}, 100)
     cluster = cluster_of(4, 2, residency=residency)
-    known = Constants(reads=Reads(local=3e9, peer=1e9, source=0.1e9))
+    known = Constants(reads=ReadSpeeds(local=3e9, peer=1e9, source=0.1e9))
     reading = replace(SILENT, sample_bytes=2e6)
     cost = Predicted(reading, known, 1)
-    best, *others = place(cluster, Request(nodes=1), cost, most=8)
+    best, *others = place(cluster, PlacementRequest(nodes=1), cost, most=8)
     assert best.traits.local == 1.0
     assert cost.step(best.traits).step_s == pytest.approx(0.64, rel=0.01)
     cold = next(one for one in others if one.traits.local == 0)
     assert cost.step(cold.traits).step_s == pytest.approx(64 * 2e6 / 0.1e9)
     # Behind a longer step reading costs nothing: then it only decides between equals.
     hidden = Predicted(replace(reading, sample_bytes=1e5), known, 1)
-    assert {hidden.step(one.traits).step_s for one in place(cluster, Request(nodes=1), hidden)} == {0.64}
-    assert place(cluster, Request(nodes=1), hidden)[0].traits.local == 1.0
+    assert {hidden.step(one.traits).step_s for one in place(cluster, PlacementRequest(nodes=1), hidden)} == {0.64}
+    assert place(cluster, PlacementRequest(nodes=1), hidden)[0].traits.local == 1.0

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.placement import search
 from deeplink.scheduler.placement.cost import DEFAULT_COST, UNUSED, Cost, Traits, Weights
-from deeplink.scheduler.placement.request import Cluster, NoPlacementError, Request, Residency, Room, Speeds
+from deeplink.scheduler.placement.request import (
+    DataResidency,
+    NodeCapacity,
+    NoPlacementError,
+    PlacementCluster,
+    PlacementRequest,
+    Speeds,
+)
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, Path
 from deeplink.scheduler.topology.order import rank_order, ring_crossings
@@ -24,8 +31,8 @@ from deeplink.types import NodeName
 
 @dataclass(frozen=True)
 class Question:
-    cluster: Cluster
-    request: Request
+    cluster: PlacementCluster
+    request: PlacementRequest
 
 
 def traits_of(nodes: tuple[NodeName, ...], asked: Question, free: frozenset[NodeName]) -> Traits:
@@ -97,7 +104,7 @@ def questions(draw: st.DrawFn, most: int = 10) -> Question:
         if leaf >= 0:
             paths[node] = ("core", f"spine{spines[leaf]}", f"leaf{leaf}")
         free = draw(st.sampled_from([4, 4, 4, 2, 0]))
-        rooms[node] = Room(gpus=4, free_gpus=free, idle=free == 4 and draw(st.booleans()))
+        rooms[node] = NodeCapacity(gpus=4, free_gpus=free, idle=free == 4 and draw(st.booleans()))
     shares = st.sampled_from([0.25, 0.5])
     links = sorted({path[:depth] for path in paths.values() for depth in (2, 3)})
     speeds = Speeds(
@@ -105,15 +112,15 @@ def questions(draw: st.DrawFn, most: int = 10) -> Question:
         draw(st.dictionaries(st.sampled_from(links), shares, max_size=2)) if links else {},
     )
     held = draw(st.dictionaries(st.sampled_from(nodes), st.integers(0, 60), max_size=6))
-    cluster = Cluster(
+    cluster = PlacementCluster(
         fabric=Fabric(paths),
         rooms=rooms,
         speeds=speeds,
-        residency=Residency(held, draw(st.sampled_from([0, 100]))),
+        residency=DataResidency(held, draw(st.sampled_from([0, 100]))),
     )
     some = st.frozensets(st.sampled_from(nodes), max_size=2)
     required = draw(some)
-    request = Request(
+    request = PlacementRequest(
         nodes=draw(st.integers(max(len(required), 1), max(len(nodes), 1))),
         gpus_per_node=draw(st.sampled_from([0, 2, 4])),
         exclusive=draw(st.booleans()),
@@ -184,7 +191,7 @@ def test_the_answer_depends_on_nothing_but_the_facts(
     shuffler.shuffle(names)
     rooms = {node: cluster.rooms[node] for node in names}
     fabric = Fabric({node: cluster.fabric.paths[node] for node in names if node in cluster.fabric.paths})
-    again = Cluster(fabric=fabric, rooms=rooms, speeds=cluster.speeds, residency=cluster.residency)
+    again = PlacementCluster(fabric=fabric, rooms=rooms, speeds=cluster.speeds, residency=cluster.residency)
     with pytest.MonkeyPatch.context() as patch:
         if built:
             patch.setattr(search, "EXACT_CHOICES", 0)
@@ -219,18 +226,18 @@ def tree(leaves: int, each: int) -> dict[NodeName, Path]:
     }
 
 
-def cluster_of(paths: dict[NodeName, Path], *, busy: Collection[str] = (), **known: Any) -> Cluster:
-    rooms = {node: Room(gpus=8, free_gpus=8 * (node not in busy), idle=node not in busy) for node in paths}
-    return Cluster(fabric=Fabric(paths), rooms=rooms, **known)
+def cluster_of(paths: dict[NodeName, Path], *, busy: Collection[str] = (), **known: Any) -> PlacementCluster:
+    rooms = {node: NodeCapacity(gpus=8, free_gpus=8 * (node not in busy), idle=node not in busy) for node in paths}
+    return PlacementCluster(fabric=Fabric(paths), rooms=rooms, **known)
 
 
-def leaves_of(cluster: Cluster, nodes: tuple[NodeName, ...]) -> list[str]:
+def leaves_of(cluster: PlacementCluster, nodes: tuple[NodeName, ...]) -> list[str]:
     return sorted({cluster.fabric.path(node)[-1] for node in nodes}, key=lambda leaf: int(leaf[4:]))
 
 
 def test_a_small_job_goes_where_a_leaf_is_broken_already() -> None:
     cluster = cluster_of(tree(4, 8), busy={"n2"})
-    best, *others = place(cluster, Request(nodes=4))
+    best, *others = place(cluster, PlacementRequest(nodes=4))
     assert leaves_of(cluster, best.nodes) == ["leaf2"]
     assert not best.given_up
     assert str(best) == "4 nodes on one leaf: cost 0.50, 100 % of the data local"
@@ -239,18 +246,18 @@ def test_a_small_job_goes_where_a_leaf_is_broken_already() -> None:
 
 def test_the_leaf_that_is_left_fullest_is_taken_among_equals() -> None:
     cluster = cluster_of(tree(3, 8), busy={"n0", "n3", "n6", "n1", "n4", "n2"})  # 5, 6 and 7 left
-    best = place(cluster, Request(nodes=5))[0]
+    best = place(cluster, PlacementRequest(nodes=5))[0]
     assert (leaves_of(cluster, best.nodes), best.traits.stranded) == (["leaf0"], 0)
 
 
 def test_a_slow_node_and_a_slow_link_are_kept_out() -> None:
     speeds = Speeds({NodeName("n0"): 0.5}, {("core", "spine0", "leaf1"): 0.25})
     cluster = cluster_of(tree(4, 4), speeds=speeds)
-    best = place(cluster, Request(nodes=8))[0]
+    best = place(cluster, PlacementRequest(nodes=8))[0]
     assert leaves_of(cluster, best.nodes) == ["leaf2", "leaf3"]
-    inside = place(cluster, Request(nodes=4, required=frozenset({NodeName("n1")})))[0]
+    inside = place(cluster, PlacementRequest(nodes=4, required=frozenset({NodeName("n1")})))[0]
     assert leaves_of(cluster, inside.nodes) == ["leaf1"], "a ring within the leaf does not use its slow link"
-    all_of_it = place(cluster, Request(nodes=16))[0]
+    all_of_it = place(cluster, PlacementRequest(nodes=16))[0]
     assert (all_of_it.traits.degraded, all_of_it.traits.slowest) == (2, 0.25)
     assert not all_of_it.given_up, "nothing is given up where there is no other choice"
 
@@ -258,19 +265,19 @@ def test_a_slow_node_and_a_slow_link_are_kept_out() -> None:
 def test_data_draws_a_job_to_its_leaf() -> None:
     paths = tree(4, 4)
     here = [node for node in paths if paths[node][-1] == "leaf3"]
-    cluster = cluster_of(paths, residency=Residency(dict.fromkeys(here[:2], 50), 100))
-    best = place(cluster, Request(nodes=2))[0]
+    cluster = cluster_of(paths, residency=DataResidency(dict.fromkeys(here[:2], 50), 100))
+    best = place(cluster, PlacementRequest(nodes=2))[0]
     assert (set(best.nodes), best.percent_local) == (set(here[:2]), 100.0)
 
 
 def test_shared_jobs_fill_nodes_that_are_in_use() -> None:
     paths = tree(2, 4)
-    rooms = {node: Room(gpus=8, free_gpus=8) for node in paths} | {
-        NodeName("n3"): Room(gpus=8, free_gpus=2, idle=False)
+    rooms = {node: NodeCapacity(gpus=8, free_gpus=8) for node in paths} | {
+        NodeName("n3"): NodeCapacity(gpus=8, free_gpus=2, idle=False)
     }
-    cluster = Cluster(fabric=Fabric(paths), rooms=rooms)
-    assert place(cluster, Request(nodes=1, gpus_per_node=2, exclusive=False))[0].nodes == ("n3",)
-    (best, *_) = place(cluster, Request(nodes=1, gpus_per_node=4, exclusive=False))
+    cluster = PlacementCluster(fabric=Fabric(paths), rooms=rooms)
+    assert place(cluster, PlacementRequest(nodes=1, gpus_per_node=2, exclusive=False))[0].nodes == ("n3",)
+    (best, *_) = place(cluster, PlacementRequest(nodes=1, gpus_per_node=4, exclusive=False))
     assert [what.what for what in best.given_up] == [Want.IDLE_NODES]
 
 
@@ -279,7 +286,7 @@ def test_a_job_of_512_nodes_on_4096_with_partial_occupancy() -> None:
     draw = random.Random(4)  # noqa: S311 - a state, no secret
     busy = {node for node in paths if draw.random() < 0.4}
     cluster = cluster_of(paths, busy=busy)
-    found = place(cluster, Request(nodes=512))
+    found = place(cluster, PlacementRequest(nodes=512))
     assert all(len(set(one.nodes)) == 512 and not set(one.nodes) & busy for one in found)
     fewest = next((what.best for what in found[0].given_up if what.what is Want.LEAVES), found[0].leaves)
     assert found[0].leaves <= fewest + 2
@@ -292,15 +299,15 @@ def middling(seed: int) -> Question:
     nodes = [NodeName(f"n{number}") for number in range(18)]
     leaf = {node: draw.randrange(5) for node in nodes}
     paths = {node: ("core", f"s{leaf[node] % 2}", f"l{leaf[node]}") for node in nodes}
-    rooms = {node: Room(idle=draw.random() < 0.8) for node in nodes}
+    rooms = {node: NodeCapacity(idle=draw.random() < 0.8) for node in nodes}
     held = {node: draw.choice([0, 0, 5, 10, 20]) for node in nodes} if draw.random() < 0.7 else {}
     links: dict[Path, float] = {}
     if draw.random() < 0.4:
         links["core", "s0", f"l{2 * draw.randrange(2)}"] = 0.5
     speeds = Speeds(dict.fromkeys(draw.sample(nodes, draw.randrange(3)), 0.5), links)
-    residency = Residency(held, 100 if held else 0)
-    cluster = Cluster(fabric=Fabric(paths), rooms=rooms, speeds=speeds, residency=residency)
-    return Question(cluster, Request(nodes=draw.randint(2, 8)))
+    residency = DataResidency(held, 100 if held else 0)
+    cluster = PlacementCluster(fabric=Fabric(paths), rooms=rooms, speeds=speeds, residency=residency)
+    return Question(cluster, PlacementRequest(nodes=draw.randint(2, 8)))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -317,5 +324,5 @@ def test_built_choices_are_the_best_on_clusters_of_middling_size(
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_as_many_candidates_as_asked_for(most: int) -> None:
-    assert len(place(cluster_of(tree(4, 4)), Request(nodes=3), most=most)) == most
-    assert len(place(cluster_of(tree(64, 16)), Request(nodes=100), most=most)) == most
+    assert len(place(cluster_of(tree(4, 4)), PlacementRequest(nodes=3), most=most)) == most
+    assert len(place(cluster_of(tree(64, 16)), PlacementRequest(nodes=100), most=most)) == most

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from deeplink.scheduler.placement import search, terrain
 from deeplink.scheduler.placement.cost import DEFAULT_COST, Cost, Weights
 from deeplink.scheduler.placement.exhaustive import Choices, single_nodes
-from deeplink.scheduler.placement.ground import Ground
+from deeplink.scheduler.placement.ground import CandidateLeaves
 from deeplink.scheduler.placement.request import (
-    Cluster,
+    DataResidency,
+    NodeCapacity,
     NoPlacementError,
+    PlacementCluster,
+    PlacementRequest,
     PlacementValueError,
-    Request,
-    Residency,
-    Room,
     Speeds,
 )
 from deeplink.scheduler.placement.search import Candidate, place
@@ -37,10 +37,10 @@ from tests.scheduler.placement.test_search import (
 )
 
 ROOMS = [
-    Room(gpus=4, free_gpus=4),
-    Room(gpus=4, free_gpus=2, idle=False),
-    Room(gpus=4, free_gpus=0, idle=False),
-    Room(gpus=2, free_gpus=2),
+    NodeCapacity(gpus=4, free_gpus=4),
+    NodeCapacity(gpus=4, free_gpus=2, idle=False),
+    NodeCapacity(gpus=4, free_gpus=0, idle=False),
+    NodeCapacity(gpus=2, free_gpus=2),
 ]
 COSTS: st.SearchStrategy[Cost] = st.sampled_from([DEFAULT_COST, Weights(remote=40.0), spreading, steps])
 
@@ -76,14 +76,16 @@ def _kind(node: NodeName, asked: Question) -> tuple[object, ...]:
 def test_one_node_is_ranked_as_any_number_is(asked: Question, cost: Cost, most: int) -> None:
     request = replace(asked.request, nodes=1)
     try:
-        ground = Ground(asked.cluster, request)
+        ground = CandidateLeaves(asked.cluster, request)
     except NoPlacementError:
         return
     weighed = search._each_weighed(ground, Choices(ground), cost, most)
     assert search._each_node(ground, cost, most) == weighed
 
 
-def answer(cluster: Cluster, request: Request, cost: Cost, known: Terrain | None) -> tuple[Candidate, ...] | str:
+def answer(
+    cluster: PlacementCluster, request: PlacementRequest, cost: Cost, known: Terrain | None
+) -> tuple[Candidate, ...] | str:
     try:
         return place(cluster, request, cost, terrain=known)
     except NoPlacementError as limit:
@@ -102,7 +104,7 @@ def test_what_is_remembered_changes_no_answer(asked: Question, data: st.DataObje
             rooms[data.draw(st.sampled_from(nodes))] = data.draw(st.sampled_from(ROOMS))  # in place, as State does
             if data.draw(st.integers(0, 4)) == 0:
                 slow = {data.draw(st.sampled_from(nodes)): 0.5}
-                residency = Residency({data.draw(st.sampled_from(nodes)): 60}, 100)
+                residency = DataResidency({data.draw(st.sampled_from(nodes)): 60}, 100)
                 cluster = replace(cluster, speeds=Speeds(slow), residency=residency)
             some = st.frozensets(st.sampled_from(nodes), max_size=2)
             request = replace(
@@ -121,12 +123,15 @@ def test_what_is_remembered_changes_no_answer(asked: Question, data: st.DataObje
 
 def test_leaves_that_did_not_change_are_not_looked_at_again() -> None:
     cluster = cluster_of(tree(256, 16))
-    known, request = Terrain(cluster.fabric, cluster.rooms), Request(nodes=1, gpus_per_node=1, exclusive=False)
-    before = Ground(cluster, request, known)
+    known, request = (
+        Terrain(cluster.fabric, cluster.rooms),
+        PlacementRequest(nodes=1, gpus_per_node=1, exclusive=False),
+    )
+    before = CandidateLeaves(cluster, request, known)
     counted = single_nodes(before, DEFAULT_COST)
-    rooms = dict(cluster.rooms) | {NodeName("n5"): Room(gpus=8, free_gpus=1, idle=False)}
+    rooms = dict(cluster.rooms) | {NodeName("n5"): NodeCapacity(gpus=8, free_gpus=1, idle=False)}
     now = replace(cluster, rooms=rooms)
-    ground = Ground(now, request, known)
+    ground = CandidateLeaves(now, request, known)
     assert [place_ for place_, leaf in enumerate(ground.leaves) if leaf is not before.leaves[place_]] == [5]
     again = single_nodes(ground, DEFAULT_COST)
     assert sum(one not in counted for one in again) == 2, "n5, and the idle ones beside it"
@@ -140,4 +145,4 @@ def test_the_terrain_of_another_cluster_is_refused(nodes: int) -> None:
     cluster = cluster_of(tree(2, 4))
     for other in (Terrain(Fabric({}), cluster.rooms), Terrain(cluster.fabric, cluster_of(tree(nodes, 1)).rooms)):
         with pytest.raises(PlacementValueError, match="other nodes, or of another fabric"):
-            place(cluster, Request(nodes=1), terrain=other)
+            place(cluster, PlacementRequest(nodes=1), terrain=other)

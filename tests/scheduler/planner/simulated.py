@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from deeplink.scheduler.planner.ground import Survey
+from deeplink.scheduler.planner.ground import SurveyedCluster
 from deeplink.scheduler.planner.queue import Row
-from deeplink.scheduler.planner.round import Deed, Memory, Mine, Move, plan
+from deeplink.scheduler.planner.round import Deed, HintChange, Memory, Mine, plan
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.wish.binding import marked
 from deeplink.scheduler.wish.decide import Weighed
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Why
 from deeplink.scheduler.wish.settle import Trial, tried
-from deeplink.scheduler.wish.site import Site, Ties
-from deeplink.scheduler.wish.state import NodeNow, Now, Partition
+from deeplink.scheduler.wish.site import KnownFabric, Ties
+from deeplink.scheduler.wish.state import ClusterState, NodeNow, Partition
 from deeplink.types import JobId, NodeName
 
 NODES = tuple(NodeName(f"n{number}") for number in range(8))
 PATHS = {node: ("core", f"leaf{place % 4}") for place, node in enumerate(NODES)}  # names do not follow the leaves
-SITE = Site(Ties(Fabric(PATHS)), Fabric(PATHS))
-NOTHING = Decision(kind=Kind.NOTHING, why=Why.BUSY, words="")
+SITE = KnownFabric(Ties(Fabric(PATHS)), Fabric(PATHS))
+NOTHING = Decision(kind=HintKind.NOTHING, why=Why.BUSY, words="")
 
 
 def at_once(start: str, nodes: tuple[NodeName, ...]) -> Trial:
@@ -38,13 +39,17 @@ def first_fit(free: list[NodeName]) -> Callable[[Ask, Weighed, frozenset[NodeNam
     return settle
 
 
-def survey_of(busy: set[NodeName], planned: set[NodeName] = frozenset()) -> Survey:  # type: ignore[assignment]
+def survey_of(busy: set[NodeName], planned: set[NodeName] = frozenset()) -> SurveyedCluster:  # type: ignore[assignment]
     """Return the cluster, beside a Slurm that takes the first nodes that are free."""
     now = now_of(busy, planned=planned)
-    return Survey(now, SITE, first_fit([node for node in NODES if now.nodes[node].ready]))
+    return SurveyedCluster(now, SITE, first_fit([node for node in NODES if now.nodes[node].ready]))
 
 
-def now_of(busy: set[NodeName], down: set[NodeName] = frozenset(), planned: set[NodeName] = frozenset()) -> Now:  # type: ignore[assignment]
+def now_of(
+    busy: AbstractSet[NodeName],
+    down: AbstractSet[NodeName] = frozenset(),
+    planned: AbstractSet[NodeName] = frozenset(),
+) -> ClusterState:
     def node(name: NodeName) -> NodeNow:
         idle, dead = name not in busy, name in down
         return NodeNow(
@@ -61,7 +66,7 @@ def now_of(busy: set[NodeName], down: set[NodeName] = frozenset(), planned: set[
         )
 
     main = Partition(name="main", up=True, limit_s=1 << 30, whole=False, shares=False, nodes=NODES)
-    return Now({"main": main}, {name: node(name) for name in NODES}, "main")
+    return ClusterState({"main": main}, {name: node(name) for name in NODES}, "main")
 
 
 @dataclass
@@ -130,7 +135,7 @@ class Cluster:
         if len(free) < job.nodes:
             return []
         chosen = free[: job.nodes]
-        if job.wish.kind is Kind.SWITCHES:
+        if job.wish.kind is HintKind.SWITCHES:
             if job.switches_since is None:
                 job.switches_since = self.now
             by_leaf = sorted(free, key=lambda node: (-sum(PATHS[node] == PATHS[one] for one in free), PATHS[node]))
@@ -159,10 +164,10 @@ class Cluster:
             comment=marked("", job.required) if job.required else "",
         )
 
-    def survey(self) -> Survey:
+    def survey(self) -> SurveyedCluster:
         planned = {node for job in self.waiting for node in job.planned}
         now = now_of(self.busy, self.down, planned - self.busy)
-        return Survey(now, SITE, first_fit([node for node in NODES if now.nodes[node].ready]))
+        return SurveyedCluster(now, SITE, first_fit([node for node in NODES if now.nodes[node].ready]))
 
 
 @dataclass
@@ -172,7 +177,7 @@ class Round:
     cluster: Cluster
     memories: dict[int, Memory] = field(default_factory=dict)
 
-    def go(self) -> list[Move]:
+    def go(self) -> list[HintChange]:
         rows = [self.cluster.row(job) for job in self.cluster.waiting]
         ours = {job.id: job for job in self.cluster.waiting if job.ask}
         mine = [
@@ -193,8 +198,8 @@ class Round:
                 job.reason = ""  # as Slurm does, until it has looked again
                 job.wish = move.decision
                 job.required = frozenset(move.decision.nodes)
-                if move.decision.kind is Kind.NODES:
+                if move.decision.kind is HintKind.NODES:
                     job.wished_at = self.cluster.now
-            elif job.wish.kind is Kind.NOTHING:
-                job.wish = replace(move.decision, kind=Kind.NOTHING, nodes=())
+            elif job.wish.kind is HintKind.NOTHING:
+                job.wish = replace(move.decision, kind=HintKind.NOTHING, nodes=())
         return moves

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from typing_extensions import override
 
-from deeplink.scheduler.planner.round import Deed, Move
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
+from deeplink.scheduler.planner.round import Deed, HintChange
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Why
 from deeplink.types import NodeName
 from tests.scheduler.planner.simulated import NODES, NOTHING, PATHS, Cluster, Job, Round
 
@@ -45,9 +45,9 @@ class History:
                 self.check(self.round.go())
             self.cluster.now += 1
 
-    def check(self, moves: list[Move]) -> None:
+    def check(self, moves: list[HintChange]) -> None:
         survey = self.cluster.survey()
-        pinned = [move for move in moves if move.decision.kind is Kind.NODES]
+        pinned = [move for move in moves if move.decision.kind is HintKind.NODES]
         self.next_round = self.cluster.now + (SOON_S if pinned else INTERVAL_S)
         promised: set[str] = set()
         for move in (move for move in moves if move.deed is Deed.PIN):  # what was named before stays for a moment
@@ -58,7 +58,7 @@ class History:
             promised |= nodes
             ahead = [job for job in self.cluster.waiting if job.priority > move.job.row.priority]
             assert not any(nodes & job.planned for job in ahead), "a node that is kept for a job before it"
-            loose = [job for job in ahead if not job.planned and job.wish.kind is not Kind.NODES]
+            loose = [job for job in ahead if not job.planned and job.wish.kind is not HintKind.NODES]
             assert not loose, "a job before it may be given any of them"
 
     def ours(self, nodes: int, priority: int, runs_s: int, wish: str) -> None:
@@ -80,10 +80,10 @@ class History:
             free = [] if any(not job.required for job in self.cluster.waiting) else free
         if wish in {"pin", "tried"} and len(free) >= nodes:
             named = tuple(free[-nodes:])
-            return Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=named, expected=named)
+            return Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=named, expected=named)
         if wish == "switches" and nodes > 1:
             leaves = -(-nodes // 2)
-            return Decision(kind=Kind.SWITCHES, why=Why.BUSY, words="", switches=leaves, patience_s=60)
+            return Decision(kind=HintKind.SWITCHES, why=Why.BUSY, words="", switches=leaves, patience_s=60)
         return NOTHING
 
 

@@ -13,13 +13,13 @@ from deeplink.scheduler.planner.loop import INTERVAL_S, LONGEST_AWAY_S, SLOW_S, 
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.types import NodeName
 from tests.scheduler.planner.simulated import NODES, survey_of
 
 ASK = Ask(nodes=2, exclusive=True, data=("digits",))
-FEW = Decision(kind=Kind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
-PIN = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[4]))
+FEW = Decision(kind=HintKind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
+PIN = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[4]))
 
 
 MARK = "Comment=deeplink-wish=n[0,4]"
@@ -99,7 +99,7 @@ def test_nodes_are_wished_written_down_and_told_to_who_warms_them(bench: Bench) 
         ("scontrol", "update", "jobid=7", "ReqNodeList=n[0,4]", MARK, "Switches=2@00:00:00")
     ]
     last = bench.decisions(7)[-1]
-    assert (last.by, last.decision.kind, last.done) == ("plan", Kind.NODES, bench.slurm.updates[0])
+    assert (last.by, last.decision.kind, last.done) == ("plan", HintKind.NODES, bench.slurm.updates[0])
     assert bench.wished == [(7, ("digits",), ("n0", "n4"))]
 
 
@@ -123,7 +123,7 @@ def test_one_question_for_the_queue_however_many_jobs_wait_and_only_ours_are_tou
 
 def test_what_stays_as_it_is_is_written_down_once(bench: Bench) -> None:
     bench.busy = set(NODES)
-    bench.note(7, Decision(kind=Kind.NOTHING, why=Why.STARTS_LATER, words="it is held"))
+    bench.note(7, Decision(kind=HintKind.NOTHING, why=Why.STARTS_LATER, words="it is held"))
     bench.slurm.queue = line(7)
     for _ in range(5):
         assert bench.planner.tick() == INTERVAL_S
@@ -141,7 +141,7 @@ def test_a_refused_change_is_told_once_and_not_asked_for_for_ever(bench: Bench) 
     words = [made.decision.words for made in bench.decisions(7)]
     assert sum("Access/permission denied" in one for one in words) == 1
     assert words[-1] == "Slurm refuses every change of it"
-    assert bench.decisions(7)[-1].decision.kind is Kind.SWITCHES
+    assert bench.decisions(7)[-1].decision.kind is HintKind.SWITCHES
 
 
 def test_a_silent_slurm_is_waited_for_with_pauses_that_grow_and_told_once(bench: Bench) -> None:
@@ -209,4 +209,4 @@ def test_a_wish_that_somebody_took_back_is_none(bench: Bench) -> None:
     bench.note(7, PIN)
     bench.slurm.queue = line(7)
     (move,) = bench.planner.look().moves
-    assert move.decision.kind is Kind.NOTHING
+    assert move.decision.kind is HintKind.NOTHING

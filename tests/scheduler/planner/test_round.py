@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from deeplink.scheduler.planner.ground import Survey
+from deeplink.scheduler.planner.ground import SurveyedCluster
 from deeplink.scheduler.planner.queue import Row
-from deeplink.scheduler.planner.round import ASKED_AGAIN_S, MOST_REFUSALS, Deed, Memory, Mine, Move, plan
+from deeplink.scheduler.planner.round import ASKED_AGAIN_S, MOST_REFUSALS, Deed, HintChange, Memory, Mine, plan
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.wish.binding import WAIT_S
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Why
 from deeplink.types import JobId, NodeName
 from tests.scheduler.planner.simulated import NODES, NOTHING, SITE, survey_of
 
 ASK = Ask(nodes=2, exclusive=True)
 N0, N1, N4 = NODES[0], NODES[1], NODES[4]  # n0 and n4 are of one leaf
-PIN = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(N0, N4))
-FEW = Decision(kind=Kind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
+PIN = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(N0, N4))
+FEW = Decision(kind=HintKind.SWITCHES, why=Why.BUSY, words="", switches=1, patience_s=60)
 MARK = "deeplink-wish=n[0,4]"
 BACK = {"ReqNodeList": "", "Comment": ""}
 NOW = 1_000.0
@@ -46,7 +46,7 @@ def mine(found: Row, wish: Decision = NOTHING, ask: Ask = ASK, memory: Memory | 
 
 def moved(
     job: Mine, *others: Row, busy: set[NodeName] | None = None, planned: set[NodeName] | None = None
-) -> Move:
+) -> HintChange:
     survey = survey_of(busy or set(), planned or set())
     return plan([job], [job.row, *others], survey, NOW)[0]
 
@@ -69,7 +69,7 @@ def test_nothing_is_wished_where_slurms_own_choice_is_as_good() -> None:
 
 def test_slurm_is_asked_for_its_own_choice_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     move = moved(mine(row()), busy=set(NODES[1:4]))
-    monkeypatch.setattr(Survey, "best", None)
+    monkeypatch.setattr(SurveyedCluster, "best", None)
     again = replace(mine(row(), move.decision), memory=move.memory)
     assert moved(again, busy=set(NODES[1:4])).decision == move.decision
     late = replace(again, memory=replace(move.memory, asked_at=NOW - ASKED_AGAIN_S))
@@ -155,7 +155,7 @@ def test_two_jobs_of_ours_are_never_wished_one_node() -> None:
 def test_few_switches_are_dropped_at_sight_and_so_that_slurm_lets_the_job_go() -> None:
     move = moved(mine(row(reason="Resources"), FEW), busy=set(NODES[2:]))
     assert (move.deed, move.fields) == (Deed.DROP, {"Switches": "2@00:00:00"})
-    assert move.decision.kind is Kind.NOTHING
+    assert move.decision.kind is HintKind.NOTHING
     better = moved(mine(row(reason="Resources"), FEW))
     assert better.fields == {"ReqNodeList": "n[0,4]", "Comment": MARK, "Switches": "2@00:00:00"}
 

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.sandbox.lab import hands, looking, plans, record
-from deeplink.scheduler.sandbox.lab.catalog import FAULTS, Target, fault_of
+from deeplink.scheduler.sandbox.lab.catalog import FAULTS, FaultTarget, fault_of
 from deeplink.scheduler.sandbox.lab.duty import processes_of
 from deeplink.scheduler.sandbox.lab.errors import NoTargetError, UnknownFaultError, WoundRecordError
 from deeplink.scheduler.sandbox.lab.record import Wound
 from deeplink.scheduler.sandbox.lab.scene import Scene, Started
-from deeplink.scheduler.sandbox.lab.steps import Step, Verb, process_words
+from deeplink.scheduler.sandbox.lab.steps import FaultStep, Verb, process_words
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.settings import SSD
 from tests.waiting import LIMIT_S
@@ -68,7 +68,7 @@ def test_a_plan_does_something_and_can_be_written_down(name: str, tmp_path: Path
     assert fault.undone
 
 
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.target is Target.RANK])
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.target is FaultTarget.RANK])
 def test_a_rank_that_is_not_there_is_no_target(name: str) -> None:
     with pytest.raises(NoTargetError, match="no rank"):
         FAULTS[name].plan(Scene(target="n3"))
@@ -103,8 +103,8 @@ def test_a_fast_reboot_is_off_for_seconds_and_over_then() -> None:
 
 def test_the_asked_rank_is_stopped_else_the_first_one_there() -> None:
     asked = FAULTS["rank-stopped"].plan(Scene(target="n3", ranks=FULL.ranks, rank=5))
-    assert asked.do == (Step(Verb.SIGNAL, words=("SIGSTOP", "4711:99")),)
-    assert asked.undo == (Step(Verb.SIGNAL, words=("SIGCONT", "4711:99")),)
+    assert asked.do == (FaultStep(Verb.SIGNAL, words=("SIGSTOP", "4711:99")),)
+    assert asked.undo == (FaultStep(Verb.SIGNAL, words=("SIGCONT", "4711:99")),)
     first = FAULTS["rank-stopped"].plan(FULL)
     assert first.do[0].words == ("SIGSTOP", "12:34", "13:35")
 
@@ -240,7 +240,7 @@ def test_a_watchdog_is_started_again_as_it_was() -> None:
 
 def test_a_rank_exits_where_it_is_told_to() -> None:
     plan = FAULTS["rank-exit"].plan(Scene(target="/home/run", rank=2, step=40, always=True))
-    assert plan.do == (Step(Verb.WRITE, words=("/home/run/fail", "2 40 1 always\n")),)
+    assert plan.do == (FaultStep(Verb.WRITE, words=("/home/run/fail", "2 40 1 always\n")),)
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
@@ -384,12 +384,12 @@ def test_signals_have_names_that_the_hands_know() -> None:
         for step in (*fault.plan(FULL).do, *fault.plan(FULL).undo):
             if step.verb is Verb.SIGNAL:
                 assert signal.Signals[step.words[0]]
-            assert Step.of(json.loads(json.dumps(asdict(step)))) == step
+            assert FaultStep.of(json.loads(json.dumps(asdict(step)))) == step
 
 
 def test_a_fault_that_was_not_done_to_its_end_is_known_as_such(tmp_path: Path) -> None:
     file = tmp_path / "faults.json"
-    half = Wound(name="storage-frozen", target="", unix=1.0, undo=(Step(Verb.THAW),), done=False)
+    half = Wound(name="storage-frozen", target="", unix=1.0, undo=(FaultStep(Verb.THAW),), done=False)
     record.write(file, [half])
     assert record.read(file) == (half,)
     assert half.frozen
@@ -397,7 +397,7 @@ def test_a_fault_that_was_not_done_to_its_end_is_known_as_such(tmp_path: Path) -
     del raw[0]["done"]  # as it was written before
     file.write_text(json.dumps(raw))
     assert record.read(file)[0].done
-    assert not Wound(name="node-cut", target="n1", unix=1.0, undo=(Step(Verb.HEAL, "n1"),)).frozen
+    assert not Wound(name="node-cut", target="n1", unix=1.0, undo=(FaultStep(Verb.HEAL, "n1"),)).frozen
 
 
 def test_what_a_checkpoint_only_points_to_is_not_torn(tmp_path: Path) -> None:

@@ -6,24 +6,24 @@ import pytest
 
 from deeplink.scheduler.sandbox import users
 from deeplink.scheduler.sandbox.errors import SandboxNameError, UserError
-from deeplink.scheduler.sandbox.layout import Layout, default_root
+from deeplink.scheduler.sandbox.layout import SandboxLayout, default_root
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".", "-x", "A", "a b", "x" * 32, "ä", "a\n"])
 def test_a_name_with_path_tricks_or_odd_characters_is_refused(name: str) -> None:
     with pytest.raises(SandboxNameError) as refused:
-        Layout.of(Path("/srv"), name)
+        SandboxLayout.of(Path("/srv"), name)
     assert refused.value.exit_code == 2
 
 
 def test_a_folder_too_long_for_sockets_is_refused_before_anything_is_made() -> None:
-    assert Layout.of(Path("/") / ("x" * 40), "box").folder.name == "box"
+    assert SandboxLayout.of(Path("/") / ("x" * 40), "box").folder.name == "box"
     with pytest.raises(SandboxNameError, match="longer names than Linux allows"):
-        Layout.of(Path("/") / ("x" * 90), "box")
+        SandboxLayout.of(Path("/") / ("x" * 90), "box")
 
 
 def test_everything_lies_in_the_sandboxs_folder() -> None:
-    layout = Layout.of(Path("/srv"), "box")
+    layout = SandboxLayout.of(Path("/srv"), "box")
     assert all(layout.folder in folder.parents for folder in layout.folders)
     assert layout.ssd("n3") == Path("/srv/box/machines/n3/ssd")
 
@@ -35,13 +35,13 @@ def test_root_and_others_have_places_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_user_of_the_host_keeps_name_and_number_and_gets_a_home_in_the_sandbox() -> None:
-    layout = Layout.of(Path("/srv"), "box")
+    layout = SandboxLayout.of(Path("/srv"), "box")
     assert users.choose("0", layout) == users.choose("root", layout)
     assert users.choose("root", layout).home == layout.homes / "root"
 
 
 def test_an_unknown_user_exists_in_the_sandbox_alone() -> None:
-    layout = Layout.of(Path("/srv"), "box")
+    layout = SandboxLayout.of(Path("/srv"), "box")
     assert users.choose("mia-lou", layout).uid == 64100
     assert users.choose("54321", layout).name == "u54321"
 
@@ -49,4 +49,4 @@ def test_an_unknown_user_exists_in_the_sandbox_alone() -> None:
 @pytest.mark.parametrize("wanted", ["", "a:b", "Mia", "x/y", "9" * 12, "9" * 30, "a\nb"])
 def test_what_no_user_can_be_called_is_refused(wanted: str) -> None:
     with pytest.raises(UserError):
-        users.choose(wanted, Layout.of(Path("/srv"), "box"))
+        users.choose(wanted, SandboxLayout.of(Path("/srv"), "box"))

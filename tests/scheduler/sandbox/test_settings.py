@@ -3,15 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from deeplink.scheduler.sandbox import settings
-from deeplink.scheduler.sandbox.layout import Layout
-from deeplink.scheduler.sandbox.settings import Settings, User
+from deeplink.scheduler.sandbox.layout import SandboxLayout
+from deeplink.scheduler.sandbox.settings import SandboxSettings, User
 from deeplink.scheduler.sandbox.shape import Shape
 
-LAYOUT = Layout(Path("/srv/boxes/b"))
+LAYOUT = SandboxLayout(Path("/srv/boxes/b"))
 USER = User("mia", 64100, 64100, LAYOUT.homes / "mia")
 
 
-def conf(wanted: Settings) -> dict[str, list[str]]:
+def conf(wanted: SandboxSettings) -> dict[str, list[str]]:
     """Read slurm.conf as Slurm does: the first `=` ends the key."""
     found: dict[str, list[str]] = {}
     for line in settings.slurm_conf(wanted, LAYOUT, settings.namespaces(wanted.shape, LAYOUT)).splitlines():
@@ -22,7 +22,7 @@ def conf(wanted: Settings) -> dict[str, list[str]]:
 
 
 def test_every_node_has_its_address_and_gpus_and_the_partition_has_all() -> None:
-    lines = conf(Settings(shape=Shape(cpus=3, gpus=5), user=USER))
+    lines = conf(SandboxSettings(shape=Shape(cpus=3, gpus=5), user=USER))
     assert len(lines["NodeName"]) == 8
     assert (
         lines["NodeName"][2]
@@ -32,14 +32,14 @@ def test_every_node_has_its_address_and_gpus_and_the_partition_has_all() -> None
 
 
 def test_requeued_jobs_are_held_as_long_as_slurm_holds_them_by_default() -> None:
-    lines = conf(Settings(shape=Shape(), user=USER))
+    lines = conf(SandboxSettings(shape=Shape(), user=USER))
     assert lines["AuthInfo"] == [f"socket={LAYOUT.munge_socket}"]
     assert lines["SlurmdTimeout"] == ["10"]
     assert lines["ReturnToService"] == ["2"]
 
 
 def test_nodes_without_gpus_speak_of_none() -> None:
-    wanted = Settings(shape=Shape(gpus=0), user=USER)
+    wanted = SandboxSettings(shape=Shape(gpus=0), user=USER)
     lines = conf(wanted)
     assert "GresTypes" not in lines
     assert "Gres" not in lines["NodeName"][0]
@@ -48,13 +48,15 @@ def test_nodes_without_gpus_speak_of_none() -> None:
 
 def test_a_further_line_comes_last_so_that_it_wins() -> None:
     text = settings.slurm_conf(
-        Settings(shape=Shape(), user=USER, extra=("KillWait=9",)), LAYOUT, settings.namespaces(Shape(), LAYOUT)
+        SandboxSettings(shape=Shape(), user=USER, extra=("KillWait=9",)),
+        LAYOUT,
+        settings.namespaces(Shape(), LAYOUT),
     )
     assert text.endswith("\nKillWait=9\n")
 
 
 def test_what_is_said_to_differ_from_slurms_defaults_is_in_the_file() -> None:
-    wanted = Settings(shape=Shape(), user=USER, slurmd_timeout=300)
+    wanted = SandboxSettings(shape=Shape(), user=USER, slurmd_timeout=300)
     lines = conf(wanted)
     differing = {tuned.key: tuned for tuned in wanted.differing}
     assert "SlurmdTimeout" not in differing

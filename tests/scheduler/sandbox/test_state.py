@@ -12,23 +12,23 @@ import pytest
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.scheduler.sandbox import lifecycle, state
 from deeplink.scheduler.sandbox.errors import BusyError, NotUpError, RecordUnreadableError
-from deeplink.scheduler.sandbox.layout import Layout
+from deeplink.scheduler.sandbox.layout import SandboxLayout
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.sandbox.programs import Programs
-from deeplink.scheduler.sandbox.settings import Settings, User
+from deeplink.scheduler.sandbox.settings import SandboxSettings, User
 from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.sandbox.state import Record
 
-LAYOUT = Layout(Path("/srv/b"))
+LAYOUT = SandboxLayout(Path("/srv/b"))
 USER = User("mia", 5, 6, LAYOUT.homes / "mia")
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        Record(settings=Settings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(4, 9)),
+        Record(settings=SandboxSettings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(4, 9)),
         Record(
-            settings=Settings(shape=Shape.of(3), user=USER, extra=("A=1", "B=2")),
+            settings=SandboxSettings(shape=Shape.of(3), user=USER, extra=("A=1", "B=2")),
             path="/bin",
             programs=Programs("a", "b", "c", plugins=Path("/p"), env={"X": "y"}),
             addresses={"ctl": "127.0.0.1:1"},
@@ -36,7 +36,7 @@ USER = User("mia", 5, 6, LAYOUT.homes / "mia")
     ],
 )
 def test_a_record_is_read_as_it_was_written(tmp_path: Path, record: Record) -> None:
-    layout = Layout(tmp_path)
+    layout = SandboxLayout(tmp_path)
     assert Record.read(layout) is None
     record.write(layout)
     assert Record.read(layout) == record
@@ -54,7 +54,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, record: Record) -> N
     ],
 )
 def test_a_record_that_cannot_be_read_says_how_to_get_rid_of_the_sandbox(tmp_path: Path, text: str) -> None:
-    layout = Layout(tmp_path)
+    layout = SandboxLayout(tmp_path)
     layout.record.write_text(text)
     with pytest.raises(RecordUnreadableError, match="another version") as caught:
         Record.read(layout)
@@ -63,8 +63,8 @@ def test_a_record_that_cannot_be_read_says_how_to_get_rid_of_the_sandbox(tmp_pat
 
 @pytest.mark.parametrize("change", [{"shape": {"spines": 0}}, {"no_such_setting": 1}])
 def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path, change: dict[str, object]) -> None:
-    layout = Layout(tmp_path)
-    Record(settings=Settings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(4, 9)).write(layout)
+    layout = SandboxLayout(tmp_path)
+    Record(settings=SandboxSettings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(4, 9)).write(layout)
     raw = json.loads(layout.record.read_text())
     raw["settings"] |= change
     layout.record.write_text(json.dumps(raw))
@@ -73,7 +73,7 @@ def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path, change: d
 
 
 def test_only_one_changes_a_sandbox_at_a_time(tmp_path: Path) -> None:
-    layout, clock = Layout(tmp_path / "b"), ManualClock()
+    layout, clock = SandboxLayout(tmp_path / "b"), ManualClock()
     with state.locked(layout, clock, make=True):
         with pytest.raises(BusyError), state.locked(layout, clock):
             pass
@@ -83,7 +83,7 @@ def test_only_one_changes_a_sandbox_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_folder_removed_by_who_had_the_lock_before_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
-    layout, clock = Layout(tmp_path / "b"), ManualClock()
+    layout, clock = SandboxLayout(tmp_path / "b"), ManualClock()
     layout.folder.mkdir()
     stale = os.open(layout.folder, os.O_RDONLY)
     fcntl.flock(stale, fcntl.LOCK_EX)
@@ -94,10 +94,10 @@ def test_a_folder_removed_by_who_had_the_lock_before_is_not_taken_for_the_new_on
 
 
 def test_there_is_nothing_to_lock_where_there_is_no_sandbox(tmp_path: Path) -> None:
-    other = Layout(tmp_path / "other")
+    other = SandboxLayout(tmp_path / "other")
     other.folder.mkdir()
-    Record(settings=Settings(shape=Shape(), user=USER), path="").write(other)
-    with pytest.raises(NotUpError) as missing, state.locked(Layout(tmp_path / "b"), ManualClock()):
+    Record(settings=SandboxSettings(shape=Shape(), user=USER), path="").write(other)
+    with pytest.raises(NotUpError) as missing, state.locked(SandboxLayout(tmp_path / "b"), ManualClock()):
         pass
     assert missing.value.others == ("other",)
     assert not (tmp_path / "b").exists()
@@ -105,7 +105,7 @@ def test_there_is_nothing_to_lock_where_there_is_no_sandbox(tmp_path: Path) -> N
 
 def test_removal_takes_the_sandbox_and_leaves_others(tmp_path: Path) -> None:
     root = tmp_path / "boxes"
-    mine, other = Layout(root / "b"), Layout(root / "c")
+    mine, other = SandboxLayout(root / "b"), SandboxLayout(root / "c")
     for layout in (mine, other):
         (layout.folder / "log").mkdir(parents=True)
     outside = tmp_path / "outside"
@@ -135,9 +135,9 @@ def test_what_a_killed_command_left_is_named_and_what_somebody_is_at_is_not(root
     (root / "half" / "log").mkdir()
     (root / "results" / "log").mkdir()
     (root / "results" / "model.pt").touch()  # somebody's own, beside
-    gone = Record(settings=Settings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(1, 0))
-    gone.write(Layout(root / "gone"))
-    with state.locked(Layout(root / "busy"), SystemClock()):
+    gone = Record(settings=SandboxSettings(shape=Shape(), user=USER), path="/bin", keeper=ProcessId(1, 0))
+    gone.write(SandboxLayout(root / "gone"))
+    with state.locked(SandboxLayout(root / "busy"), SystemClock()):
         assert lifecycle.left_over(SystemClock()) == ["gone", "half"]
     assert "busy" in lifecycle.names()
     (root / "half" / "sandbox.json").write_text("{")
@@ -145,7 +145,7 @@ def test_what_a_killed_command_left_is_named_and_what_somebody_is_at_is_not(root
 
 
 def test_who_does_a_fault_changes_the_sandbox_and_two_do_none_at_once(tmp_path: Path) -> None:
-    layout, clock = Layout(tmp_path), ManualClock()
+    layout, clock = SandboxLayout(tmp_path), ManualClock()
     layout.log.mkdir()
     with (
         state.laboratory(layout, clock),

@@ -9,18 +9,18 @@ import pytest
 
 from deeplink.scheduler.sandbox import blueprint, scripts, storage
 from deeplink.scheduler.sandbox.errors import NotFreezableError, NotRootError
-from deeplink.scheduler.sandbox.layout import Layout
+from deeplink.scheduler.sandbox.layout import SandboxLayout
 from deeplink.scheduler.sandbox.shape import Shape
 
 
 def test_homes_of_their_own_take_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NotRootError, match="--freezable"):
-        blueprint.draw(Layout.of(tmp_path, "x"), Shape.of(1), blueprint.Options(freezable=True))
+        blueprint.draw(SandboxLayout.of(tmp_path, "x"), Shape.of(1), blueprint.Options(freezable=True))
 
 
 def test_what_lies_on_the_hosts_own_file_system_is_never_frozen(tmp_path: Path) -> None:
-    layout = Layout.of(tmp_path, "x")
+    layout = SandboxLayout.of(tmp_path, "x")
     layout.homes.mkdir(parents=True)
     (layout.homes / "file").touch()
     with pytest.raises(NotFreezableError) as refused:
@@ -32,7 +32,7 @@ def test_what_lies_on_the_hosts_own_file_system_is_never_frozen(tmp_path: Path) 
 
 
 def test_each_machine_draws_a_boot_id_before_its_daemon_starts(tmp_path: Path) -> None:
-    layout, shape = Layout.of(tmp_path, "x"), Shape.of(2)
+    layout, shape = SandboxLayout.of(tmp_path, "x"), Shape.of(2)
     for machine in shape.machines:
         lines = scripts.machine(layout, shape, machine, (), "/bin").splitlines()
         drawn = next(place for place, line in enumerate(lines) if scripts.BOOT_ID in line)

@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from deeplink.scheduler.sandbox.errors import ExposeError
-from deeplink.scheduler.sandbox.tree import Host, Plan, ThisHost, follow, plan
+from deeplink.scheduler.sandbox.tree import HostFiles, MountPlan, ThisHost, follow, plan
 
 KEPT = Path("/var/lib/boxes/b")
 NEW = KEPT / "root"
@@ -17,7 +17,7 @@ STAGE = KEPT / "exposed"
 
 
 @dataclass
-class Made(Host):
+class Made(HostFiles):
     """A file tree: folders and files with their modes, links with their targets."""
 
     modes: dict[str, int]
@@ -51,7 +51,7 @@ def host(**more: int) -> Made:
     return Made({**modes, "/root": 0o700, "/root/py": 0o755, "/root/py/v3": 0o755, **more}, {"/lib": "usr/lib"})
 
 
-def planned(tree: Made, *exposed: str) -> Plan:
+def planned(tree: Made, *exposed: str) -> MountPlan:
     return plan(tree, NEW, STAGE, KEPT, [Path(path) for path in exposed])
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeplink.scheduler.simulate.engine import Engine, Outcome, Rules, Work, promised
+from deeplink.scheduler.simulate.engine import Engine, JobOutcome, Rules, Work, promised
 from deeplink.scheduler.simulate.floor import Floor, bits
-from deeplink.scheduler.simulate.policies import Policy, chooser
-from deeplink.scheduler.simulate.state import Shape, State
+from deeplink.scheduler.simulate.policies import SchedulingPolicy, chooser
+from deeplink.scheduler.simulate.state import FreeGpuState, JobShape
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.types import NodeName
 
@@ -26,9 +26,9 @@ def floor() -> Floor:
 
 
 shapes = st.one_of(
-    st.builds(Shape, nodes=st.just(1), gpus=st.integers(1, 4), whole=st.just(False)),
-    st.builds(Shape, nodes=st.integers(2, 3), gpus=st.just(4), whole=st.just(True)),
-    st.builds(Shape, nodes=st.integers(1, 5), gpus=st.just(1), whole=st.just(True)),
+    st.builds(JobShape, nodes=st.just(1), gpus=st.integers(1, 4), whole=st.just(False)),
+    st.builds(JobShape, nodes=st.integers(2, 3), gpus=st.just(4), whole=st.just(True)),
+    st.builds(JobShape, nodes=st.integers(1, 5), gpus=st.just(1), whole=st.just(True)),
 )
 
 
@@ -50,8 +50,8 @@ rules = st.builds(
 )
 
 
-def run(work: list[Work], how: Rules, policy: Policy = Policy.PACK) -> Engine:
-    engine = Engine(State(floor(), GPUS), chooser(policy, random.Random(3)), how)  # noqa: S311 - no secret
+def run(work: list[Work], how: Rules, policy: SchedulingPolicy = SchedulingPolicy.PACK) -> Engine:
+    engine = Engine(FreeGpuState(floor(), GPUS), chooser(policy, random.Random(3)), how)  # noqa: S311 - no secret
     engine.run(work)
     return engine
 
@@ -94,7 +94,7 @@ class Plain:
                 news, next_pass = False, now + self.how.interval_s
         return self.found
 
-    def fit(self, free: list[int], shape: Shape, shut: set[int]) -> list[int] | None:
+    def fit(self, free: list[int], shape: JobShape, shut: set[int]) -> list[int] | None:
         able = [node for node in range(len(GPUS)) if node not in shut and free[node] >= shape.gpus]
         if shape.whole:
             able = [node for node in able if free[node] == GPUS[node]]
@@ -108,15 +108,15 @@ class Plain:
         self.running.append((now + one.duration_s * self.how.overestimate, now + one.duration_s, one, nodes))
         self.found[one.number] = (now, sum(1 << node for node in nodes))
 
-    def promise(self, shape: Shape) -> tuple[float, set[int]]:
+    def promise(self, shape: JobShape) -> tuple[float, set[int]]:
         then = list(self.free)
         chosen = [
-            node for node in range(len(GPUS)) if self.fit(then, Shape(1, shape.gpus, shape.whole), others(node))
+            node for node in range(len(GPUS)) if self.fit(then, JobShape(1, shape.gpus, shape.whole), others(node))
         ]
         for limit, _, one, nodes in sorted(self.running, key=lambda one: (one[0], one[2].number)):
             for node in sorted(nodes):
                 then[node] = GPUS[node] if one.shape.whole else then[node] + one.shape.gpus
-                alone = self.fit(then, Shape(1, shape.gpus, shape.whole), others(node))
+                alone = self.fit(then, JobShape(1, shape.gpus, shape.whole), others(node))
                 if node not in chosen and alone:
                     chosen.append(node)
                 if len(chosen) == shape.nodes:
@@ -139,7 +139,12 @@ def test_the_same_where_jobs_are_known_to_start_before_others() -> None:
     early = 0
     for _ in range(50):
         work = [
-            Work(number, 5.0 * number, draw.randint(5, 300), draw.choice([Shape(1, 1, False), Shape(3, 4, True)]))
+            Work(
+                number,
+                5.0 * number,
+                draw.randint(5, 300),
+                draw.choice([JobShape(1, 1, False), JobShape(3, 4, True)]),
+            )
             for number in range(30)
         ]
         outcomes = run(work, Rules()).outcomes
@@ -148,9 +153,11 @@ def test_the_same_where_jobs_are_known_to_start_before_others() -> None:
     assert early > 40
 
 
-@given(work=works(), how=rules, policy=st.sampled_from(list(Policy)))
+@given(work=works(), how=rules, policy=st.sampled_from(list(SchedulingPolicy)))
 @settings(max_examples=150)
-def test_no_node_is_over_committed_and_no_job_is_lost(work: list[Work], how: Rules, policy: Policy) -> None:
+def test_no_node_is_over_committed_and_no_job_is_lost(
+    work: list[Work], how: Rules, policy: SchedulingPolicy
+) -> None:
     engine = run(work, how, policy)
     assert sorted(one.work.number for one in engine.outcomes) == [one.number for one in work]
     for one in engine.outcomes:
@@ -164,50 +171,54 @@ def test_no_node_is_over_committed_and_no_job_is_lost(work: list[Work], how: Rul
             assert sum(other.work.shape.gpus for other in there) <= GPUS[node]
 
 
-def beside(one: Outcome, all_of_them: list[Outcome]) -> list[Outcome]:
+def beside(one: JobOutcome, all_of_them: list[JobOutcome]) -> list[JobOutcome]:
     """Return those that ran when it started."""
     return [other for other in all_of_them if other is not one and other.start_s <= one.start_s < other.end_s]
 
 
-@given(work=works(), how=rules, policy=st.sampled_from(list(Policy)))
+@given(work=works(), how=rules, policy=st.sampled_from(list(SchedulingPolicy)))
 @settings(max_examples=150)
-def test_who_waits_first_starts_no_later_than_promised(work: list[Work], how: Rules, policy: Policy) -> None:
+def test_who_waits_first_starts_no_later_than_promised(
+    work: list[Work], how: Rules, policy: SchedulingPolicy
+) -> None:
     engine = run(work, how, policy)
     started = {one.work.number: one.start_s for one in engine.outcomes}
     for number, promise in engine.reserved.items():
         assert started[number] <= promise.start_s
 
 
-@given(work=works(), policy=st.sampled_from(list(Policy)))
+@given(work=works(), policy=st.sampled_from(list(SchedulingPolicy)))
 @settings(max_examples=50)
-def test_without_backfill_jobs_start_in_the_order_in_which_they_came(work: list[Work], policy: Policy) -> None:
+def test_without_backfill_jobs_start_in_the_order_in_which_they_came(
+    work: list[Work], policy: SchedulingPolicy
+) -> None:
     engine = run(work, Rules(depth=1), policy)
     assert [one.work.number for one in engine.outcomes] == [one.number for one in work]
 
 
-@given(work=works(), policy=st.sampled_from(list(Policy)))
+@given(work=works(), policy=st.sampled_from(list(SchedulingPolicy)))
 @settings(max_examples=30)
-def test_the_same_seed_gives_the_same_answer(work: list[Work], policy: Policy) -> None:
+def test_the_same_seed_gives_the_same_answer(work: list[Work], policy: SchedulingPolicy) -> None:
     assert run(work, Rules(), policy).outcomes == run(work, Rules(), policy).outcomes
 
 
 def test_a_job_on_slow_nodes_runs_longer_and_is_not_killed() -> None:
-    work = [Work(0, 0.0, 100.0, Shape(1, 4, whole=False))]
-    who = chooser(Policy.PACK, random.Random(0))  # noqa: S311
-    engine = Engine(State(floor(), GPUS), who, Rules(), slowed=lambda _one, _nodes: 3.0)
+    work = [Work(0, 0.0, 100.0, JobShape(1, 4, whole=False))]
+    who = chooser(SchedulingPolicy.PACK, random.Random(0))  # noqa: S311
+    engine = Engine(FreeGpuState(floor(), GPUS), who, Rules(), slowed=lambda _one, _nodes: 3.0)
     (outcome,) = engine.run(work)
     assert outcome.end_s == 300.0
 
 
 def test_a_job_that_no_empty_cluster_holds_is_never_waited_for() -> None:
-    state = State(floor(), GPUS)
-    assert not state.holds(Shape(4, 4, whole=True))
-    assert not state.holds(Shape(1, 5, whole=False))
+    state = FreeGpuState(floor(), GPUS)
+    assert not state.holds(JobShape(4, 4, whole=True))
+    assert not state.holds(JobShape(1, 5, whole=False))
     with pytest.raises(AssertionError, match="fits on no cluster"):
-        promised(state, [], Shape(4, 4, whole=True))
+        promised(state, [], JobShape(4, 4, whole=True))
 
 
 def test_more_than_a_node_has_is_never_given() -> None:
-    state = State(floor(), GPUS)
+    state = FreeGpuState(floor(), GPUS)
     with pytest.raises(AssertionError, match="n4 of 1 GPUs would have -1 free"):
-        state.take(1 << 4, Shape(1, 2, whole=False))
+        state.take(1 << 4, JobShape(1, 2, whole=False))

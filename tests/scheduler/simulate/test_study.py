@@ -9,15 +9,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from deeplink.scheduler.model.constants import Constants, Link
+from deeplink.scheduler.model.constants import Constants, LinkSpeed
 from deeplink.scheduler.simulate.errors import SimulationValueError
 from deeplink.scheduler.simulate.measure import CLUSTER, WIDE, Figure, What
 from deeplink.scheduler.simulate.page import as_html, as_text
-from deeplink.scheduler.simulate.policies import Policy
-from deeplink.scheduler.simulate.report import Told, document, plots, tables, verdict
-from deeplink.scheduler.simulate.site import Site, Tree, generated, site_of
-from deeplink.scheduler.simulate.spread import Spread, difference, spread_of
-from deeplink.scheduler.simulate.study import Plan, Settings, Study, planned, run_once
+from deeplink.scheduler.simulate.policies import SchedulingPolicy
+from deeplink.scheduler.simulate.report import ReportSubject, document, plots, tables, verdict
+from deeplink.scheduler.simulate.site import SimulatedCluster, SimulatedTree, generated, site_of
+from deeplink.scheduler.simulate.spread import FigureSpread, difference, spread_of
+from deeplink.scheduler.simulate.study import Study, StudyPlan, StudySettings, planned, run_once
 from deeplink.scheduler.simulate.tables import about
 from deeplink.scheduler.simulate.trace import Trace, TraceJob
 from deeplink.scheduler.topology.network import Network
@@ -33,18 +33,18 @@ def busy() -> Trace:
     return trace(*((60.0 * place, 400.0 + 37 * (place % 50), sizes[place % len(sizes)]) for place in range(200)))
 
 
-def site(*, dealt: bool = False) -> Site:
-    return generated(Tree(nodes=24, per_leaf=6, leaves=2, gpus=4, dealt=dealt))
+def site(*, dealt: bool = False) -> SimulatedCluster:
+    return generated(SimulatedTree(nodes=24, per_leaf=6, leaves=2, gpus=4, dealt=dealt))
 
 
 def study(
-    policies: tuple[Policy, ...] = tuple(Policy),
+    policies: tuple[SchedulingPolicy, ...] = tuple(SchedulingPolicy),
     seeds: int = 2,
-    settings: Settings | None = None,
+    settings: StudySettings | None = None,
     *,
     dealt: bool = True,
-) -> tuple[Study, Settings]:
-    settings = settings or Settings(jitter_s=100.0)
+) -> tuple[Study, StudySettings]:
+    settings = settings or StudySettings(jitter_s=100.0)
     where = site(dealt=dealt)
     plan = planned(busy(), where, settings.load)
     runs = [
@@ -53,16 +53,16 @@ def study(
     return Study(tuple(runs), plan), settings
 
 
-def told(seeds: int = 2) -> Told:
+def told(seeds: int = 2) -> ReportSubject:
     found, settings = study(seeds=seeds)
-    return Told("jobs.csv", "a <small> tree", ("line 7: nothing",), settings, found)
+    return ReportSubject("jobs.csv", "a <small> tree", ("line 7: nothing",), settings, found)
 
 
 def test_one_job_has_the_times_it_must_have() -> None:
-    settings = Settings(jitter_s=0.0)
+    settings = StudySettings(jitter_s=0.0)
     where = site()
     plan = planned(trace((0.0, 100.0, 96), (10.0, 50.0, 1), (20.0, 7.0, 8)), where)
-    run = run_once(where, plan, Policy.SLURM_TREE, seed=0, settings=settings)
+    run = run_once(where, plan, SchedulingPolicy.SLURM_TREE, seed=0, settings=settings)
     assert run.figures[Figure(What.WAIT_MEAN, "1 GPU")] == 90.0
     assert run.figures[Figure(What.JCT_MEAN, "8 GPUs")] == 87.0
     assert run.figures[Figure(What.JCT_P95, "more than 64 GPUs")] == 100.0
@@ -73,18 +73,18 @@ def test_one_job_has_the_times_it_must_have() -> None:
 
 
 def test_the_same_seed_is_the_same_run_and_another_another() -> None:
-    where, settings = site(), Settings()
+    where, settings = site(), StudySettings()
     plan = planned(busy(), where)
-    for policy in Policy:
+    for policy in SchedulingPolicy:
         first, again, other = (run_once(where, plan, policy, seed=seed, settings=settings) for seed in (1, 1, 2))
         assert first == again
         assert first.figures != other.figures
 
 
 def test_deeplink_crosses_no_more_and_steps_no_slower_where_names_are_dealt_over_leaves() -> None:
-    found, _ = study((Policy.SLURM_TREE, Policy.DEEPLINK))
+    found, _ = study((SchedulingPolicy.SLURM_TREE, SchedulingPolicy.DEEPLINK))
     for what in (What.CROSSINGS, What.STEP):
-        spread = found.against(Policy.DEEPLINK, Policy.SLURM_TREE, Figure(what, WIDE))
+        spread = found.against(SchedulingPolicy.DEEPLINK, SchedulingPolicy.SLURM_TREE, Figure(what, WIDE))
         assert spread is not None
         assert spread.mean < 0
     for policy in found.policies:
@@ -96,9 +96,11 @@ def test_deeplink_crosses_no_more_and_steps_no_slower_where_names_are_dealt_over
 
 
 def test_worse_nodes_lengthen_jobs_only_where_that_is_asked_for() -> None:
-    slow = Constants(leaf=Link(1e9, 14e-6), spine=Link(1e9, 14e-6))
+    slow = Constants(leaf=LinkSpeed(1e9, 14e-6), spine=LinkSpeed(1e9, 14e-6))
     plain, fast = (
-        study((Policy.RANDOM,), 1, Settings(jitter_s=0.0, speedup=speedup, constants=slow))[0].runs[0]
+        study((SchedulingPolicy.RANDOM,), 1, StudySettings(jitter_s=0.0, speedup=speedup, constants=slow))[0].runs[
+            0
+        ]
         for speedup in (False, True)
     )
     jobs = Figure(What.JCT_MEAN, "9-64 GPUs")
@@ -127,7 +129,9 @@ def test_a_load_that_jobs_cannot_make_is_refused_and_said() -> None:
     long = trace(*((60.0 * place, 1e6, 1) for place in range(48)))
     with pytest.raises(SimulationValueError, match="48 jobs keep 96 GPUs busy to 25% at most"):
         planned(long, site(), 0.3)
-    run = run_once(site(), planned(long, site(), 0.2), Policy.PACK, seed=0, settings=Settings(jitter_s=0.0))
+    run = run_once(
+        site(), planned(long, site(), 0.2), SchedulingPolicy.PACK, seed=0, settings=StudySettings(jitter_s=0.0)
+    )
     assert run.figures[Figure(What.UTILISATION, CLUSTER)] == pytest.approx(20.0)
 
 
@@ -144,7 +148,12 @@ def test_jobs_that_fit_on_no_empty_cluster_are_left_out_and_counted() -> None:
 
 
 def test_a_cluster_of_nothing_or_too_much_is_an_error() -> None:
-    for tree in (Tree(nodes=0), Tree(nodes=4097), Tree(nodes=4, per_leaf=0), Tree(nodes=4, gpus=0)):
+    for tree in (
+        SimulatedTree(nodes=0),
+        SimulatedTree(nodes=4097),
+        SimulatedTree(nodes=4, per_leaf=0),
+        SimulatedTree(nodes=4, gpus=0),
+    ):
         with pytest.raises(SimulationValueError):
             generated(tree)
     with pytest.raises(SimulationValueError):
@@ -157,20 +166,20 @@ def test_the_interval_of_a_mean() -> None:
     assert spread_of([5.0]).half == math.inf
     # 1.984 of 99 degrees of freedom (and not 1.96), times the deviation of 0 to 99 over 10.
     assert spread_of([float(value) for value in range(100)]).half == pytest.approx(5.757, abs=1e-3)
-    assert difference([3.0, 5.0], [1.0, 3.0]) == Spread(2.0, 0.0, 2)
+    assert difference([3.0, 5.0], [1.0, 3.0]) == FigureSpread(2.0, 0.0, 2)
 
 
 @pytest.mark.parametrize(
     ("spread", "said"),
     [
-        (Spread(-2.0, 1.0, 3), "better"),
-        (Spread(2.0, 1.0, 3), "worse"),
-        (Spread(0.5, 1.0, 3), "no difference to be seen"),
-        (Spread(0.0, 0.0, 3), "the same"),
-        (Spread(-2.0, math.inf, 1), "one seed"),
+        (FigureSpread(-2.0, 1.0, 3), "better"),
+        (FigureSpread(2.0, 1.0, 3), "worse"),
+        (FigureSpread(0.5, 1.0, 3), "no difference to be seen"),
+        (FigureSpread(0.0, 0.0, 3), "the same"),
+        (FigureSpread(-2.0, math.inf, 1), "one seed"),
     ],
 )
-def test_a_difference_in_words(spread: Spread, said: str) -> None:
+def test_a_difference_in_words(spread: FigureSpread, said: str) -> None:
     assert verdict(spread) == said
 
 
@@ -178,7 +187,7 @@ def test_every_table_has_a_column_for_each_policy() -> None:
     for table in tables(told()):
         assert all(len(row) == len(table.header) for row in table.rows)
         if table.title != "deeplink minus slurm-tree":
-            assert table.header[-4:] == tuple(map(str, Policy))
+            assert table.header[-4:] == tuple(map(str, SchedulingPolicy))
     assert "±" not in as_text(told(seeds=1)).split("### ", 1)[1]
     assert about(None) == "-"
 
@@ -202,7 +211,7 @@ def test_json_has_every_figure_of_every_run() -> None:
     report = told()
     found = json.loads(json.dumps(document(report)))
     assert [(run["policy"], run["seed"]) for run in found["runs"]] == [
-        (str(policy), seed) for seed in range(2) for policy in Policy
+        (str(policy), seed) for seed in range(2) for policy in SchedulingPolicy
     ]
     assert found["left_out"] == {"rows": ["line 7: nothing"], "too_great": 0}
     assert sum(found["jobs"].values()) == 200
@@ -210,11 +219,11 @@ def test_json_has_every_figure_of_every_run() -> None:
 
 
 def test_a_study_of_narrow_jobs_alone_has_a_report_too() -> None:
-    where, settings = site(), Settings()
+    where, settings = site(), StudySettings()
     plan = planned(trace((0.0, 1.0, 1), (5.0, 1.0, 1)), where)
-    runs = tuple(run_once(where, plan, policy, seed=0, settings=settings) for policy in Policy)
-    report = Told("jobs.csv", "tree", (), settings, Study(runs, plan))
+    runs = tuple(run_once(where, plan, policy, seed=0, settings=settings) for policy in SchedulingPolicy)
+    report = ReportSubject("jobs.csv", "tree", (), settings, Study(runs, plan))
     assert "Jobs over one node" not in as_html(report, "x")
     assert len(plots(report)) == 6
-    alone = dataclasses.replace(report, study=Study(runs[:1], Plan(plan.work, 0)))
+    alone = dataclasses.replace(report, study=Study(runs[:1], StudyPlan(plan.work, 0)))
     assert "minus" not in as_text(alone)

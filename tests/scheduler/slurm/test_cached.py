@@ -176,7 +176,7 @@ def test_an_old_answer_is_given_with_its_age_where_there_is_no_new_one(
     one = runner(tmp_path, slurm, stale_s=60.0)
     one(SQUEUE)
     answered = clock.unix()
-    assert one.told["squeue"] == cached.Told(answered)
+    assert one.told["squeue"] == cached.AnswerAge(answered)
     slurm.problem = CommandError(SQUEUE, 1, "Unable to contact slurm controller")
     clock.sleep(30.0)
     assert one(SQUEUE) == "answer 1\n"

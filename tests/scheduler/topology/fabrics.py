@@ -10,7 +10,17 @@ from typing import Any
 from hypothesis import strategies as st
 
 from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
-from deeplink.scheduler.topology.network import Cable, End, Health, Link, Network, Node, Other, Role, Switch
+from deeplink.scheduler.topology.network import (
+    Cable,
+    DeviceHealth,
+    End,
+    FabricLink,
+    Network,
+    Node,
+    Other,
+    Role,
+    Switch,
+)
 from deeplink.types import NodeName
 
 
@@ -175,7 +185,7 @@ cables = st.builds(
     upper=ends,
     usual_gbps=st.sampled_from([None, 400.0]),
     latency_us=st.sampled_from([None, 1.5]),
-    said=st.sampled_from([None, *Health]),
+    said=st.sampled_from([None, *DeviceHealth]),
     role=st.sampled_from([Role.COMPUTE, Role.STORAGE]),
 )
 
@@ -193,20 +203,20 @@ def networks(draw: st.DrawFn, *, rails: int = 2) -> Network:
         NodeName(f"n{number}"): Node(
             NodeName(f"n{number}"),
             draw(st.sampled_from(["", "rack-1"])),
-            draw(st.sampled_from(list(Health))),
+            draw(st.sampled_from(list(DeviceHealth))),
             draw(st.sampled_from([None, INSIDE])),
         )
         for number in range(draw(st.integers(0, 8)))
     }
     some = st.lists(cables, min_size=1, max_size=2).map(tuple)
     links = [
-        Link(below, above, False, draw(some))
+        FabricLink(below, above, False, draw(some))
         for below in switches
         for above in switches
         if switches[above].level == switches[below].level + 1 and draw(st.booleans())
     ]
     for node in nodes:
         on = draw(st.lists(st.sampled_from(sorted(switches)), max_size=rails, unique=True))
-        links += [Link(node, switch, True, draw(some)) for switch in on]
+        links += [FabricLink(node, switch, True, draw(some)) for switch in on]
     others = [Other("oss1 HCA-1", Role.STORAGE, "s0-0", "3", 200.0)] if draw(st.booleans()) else []
     return Network(nodes, switches, tuple(links), tuple(others))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink.scheduler.slurm.parse import SwitchRow
-from deeplink.scheduler.topology.network import Cable, Link, Network, Node, Role, Switch
+from deeplink.scheduler.topology.network import Cable, FabricLink, Network, Node, Role, Switch
 from deeplink.scheduler.topology.sources.slurm import read_switches
 from deeplink.scheduler.topology.tree import fabric_of, parts_of, rails_of, tree_of
 from deeplink.types import NodeName
@@ -17,8 +17,8 @@ from tests.scheduler.topology.fabrics import networks
 
 def network(levels: dict[str, int], trunks: list[tuple[str, str]], hosts: list[tuple[str, str]]) -> Network:
     """Make a graph; the rails of a host are in the order of `hosts`."""
-    links = [Link(below, above, False, (Cable(),)) for below, above in trunks]
-    links += [Link(below, above, True, (Cable(),)) for below, above in hosts]
+    links = [FabricLink(below, above, False, (Cable(),)) for below, above in trunks]
+    links += [FabricLink(below, above, True, (Cable(),)) for below, above in hosts]
     return Network(
         {NodeName(name): Node(NodeName(name)) for name, _ in hosts},
         {name: Switch(name, level) for name, level in levels.items()},
@@ -136,7 +136,7 @@ def test_a_cable_in_the_wrong_rack_does_not_make_two_groups_one() -> None:
 
 
 def test_a_port_to_storage_hangs_a_node_nowhere() -> None:
-    link = Link("n0", "depot", True, (Cable(role=Role.STORAGE),))
+    link = FabricLink("n0", "depot", True, (Cable(role=Role.STORAGE),))
     graph = Network({NodeName("n0"): Node(NodeName("n0"))}, {"depot": Switch("depot", 0)}, (link,))
     assert tree_of(graph).loose == ("n0",)
     assert parts_of(graph) == (frozenset({"depot"}),)

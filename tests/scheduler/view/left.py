@@ -9,12 +9,12 @@ from deeplink.scheduler.view.folder import EVENTS, JOURNAL
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import (
     Beat,
-    Finding,
+    HealthFinding,
+    HealthSeverity,
     Incident,
     NodeRecord,
     Phase,
     ProgressPoint,
-    Severity,
 )
 from deeplink.types import Attempt, NodeName
 
@@ -43,7 +43,9 @@ def launched(
             seen_unix=now,
             silent_s=7.0 if name == silent else 0.1,
             job=job,
-            health=(Finding(check="disk", severity=Severity.COMMENT, problem="slow"),) if name == sick else (),
+            health=(HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow"),)
+            if name == sick
+            else (),
         )
         for number, name in enumerate(("n0", "n1", "n2"))
     ]

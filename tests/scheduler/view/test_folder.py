@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deeplink.scheduler.view.folder import EVENTS, JOURNAL, TAIL_BYTES, folders, ranks_of, read_events, read_folder
 from deeplink.scheduler.view.notes import NOTES, note
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.scheduler.wish.record import append
 from tests.scheduler.view.left import event, launched
 
@@ -14,7 +14,7 @@ NOW = 1_700_000_000.0
 
 
 def decision(words: str) -> Recorded:
-    made = Decision(kind=Kind.NOTHING, why=Why.AS_GOOD, words=words)
+    made = Decision(kind=HintKind.NOTHING, why=Why.AS_GOOD, words=words)
     return Recorded(unix=NOW, by="sbatch", ask=Ask(nodes=2), decision=made)
 
 

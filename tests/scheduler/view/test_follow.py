@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from deeplink.clock import ManualClock
 from deeplink.scheduler.slurm.cached import CachedRunner
-from deeplink.scheduler.view.follow import Follower, NoSuchNodeError
+from deeplink.scheduler.view.follow import NoSuchNodeError, OutputFollower
 from deeplink.scheduler.view.look import JobUnknownError, Viewer
 from deeplink.scheduler.view.output import OutputMissingError, Tail
 from tests.scheduler.view.left import launched
@@ -52,10 +52,10 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def follower(tmp_path: Path, slurm: Slurm, clock: Play, said: list[str]) -> Follower:
+def follower(tmp_path: Path, slurm: Slurm, clock: Play, said: list[str]) -> OutputFollower:
     asked = CachedRunner(folder=tmp_path / "answers", run=slurm, clock=clock, env={})
     viewer = Viewer(asked=asked, state=tmp_path / "state", clock=clock, user="eve")
-    return Follower(viewer=viewer, word="7", clock=clock, say=said.append)
+    return OutputFollower(viewer=viewer, word="7", clock=clock, say=said.append)
 
 
 def append(path: Path, text: str) -> None:
@@ -64,7 +64,7 @@ def append(path: Path, text: str) -> None:
 
 
 def test_from_the_queue_over_a_requeue_to_the_end(
-    tmp_path: Path, slurm: Slurm, clock: Play, follower: Follower, said: list[str]
+    tmp_path: Path, slurm: Slurm, clock: Play, follower: OutputFollower, said: list[str]
 ) -> None:
     out = tmp_path / "out-7"
     slurm.jobs = [job(7, "PENDING", Reason="Resources", STDOUT=f"{tmp_path}/out-%j")]
@@ -99,7 +99,7 @@ def test_from_the_queue_over_a_requeue_to_the_end(
 
 
 def test_a_file_begun_anew_is_said(
-    tmp_path: Path, slurm: Slurm, clock: Play, follower: Follower, said: list[str]
+    tmp_path: Path, slurm: Slurm, clock: Play, follower: OutputFollower, said: list[str]
 ) -> None:
     out = tmp_path / "out-7"
     out.write_text("a long line of the first run\n")
@@ -114,19 +114,19 @@ def test_a_file_begun_anew_is_said(
     assert (b"".join(seen), said) == (b"new\n", [f"{out} was begun anew"])
 
 
-def test_without_following_a_job_without_output_is_said_at_once(follower: Follower) -> None:
+def test_without_following_a_job_without_output_is_said_at_once(follower: OutputFollower) -> None:
     with pytest.raises(OutputMissingError, match="the job is RUNNING"):
         follower.output(wait=False)
 
 
-def test_an_output_that_is_no_file_is_said(slurm: Slurm, follower: Follower) -> None:
+def test_an_output_that_is_no_file_is_said(slurm: Slurm, follower: OutputFollower) -> None:
     slurm.jobs = [job(7, STDOUT="/dev/null")]
     with pytest.raises(OutputMissingError, match="no file that could be read again"):
         follower.output(wait=True)
 
 
 def test_a_vanished_job_without_a_note_is_told_where_to_look(
-    tmp_path: Path, slurm: Slurm, clock: Play, follower: Follower
+    tmp_path: Path, slurm: Slurm, clock: Play, follower: OutputFollower
 ) -> None:
     slurm.jobs = []
     with pytest.raises(JobUnknownError):
@@ -138,7 +138,9 @@ def test_a_vanished_job_without_a_note_is_told_where_to_look(
     assert "sacct" in told.value.remedy
 
 
-def test_ranks_of_a_node_are_those_of_the_newest_attempt(tmp_path: Path, clock: Play, follower: Follower) -> None:
+def test_ranks_of_a_node_are_those_of_the_newest_attempt(
+    tmp_path: Path, clock: Play, follower: OutputFollower
+) -> None:
     launched(tmp_path / "state", 7, clock.unix())
     keep = follower.keep(None, "n0")
     assert keep is not None
@@ -151,5 +153,5 @@ def test_ranks_of_a_node_are_those_of_the_newest_attempt(tmp_path: Path, clock: 
             follower.keep(rank, node)
 
 
-def test_attempts_have_short_names(follower: Follower) -> None:
+def test_attempts_have_short_names(follower: OutputFollower) -> None:
     assert (follower.attempt("0.1"), follower.attempt("7.1.0")) == ("7.0.1", "7.1.0")

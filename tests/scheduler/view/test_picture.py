@@ -9,9 +9,9 @@ from deeplink.scheduler.slurm.parse import JobRow, NodeRow
 from deeplink.scheduler.slurm.states import JobState, NodeFlag, NodeState
 from deeplink.scheduler.view.folder import read_folder
 from deeplink.scheduler.view.notes import note
-from deeplink.scheduler.view.picture import FRESH_S, Picture, Seat, picture
+from deeplink.scheduler.view.picture import FRESH_S, JobNode, Picture, picture
 from deeplink.scheduler.view.queue import Queued
-from deeplink.scheduler.watch.records import Incident, Kind, Phase
+from deeplink.scheduler.watch.records import Incident, IncidentKind, Phase
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.view.left import event, launched
 from tests.scheduler.view.test_identity import row
@@ -50,9 +50,9 @@ def test_a_running_job(tmp_path: Path) -> None:
         "RUNNING", "running", "7.0.0", 0, 0,
     )  # fmt: skip
     assert found.seats == (
-        Seat(node="n1", ranks=(0, 1)),
-        Seat(node="n0", ranks=(2, 3)),
-        Seat(node="n2", spare=True),
+        JobNode(node="n1", ranks=(0, 1)),
+        JobNode(node="n0", ranks=(2, 3)),
+        JobNode(node="n2", spare=True),
     )
     assert (found.pace.step, found.pace.steps_per_s, found.pace.samples_per_s) == (5, 1.0, 8.0)
     assert (found.ring, found.ring_stock, found.final, found.gone) == (2, 2, False, False)
@@ -82,7 +82,7 @@ def test_trouble_of_nodes_is_told_by_whoever_sees_it(tmp_path: Path) -> None:
 
 def test_a_job_that_only_slurm_knows_has_nodes_and_no_ranks(tmp_path: Path) -> None:
     found = seen(tmp_path / "none", queued(), node("n0"))
-    assert found.seats == tuple(Seat(node=name) for name in NAMES)
+    assert found.seats == tuple(JobNode(node=name) for name in NAMES)
     assert (found.watched, found.phase, found.attempt, found.pace.step, found.ring) == (False, "", "", None, None)
 
 
@@ -119,7 +119,7 @@ def test_after_a_requeue_what_the_run_before_left_is_not_told_of_the_new_one(tmp
     event(folder, "ended", NOW, code=143)
     found = seen(folder, queued(restarts=1))
     assert (found.phase, found.end, found.ring, found.pace.steps_per_s) == ("", "", None, None)
-    assert found.seats == tuple(Seat(node=name) for name in NAMES)
+    assert found.seats == tuple(JobNode(node=name) for name in NAMES)
     assert (found.restarts, found.attempt) == (1, "7.0.0")
 
 
@@ -146,7 +146,7 @@ def test_what_the_checks_of_its_nodes_find_is_told_with_what_helps(tmp_path: Pat
 
 def test_an_open_incident_is_told(tmp_path: Path) -> None:
     incident = Incident(
-        id="7.0.0-node-silent-n0", kind=Kind.NODE_SILENT, node=NodeName("n0"), attempt=Attempt(7, 0, 0),
+        id="7.0.0-node-silent-n0", kind=IncidentKind.NODE_SILENT, node=NodeName("n0"), attempt=Attempt(7, 0, 0),
         began_unix=NOW - 3, detected_unix=NOW,
     )  # fmt: skip
     found = seen(launched(tmp_path, 7, NOW, phase=Phase.RECOVERING, steps=0, incidents=(incident,)), queued())

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from deeplink import vitals
-from deeplink.scheduler.view.rates import Pace, Reads, Saved, pace
+from deeplink.scheduler.view.rates import ReadRate, Saved, TrainingRate, pace
 from deeplink.scheduler.watch.records import ProgressPoint
 from deeplink.types import Attempt
 
@@ -18,7 +18,7 @@ def point(step: int, unix: float, **metrics: float) -> ProgressPoint:
 
 
 def test_without_reports_nothing_is_known() -> None:
-    assert pace([]) == Pace()
+    assert pace([]) == TrainingRate()
 
 
 def test_one_report_is_a_step_and_no_rate() -> None:
@@ -56,7 +56,7 @@ def test_reads_and_checkpoints_are_those_that_reports_carry() -> None:
     numbers = {vitals.LOCAL_SAMPLES: 90.0, vitals.PEER_SAMPLES: 10.0, vitals.SOURCE_SAMPLES: 0.0}
     saved = {vitals.CHECKPOINT_STEP: 40.0, vitals.CHECKPOINT_UNIX: 9.0, vitals.CHECKPOINT_EVERY: 20.0}
     found = pace([point(50, 10.0, **numbers, **saved)])
-    assert found.reads == Reads(local=90, peer=10, source=0)
+    assert found.reads == ReadRate(local=90, peer=10, source=0)
     assert found.reads is not None
     assert found.reads.total == 100
     assert found.saved == Saved(step=40, unix=9.0, every=20)

@@ -20,7 +20,7 @@ from deeplink.scheduler.view.requeue import (
     RequeueUnfinishedError,
     UnknownNodeError,
 )
-from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.evidence import ProbeResult
 from deeplink.scheduler.watch.probe import Address, Prober
 from deeplink.types import NodeName
 from tests.scheduler.slurm.answers import answer
@@ -71,9 +71,9 @@ class World(Prober):
             self.restarts = 1
 
     @override
-    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
         self.clock.sleep(deadline_s if self.silent else 0.01)
-        return {name: Answer.SILENT if name in self.silent else Answer.ANSWERS for name in targets}
+        return {name: ProbeResult.SILENT if name in self.silent else ProbeResult.ANSWERS for name in targets}
 
 
 @pytest.fixture

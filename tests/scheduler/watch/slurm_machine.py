@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.slurm.nodeset import unfold
-from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.evidence import ProbeResult
 from deeplink.scheduler.watch.probe import Address
 from deeplink.types import NodeName
 
@@ -62,8 +62,8 @@ class Machine:
     def submit(self, argv: Sequence[str], /, *, env: Mapping[str, str], cwd: Path) -> str:
         return self._ordered(argv)
 
-    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
-        return {name: Answer.SILENT if name in self.dead else Answer.ANSWERS for name in targets}
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
+        return {name: ProbeResult.SILENT if name in self.dead else ProbeResult.ANSWERS for name in targets}
 
     def _ordered(self, argv: Sequence[str]) -> str:
         self.count += 1

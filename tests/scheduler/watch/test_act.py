@@ -22,15 +22,15 @@ from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED
 from deeplink.scheduler.watch.act import Actor
 from deeplink.scheduler.watch.authorization import Authorizer
-from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.daemon import Daemon
-from deeplink.scheduler.watch.evidence import Answer, Policy
+from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.ladder import SETTLE_S
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.observer import Observer
 from deeplink.scheduler.watch.probe import Address
-from deeplink.scheduler.watch.records import Beat, Kind, NodeRecord, Outcome, Phase
+from deeplink.scheduler.watch.records import Beat, IncidentKind, IncidentOutcome, NodeRecord, Phase
 from deeplink.scheduler.watch.server import WatchServicer
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
@@ -67,7 +67,7 @@ class Cluster:
     excluded: str = ""
     required: str = ""
     node_states: dict[str, str] = field(default_factory=lambda: dict.fromkeys(("n0", "n1", "n2", "n3"), "IDLE"))
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, ProbeResult] = field(default_factory=dict)
     rights: bool = True
     sheds: bool = True
     quicker: bool = False
@@ -164,8 +164,8 @@ class Cluster:
             self.reason = self.reason if self.reason == LAUNCH_FAILED else "Resources"
             self.excluded = fields.get("ExcNodeList", self.excluded)
 
-    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
-        return {name: self.answers.get(name, Answer.ANSWERS) for name in targets}
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
+        return {name: self.answers.get(name, ProbeResult.ANSWERS) for name in targets}
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Bench:
     said: list[str] = field(default_factory=list)
     act: bool = True
     daemon: Daemon = field(init=False)
-    book: BeatBook = field(init=False)
+    book: HeartbeatTable = field(init=False)
     servicer: WatchServicer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Bench:
 
     def start(self) -> None:
         """Begin as after a kill: nothing is remembered but the journal."""
-        slurm, self.book = Slurm(self.cluster), BeatBook()
+        slurm, self.book = Slurm(self.cluster), HeartbeatTable()
         metrics = WatchMetrics(CollectorRegistry())
         observer = Observer(
             slurm=slurm,
@@ -194,7 +194,7 @@ class Bench:
             book=self.book,
             journal=self.journal,
             clock=self.clock,
-            policy=Policy(),
+            policy=WatchPolicy(),
         )
         actor = Actor(
             slurm=slurm,
@@ -208,7 +208,7 @@ class Bench:
             observer=observer,
             actor=actor if self.act else None,
             journal=self.journal,
-            policy=Policy(),
+            policy=WatchPolicy(),
             clock=self.clock,
             metrics=metrics,
             say=self.said.append,
@@ -254,7 +254,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def lose(bench: Bench, name: str) -> None:
-    bench.cluster.answers[name] = Answer.SILENT
+    bench.cluster.answers[name] = ProbeResult.SILENT
 
 
 def test_a_dead_node_costs_its_job_one_restart_and_the_users_exclusions_stay(bench: Bench) -> None:
@@ -270,7 +270,9 @@ def test_a_dead_node_costs_its_job_one_restart_and_the_users_exclusions_stay(ben
     bench.turn(2)
     assert bench.journal.actions(only_open=True) == ()
     (incident,) = bench.journal.incidents()
-    assert (incident.action, incident.outcome) == ("drain-down", Outcome.OPEN), "open until it trains again"
+    assert (incident.action, incident.outcome) == ("drain-down", IncidentOutcome.OPEN), (
+        "open until it trains again"
+    )
     assert incident.acted_unix > 0
     assert bench.journal.excluded(17).keys() == {"n1"}
 
@@ -320,7 +322,7 @@ def test_without_rights_it_waits_for_slurms_own_word_and_then_clears_the_hold(be
 
 def asked_for(bench: Bench, remedy: Remedy, *reasons: str, node: str = "") -> None:
     verdict = Verdict(
-        kind=Kind.NODE_SICK if node else Kind.APPLICATION_FAILED,
+        kind=IncidentKind.NODE_SICK if node else IncidentKind.APPLICATION_FAILED,
         remedy=remedy,
         reasons=reasons,
         attempt=Attempt(17, 0, 0),
@@ -419,7 +421,7 @@ def test_on_return_with_an_own_network_that_is_dead_nothing_is_touched(bench: Be
     bench.turn(12, silent="n1")
     assert bench.cluster.asked == []
     assert any("touching nothing" in line for line in bench.said)
-    bench.cluster.answers = {"n1": Answer.SILENT}
+    bench.cluster.answers = {"n1": ProbeResult.SILENT}
     bench.turn(12, silent="n1")
     assert "scontrol requeue 17" in bench.cluster.asked
 
@@ -513,14 +515,14 @@ def test_a_controller_that_does_not_answer_is_an_incident_and_nothing_is_touched
     lose(bench, "n1")
     bench.turn(12, silent="n1")
     (incident,) = [one for one in bench.journal.incidents() if one.kind == "self-in-doubt"]
-    assert incident.outcome is Outcome.OPEN
+    assert incident.outcome is IncidentOutcome.OPEN
     bench.cluster.frozen = False
     bench.cluster.answers.clear()
     assert bench.cluster.asked == []
     bench.turn(4)
     ended = bench.journal.incident(incident.id)
     assert ended is not None
-    assert ended.outcome is Outcome.RECOVERED
+    assert ended.outcome is IncidentOutcome.RECOVERED
 
 
 def test_a_doubt_that_a_killed_watchdog_left_open_ends_on_return(bench: Bench) -> None:
@@ -532,7 +534,7 @@ def test_a_doubt_that_a_killed_watchdog_left_open_ends_on_return(bench: Bench) -
     bench.start()
     bench.daemon.run(lambda _: True)
     (doubt,) = [one for one in bench.journal.incidents() if one.kind == "self-in-doubt"]
-    assert doubt.outcome is Outcome.RECOVERED
+    assert doubt.outcome is IncidentOutcome.RECOVERED
 
 
 def test_a_job_that_ended_while_nobody_watched_leaves_no_incident_open(bench: Bench) -> None:
@@ -551,11 +553,11 @@ def test_a_job_that_ended_while_nobody_watched_leaves_no_incident_open(bench: Be
         bench.daemon.tick()
     assert bench.book.all() == ()
     (incident,) = bench.journal.incidents()
-    assert incident.outcome is Outcome.FAILED
+    assert incident.outcome is IncidentOutcome.FAILED
 
 
 def test_a_job_of_another_user_than_the_one_who_beats_is_not_touched(bench: Bench) -> None:
-    bench.cluster.answers["n1"] = Answer.SILENT
+    bench.cluster.answers["n1"] = ProbeResult.SILENT
     for _ in range(10):
         beat = Beat(
             attempt=Attempt(17, 0, 0),
@@ -606,5 +608,5 @@ def test_when_a_job_ends_its_open_incidents_end_too(bench: Bench) -> None:
     bench.cluster.job_state = "CANCELLED"
     bench.turn(8)
     (incident,) = bench.journal.incidents()
-    assert incident.outcome is Outcome.FAILED
+    assert incident.outcome is IncidentOutcome.FAILED
     assert bench.book.all() == ()

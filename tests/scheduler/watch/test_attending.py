@@ -12,11 +12,18 @@ from prometheus_client import CollectorRegistry
 
 from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.book import KEEP_S, BeatBook
-from deeplink.scheduler.watch.evidence import Policy
-from deeplink.scheduler.watch.hearsay import Word, words
+from deeplink.scheduler.watch.book import KEEP_S, HeartbeatTable
+from deeplink.scheduler.watch.evidence import WatchPolicy
+from deeplink.scheduler.watch.hearsay import AgentReport, words
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Beat, Finding, NodeRecord, Outcome, Phase, Severity
+from deeplink.scheduler.watch.records import (
+    Beat,
+    HealthFinding,
+    HealthSeverity,
+    IncidentOutcome,
+    NodeRecord,
+    Phase,
+)
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, watch_pb2, watch_pb2_grpc
@@ -25,14 +32,14 @@ from tests.scheduler.watch.callers import TOKEN, AnySite, authorizer
 from tests.waiting import LIMIT_S
 
 N1, N2 = NodeName("n1"), NodeName("n2")
-POLICY = Policy()
-DISK = Finding(check="disk", severity=Severity.DRAIN, problem="read-only")
+POLICY = WatchPolicy()
+DISK = HealthFinding(check="disk", severity=HealthSeverity.DRAIN, problem="read-only")
 
 
 class Standing:
     """A watchdog's server, and a standing agent that speaks to it."""
 
-    def __init__(self, journal: Journal, address: str, book: BeatBook, clock: ManualClock) -> None:
+    def __init__(self, journal: Journal, address: str, book: HeartbeatTable, clock: ManualClock) -> None:
         self.journal, self.address, self.book, self.clock = journal, address, book, clock
 
     def attend(self, node: str = "n1", **fields: object) -> bool:
@@ -47,7 +54,7 @@ class Standing:
 
 @pytest.fixture
 def standing(tmp_path: Path) -> Iterator[Standing]:
-    clock, book, metrics = ManualClock(), BeatBook(), WatchMetrics(CollectorRegistry())
+    clock, book, metrics = ManualClock(), HeartbeatTable(), WatchMetrics(CollectorRegistry())
     with Journal(tmp_path / "j.sqlite") as journal:
         servicer = WatchServicer(
             journal,
@@ -98,7 +105,7 @@ def test_what_passed_while_the_watchdog_was_away_is_one_incident_told_twice_or_n
     for _ in range(2):
         standing.attend(missed=missed)
     (incident,) = standing.journal.incidents()
-    assert (incident.kind, incident.node, incident.outcome) == ("node-sick", "n1", Outcome.RECOVERED)
+    assert (incident.kind, incident.node, incident.outcome) == ("node-sick", "n1", IncidentOutcome.RECOVERED)
     assert incident.began_unix == 90.0
     standing.attend(missed=[wire("observe")])
     assert len(standing.journal.incidents()) == 1
@@ -109,7 +116,7 @@ def test_a_slurmd_that_was_started_anew_while_the_watchdog_was_away_is_told_once
     for _ in range(2):
         standing.attend(missed=[anew, wire("observe", 91.0)])
     (incident,) = standing.journal.incidents()
-    assert (incident.kind, incident.node, incident.outcome) == ("slurmd-lost", "n1", Outcome.RECOVERED)
+    assert (incident.kind, incident.node, incident.outcome) == ("slurmd-lost", "n1", IncidentOutcome.RECOVERED)
 
 
 def test_who_speaks_while_the_journal_takes_nothing_is_heard_and_what_he_says_again_is_written_down(
@@ -133,7 +140,7 @@ def test_what_cannot_be_kept_is_refused(standing: Standing) -> None:
 
 
 def test_a_grave_finding_and_another_kernel_wake_the_loop() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     well = NodeRecord(name=N1, boot_id="a")
     for record, wakes in (
         (well, False),
@@ -146,7 +153,7 @@ def test_a_grave_finding_and_another_kernel_wake_the_loop() -> None:
         assert book.alarm.is_set() is wakes
 
 
-def said(book: BeatBook, now: float, *nodes: NodeName) -> dict[NodeName, Word]:
+def said(book: HeartbeatTable, now: float, *nodes: NodeName) -> dict[NodeName, AgentReport]:
     return words(book.attended(), [(one, frozenset(nodes)) for one in book.all()], now, POLICY)
 
 
@@ -155,42 +162,42 @@ def beat(*nodes: NodeRecord) -> Beat:
 
 
 def test_a_word_counts_for_a_while_and_not_at_all_when_it_is_from_the_journal() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     book.attend(NodeRecord(name=N1, boot_id="a", health=(DISK,)), 100.0, kept=True)
-    assert said(book, 105.0)[N1] == Word((DISK,), 5.0, 5.0, "a")
-    assert said(book, 100.0 + POLICY.told_s)[N1] == Word((), POLICY.told_s, POLICY.told_s, "a")
-    again = BeatBook()
+    assert said(book, 105.0)[N1] == AgentReport((DISK,), 5.0, 5.0, "a")
+    assert said(book, 100.0 + POLICY.told_s)[N1] == AgentReport((), POLICY.told_s, POLICY.told_s, "a")
+    again = HeartbeatTable()
     again.restore((), 200.0, 0.0, [NodeRecord(name=N1, boot_id="a", health=(DISK,)), NodeRecord(name=N2, job=17)])
-    assert said(again, 201.0) == {N1: Word((), None, 1.0, "a")}
+    assert said(again, 201.0) == {N1: AgentReport((), None, 1.0, "a")}
     book.forgive(300.0)
-    assert said(book, 301.0)[N1] == Word((), None, 1.0, "a")
+    assert said(book, 301.0)[N1] == AgentReport((), None, 1.0, "a")
 
 
 def test_a_launcher_is_believed_of_the_nodes_that_slurm_gave_its_job() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     sick = [NodeRecord(name=name, job=17, boot_id="a", health=(DISK,)) for name in (N1, N2)]
     book.hear(beat(*sick), 100.0)
-    assert said(book, 100.5, N1) == {N1: Word((DISK,), 0.5, None, "a")}
+    assert said(book, 100.5, N1) == {N1: AgentReport((DISK,), 0.5, None, "a")}
 
 
 def test_what_a_launcher_says_is_older_by_what_it_waited() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     book.hear(dataclasses.replace(beat(NodeRecord(name=N1, silent_s=0.25)), waited_s=1.5), 100.0)
     assert said(book, 101.0, N1)[N1].heard_s == 2.75
 
 
 def test_of_two_agents_the_graver_word_counts_and_who_is_missed_is_not_heard() -> None:
-    book = BeatBook()
-    light = Finding(check="disk", severity=Severity.OBSERVE, problem="slow")
+    book = HeartbeatTable()
+    light = HealthFinding(check="disk", severity=HealthSeverity.OBSERVE, problem="slow")
     book.attend(NodeRecord(name=N1, boot_id="a", health=(light,)), 100.0, kept=True)
     book.hear(beat(NodeRecord(name=N1, job=17, boot_id="a", health=(DISK,))), 101.0)
-    assert said(book, 102.0, N1)[N1] == Word((DISK,), 1.0, 2.0, "a")
+    assert said(book, 102.0, N1)[N1] == AgentReport((DISK,), 1.0, 2.0, "a")
     book.hear(beat(NodeRecord(name=N1, job=17, silent_s=4.0, boot_id="a", health=(DISK,))), 102.0)
     assert said(book, 102.0, N1)[N1].heard_s == 2.0, "the launcher misses it"
 
 
 def test_the_kernels_that_an_attempt_began_with_are_remembered() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     book.hear(beat(NodeRecord(name=N1, job=17)), 1.0)
     book.hear(beat(NodeRecord(name=N1, job=17, boot_id="a")), 2.0)
     book.hear(beat(NodeRecord(name=N1, job=17, boot_id="b")), 3.0)

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.watch.costs import NOTHING, Cost, charged, cost, totals, week_of
-from deeplink.scheduler.watch.records import Action, Incident, Kind, Outcome
+from deeplink.scheduler.watch.records import Action, Incident, IncidentKind, IncidentOutcome
 from deeplink.types import Attempt, NodeName
 
 DEAD = Incident(
     id="17.0.0-node-dead-n1",
-    kind=Kind.NODE_DEAD,
+    kind=IncidentKind.NODE_DEAD,
     node=NodeName("n1"),
     attempt=Attempt(17, 0, 0),
     action=Action.DRAIN_DOWN,
     began_unix=1_700_000_000.0,
     detected_unix=1_700_000_003.0,
     recovered_unix=1_700_000_036.0,
-    outcome=Outcome.RECOVERED,
+    outcome=IncidentOutcome.RECOVERED,
     ranks=100,
     steps_repeated=18,
     step_s=2.0,
@@ -36,14 +36,14 @@ def test_the_formula() -> None:
 @pytest.mark.parametrize(
     ("changes", "standing", "repeated"),
     [
-        ({"recovered_unix": 0.0, "outcome": Outcome.OPEN}, None, None),
-        ({"recovered_unix": 0.0, "outcome": Outcome.FAILED}, None, None),
+        ({"recovered_unix": 0.0, "outcome": IncidentOutcome.OPEN}, None, None),
+        ({"recovered_unix": 0.0, "outcome": IncidentOutcome.FAILED}, None, None),
         ({"ranks": 0}, None, None),
         ({"step_s": 0.0}, 1.0, None),
         ({"step_s": 0.0, "steps_repeated": 0}, 1.0, 0.0),
         ({"attempt": None}, 0.0, 0.0),
-        ({"kind": Kind.STRAGGLER, "action": Action.COMMENT, "steps_repeated": 0}, None, 0.0),
-        ({"kind": Kind.STRAGGLER, "action": Action.RELAUNCH}, 1.0, 1.0),
+        ({"kind": IncidentKind.STRAGGLER, "action": Action.COMMENT, "steps_repeated": 0}, None, 0.0),
+        ({"kind": IncidentKind.STRAGGLER, "action": Action.RELAUNCH}, 1.0, 1.0),
         ({"recovered_unix": 1_699_999_999.0, "steps_repeated": 0}, 0.0, 0.0),  # a clock that went back
     ],
 )
@@ -54,7 +54,9 @@ def test_what_is_not_known_is_not_nothing(
 
 
 def test_one_standstill_is_charged_once() -> None:
-    seen_too = dataclasses.replace(DEAD, id="other", kind=Kind.RANK_FAILED, node=None, began_unix=1_700_000_018.0)
+    seen_too = dataclasses.replace(
+        DEAD, id="other", kind=IncidentKind.RANK_FAILED, node=None, began_unix=1_700_000_018.0
+    )
     elsewhere = dataclasses.replace(DEAD, id="third", attempt=Attempt(17, 1, 0), node=NodeName("n2"))
     costs = charged([seen_too, DEAD, elsewhere])
     assert costs == {DEAD.id: Cost(1.0, 1.0), "other": NOTHING, "third": Cost(1.0, 1.0)}
@@ -64,9 +66,9 @@ def test_one_standstill_is_charged_once() -> None:
 
 def test_totals_tell_what_they_do_not_know() -> None:
     open_one = dataclasses.replace(
-        DEAD, id="open", attempt=Attempt(18, 0, 0), outcome=Outcome.OPEN, recovered_unix=0.0
+        DEAD, id="open", attempt=Attempt(18, 0, 0), outcome=IncidentOutcome.OPEN, recovered_unix=0.0
     )
-    lost = dataclasses.replace(open_one, id="lost", attempt=Attempt(19, 0, 0), outcome=Outcome.FAILED)
+    lost = dataclasses.replace(open_one, id="lost", attempt=Attempt(19, 0, 0), outcome=IncidentOutcome.FAILED)
     (total,) = totals([DEAD, open_one, lost], lambda incident: incident.kind)
     assert (total.incidents, total.open, total.failed, total.lost_h, total.unknown) == (3, 1, 1, 2.0, 2)
     assert totals([], lambda incident: incident.kind) == ()

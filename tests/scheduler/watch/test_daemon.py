@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from deeplink.scheduler.watch.evidence import Answer, Policy
+from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
 from deeplink.scheduler.watch.journal import Journal, JournalError
 from deeplink.scheduler.watch.lead import leading
-from deeplink.scheduler.watch.records import Beat, Finding, Incident, NodeRecord, Outcome, Phase, Severity
+from deeplink.scheduler.watch.records import (
+    Beat,
+    HealthFinding,
+    HealthSeverity,
+    Incident,
+    IncidentOutcome,
+    NodeRecord,
+    Phase,
+)
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import job_answer
 from tests.scheduler.watch.callers import ME
@@ -28,7 +36,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield Bench(Cluster(), journal)
 
 
-def attend(bench: Bench, rounds: int, *findings: Finding, name: NodeName = N3, boot_id: str = "a") -> None:
+def attend(bench: Bench, rounds: int, *findings: HealthFinding, name: NodeName = N3, boot_id: str = "a") -> None:
     """Let a standing agent speak while the loop goes round; a job runs on, and is well."""
     for _ in range(rounds):
         bench.book.attend(
@@ -55,8 +63,8 @@ def calm(bench: Bench, rounds: int) -> None:
     go(bench, rounds, beat_of_17)
 
 
-def found(severity: Severity = Severity.DRAIN) -> Finding:
-    return Finding(check="disk", severity=severity, problem="read-only")
+def found(severity: HealthSeverity = HealthSeverity.DRAIN) -> HealthFinding:
+    return HealthFinding(check="disk", severity=severity, problem="read-only")
 
 
 def sick(bench: Bench) -> list[Incident]:
@@ -67,29 +75,33 @@ def test_a_sick_node_is_drained_and_each_time_is_an_incident_of_its_own(bench: B
     attend(bench, 3, found())
     (first,) = sick(bench)
     assert bench.cluster.asked == [f"scontrol update nodename=n3 state=drain reason=deeplink: {first.id}"]
-    assert (first.node, first.outcome, first.evidence) == ("n3", Outcome.OPEN, "disk (drain): read-only")
+    assert (first.node, first.outcome, first.evidence) == ("n3", IncidentOutcome.OPEN, "disk (drain): read-only")
     attend(bench, 12)
-    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED]
+    assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED]
     bench.cluster.node_states["n3"] = "IDLE"
     attend(bench, 3, found())
-    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED, Outcome.OPEN]
+    assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED, IncidentOutcome.OPEN]
     assert len([line for line in bench.cluster.asked if "state=drain" in line]) == 2
     assert bench.cluster.restarts == 0
 
 
 def test_what_is_only_noteworthy_is_no_incident(bench: Bench) -> None:
-    attend(bench, 3, found(Severity.OBSERVE))
-    attend(bench, 3, Finding(check="gpu", severity=Severity.UNKNOWN, problem="nvidia-smi hangs"), name=N1)
+    attend(bench, 3, found(HealthSeverity.OBSERVE))
+    attend(
+        bench, 3, HealthFinding(check="gpu", severity=HealthSeverity.UNKNOWN, problem="nvidia-smi hangs"), name=N1
+    )
     assert (bench.cluster.asked, sick(bench)) == ([], [])
-    attend(bench, 3, found(), found(Severity.OBSERVE))
-    attend(bench, 12, found(Severity.OBSERVE))
-    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED], "what is left of it is not sickness"
+    attend(bench, 3, found(), found(HealthSeverity.OBSERVE))
+    attend(bench, 12, found(HealthSeverity.OBSERVE))
+    assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED], (
+        "what is left of it is not sickness"
+    )
 
 
 def test_an_agent_that_falls_silent_does_not_make_its_node_well(bench: Bench) -> None:
     attend(bench, 3, found())
     calm(bench, 100)
-    assert [one.outcome for one in sick(bench)] == [Outcome.OPEN]
+    assert [one.outcome for one in sick(bench)] == [IncidentOutcome.OPEN]
 
 
 def test_an_observer_says_what_it_would_do_about_a_sick_node(bench: Bench) -> None:
@@ -109,7 +121,7 @@ def test_a_watchdog_that_returns_takes_over_what_is_open(bench: Bench) -> None:
     attend(bench, 3, found())
     assert len(sick(bench)) == 1
     attend(bench, 12)
-    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED]
+    assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED]
 
 
 @pytest.mark.parametrize(("kernel", "kind"), [("a", "node-cut-off"), ("b", "node-rebooted")])
@@ -123,7 +135,7 @@ def test_of_a_node_that_comes_back_it_is_told_whether_it_had_rebooted(
     bench.turn(8, silent="n1")
     (incident,) = bench.journal.incidents()
     assert incident.kind == "node-dead"
-    bench.cluster.answers["n1"] = Answer.ANSWERS
+    bench.cluster.answers["n1"] = ProbeResult.ANSWERS
     attend(bench, 12, name=N1, boot_id=kernel)
     told = bench.journal.incident(incident.id)
     assert told is not None
@@ -155,11 +167,13 @@ def test_a_batch_host_that_boots_while_no_watchdog_is_there_is_told_by_the_next_
 
 
 def test_a_slurmd_that_its_agent_has_started_anew_is_told_once_and_is_over(bench: Bench) -> None:
-    anew = Finding(check="slurmd", severity=Severity.OBSERVE, problem="slurmd was gone, and was started anew")
+    anew = HealthFinding(
+        check="slurmd", severity=HealthSeverity.OBSERVE, problem="slurmd was gone, and was started anew"
+    )
     attend(bench, 6, anew)
     attend(bench, 12)
     (incident,) = bench.journal.incidents()
-    assert (incident.kind, incident.node, incident.outcome) == ("slurmd-lost", "n3", Outcome.RECOVERED)
+    assert (incident.kind, incident.node, incident.outcome) == ("slurmd-lost", "n3", IncidentOutcome.RECOVERED)
     assert "started anew" in incident.evidence
     assert bench.cluster.asked == []
 
@@ -188,13 +202,13 @@ def test_all_standing_agents_silent_at_once_are_one_incident_and_nothing_is_touc
         attend(bench, 1, name=NodeName(name))
     calm(bench, 60)
     (incident,) = bench.journal.incidents()
-    assert (incident.kind, incident.node, incident.outcome) == ("agents-silent", None, Outcome.OPEN)
+    assert (incident.kind, incident.node, incident.outcome) == ("agents-silent", None, IncidentOutcome.OPEN)
     assert bench.cluster.asked == []
     for _ in range(12):
         for name in ("n0", "n1", "n2"):
             bench.book.attend(NodeRecord(name=NodeName(name)), bench.clock.monotonic(), kept=True)
         attend(bench, 1)
-    assert [one.outcome for one in bench.journal.incidents()] == [Outcome.RECOVERED]
+    assert [one.outcome for one in bench.journal.incidents()] == [IncidentOutcome.RECOVERED]
 
 
 def test_the_dead_mans_switch_stands_still_with_the_loop(bench: Bench) -> None:
@@ -215,7 +229,7 @@ def test_the_dead_mans_switch_stands_still_with_the_loop(bench: Bench) -> None:
 
 
 def test_the_defaults_bound_what_is_done_at_once() -> None:
-    policy = Policy()
+    policy = WatchPolicy()
     assert (policy.most_dead, policy.most_sick, policy.resume) == (2, 2, False)
 
 
@@ -253,7 +267,7 @@ def test_an_episode_that_begins_after_the_clock_was_set_back_is_another_incident
     began = int(first.id.rpartition("@")[2])
     bench.clock.epoch = began - bench.clock.now
     attend(bench, 3, found())
-    assert [one.outcome for one in sick(bench)] == [Outcome.RECOVERED, Outcome.OPEN]
+    assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED, IncidentOutcome.OPEN]
 
 
 def test_an_open_incident_of_an_odd_name_stops_no_watchdog(bench: Bench) -> None:
@@ -261,7 +275,7 @@ def test_an_open_incident_of_an_odd_name_stops_no_watchdog(bench: Bench) -> None
     bench.journal.record_incident(odd)
     bench.daemon.run(lambda _: True)
     calm(bench, 12)
-    assert [one.outcome for one in bench.journal.incidents()] == [Outcome.OPEN]
+    assert [one.outcome for one in bench.journal.incidents()] == [IncidentOutcome.OPEN]
 
 
 def test_gpus_that_leaked_are_counted_and_told_with_their_cure(bench: Bench) -> None:
@@ -274,7 +288,7 @@ def test_gpus_that_leaked_are_counted_and_told_with_their_cure(bench: Bench) -> 
     assert bench.cluster.asked == []
     bench.cluster.gpus_used["n3"] = 0
     calm(bench, 60)
-    assert [one.outcome for one in bench.journal.incidents(kind="gres-leaked")] == [Outcome.RECOVERED]
+    assert [one.outcome for one in bench.journal.incidents(kind="gres-leaked")] == [IncidentOutcome.RECOVERED]
 
 
 def lead(bench: Bench, journal: Path, rounds: int = 1, *, killed: bool = False) -> None:
@@ -307,7 +321,7 @@ def test_a_watchdog_that_was_ended_is_an_incident_of_the_next_one_and_of_none_af
     lead(bench, tmp_path / "j.sqlite", 2)
     lead(bench, tmp_path / "j.sqlite")
     (incident,) = absences(bench)
-    assert incident.outcome is Outcome.RECOVERED
+    assert incident.outcome is IncidentOutcome.RECOVERED
     assert incident.began_unix == pytest.approx(last, abs=0.01)
     assert incident.recovered_unix == incident.detected_unix == pytest.approx(last + 9.5, abs=0.01)
     assert "nobody watched for 9.5 s" in incident.evidence
@@ -439,10 +453,10 @@ def test_who_could_not_be_heard_is_not_silent_either(bench: Bench, before: Phase
         if number == 60:  # the batch host lags behind
             assert any("self-in-doubt: touching nothing" in line for line in bench.said)
             for name in names[1:]:
-                bench.cluster.answers[name] = Answer.ANSWERS
+                bench.cluster.answers[name] = ProbeResult.ANSWERS
         bench.daemon.tick()
         bench.clock.sleep(0.6 if number < 60 else 0.3)
-    bench.cluster.answers[names[0]] = Answer.ANSWERS
+    bench.cluster.answers[names[0]] = ProbeResult.ANSWERS
     go(bench, 3, pause_s=0.3)
     assert any("self-in-doubt: over" in line for line in bench.said)
     calm(bench, 3)

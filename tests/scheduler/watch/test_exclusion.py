@@ -17,7 +17,7 @@ from deeplink.scheduler.watch.exclusion import (
     required_without,
     still_suspected,
 )
-from deeplink.scheduler.watch.records import Finding, NodeRecord, Severity
+from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity, NodeRecord
 from deeplink.types import NodeName
 
 
@@ -105,7 +105,7 @@ def test_a_suspicion_ends_after_an_hour_or_when_the_node_is_found_well() -> None
         well,
         name=NodeName("n3"),
         seen_unix=900.0,
-        health=(Finding(check="disk", severity=Severity.COMMENT, problem="slow"),),
+        health=(HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow"),),
     )
     early = replace(well, name=NodeName("n4"), seen_unix=401.0)
     told = {node.name: node for node in (well, sick, early)}

@@ -34,8 +34,8 @@ from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError, 
 from deeplink.scheduler.slurm.parse import parse_nodes
 from deeplink.scheduler.watch.agreement import asked_watchdog
 from deeplink.scheduler.watch.authorization import Authorizer, NotAuthorizedError
-from deeplink.scheduler.watch.book import BeatBook
-from deeplink.scheduler.watch.evidence import Policy
+from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.evidence import WatchPolicy
 from deeplink.scheduler.watch.identity import (
     PROVED_S,
     Caller,
@@ -46,9 +46,9 @@ from deeplink.scheduler.watch.identity import (
     node_statement,
 )
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.line import Line
+from deeplink.scheduler.watch.line import WatchdogClient
 from deeplink.scheduler.watch.messages import beat_to_wire
-from deeplink.scheduler.watch.observer import COMMAND_S, OWNER_S, Cluster, Observer
+from deeplink.scheduler.watch.observer import COMMAND_S, OWNER_S, ClusterAnswers, Observer
 from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.scheduler.watch.records import Beat, Phase
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
@@ -91,8 +91,8 @@ class Watchdog(NamedTuple):
     munge_socket: str
     clock: ManualClock
 
-    def line(self, speaks_for: Attempt | str) -> Line:
-        return Line(self.address, None, speaks_for)
+    def line(self, speaks_for: Attempt | str) -> WatchdogClient:
+        return WatchdogClient(self.address, None, speaks_for)
 
     def prove(self, credential: str, nonce: str, **whom: Any) -> str:
         with open_channel(self.address, "") as channel:
@@ -149,7 +149,7 @@ def watchdog(tmp_path: Path, munge_socket: str) -> Iterator[Watchdog]:
     clock, site = ManualClock(), AnySite()
     with Journal(tmp_path / "j.sqlite") as journal:
         metrics = WatchMetrics(CollectorRegistry())
-        servicer = WatchServicer(journal, BeatBook(), clock, metrics, authorizer(journal, clock, site))
+        servicer = WatchServicer(journal, HeartbeatTable(), clock, metrics, authorizer(journal, clock, site))
         bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
         yield Watchdog(f"127.0.0.1:{bound.port}", site, journal, munge_socket, clock)
@@ -238,7 +238,7 @@ def test_the_question_whose_job_it_is_has_a_bound_of_its_own(watchdog: Watchdog)
     with pytest.raises(CommandTimeoutError):
         site.asked_owner(17)
     assert bounds == [OWNER_S]
-    site.cluster = Cluster(1.0)
+    site.cluster = ClusterAnswers(1.0)
     assert not site.is_silent
     site.ask()
     assert site.is_silent
@@ -383,7 +383,12 @@ def test_a_standing_agent_proves_itself_and_reports_for_its_node_alone(
 def observer(journal: Journal, run: Runner) -> Observer:
     clock = ManualClock()
     return Observer(
-        slurm=Slurm(run), prober=TcpProber(clock), book=BeatBook(), journal=journal, clock=clock, policy=Policy()
+        slurm=Slurm(run),
+        prober=TcpProber(clock),
+        book=HeartbeatTable(),
+        journal=journal,
+        clock=clock,
+        policy=WatchPolicy(),
     )
 
 
@@ -393,7 +398,7 @@ def test_all_nodes_of_a_host_are_known_by_its_names_and_none_before_slurm_was_he
     said = "".join(
         f"NodeName=n{i} NodeAddr=10.0.0.{i // 2} NodeHostName=box{i // 2} State=IDLE\n" for i in range(4)
     )
-    site.cluster = Cluster(0.0, {}, {row.name: row for row in parse_nodes(said)})
+    site.cluster = ClusterAnswers(0.0, {}, {row.name: row for row in parse_nodes(said)})
     for hosts in (("box0", "127.0.1.1"), ("box0.site", "10.0.0.0"), ("other", "10.0.0.0"), ("n0", "n1")):
         assert site.nodes_at(hosts) == frozenset(map(NodeName, ("n0", "n1")))
     assert site.nodes_at(("login", "10.0.0.9")) == frozenset()
@@ -405,7 +410,7 @@ def test_without_munge_a_token_of_the_operators_proves_its_user(watchdog: Watchd
         file = tmp_path / f"token-{uid}"
         file.write_text(mint.token(Caller(uid=uid), NEVER))
         file.chmod(0o600)
-        line = Line(watchdog.address, file, replace(ATTEMPT, job=17))
+        line = WatchdogClient(watchdog.address, file, replace(ATTEMPT, job=17))
         if code is None:
             assert line.call(lambda stub: stub.Beat(BEAT, timeout=LIMIT_S)).known
         else:
@@ -426,7 +431,7 @@ def test_a_token_that_has_ended_is_refused_with_the_remedy(watchdog: Watchdog, t
     file = tmp_path / "token"
     for end in (NEVER, 1.0):
         write_token(file, MINT.token(Caller(uid=os.getuid()), end))
-        line = Line(watchdog.address, file, replace(ATTEMPT, job=17))
+        line = WatchdogClient(watchdog.address, file, replace(ATTEMPT, job=17))
         if end == NEVER:
             assert line.call(lambda stub: stub.Beat(BEAT, timeout=LIMIT_S)).known
         else:

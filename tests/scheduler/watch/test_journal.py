@@ -25,17 +25,17 @@ from deeplink.scheduler.watch.journal import (
 )
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.notify.message import message
-from deeplink.scheduler.watch.notify.news import News
+from deeplink.scheduler.watch.notify.news import IncidentNews
 from deeplink.scheduler.watch.records import (
     BEGAN,
     Action,
     ActionRecord,
     Beat,
     Incident,
-    Kind,
+    IncidentKind,
+    IncidentOutcome,
     Moment,
     NodeRecord,
-    Outcome,
     Phase,
     ProgressPoint,
     RankStack,
@@ -75,7 +75,7 @@ def beat(
     )
 
 
-def dead(attempt: Attempt = FIRST, kind: Kind = Kind.NODE_DEAD, node: str = "n1") -> Incident:
+def dead(attempt: Attempt = FIRST, kind: IncidentKind = IncidentKind.NODE_DEAD, node: str = "n1") -> Incident:
     return Incident(
         id=incident_id(attempt, kind, node),
         kind=kind,
@@ -124,7 +124,11 @@ def test_the_next_attempts_first_step_ends_the_incident_and_counts_what_is_repea
     assert journal.incidents(only_open=True)
     journal.record_beat(beat(RESTARTED, 7), 80.0)
     (incident,) = journal.incidents()
-    assert (incident.outcome, incident.recovered_unix, incident.steps_repeated) == (Outcome.RECOVERED, 107.0, 3)
+    assert (incident.outcome, incident.recovered_unix, incident.steps_repeated) == (
+        IncidentOutcome.RECOVERED,
+        107.0,
+        3,
+    )
     job = journal.job(17)
     assert job is not None
     assert [attempt.ended_unix for attempt in job.attempts] == [70.0, 0.0]
@@ -132,21 +136,23 @@ def test_the_next_attempts_first_step_ends_the_incident_and_counts_what_is_repea
 
 def test_a_launchers_failed_becomes_recovered_when_the_job_trains_again(journal: Journal) -> None:
     journal.record_beat(beat(FIRST, 1), 60.0)
-    journal.record_incident(dataclasses.replace(dead(), outcome=Outcome.FAILED))
+    journal.record_incident(dataclasses.replace(dead(), outcome=IncidentOutcome.FAILED))
     journal.record_beat(beat(RESTARTED, 1), 80.0)
-    assert journal.incidents()[0].outcome is Outcome.RECOVERED
+    assert journal.incidents()[0].outcome is IncidentOutcome.RECOVERED
 
 
 def test_an_applications_own_failure_stays_one(journal: Journal) -> None:
-    failed = dataclasses.replace(dead(kind=Kind.RANK_FAILED), outcome=Outcome.FAILED)
+    failed = dataclasses.replace(dead(kind=IncidentKind.RANK_FAILED), outcome=IncidentOutcome.FAILED)
     journal.record_incident(failed)
     journal.record_beat(beat(RESTARTED, 1), 80.0)
-    assert journal.incidents()[0].outcome is Outcome.FAILED
+    assert journal.incidents()[0].outcome is IncidentOutcome.FAILED
 
 
 def test_one_lost_node_is_one_incident_whoever_tells_of_it(journal: Journal) -> None:
     ours = journal.record_incident(dead())
-    theirs = dataclasses.replace(dead(kind=Kind.NODE_SILENT), action=Action.RELAUNCH, evidence="agent missed")
+    theirs = dataclasses.replace(
+        dead(kind=IncidentKind.NODE_SILENT), action=Action.RELAUNCH, evidence="agent missed"
+    )
     joined = journal.record_incident(theirs)
     assert (joined.number, joined.id) == (ours.number, ours.id)
     assert (joined.action, joined.evidence) == ("relaunch", "silent; agent missed")
@@ -157,7 +163,7 @@ def test_one_lost_node_is_one_incident_whoever_tells_of_it(journal: Journal) -> 
 
 def test_what_is_known_of_an_incident_is_never_taken_back(journal: Journal) -> None:
     ended = dataclasses.replace(
-        dead(), outcome=Outcome.RECOVERED, acted_unix=44.0, recovered_unix=50.0, action=Action.DRAIN_DOWN
+        dead(), outcome=IncidentOutcome.RECOVERED, acted_unix=44.0, recovered_unix=50.0, action=Action.DRAIN_DOWN
     )
     journal.record_incident(ended)
     late = journal.record_incident(dataclasses.replace(dead(), began_unix=39.0, detected_unix=45.0))
@@ -210,7 +216,7 @@ def test_the_journal_tells_the_course_of_an_incident_by_itself(journal: Journal)
 
 def test_two_witnesses_tell_one_course(journal: Journal) -> None:
     silent = dataclasses.replace(
-        dead(kind=Kind.NODE_SILENT), evidence="its agent", began_unix=39.0, detected_unix=44
+        dead(kind=IncidentKind.NODE_SILENT), evidence="its agent", began_unix=39.0, detected_unix=44
     )
     for hit in (dead(), silent, dead(), silent):
         journal.record_incident(hit)
@@ -224,7 +230,7 @@ def test_two_witnesses_tell_one_course(journal: Journal) -> None:
 
 def test_the_end_of_a_job_is_the_end_of_its_incidents(journal: Journal) -> None:
     journal.record_incident(dead())
-    journal.close_incidents(17, Outcome.FAILED, 50.0)
+    journal.close_incidents(17, IncidentOutcome.FAILED, 50.0)
     assert told(journal.incident("1"))[-1] == (50.0, "the job ended: failed")
 
 
@@ -243,7 +249,8 @@ def test_stacks_are_kept_apart_and_only_of_the_newest(journal: Journal, monkeypa
         RankStack(rank=0, text="it does not answer"),
     )
     hung = [
-        dataclasses.replace(dead(kind=Kind.RANKS_HUNG, node=node), stacks=where) for node in ("n0", "n1", "n2")
+        dataclasses.replace(dead(kind=IncidentKind.RANKS_HUNG, node=node), stacks=where)
+        for node in ("n0", "n1", "n2")
     ]
     for hit in hung:
         assert journal.record_incident(hit).stacks == ()
@@ -255,7 +262,7 @@ def test_stacks_are_kept_apart_and_only_of_the_newest(journal: Journal, monkeypa
 def test_incidents_are_chosen_by_kind_node_and_time(journal: Journal) -> None:
     journal.record_incident(dead())
     journal.record_incident(dataclasses.replace(dead(node="n0"), began_unix=90.0))
-    journal.record_incident(dead(kind=Kind.RANKS_HUNG))
+    journal.record_incident(dead(kind=IncidentKind.RANKS_HUNG))
     assert [hit.number for hit in journal.incidents(kind="node-dead")] == [2, 1]
     assert [hit.number for hit in journal.incidents(node="n1")] == [3, 1]
     assert [hit.number for hit in journal.incidents(since_unix=50.0)] == [2]
@@ -456,7 +463,7 @@ def test_a_task_of_an_array_is_told_by_the_name_that_slurms_commands_take(tmp_pa
         (job,), (incident,) = journal.jobs(), journal.incidents()
     assert (job.job, job.label) == (FIRST.job, "12_3")
     assert (incident.attempt, incident.job, incident.attempt_name) == (FIRST, "12_3", "12_3.0.0")
-    assert message([News(incident)], "ctl").subject.startswith("DeepLink: node-dead on n1 job 12_3:")
+    assert message([IncidentNews(incident)], "ctl").subject.startswith("DeepLink: node-dead on n1 job 12_3:")
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.slurm.submitted import Submitted, keep, kept
 from deeplink.scheduler.view.folder import read_events
 from deeplink.scheduler.watch.act import Actor
-from deeplink.scheduler.watch.book import BeatBook
-from deeplink.scheduler.watch.evidence import Policy
-from deeplink.scheduler.watch.heirs import Heirs
+from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.evidence import WatchPolicy
+from deeplink.scheduler.watch.heirs import Resubmitter
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.ladder import LONGEST_S
 from deeplink.scheduler.watch.observer import Observer
-from deeplink.scheduler.watch.records import ActionRecord, Beat, Kind, Phase, ProgressPoint
+from deeplink.scheduler.watch.records import ActionRecord, Beat, IncidentKind, Phase, ProgressPoint
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.watch.slurm_machine import Job, Killed, Machine
@@ -53,14 +53,14 @@ class Watchdog:
 
     def start(self) -> None:
         slurm = Slurm(self.machine)
-        self.book = BeatBook()
+        self.book = HeartbeatTable()
         observer = Observer(
             slurm=slurm,
             prober=self.machine,
             book=self.book,
             journal=self.journal,
             clock=self.clock,
-            policy=Policy(),
+            policy=WatchPolicy(),
         )
         observer.ask()
         self.actor = Actor(
@@ -70,7 +70,9 @@ class Watchdog:
             clock=self.clock,
             metrics=WatchMetrics(CollectorRegistry()),
             say=self.said.append,
-            heirs=Heirs(slurm=slurm, state=self.state, user="ada", clock=self.clock, submit=self.machine.submit),
+            heirs=Resubmitter(
+                slurm=slurm, state=self.state, user="ada", clock=self.clock, submit=self.machine.submit
+            ),
         )
 
     def beat(self, attempt: Attempt = ATTEMPT, phase: Phase = Phase.RUNNING, step: int | None = None) -> None:
@@ -106,7 +108,7 @@ def watchdog(machine: Machine) -> Iterator[Watchdog]:
         made.journal.close()
 
 
-def verdict(kind: Kind, remedy: Remedy, node: str = "", *exclude: str) -> Verdict:
+def verdict(kind: IncidentKind, remedy: Remedy, node: str = "", *exclude: str) -> Verdict:
     return Verdict(
         kind=kind,
         remedy=remedy,
@@ -117,7 +119,7 @@ def verdict(kind: Kind, remedy: Remedy, node: str = "", *exclude: str) -> Verdic
     )
 
 
-HUNG = verdict(Kind.RANKS_HUNG, Remedy.RESTART, "", "n1")
+HUNG = verdict(IncidentKind.RANKS_HUNG, Remedy.RESTART, "", "n1")
 
 
 @settings(max_examples=25)
@@ -139,8 +141,8 @@ def test_a_dead_node_is_drained_and_downed_once_and_its_job_started_once(deaths:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, deaths=deaths)
     with watchdog(machine) as made:
         made.act(
-            verdict(Kind.NODE_DEAD, Remedy.DRAIN_DOWN, "n1"),
-            verdict(Kind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"),
+            verdict(IncidentKind.NODE_DEAD, Remedy.DRAIN_DOWN, "n1"),
+            verdict(IncidentKind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"),
         )
         job = machine.jobs[17]
         assert (job.state, job.restarts, job.ran, job.excluded) == ("RUNNING", 1, 2, "n1")
@@ -155,13 +157,13 @@ def test_without_rights_the_dead_node_is_taken_out_and_the_job_started_once(deat
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, rights=False, deaths=deaths)
     with watchdog(machine) as made:
         made.agree()
-        made.act(verdict(Kind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"))
+        made.act(verdict(IncidentKind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"))
         job = machine.jobs[17]
         assert (job.state, job.restarts, job.ran, job.excluded) == ("RUNNING", 1, 2, "n1")
         assert len(machine.jobs) == 1, "its id is kept where that can be"
 
 
-LOST_HOST = verdict(Kind.LAUNCHER_LOST, Remedy.RESTART, "n0", "n0")
+LOST_HOST = verdict(IncidentKind.LAUNCHER_LOST, Remedy.RESTART, "n0", "n0")
 
 
 @settings(max_examples=25)
@@ -335,8 +337,8 @@ def test_a_job_that_went_on_while_the_watchdog_was_away_is_left_alone(
 def test_that_the_ranks_that_are_left_make_steps_helps_no_job_that_lost_a_node(tmp_path: Path) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"})
     made = Watchdog(machine, tmp_path)
-    made.actor.begin(verdict(Kind.NODE_DEAD, Remedy.DRAIN_DOWN, "n1"), None)
-    made.actor.begin(verdict(Kind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"), None)
+    made.actor.begin(verdict(IncidentKind.NODE_DEAD, Remedy.DRAIN_DOWN, "n1"), None)
+    made.actor.begin(verdict(IncidentKind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"), None)
     for step in range(40):
         made.actor.work()
         made.clock.sleep(0.5)
@@ -347,7 +349,7 @@ def test_that_the_ranks_that_are_left_make_steps_helps_no_job_that_lost_a_node(t
 def test_a_launcher_that_was_lost_and_is_heard_again_is_let_be(tmp_path: Path) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
     made = Watchdog(machine, tmp_path)
-    made.actor.begin(verdict(Kind.LAUNCHER_LOST, Remedy.RESTART), None)
+    made.actor.begin(verdict(IncidentKind.LAUNCHER_LOST, Remedy.RESTART), None)
     until_killed(made)
     made.start()
     made.actor.work()
@@ -373,7 +375,7 @@ def test_a_launcher_that_says_the_same_as_before_is_helped_after_all(tmp_path: P
 def test_a_job_let_go_by_its_user_while_the_watchdog_was_away_is_not_held_again(tmp_path: Path) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={2: "after"})  # held, and killed
     made = Watchdog(machine, tmp_path)
-    made.actor.begin(verdict(Kind.APPLICATION_FAILED, Remedy.HOLD), None)
+    made.actor.begin(verdict(IncidentKind.APPLICATION_FAILED, Remedy.HOLD), None)
     until_killed(made)
     assert JobState.PENDING in (Slurm(machine).job(17).state for _ in range(10))
     machine(["scontrol", "release", "17"])
@@ -388,7 +390,7 @@ def test_a_job_let_go_by_its_user_while_the_watchdog_was_away_is_not_held_again(
 def test_a_job_is_held_once_with_its_reason(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths=deaths)
     with watchdog(machine) as made:
-        made.act(verdict(Kind.APPLICATION_FAILED, Remedy.HOLD))
+        made.act(verdict(IncidentKind.APPLICATION_FAILED, Remedy.HOLD))
         job = machine.jobs[17]
         assert (job.state, job.reason, job.ran) == ("PENDING", "job requeued in held state", 1)
         assert job.comment == "deeplink: 17.0.0-application-failed: seen"

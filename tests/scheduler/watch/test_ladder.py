@@ -15,8 +15,8 @@ from deeplink.scheduler.watch.ladder import (
     RELAX_S,
     SETTLE_S,
     WELL_S,
-    Facts,
-    Step,
+    ActionFacts,
+    RecoveryStep,
     next_step,
 )
 from deeplink.scheduler.watch.records import ActionRecord
@@ -65,169 +65,225 @@ def job(state: JobState = JobState.RUNNING, restarts: int = 0, reason: str = "")
     )
 
 
-AWAY = Facts(node=node(), answers=False, sent={})
+AWAY = ActionFacts(node=node(), answers=False, sent={})
 DRAIN_SEEN = replace(AWAY, node=node(NodeState.ALLOCATED, NodeFlag.DRAIN))
-RUNS = Facts(job=job(), sent={})
+RUNS = ActionFacts(job=job(), sent={})
 LEFT = replace(RUNS, job=replace(job(), nodes=(N0, N1), batch_host=N0), unreachable=(N1,))
-OURS_BACK = Facts(
+OURS_BACK = ActionFacts(
     node=node(NodeState.IDLE, NodeFlag.DRAIN, reason="deeplink: 17.0.0-node-dead-n1"), answers=True, sent={}
 )
-WAITS = Facts(job=job(JobState.PENDING, 1, "BeginTime"), sent={})
+WAITS = ActionFacts(job=job(JobState.PENDING, 1, "BeginTime"), sent={})
 QUEUED = replace(WAITS, job=job(JobState.PENDING, 1, "Resources"))
-RELAXED = replace(QUEUED, sent={Step.RELEASE: 40.0, Step.RELAX: SETTLE_S}, kept_off=True)
+RELAXED = replace(QUEUED, sent={RecoveryStep.RELEASE: 40.0, RecoveryStep.RELAX: SETTLE_S}, kept_off=True)
 
-CASES: dict[str, tuple[ActionRecord, Facts, Step]] = {
-    "drain comes first": (DOWNED, AWAY, Step.DRAIN),
-    "then down": (DOWNED, DRAIN_SEEN, Step.DOWN),
-    "then it is done": (DOWNED, replace(AWAY, node=node(NodeState.DOWN, NodeFlag.DRAIN)), Step.DONE),
-    "only drained where no more is wanted": (DRAINED, DRAIN_SEEN, Step.DONE),
-    "a node that answers again is not downed": (DOWNED, replace(DRAIN_SEEN, answers=True), Step.GIVE_UP),
-    "nor one that was not probed, after our return": (DOWNED, replace(DRAIN_SEEN, answers=None), Step.WAIT),
-    "nor drained": (DOWNED, replace(AWAY, answers=None), Step.WAIT),
-    "a command is not sent twice at once": (DOWNED, replace(AWAY, sent={Step.DRAIN: 0.1}), Step.WAIT),
-    "but again when it shows no effect": (DOWNED, replace(AWAY, sent={Step.DRAIN: SETTLE_S}), Step.DRAIN),
-    "no rights": (DOWNED, replace(AWAY, refused=frozenset({Step.DRAIN})), Step.GIVE_UP),
-    "Slurm was quicker": (DOWNED, replace(AWAY, node=node(NodeState.DOWN)), Step.DONE),
-    "an unknown node": (DOWNED, replace(AWAY, node=None), Step.GIVE_UP),
-    "not for ever": (DOWNED, replace(AWAY, age_s=LONGEST_S + 1), Step.GIVE_UP),
-    "every node answers: requeue": (RESTART, RUNS, Step.REQUEUE),
-    "never while a node is unreachable": (RESTART, replace(RUNS, unreachable=(N1,)), Step.WAIT),
-    "the requeue works": (RESTART, replace(RUNS, sent={Step.REQUEUE: 0.2}), Step.WAIT),
-    "the job is ending": (RESTART, replace(RUNS, job=job(JobState.COMPLETING)), Step.WAIT),
-    "it waits: exclude and clear the hold": (RESTART, WAITS, Step.RELEASE),
-    "not in the second in which its last run was ended": (RESTART, replace(WAITS, waits_s=0.2), Step.WAIT),
-    "nor when it is we who ended it": (RESTART, replace(WAITS, sent={Step.REQUEUE: 0.2}), Step.WAIT),
-    "but in the next": (RESTART, replace(WAITS, sent={Step.REQUEUE: 1.3}, waits_s=NEXT_SECOND_S), Step.RELEASE),
-    "released: wait for it to run": (RESTART, replace(WAITS, sent={Step.RELEASE: 1.0}), Step.WAIT),
-    "no room without the excluded ones": (RESTART, replace(QUEUED, sent={Step.RELEASE: RELAX_S}), Step.RELAX),
+CASES: dict[str, tuple[ActionRecord, ActionFacts, RecoveryStep]] = {
+    "drain comes first": (DOWNED, AWAY, RecoveryStep.DRAIN),
+    "then down": (DOWNED, DRAIN_SEEN, RecoveryStep.DOWN),
+    "then it is done": (DOWNED, replace(AWAY, node=node(NodeState.DOWN, NodeFlag.DRAIN)), RecoveryStep.DONE),
+    "only drained where no more is wanted": (DRAINED, DRAIN_SEEN, RecoveryStep.DONE),
+    "a node that answers again is not downed": (DOWNED, replace(DRAIN_SEEN, answers=True), RecoveryStep.GIVE_UP),
+    "nor one that was not probed, after our return": (
+        DOWNED,
+        replace(DRAIN_SEEN, answers=None),
+        RecoveryStep.WAIT,
+    ),
+    "nor drained": (DOWNED, replace(AWAY, answers=None), RecoveryStep.WAIT),
+    "a command is not sent twice at once": (
+        DOWNED,
+        replace(AWAY, sent={RecoveryStep.DRAIN: 0.1}),
+        RecoveryStep.WAIT,
+    ),
+    "but again when it shows no effect": (
+        DOWNED,
+        replace(AWAY, sent={RecoveryStep.DRAIN: SETTLE_S}),
+        RecoveryStep.DRAIN,
+    ),
+    "no rights": (DOWNED, replace(AWAY, refused=frozenset({RecoveryStep.DRAIN})), RecoveryStep.GIVE_UP),
+    "Slurm was quicker": (DOWNED, replace(AWAY, node=node(NodeState.DOWN)), RecoveryStep.DONE),
+    "an unknown node": (DOWNED, replace(AWAY, node=None), RecoveryStep.GIVE_UP),
+    "not for ever": (DOWNED, replace(AWAY, age_s=LONGEST_S + 1), RecoveryStep.GIVE_UP),
+    "every node answers: requeue": (RESTART, RUNS, RecoveryStep.REQUEUE),
+    "never while a node is unreachable": (RESTART, replace(RUNS, unreachable=(N1,)), RecoveryStep.WAIT),
+    "the requeue works": (RESTART, replace(RUNS, sent={RecoveryStep.REQUEUE: 0.2}), RecoveryStep.WAIT),
+    "the job is ending": (RESTART, replace(RUNS, job=job(JobState.COMPLETING)), RecoveryStep.WAIT),
+    "it waits: exclude and clear the hold": (RESTART, WAITS, RecoveryStep.RELEASE),
+    "not in the second in which its last run was ended": (RESTART, replace(WAITS, waits_s=0.2), RecoveryStep.WAIT),
+    "nor when it is we who ended it": (
+        RESTART,
+        replace(WAITS, sent={RecoveryStep.REQUEUE: 0.2}),
+        RecoveryStep.WAIT,
+    ),
+    "but in the next": (
+        RESTART,
+        replace(WAITS, sent={RecoveryStep.REQUEUE: 1.3}, waits_s=NEXT_SECOND_S),
+        RecoveryStep.RELEASE,
+    ),
+    "released: wait for it to run": (RESTART, replace(WAITS, sent={RecoveryStep.RELEASE: 1.0}), RecoveryStep.WAIT),
+    "no room without the excluded ones": (
+        RESTART,
+        replace(QUEUED, sent={RecoveryStep.RELEASE: RELAX_S}),
+        RecoveryStep.RELAX,
+    ),
     "not onto a node of whose death Slurm does not know": (
         RESTART,
-        replace(QUEUED, sent={Step.RELEASE: RELAX_S}, untrue=True),
-        Step.WAIT,
+        replace(QUEUED, sent={RecoveryStep.RELEASE: RELAX_S}, untrue=True),
+        RecoveryStep.WAIT,
     ),
     "relaxed, it waits like any other job": (
         RESTART,
-        replace(QUEUED, sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}),
-        Step.DONE,
+        replace(QUEUED, sent={RecoveryStep.RELEASE: 20.0, RecoveryStep.RELAX: 1.0}),
+        RecoveryStep.DONE,
     ),
     "what relaxes it shows no effect yet": (
         RESTART,
-        replace(RELAXED, sent={Step.RELEASE: 20.0, Step.RELAX: 1.0}),
-        Step.WAIT,
+        replace(RELAXED, sent={RecoveryStep.RELEASE: 20.0, RecoveryStep.RELAX: 1.0}),
+        RecoveryStep.WAIT,
     ),
-    "nor after a while: again": (RESTART, RELAXED, Step.RELAX),
-    "not where Slurm refuses it": (RESTART, replace(RELAXED, refused=frozenset({Step.RELAX})), Step.DONE),
+    "nor after a while: again": (RESTART, RELAXED, RecoveryStep.RELAX),
+    "not where Slurm refuses it": (
+        RESTART,
+        replace(RELAXED, refused=frozenset({RecoveryStep.RELAX})),
+        RecoveryStep.DONE,
+    ),
     "nothing excluded, it waits like any other job": (
         replace(RESTART, exclude=()),
-        replace(QUEUED, sent={Step.RELEASE: 20.0}),
-        Step.DONE,
+        replace(QUEUED, sent={RecoveryStep.RELEASE: 20.0}),
+        RecoveryStep.DONE,
     ),
-    "still held though released: again": (RESTART, replace(WAITS, sent={Step.RELEASE: SETTLE_S}), Step.RELEASE),
-    "it runs again": (RESTART, replace(RUNS, job=job(restarts=1)), Step.DONE),
-    "it is being set up again": (RESTART, replace(RUNS, job=job(JobState.CONFIGURING, 1)), Step.DONE),
-    "its last run is still ending": (RESTART, replace(RUNS, job=job(JobState.COMPLETING, 1)), Step.WAIT),
-    "it ended": (RESTART, replace(RUNS, job=job(JobState.CANCELLED)), Step.DONE),
-    "Slurm forgot it": (RESTART, replace(RUNS, job=None), Step.DONE),
-    "an operator holds it": (RESTART, replace(RUNS, job=job(JobState.REQUEUE_HOLD, 1)), Step.GIVE_UP),
-    "not ours to requeue": (RESTART, replace(RUNS, refused=frozenset({Step.REQUEUE})), Step.GIVE_UP),
-    "back into service": (RESUME, OURS_BACK, Step.RESUME),
+    "still held though released: again": (
+        RESTART,
+        replace(WAITS, sent={RecoveryStep.RELEASE: SETTLE_S}),
+        RecoveryStep.RELEASE,
+    ),
+    "it runs again": (RESTART, replace(RUNS, job=job(restarts=1)), RecoveryStep.DONE),
+    "it is being set up again": (RESTART, replace(RUNS, job=job(JobState.CONFIGURING, 1)), RecoveryStep.DONE),
+    "its last run is still ending": (RESTART, replace(RUNS, job=job(JobState.COMPLETING, 1)), RecoveryStep.WAIT),
+    "it ended": (RESTART, replace(RUNS, job=job(JobState.CANCELLED)), RecoveryStep.DONE),
+    "Slurm forgot it": (RESTART, replace(RUNS, job=None), RecoveryStep.DONE),
+    "an operator holds it": (RESTART, replace(RUNS, job=job(JobState.REQUEUE_HOLD, 1)), RecoveryStep.GIVE_UP),
+    "not ours to requeue": (
+        RESTART,
+        replace(RUNS, refused=frozenset({RecoveryStep.REQUEUE})),
+        RecoveryStep.GIVE_UP,
+    ),
+    "back into service": (RESUME, OURS_BACK, RecoveryStep.RESUME),
     "not what somebody else has drained since": (
         RESUME,
         replace(OURS_BACK, node=node(NodeState.IDLE, NodeFlag.DRAIN, reason="disk to be replaced")),
-        Step.GIVE_UP,
+        RecoveryStep.GIVE_UP,
     ),
-    "nor what is silent again": (RESUME, replace(OURS_BACK, answers=False), Step.GIVE_UP),
-    "nor unseen": (RESUME, replace(OURS_BACK, answers=None), Step.WAIT),
-    "nor what was well a while ago": (RESUME, replace(OURS_BACK, age_s=WELL_S + 1), Step.GIVE_UP),
-    "on return its launcher is heard first": (RESTART, replace(RUNS, returned_s=0.1), Step.WAIT),
-    "it tells nothing else: requeue": (RESTART, replace(RUNS, returned_s=LISTEN_S), Step.REQUEUE),
-    "it goes on by itself": (RESTART, replace(RUNS, goes_on=True), Step.GIVE_UP),
+    "nor what is silent again": (RESUME, replace(OURS_BACK, answers=False), RecoveryStep.GIVE_UP),
+    "nor unseen": (RESUME, replace(OURS_BACK, answers=None), RecoveryStep.WAIT),
+    "nor what was well a while ago": (RESUME, replace(OURS_BACK, age_s=WELL_S + 1), RecoveryStep.GIVE_UP),
+    "on return its launcher is heard first": (RESTART, replace(RUNS, returned_s=0.1), RecoveryStep.WAIT),
+    "it tells nothing else: requeue": (RESTART, replace(RUNS, returned_s=LISTEN_S), RecoveryStep.REQUEUE),
+    "it goes on by itself": (RESTART, replace(RUNS, goes_on=True), RecoveryStep.GIVE_UP),
     "also while a lost node is a part of it still": (
         RESTART,
         replace(LEFT, given_up=True, goes_on=True),
-        Step.GIVE_UP,
+        RecoveryStep.GIVE_UP,
     ),
     "what is under way is carried through": (
         RESTART,
-        replace(RUNS, goes_on=True, sent={Step.REQUEUE: 0.1}),
-        Step.WAIT,
+        replace(RUNS, goes_on=True, sent={RecoveryStep.REQUEUE: 0.1}),
+        RecoveryStep.WAIT,
     ),
     "but not begun again where it came to nothing, and the job goes on": (
         RESTART,
-        replace(RUNS, goes_on=True, sent={Step.REQUEUE: SETTLE_S}),
-        Step.GIVE_UP,
+        replace(RUNS, goes_on=True, sent={RecoveryStep.REQUEUE: SETTLE_S}),
+        RecoveryStep.GIVE_UP,
     ),
-    "nor is one held that goes on": (HELD, replace(RUNS, comment=HELD.reason, goes_on=True), Step.GIVE_UP),
+    "nor is one held that goes on": (HELD, replace(RUNS, comment=HELD.reason, goes_on=True), RecoveryStep.GIVE_UP),
     "nor one that its user has let go meanwhile": (
         HELD,
         replace(RUNS, job=job(restarts=1), comment=HELD.reason),
-        Step.GIVE_UP,
+        RecoveryStep.GIVE_UP,
     ),
     "kept off nodes of an earlier restart alone": (
         replace(RESTART, exclude=()),
-        replace(QUEUED, sent={Step.RELEASE: RELAX_S}, kept_off=True),
-        Step.RELAX,
+        replace(QUEUED, sent={RecoveryStep.RELEASE: RELAX_S}, kept_off=True),
+        RecoveryStep.RELAX,
     ),
-    "in service": (RESUME, replace(AWAY, answers=True), Step.DONE),
+    "in service": (RESUME, replace(AWAY, answers=True), RecoveryStep.DONE),
     "a dead node is taken out of the job, where nobody else can take it from Slurm": (
         RESTART,
         replace(LEFT, given_up=True),
-        Step.SHED,
+        RecoveryStep.SHED,
     ),
     "not while we are about to set it down": (
         RESTART,
         replace(LEFT, given_up=True, being_downed=True),
-        Step.WAIT,
+        RecoveryStep.WAIT,
     ),
-    "not one that only does not answer just now": (RESTART, replace(LEFT, given_up=False), Step.WAIT),
-    "not the batch host": (RESTART, replace(LEFT, given_up=True, unreachable=(N0,)), Step.WAIT),
-    "not twice": (RESTART, replace(LEFT, given_up=True, refused=frozenset({Step.SHED})), Step.WAIT),
-    "taken out, every node answers": (RESTART, replace(LEFT, unreachable=(), sent={Step.SHED: 0.1}), Step.REQUEUE),
+    "not one that only does not answer just now": (RESTART, replace(LEFT, given_up=False), RecoveryStep.WAIT),
+    "not the batch host": (RESTART, replace(LEFT, given_up=True, unreachable=(N0,)), RecoveryStep.WAIT),
+    "not twice": (
+        RESTART,
+        replace(LEFT, given_up=True, refused=frozenset({RecoveryStep.SHED})),
+        RecoveryStep.WAIT,
+    ),
+    "taken out, every node answers": (
+        RESTART,
+        replace(LEFT, unreachable=(), sent={RecoveryStep.SHED: 0.1}),
+        RecoveryStep.REQUEUE,
+    ),
     "a held job is not let go": (
         RESTART,
         replace(WAITS, job=job(JobState.PENDING, 1, "JobHeldUser")),
-        Step.GIVE_UP,
+        RecoveryStep.GIVE_UP,
     ),
-    "a comment on a node": (COMMENTED, AWAY, Step.COMMENT),
-    "it stands there": (COMMENTED, replace(AWAY, node=node(comment=COMMENTED.reason)), Step.DONE),
+    "a comment on a node": (COMMENTED, AWAY, RecoveryStep.COMMENT),
+    "it stands there": (COMMENTED, replace(AWAY, node=node(comment=COMMENTED.reason)), RecoveryStep.DONE),
     "in place of an older one of ours": (
         COMMENTED,
         replace(AWAY, node=node(comment="deeplink: old")),
-        Step.COMMENT,
+        RecoveryStep.COMMENT,
     ),
-    "never in place of an administrator's": (COMMENTED, replace(AWAY, node=node(comment="loaner")), Step.DONE),
-    "no right to comment": (COMMENTED, replace(AWAY, refused=frozenset({Step.COMMENT})), Step.GIVE_UP),
-    "a comment on no node": (COMMENTED, replace(AWAY, node=None), Step.GIVE_UP),
-    "held: its reason first": (HELD, replace(RUNS, comment="mine"), Step.EXPLAIN),
-    "then it is requeued and held": (HELD, replace(RUNS, comment=f"mine | {HELD.reason}"), Step.REQUEUE_HOLD),
+    "never in place of an administrator's": (
+        COMMENTED,
+        replace(AWAY, node=node(comment="loaner")),
+        RecoveryStep.DONE,
+    ),
+    "no right to comment": (
+        COMMENTED,
+        replace(AWAY, refused=frozenset({RecoveryStep.COMMENT})),
+        RecoveryStep.GIVE_UP,
+    ),
+    "a comment on no node": (COMMENTED, replace(AWAY, node=None), RecoveryStep.GIVE_UP),
+    "held: its reason first": (HELD, replace(RUNS, comment="mine"), RecoveryStep.EXPLAIN),
+    "then it is requeued and held": (
+        HELD,
+        replace(RUNS, comment=f"mine | {HELD.reason}"),
+        RecoveryStep.REQUEUE_HOLD,
+    ),
     "also where the reason was refused": (
         HELD,
-        replace(RUNS, comment="", refused=frozenset({Step.EXPLAIN})),
-        Step.REQUEUE_HOLD,
+        replace(RUNS, comment="", refused=frozenset({RecoveryStep.EXPLAIN})),
+        RecoveryStep.REQUEUE_HOLD,
     ),
-    "held while it waits": (HELD, replace(WAITS, comment=HELD.reason), Step.HOLD),
+    "held while it waits": (HELD, replace(WAITS, comment=HELD.reason), RecoveryStep.HOLD),
     "held by us": (
         HELD,
         replace(WAITS, job=job(JobState.PENDING, 1, "job requeued in held state"), comment=HELD.reason),
-        Step.DONE,
+        RecoveryStep.DONE,
     ),
     "held by its user, and told why": (
         HELD,
         replace(WAITS, job=job(JobState.PENDING, 1, "JobHeldUser"), comment=""),
-        Step.EXPLAIN,
+        RecoveryStep.EXPLAIN,
     ),
     "no requeue to hold while a node is unreachable": (
         HELD,
         replace(RUNS, comment=HELD.reason, unreachable=(N1,)),
-        Step.WAIT,
+        RecoveryStep.WAIT,
     ),
     "no right to hold": (
         HELD,
-        replace(RUNS, comment=HELD.reason, refused=frozenset({Step.REQUEUE_HOLD})),
-        Step.GIVE_UP,
+        replace(RUNS, comment=HELD.reason, refused=frozenset({RecoveryStep.REQUEUE_HOLD})),
+        RecoveryStep.GIVE_UP,
     ),
-    "it ended before it was held": (HELD, replace(RUNS, job=job(JobState.FAILED)), Step.DONE),
-    "nothing to do": (replace(DOWNED, remedy=Remedy.NOTHING), AWAY, Step.DONE),
+    "it ended before it was held": (HELD, replace(RUNS, job=job(JobState.FAILED)), RecoveryStep.DONE),
+    "nothing to do": (replace(DOWNED, remedy=Remedy.NOTHING), AWAY, RecoveryStep.DONE),
 }
 
 
@@ -239,34 +295,34 @@ def test_each_case_has_its_step(case: str) -> None:
 
 def test_whoever_gives_up_says_why() -> None:
     for action, facts, expected in CASES.values():
-        if expected is Step.GIVE_UP:
+        if expected is RecoveryStep.GIVE_UP:
             assert next_step(action, facts).why
 
 
 def test_an_heir_of_which_slurm_does_not_say_at_once_that_it_is_held_is_not_taken_for_free() -> None:
     heir = replace(job(JobState.PENDING, reason="BeginTime"), id=JobId(18))
     lost = replace(RUNS, unreachable=(N1,), given_up=True, heir=heir, comment="")
-    assert next_step(RESTART, lost).step is Step.BEQUEATH
+    assert next_step(RESTART, lost).step is RecoveryStep.BEQUEATH
     left = replace(lost, job=job(JobState.CANCELLED), comment="deeplink: resubmitted as 18")
-    assert next_step(RESTART, left).step is Step.SET_FREE
-    assert next_step(RESTART, replace(left, sent={Step.SET_FREE: 0.1})).step is Step.DONE
+    assert next_step(RESTART, left).step is RecoveryStep.SET_FREE
+    assert next_step(RESTART, replace(left, sent={RecoveryStep.SET_FREE: 0.1})).step is RecoveryStep.DONE
 
 
 def test_an_heir_that_is_not_free_at_once_is_not_told_so_without_a_pause() -> None:
     heir = replace(job(JobState.PENDING, reason="JobHeldUser"), id=JobId(18))
-    left = Facts(job=job(JobState.CANCELLED), heir=heir, comment="deeplink: resubmitted as 18", sent={})
-    assert next_step(RESTART, left).step is Step.SET_FREE
-    assert next_step(RESTART, replace(left, sent={Step.SET_FREE: 0.1})).step is Step.WAIT
-    assert next_step(RESTART, replace(left, sent={Step.SET_FREE: SETTLE_S})).step is Step.SET_FREE
+    left = ActionFacts(job=job(JobState.CANCELLED), heir=heir, comment="deeplink: resubmitted as 18", sent={})
+    assert next_step(RESTART, left).step is RecoveryStep.SET_FREE
+    assert next_step(RESTART, replace(left, sent={RecoveryStep.SET_FREE: 0.1})).step is RecoveryStep.WAIT
+    assert next_step(RESTART, replace(left, sent={RecoveryStep.SET_FREE: SETTLE_S})).step is RecoveryStep.SET_FREE
 
 
 def test_an_heir_to_whom_nothing_could_be_left_in_time_is_dismissed_before_it_is_given_up() -> None:
     heir = replace(job(JobState.PENDING, reason="JobHeldUser"), id=JobId(18))
     lost = replace(RUNS, unreachable=(N1,), given_up=True, heir=heir, comment="", age_s=LONGEST_S + 1)
-    assert next_step(RESTART, lost).step is Step.DISMISS
-    assert next_step(RESTART, replace(lost, sent={Step.DISMISS: 0.1})).step is Step.WAIT
-    assert next_step(RESTART, replace(lost, sent={Step.DISMISS: SETTLE_S})).step is Step.GIVE_UP
+    assert next_step(RESTART, lost).step is RecoveryStep.DISMISS
+    assert next_step(RESTART, replace(lost, sent={RecoveryStep.DISMISS: 0.1})).step is RecoveryStep.WAIT
+    assert next_step(RESTART, replace(lost, sent={RecoveryStep.DISMISS: SETTLE_S})).step is RecoveryStep.GIVE_UP
     gone = replace(lost, heir=replace(heir, state=JobState.CANCELLED))
-    assert next_step(RESTART, gone).step is Step.GIVE_UP
+    assert next_step(RESTART, gone).step is RecoveryStep.GIVE_UP
     promised = replace(lost, comment="deeplink: resubmitted as 18")
-    assert next_step(RESTART, promised).step is Step.GIVE_UP, "somebody has to look at it"
+    assert next_step(RESTART, promised).step is RecoveryStep.GIVE_UP, "somebody has to look at it"

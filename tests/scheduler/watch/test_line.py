@@ -10,7 +10,7 @@ import grpc
 import pytest
 from typing_extensions import override
 
-from deeplink.scheduler.watch.line import Line
+from deeplink.scheduler.watch.line import WatchdogClient
 from deeplink.tokens import write_token
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import BoundServer, bound_server
@@ -54,14 +54,14 @@ def served(slow: Slow) -> Iterator[BoundServer]:
     bound.server.stop(0).wait(LIMIT_S)
 
 
-def beat(line: Line, timeout_s: float) -> bool:
+def beat(line: WatchdogClient, timeout_s: float) -> bool:
     reply = line.call(lambda stub: stub.Beat(watch_pb2.BeatRequest(), timeout=timeout_s))
     return bool(reply.known)
 
 
 def test_a_call_that_is_late_does_not_end_the_connection(slow: Slow, served: BoundServer, tmp_path: Path) -> None:
     write_token(tmp_path / "token", "secret")
-    line = Line(f"127.0.0.1:{served.port}", tmp_path / "token", "n1")
+    line = WatchdogClient(f"127.0.0.1:{served.port}", tmp_path / "token", "n1")
     with pytest.raises(grpc.RpcError) as late:
         beat(line, 0.5)
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -77,7 +77,7 @@ def test_another_token_in_the_file_is_taken_up_after_a_refusal(
 ) -> None:
     slow.go_on.set()
     write_token(tmp_path / "token", "of yesterday")
-    line = Line(f"127.0.0.1:{served.port}", tmp_path / "token", "n1")
+    line = WatchdogClient(f"127.0.0.1:{served.port}", tmp_path / "token", "n1")
     with pytest.raises(grpc.RpcError) as refused:
         beat(line, 60.0)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from deeplink import resolving
 from deeplink.clock import ManualClock
-from deeplink.scheduler.watch.evidence import Answer
+from deeplink.scheduler.watch.evidence import ProbeResult
 from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.types import NodeName
 from tests.waiting import LIMIT_S, until
@@ -65,14 +65,14 @@ def test_all_are_asked_at_once_and_told_apart(listening: int, full: int, closed_
     clock = Watching(port=full)
     answers = TcpProber(clock).probe(targets, 0.3)
     assert clock.most >= 20, "no silent one is waited for before the next is asked"
-    assert answers.pop(NodeName("up")) is Answer.ANSWERS
-    assert answers.pop(NodeName("refuses")) is Answer.REFUSES
-    assert set(answers.values()) == {Answer.SILENT}
+    assert answers.pop(NodeName("up")) is ProbeResult.ANSWERS
+    assert answers.pop(NodeName("refuses")) is ProbeResult.REFUSES
+    assert set(answers.values()) == {ProbeResult.SILENT}
 
 
 def test_a_name_that_does_not_resolve_says_nothing_about_the_node() -> None:
     name = NodeName("n1")
-    assert TcpProber().probe({name: ("no-such-host.invalid", 1)}, 0.2) == {name: Answer.UNKNOWN}
+    assert TcpProber().probe({name: ("no-such-host.invalid", 1)}, 0.2) == {name: ProbeResult.UNKNOWN}
 
 
 def test_nobody_to_probe() -> None:
@@ -99,10 +99,10 @@ def test_a_node_whose_address_moves_is_probed_where_it_is_now(listening: int, to
     clock, name = ManualClock(), NodeName("n1")
     prober = TcpProber(clock)
     told[:] = ["127.0.0.2"]
-    assert prober.probe({name: ("n1.site", listening)}, 1.0) == {name: Answer.REFUSES}
+    assert prober.probe({name: ("n1.site", listening)}, 1.0) == {name: ProbeResult.REFUSES}
     told[:] = ["127.0.0.1"]
     clock.sleep(3600.0)
-    assert prober.probe({name: ("n1.site", listening)}, 1.0) == {name: Answer.ANSWERS}
+    assert prober.probe({name: ("n1.site", listening)}, 1.0) == {name: ProbeResult.ANSWERS}
 
 
 @pytest.mark.parametrize("order", [["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
@@ -111,8 +111,8 @@ def test_a_node_answers_where_any_of_its_addresses_does(
 ) -> None:
     name = NodeName("n1")
     told[:] = order
-    assert TcpProber().probe({name: ("n1.site", listening)}, 1.0) == {name: Answer.ANSWERS}
-    assert TcpProber().probe({name: ("n1.site", full)}, 0.1) == {name: Answer.REFUSES}, "its kernel is there"
+    assert TcpProber().probe({name: ("n1.site", listening)}, 1.0) == {name: ProbeResult.ANSWERS}
+    assert TcpProber().probe({name: ("n1.site", full)}, 0.1) == {name: ProbeResult.REFUSES}, "its kernel is there"
 
 
 def test_a_name_server_that_hangs_is_not_asked_again_and_again(
@@ -133,7 +133,7 @@ def test_a_name_server_that_hangs_is_not_asked_again_and_again(
     prober, name = TcpProber(), NodeName("n1")
     targets = {name: ("slow.invalid", closed_port)}
     for _ in range(3):
-        assert prober.probe(targets, 0.1) == {name: Answer.UNKNOWN}
+        assert prober.probe(targets, 0.1) == {name: ProbeResult.UNKNOWN}
     assert asked == ["slow.invalid"]
     answers.set()
-    until(lambda: prober.probe(targets, 0.1) == {name: Answer.REFUSES})
+    until(lambda: prober.probe(targets, 0.1) == {name: ProbeResult.REFUSES})

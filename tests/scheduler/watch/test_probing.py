@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.watch.evidence import Answer, NodeSight
+from deeplink.scheduler.watch.evidence import NodeSnapshot, ProbeResult
 from deeplink.scheduler.watch.probing import STALE_S, Probing
 from deeplink.types import NodeName
 
@@ -27,9 +27,11 @@ class Scripted:
     """Takes half a second to answer as it is told to."""
 
     clock: ManualClock
-    answers: dict[NodeName, Answer] = field(default_factory=lambda: dict.fromkeys((N1, N2), Answer.SILENT))
+    answers: dict[NodeName, ProbeResult] = field(
+        default_factory=lambda: dict.fromkeys((N1, N2), ProbeResult.SILENT)
+    )
 
-    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
         self.clock.sleep(deadline_s)
         return {name: self.answers[name] for name in targets}
 
@@ -40,31 +42,31 @@ def probing() -> tuple[Probing, Scripted]:
     return Probing(prober=prober, clock=clock), prober
 
 
-def seen(one: Probing, name: NodeName = N1) -> NodeSight:
-    return one.seen({name: NodeSight(name=name)}, one.clock.monotonic())[name]
+def seen(one: Probing, name: NodeName = N1) -> NodeSnapshot:
+    return one.seen({name: NodeSnapshot(name=name)}, one.clock.monotonic())[name]
 
 
 def test_silence_and_refusal_are_one_row_and_an_answer_ends_it() -> None:
     one, prober = probing()
-    for answer in (Answer.SILENT, Answer.REFUSES, Answer.SILENT):
+    for answer in (ProbeResult.SILENT, ProbeResult.REFUSES, ProbeResult.SILENT):
         prober.answers[N1] = answer
         one.probe(AT)
-    assert (seen(one).slurmd, seen(one).away_probes, seen(one).away_s) == (Answer.SILENT, 3, 1.5)
-    prober.answers[N1] = Answer.ANSWERS
+    assert (seen(one).slurmd, seen(one).away_probes, seen(one).away_s) == (ProbeResult.SILENT, 3, 1.5)
+    prober.answers[N1] = ProbeResult.ANSWERS
     one.probe(AT)
-    assert (seen(one).slurmd, seen(one).away_s, seen(one).answering_s) == (Answer.ANSWERS, 0.0, 0.5)
+    assert (seen(one).slurmd, seen(one).away_s, seen(one).answering_s) == (ProbeResult.ANSWERS, 0.0, 0.5)
     assert one.reach(N1)
     assert one.reach(N2) is False
 
 
 def test_what_could_not_be_tried_says_nothing_and_ends_a_row_of_either_kind() -> None:
-    for answer in (Answer.SILENT, Answer.ANSWERS):
+    for answer in (ProbeResult.SILENT, ProbeResult.ANSWERS):
         one, prober = probing()
         prober.answers[N1] = answer
         one.probe(AT)
-        prober.answers[N1] = Answer.UNKNOWN
+        prober.answers[N1] = ProbeResult.UNKNOWN
         one.probe(AT)
-        assert (seen(one).slurmd, one.reach(N1)) == (Answer.UNKNOWN, None)
+        assert (seen(one).slurmd, one.reach(N1)) == (ProbeResult.UNKNOWN, None)
         prober.answers[N1] = answer
         one.probe(AT)
         assert max(seen(one).away_s, seen(one).answering_s) == 0.5
@@ -80,7 +82,7 @@ def test_a_row_lives_through_another_callers_turn_and_not_longer() -> None:
     prober.clock.sleep(STALE_S + 0.1)
     assert one.reach(N1) is None
     one.probe({})
-    assert seen(one).slurmd is Answer.UNKNOWN
+    assert seen(one).slurmd is ProbeResult.UNKNOWN
     one.probe(AT)
     assert seen(one).away_probes == 1
 
@@ -89,11 +91,11 @@ def test_when_we_were_away_ourselves_every_row_begins_anew() -> None:
     one, _ = probing()
     one.probe(AT)
     one.forget()
-    assert seen(one).slurmd is Answer.UNKNOWN
+    assert seen(one).slurmd is ProbeResult.UNKNOWN
 
 
-@given(st.lists(st.sampled_from(Answer), min_size=1, max_size=20))
-def test_a_row_is_as_long_as_the_newest_answers_were_of_its_kind(answers: list[Answer]) -> None:
+@given(st.lists(st.sampled_from(ProbeResult), min_size=1, max_size=20))
+def test_a_row_is_as_long_as_the_newest_answers_were_of_its_kind(answers: list[ProbeResult]) -> None:
     one, prober = probing()
     for answer in answers:
         prober.answers[N1] = answer

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.watch.book import BeatBook, Heard
+from deeplink.scheduler.watch.book import HeartbeatTable, LauncherHeartbeat
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.recall import REREAD_S, Recall
-from deeplink.scheduler.watch.records import Beat, Incident, Outcome, Phase
+from deeplink.scheduler.watch.recall import REREAD_S, JournalCache
+from deeplink.scheduler.watch.records import Beat, Incident, IncidentOutcome, Phase
 from deeplink.types import Attempt, NodeName
 
 FIRST = Attempt(17, 0, 0)
@@ -23,7 +23,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield journal
 
 
-def hit(kind: str, node: str = "n1", outcome: Outcome = Outcome.OPEN) -> Incident:
+def hit(kind: str, node: str = "n1", outcome: IncidentOutcome = IncidentOutcome.OPEN) -> Incident:
     return Incident(
         id=f"17.0.0-{kind}-{node}",
         kind=kind,
@@ -35,14 +35,14 @@ def hit(kind: str, node: str = "n1", outcome: Outcome = Outcome.OPEN) -> Inciden
     )
 
 
-def heard(book: BeatBook, *incidents: Incident) -> Heard:
+def heard(book: HeartbeatTable, *incidents: Incident) -> LauncherHeartbeat:
     book.hear(Beat(attempt=FIRST, phase=Phase.RUNNING, incidents=incidents), 1.0)
     (newest,) = book.all()
     return newest
 
 
 def test_a_beat_that_tells_of_an_incident_is_a_reason_to_read_again_and_so_is_a_word(journal: Journal) -> None:
-    recall, book = Recall(journal=journal, clock=(clock := ManualClock())), BeatBook()
+    recall, book = JournalCache(journal=journal, clock=(clock := ManualClock())), HeartbeatTable()
     assert recall.of(heard(book)).told == frozenset()
     journal.record_incident(hit("node-silent"))
     assert recall.of(heard(book)).told == frozenset(), "nobody said so"
@@ -58,26 +58,26 @@ def test_a_beat_that_tells_of_an_incident_is_a_reason_to_read_again_and_so_is_a_
 @pytest.mark.parametrize(
     ("kind", "outcome", "suspect", "rescued"),
     [
-        ("node-silent", Outcome.OPEN, True, True),
-        ("node-silent", Outcome.FAILED, True, True),
-        ("node-silent", Outcome.RECOVERED, False, False),
-        ("rank-failed", Outcome.FAILED, False, False),
-        ("out-of-memory", Outcome.FAILED, False, True),
-        ("time-limit", Outcome.OPEN, False, True),
-        ("straggler", Outcome.OPEN, True, False),
-        ("storage-frozen", Outcome.OPEN, True, False),
+        ("node-silent", IncidentOutcome.OPEN, True, True),
+        ("node-silent", IncidentOutcome.FAILED, True, True),
+        ("node-silent", IncidentOutcome.RECOVERED, False, False),
+        ("rank-failed", IncidentOutcome.FAILED, False, False),
+        ("out-of-memory", IncidentOutcome.FAILED, False, True),
+        ("time-limit", IncidentOutcome.OPEN, False, True),
+        ("straggler", IncidentOutcome.OPEN, True, False),
+        ("storage-frozen", IncidentOutcome.OPEN, True, False),
     ],
 )
 def test_what_blames_a_node_and_what_asks_for_a_restart(
-    journal: Journal, kind: str, outcome: Outcome, suspect: bool, rescued: bool
+    journal: Journal, kind: str, outcome: IncidentOutcome, suspect: bool, rescued: bool
 ) -> None:
     journal.record_incident(hit(kind, outcome=outcome))
-    recalled = Recall(journal=journal, clock=ManualClock()).of(heard(BeatBook()))
+    recalled = JournalCache(journal=journal, clock=ManualClock()).of(heard(HeartbeatTable()))
     assert (recalled.suspects == ("n1",), recalled.rescued) == (suspect, rescued)
 
 
 def test_of_jobs_that_are_gone_nothing_is_remembered(journal: Journal) -> None:
-    recall, book = Recall(journal=journal, clock=ManualClock()), BeatBook()
+    recall, book = JournalCache(journal=journal, clock=ManualClock()), HeartbeatTable()
     recall.of(heard(book))
     journal.record_incident(hit("node-silent"))
     recall.forget(set())

@@ -15,15 +15,15 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.slurm.parse import parse_jobs, parse_nodes
 from deeplink.scheduler.slurm.separator import fresh_separator
-from deeplink.scheduler.watch.book import BeatBook
-from deeplink.scheduler.watch.evidence import Answer, Policy
+from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.ladder import NEXT_SECOND_S
-from deeplink.scheduler.watch.observer import Cluster, Observer
+from deeplink.scheduler.watch.observer import ClusterAnswers, Observer
 from deeplink.scheduler.watch.probe import Address
 from deeplink.scheduler.watch.records import Beat, Phase
 from deeplink.scheduler.watch.release import Releaser
-from deeplink.scheduler.watch.rewish import Wish, Wishes
+from deeplink.scheduler.watch.rewish import RequeueHint, RequeueHints
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
 
@@ -65,17 +65,17 @@ class Counted:
 
     tried: list[NodeName] = field(default_factory=list)
 
-    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, Answer]:
+    def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
         self.tried += targets
-        return dict.fromkeys(targets, Answer.SILENT)
+        return dict.fromkeys(targets, ProbeResult.SILENT)
 
 
-class Wished(Wishes):
+class Wished(RequeueHints):
     """The wish is always for n4 and n5."""
 
     @override
-    def anew(self, job: int, excluded: AbstractSet[NodeName]) -> Wish:
-        return Wish({"ReqNodeList": "n[4-5]"}, (NodeName("n4"), NodeName("n5")))
+    def anew(self, job: int, excluded: AbstractSet[NodeName]) -> RequeueHint:
+        return RequeueHint({"ReqNodeList": "n[4-5]"}, (NodeName("n4"), NodeName("n5")))
 
 
 @dataclass
@@ -94,14 +94,14 @@ class Bench:
         observer = Observer(
             slurm=slurm,
             prober=self.prober,
-            book=BeatBook(),
+            book=HeartbeatTable(),
             journal=self.journal,
             clock=self.clock,
-            policy=Policy(),
+            policy=WatchPolicy(),
         )
         told = (f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(9))
         rows = parse_nodes("".join(told))
-        observer.cluster = Cluster(self.clock.monotonic(), {}, {row.name: row for row in rows})
+        observer.cluster = ClusterAnswers(self.clock.monotonic(), {}, {row.name: row for row in rows})
         wished = Wished(run=slurm.run, state_of=lambda _: None, ground=lambda _: None, clock=self.clock)  # type: ignore[arg-type,return-value] # the wish is not made, it is there
         return Releaser(
             slurm=slurm,

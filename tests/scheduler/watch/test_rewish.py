@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.placement.request import Residency
+from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm.command import CommandTimeoutError
-from deeplink.scheduler.watch.rewish import Wishes, other_user, state_folder
+from deeplink.scheduler.watch.rewish import RequeueHints, other_user, state_folder
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.types import NodeName
 from tests.scheduler.planner.simulated import NODES, SITE, survey_of
 
-NOTHING = Decision(kind=Kind.NOTHING, why=Why.AS_GOOD, words="")
+NOTHING = Decision(kind=HintKind.NOTHING, why=Why.AS_GOOD, words="")
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Bench:
     state: Path
     busy: set[NodeName] = field(default_factory=set)
     queue: list[str] = field(default_factory=list)
-    residency: Residency = field(default_factory=Residency)
+    residency: DataResidency = field(default_factory=DataResidency)
     silent: bool = False
     longest_s: float = 30.0
     state_of: Callable[[str], Path | None] | None = None
@@ -59,8 +59,8 @@ class Bench:
             record.job_folder(self.state, 7), Recorded(unix=1.0, by="sbatch", ask=ask, decision=decision)
         )
 
-    def wishes(self) -> Wishes:
-        return Wishes(
+    def wishes(self) -> RequeueHints:
+        return RequeueHints(
             run=self,
             state_of=self.state_of or (lambda user: self.state if user == "me" else None),
             ground=lambda _jobs: replace(survey_of(self.busy), residency={("digits",): self.residency}),
@@ -92,14 +92,14 @@ def test_it_is_wished_onto_the_nodes_that_hold_what_is_left_of_its_data(bench: B
     bench.waits(7)
     leaf = SITE.ties.fabric.leaf(NODES[-1])
     near = tuple(name for name in NODES if SITE.ties.fabric.leaf(name) == leaf)
-    bench.residency = Residency(dict.fromkeys(near, 1 << 30), len(near) << 30)
+    bench.residency = DataResidency(dict.fromkeys(near, 1 << 30), len(near) << 30)
     made = bench.wishes().anew(7, {NODES[0]})
     assert made is not None
     assert {*made.nodes} <= {*near}
 
 
 def test_a_wish_of_its_submission_that_holds_the_dead_node_is_replaced(bench: Bench) -> None:
-    bench.note(Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[1])))
+    bench.note(Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[1])))
     bench.waits(7, required=f"{NODES[0]},{NODES[1]}", comment="deeplink-wish=n[0-1]")
     made = bench.wishes().anew(7, {NODES[0]})
     assert made is not None
@@ -108,7 +108,7 @@ def test_a_wish_of_its_submission_that_holds_the_dead_node_is_replaced(bench: Be
 
 
 def test_a_wish_of_its_submission_is_taken_back_where_there_is_no_other(bench: Bench) -> None:
-    bench.note(Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[1])))
+    bench.note(Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[1])))
     bench.waits(7, required=f"{NODES[0]},{NODES[1]}", comment="deeplink-wish=n[0-1]")
     bench.busy = {*NODES[3:]}
     made = bench.wishes().anew(7, {NODES[0]})

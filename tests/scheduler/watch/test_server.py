@@ -16,16 +16,16 @@ from prometheus_client import CollectorRegistry
 from deeplink.clock import ManualClock
 from deeplink.listening import PortBusyError
 from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.book import BeatBook
+from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.merging import LONGEST_STACK, MOST_MOMENTS, MOST_STACK_CHARACTERS, MOST_STACKS
 from deeplink.scheduler.watch.messages import beat_from_wire, beat_to_wire, incident_from_wire, incident_to_wire
 from deeplink.scheduler.watch.records import (
     Beat,
     Incident,
+    IncidentOutcome,
     Moment,
     NodeRecord,
-    Outcome,
     Phase,
     ProgressPoint,
     RankStack,
@@ -64,7 +64,7 @@ def beat(attempt: Attempt = FIRST, phase: Phase = Phase.RUNNING, step: int = 5, 
                 evidence="agent missed",
                 began_unix=1.0,
                 detected_unix=4.0,
-                outcome=Outcome.OPEN,
+                outcome=IncidentOutcome.OPEN,
             ),
         ),
         ring_crossings=2,
@@ -78,7 +78,7 @@ class Running(NamedTuple):
     stub: watch_pb2_grpc.WatchStub
     address: str
     journal: Journal
-    book: BeatBook
+    book: HeartbeatTable
     clock: ManualClock
     metrics: WatchMetrics
     servicer: WatchServicer
@@ -86,7 +86,7 @@ class Running(NamedTuple):
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    clock, book, metrics = ManualClock(), BeatBook(), WatchMetrics(CollectorRegistry())
+    clock, book, metrics = ManualClock(), HeartbeatTable(), WatchMetrics(CollectorRegistry())
     with Journal(tmp_path / "j.sqlite") as journal:
         servicer = WatchServicer(journal, book, clock, metrics, authorizer(journal, clock))
         bound = watch_server("127.0.0.1:0", servicer)
@@ -251,7 +251,7 @@ def test_the_service_has_the_name_that_health_and_reflection_tell() -> None:
 
 
 def test_an_older_attempt_says_nothing_any_more() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     assert book.hear(beat(SECOND), 10.0)
     assert not book.hear(beat(FIRST, step=99), 11.0)
     (heard,) = book.all()
@@ -259,7 +259,7 @@ def test_an_older_attempt_says_nothing_any_more() -> None:
 
 
 def test_a_beat_that_was_held_up_is_not_the_newest() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     assert book.hear(beat(step=6), 12.0)
     told = book.all()[0].tellings
     assert not book.hear(beat(phase=Phase.STRANDED, step=5), 10.0)
@@ -269,7 +269,7 @@ def test_a_beat_that_was_held_up_is_not_the_newest() -> None:
 
 
 def test_a_beat_that_came_as_we_returned_is_heard() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     book.hear(beat(step=5), 10.0)
     book.forgive(20.0)
     assert book.hear(beat(phase=Phase.SUCCEEDED, step=6), 19.5)
@@ -277,7 +277,7 @@ def test_a_beat_that_came_as_we_returned_is_heard() -> None:
 
 
 def test_progress_is_a_new_step_not_a_new_beat() -> None:
-    book = BeatBook()
+    book = HeartbeatTable()
     book.hear(beat(step=5), 10.0)
     book.hear(beat(step=5), 20.0)
     assert book.all()[0].progressed_at == 10.0
@@ -287,7 +287,7 @@ def test_progress_is_a_new_step_not_a_new_beat() -> None:
 
 def test_bad_news_wakes_the_loop_and_good_news_does_not() -> None:
     alarm = threading.Event()
-    book = BeatBook(alarm)
+    book = HeartbeatTable(alarm)
     book.hear(beat(), 1.0)
     alarm.clear()
     book.hear(beat(step=6), 2.0)
@@ -302,7 +302,7 @@ def test_bad_news_wakes_the_loop_and_good_news_does_not() -> None:
 def test_after_our_own_absence_every_silence_begins_anew(running: Running) -> None:
     running.stub.Beat(beat_to_wire(beat()), timeout=LIMIT_S)
     running.clock.sleep(500.0)
-    book = BeatBook()
+    book = HeartbeatTable()
     book.restore(running.journal.jobs(), running.clock.monotonic(), running.clock.unix())
     running.book.forgive(running.clock.monotonic())
     for (heard,) in (book.all(), running.book.all()):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from deeplink.scheduler.slurm.parse import NodeRow, parse_nodes
-from deeplink.scheduler.watch.evidence import Policy
-from deeplink.scheduler.watch.hearsay import Word
-from deeplink.scheduler.watch.records import Finding, Severity
+from deeplink.scheduler.watch.evidence import WatchPolicy
+from deeplink.scheduler.watch.hearsay import AgentReport
+from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity
 from deeplink.scheduler.watch.tracks import (
     LEAKS_AGAIN_S,
     LEAKS_EVERY_S,
-    Boots,
-    Leaks,
-    Wellness,
+    BootHistory,
+    HealthHistory,
+    LeakHistory,
     boot_unix,
 )
 from deeplink.types import NodeName
 
 N1 = NodeName("n1")
-POLICY = Policy()
+POLICY = WatchPolicy()
 
 
 def row(
@@ -30,7 +30,7 @@ def row(
 
 
 def test_a_boot_is_a_later_boot_time_and_a_corrected_clock_is_none() -> None:
-    boots = Boots()
+    boots = BootHistory()
     boots.note(row(), 10.0)
     assert (boots.age_s(N1, 11.0), boots.anew_s(N1, 11.0)) == (None, None)
     boots.note(row("2026-11-22T11:30:04"), 12.0)
@@ -42,7 +42,7 @@ def test_a_boot_is_a_later_boot_time_and_a_corrected_clock_is_none() -> None:
 
 
 def test_a_slurmd_is_as_old_as_its_node_says_unless_that_is_still_to_come() -> None:
-    boots, now = Boots(), boot_unix("2026-11-22T11:31:05")
+    boots, now = BootHistory(), boot_unix("2026-11-22T11:31:05")
     boots.note(row(started="None"), 9.0)
     assert boots.slurmd_age_s(N1, now) is None
     boots.note(row(), 10.0)
@@ -51,7 +51,7 @@ def test_a_slurmd_is_as_old_as_its_node_says_unless_that_is_still_to_come() -> N
 
 
 def test_gpus_have_leaked_when_two_counts_find_them_used_on_an_idle_node_without_a_job() -> None:
-    leaks = Leaks()
+    leaks = LeakHistory()
     assert leaks.due(0.0)
     leaks.note(row(used=2), (), 0.0)
     assert leaks.of(N1) == (2, 0.0), "once seen is not yet a leak"
@@ -70,13 +70,20 @@ def test_gpus_have_leaked_when_two_counts_find_them_used_on_an_idle_node_without
 
 
 def test_a_node_is_well_as_long_as_its_standing_agent_keeps_saying_so() -> None:
-    wellness = Wellness()
-    well = Word((), 1.0, 1.0, "a")
-    sick = Word((Finding(check="disk", severity=Severity.COMMENT, problem="slow"),), 1.0, 1.0, "a")
+    wellness = HealthHistory()
+    well = AgentReport((), 1.0, 1.0, "a")
+    sick = AgentReport(
+        (HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow"),), 1.0, 1.0, "a"
+    )
     wellness.note({N1}, {N1: well}, 10.0, POLICY)
     wellness.note({N1}, {N1: well}, 15.0, POLICY)
     assert wellness.age_s(N1, 20.0) == 10.0
-    for word in (sick, Word((), 60.0, 60.0, "a"), Word((), None, 1.0, "a"), Word((), 1.0, None, "a")):
+    for word in (
+        sick,
+        AgentReport((), 60.0, 60.0, "a"),
+        AgentReport((), None, 1.0, "a"),
+        AgentReport((), 1.0, None, "a"),
+    ):
         wellness.note({N1}, {N1: word}, 21.0, POLICY)
         assert wellness.age_s(N1, 30.0) == 0.0
         wellness.note({N1}, {N1: well}, 31.0, POLICY)

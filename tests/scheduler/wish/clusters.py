@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.wish.site import Site, Ties
-from deeplink.scheduler.wish.state import Now, parse
+from deeplink.scheduler.wish.site import KnownFabric, Ties
+from deeplink.scheduler.wish.state import ClusterState, parse
 from deeplink.types import NodeName
 
 
@@ -27,7 +27,7 @@ def line(name: str, state: str = "idle", **said: str) -> str:
     return "|".join([name, *fields.values(), ""]) + "\n"
 
 
-def now(count: int = 8, busy: str = "", **said: str) -> Now:
+def now(count: int = 8, busy: str = "", **said: str) -> ClusterState:
     """Return nodes n0, n1, ...; those named in `busy` have a job."""
     taken = set(busy.split())
     return parse(
@@ -37,10 +37,10 @@ def now(count: int = 8, busy: str = "", **said: str) -> Now:
     )
 
 
-def site(count: int = 8, leaves: int = 2) -> Site:
+def site(count: int = 8, leaves: int = 2) -> KnownFabric:
     """Return a fabric over whose leaves the nodes are dealt, as Slurm knows it too."""
     fabric = Fabric({NodeName(f"n{number}"): ("s", f"l{number % leaves}") for number in range(count)})
-    return Site(Ties(fabric), fabric)
+    return KnownFabric(Ties(fabric), fabric)
 
 
 def nodes(text: str) -> tuple[NodeName, ...]:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.request import Residency, Speeds
+from deeplink.scheduler.placement.request import DataResidency, Speeds
 from deeplink.scheduler.wish.decide import Surroundings, decide, fewest_leaves
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Why
 from deeplink.scheduler.wish.room import CannotRunError, rooms_of
-from deeplink.scheduler.wish.site import Site, Ties
-from deeplink.scheduler.wish.state import Now, parse
+from deeplink.scheduler.wish.site import KnownFabric, Ties
+from deeplink.scheduler.wish.state import ClusterState, parse
 from deeplink.types import NodeName
 from tests.scheduler.wish.clusters import line, nodes, now, site
 
@@ -21,63 +21,63 @@ FOUR = Ask(nodes=4, exclusive=True)
 PATIENT = replace(FOUR, patience_s=60)
 
 
-def decided(ask: Ask, state: Now | None = None, **around: object) -> Decision:
+def decided(ask: Ask, state: ClusterState | None = None, **around: object) -> Decision:
     fabric = around.pop("site", site())
-    assert isinstance(fabric, Site)
+    assert isinstance(fabric, KnownFabric)
     return decide(ask, Surroundings(state or now(), fabric, **around)).decision  # type: ignore[arg-type]
 
 
 def test_the_best_nodes_are_free() -> None:
     found = decided(FOUR)
-    assert (found.kind, found.why, found.nodes) == (Kind.NODES, Why.FREE_NOW, nodes("n0 n2 n4 n6"))
+    assert (found.kind, found.why, found.nodes) == (HintKind.NODES, Why.FREE_NOW, nodes("n0 n2 n4 n6"))
     assert found.expected == found.nodes
     assert [option.leaves for option in found.candidates] == [1, 1, 2, 2, 2]
 
 
 def test_data_and_slow_links_count() -> None:
-    held = Residency({NodeName("n1"): 5, NodeName("n5"): 5}, 10)
+    held = DataResidency({NodeName("n1"): 5, NodeName("n5"): 5}, 10)
     assert decided(FOUR, residency=held).nodes == nodes("n1 n3 n5 n7")
-    slow = Site(Ties(site().ties.fabric, Speeds({NodeName("n0"): 0.5})), site().slurm)
+    slow = KnownFabric(Ties(site().ties.fabric, Speeds({NodeName("n0"): 0.5})), site().slurm)
     assert decided(FOUR, site=slow).nodes == nodes("n1 n3 n5 n7")
-    dead = Site(Ties(site().ties.fabric, Speeds(), frozenset(nodes("n0"))), site().slurm)
+    dead = KnownFabric(Ties(site().ties.fabric, Speeds(), frozenset(nodes("n0"))), site().slurm)
     assert decided(FOUR, site=dead).nodes == nodes("n1 n3 n5 n7")
 
 
 def test_nodes_that_another_submission_gets_are_not_free() -> None:
     assert decided(FOUR, taken=frozenset(nodes("n0"))).nodes == nodes("n1 n3 n5 n7")
     both = decided(PATIENT, taken=frozenset(nodes("n0 n1")))
-    assert (both.kind, both.why) == (Kind.SWITCHES, Why.SCATTERED)
+    assert (both.kind, both.why) == (HintKind.SWITCHES, Why.SCATTERED)
 
 
 def test_where_too_few_are_free_few_leaves_are_waited_for() -> None:
     busy = now(busy="n0 n1 n2 n3 n4")
     found = decided(PATIENT, busy)
-    assert (found.kind, found.why, found.switches, found.patience_s) == (Kind.SWITCHES, Why.BUSY, 1, 60)
-    assert (decided(FOUR, busy).kind, decided(FOUR, busy).why) == (Kind.NOTHING, Why.BUSY)
+    assert (found.kind, found.why, found.switches, found.patience_s) == (HintKind.SWITCHES, Why.BUSY, 1, 60)
+    assert (decided(FOUR, busy).kind, decided(FOUR, busy).why) == (HintKind.NOTHING, Why.BUSY)
 
 
 def test_where_those_that_are_free_are_scattered_few_leaves_are_waited_for_or_the_best_taken() -> None:
     scattered = now(busy="n0 n1")
     found = decided(PATIENT, scattered)
-    assert (found.kind, found.why, found.switches) == (Kind.SWITCHES, Why.SCATTERED, 1)
+    assert (found.kind, found.why, found.switches) == (HintKind.SWITCHES, Why.SCATTERED, 1)
     assert found.candidates[0].leaves == 2
     hasty = decided(FOUR, scattered)
-    assert (hasty.kind, len(hasty.nodes)) == (Kind.NODES, 4)
+    assert (hasty.kind, len(hasty.nodes)) == (HintKind.NODES, 4)
 
 
 @pytest.mark.parametrize("ask", [replace(PATIENT, later="it is held"), replace(PATIENT, array=True)])
 def test_who_does_not_start_now_is_bound_to_no_nodes(ask: Ask) -> None:
     found = decided(ask)
-    assert (found.kind, found.why, found.nodes) == (Kind.SWITCHES, Why.STARTS_LATER, ())
+    assert (found.kind, found.why, found.nodes) == (HintKind.SWITCHES, Why.STARTS_LATER, ())
 
 
 def test_nothing_is_wished_where_it_gains_nothing() -> None:
     all_of_them = decided(replace(PATIENT, nodes=8), now(busy="n0"))
-    assert (all_of_them.kind, all_of_them.why) == (Kind.NOTHING, Why.NOTHING_TO_GAIN)
+    assert (all_of_them.kind, all_of_them.why) == (HintKind.NOTHING, Why.NOTHING_TO_GAIN)
     one = decided(replace(PATIENT, nodes=1, array=True))
-    assert (one.kind, one.why) == (Kind.NOTHING, Why.NOTHING_TO_GAIN)
-    nowhere = decided(PATIENT, now(busy="n0 n1 n2 n3 n4"), site=Site())
-    assert (nowhere.kind, nowhere.why) == (Kind.NOTHING, Why.NOTHING_TO_GAIN)
+    assert (one.kind, one.why) == (HintKind.NOTHING, Why.NOTHING_TO_GAIN)
+    nowhere = decided(PATIENT, now(busy="n0 n1 n2 n3 n4"), site=KnownFabric())
+    assert (nowhere.kind, nowhere.why) == (HintKind.NOTHING, Why.NOTHING_TO_GAIN)
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,24 @@ def test_nothing_is_wished_where_it_gains_nothing() -> None:
 )
 def test_the_limit_that_is_in_the_way_is_named(ask: Ask, says: str) -> None:
     found = decided(ask)
-    assert (found.kind, found.why) == (Kind.NOTHING, Why.IMPOSSIBLE)
+    assert (found.kind, found.why) == (HintKind.NOTHING, Why.IMPOSSIBLE)
     assert says in found.words
 
 
 def test_a_time_limit_over_the_partitions() -> None:
     found = decided(Ask(nodes=1, limit_s=3601), now(time="1:00:00"))
     assert found.why is Why.IMPOSSIBLE
-    assert decided(Ask(nodes=1, limit_s=3600), now(time="1:00:00")).kind is Kind.NODES
+    assert decided(Ask(nodes=1, limit_s=3600), now(time="1:00:00")).kind is HintKind.NODES
 
 
 def test_nodes_that_are_down_are_waited_for_without_a_wish() -> None:
     state = parse("".join(line(f"n{number}", "down" if number < 5 else "idle") for number in range(8)))
     found = decided(FOUR, state)
-    assert (found.kind, found.why) == (Kind.NOTHING, Why.BUSY)
+    assert (found.kind, found.why) == (HintKind.NOTHING, Why.BUSY)
 
 
 def test_a_partition_that_is_down_or_whose_jobs_share_cpus() -> None:
-    assert decided(PATIENT, now(available="down")).kind is Kind.SWITCHES
+    assert decided(PATIENT, now(available="down")).kind is HintKind.SWITCHES
     assert decided(Ask(nodes=2), now(oversubscribe="FORCE:4")).why is Why.NOT_UNDERSTOOD
 
 
@@ -153,11 +153,11 @@ def test_a_wish_can_be_met(states: list[str], ask: Ask, leaves: int, taken: set[
     state = parse("".join(line(f"n{number}", one) for number, one in enumerate(states)))
     busy = frozenset(NodeName(f"n{number}") for number in taken)
     found = decided(ask, state, site=site(12, leaves), taken=busy)
-    if found.kind is Kind.NODES:
+    if found.kind is HintKind.NODES:
         assert len(set(found.nodes)) == wanted
         assert not busy & set(found.nodes)
         assert all(state.nodes[node].ready for node in found.nodes)
-    if found.kind is Kind.SWITCHES:
+    if found.kind is HintKind.SWITCHES:
         alive = [node for node, one in state.nodes.items() if not one.dead]
         assert found.switches == fewest_leaves(site(12, leaves).slurm, alive, wanted) < min(wanted, leaves)
         assert found.patience_s == ask.patience_s
@@ -172,7 +172,7 @@ def test_no_default_partition() -> None:
 
 def test_a_reason_to_wish_nothing_is_passed_on() -> None:
     found = decided(Ask(no_wish="because"))
-    assert (found.kind, found.words) == (Kind.NOTHING, "because")
+    assert (found.kind, found.words) == (HintKind.NOTHING, "because")
 
 
 def test_nodes_whose_gpus_cannot_be_read_count_as_busy_and_that_is_said() -> None:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.wish.decision import Ask, Decision, DecisionFormatError, Kind, Option, Recorded, Why
+from deeplink.scheduler.wish.decision import (
+    Ask,
+    Decision,
+    DecisionFormatError,
+    HintKind,
+    NodeChoice,
+    Recorded,
+    Why,
+)
 from deeplink.scheduler.wish.record import NAME, append, job_folder, read
 from deeplink.types import NodeName
 
@@ -27,7 +35,7 @@ asks = st.builds(
     profile=words,
 )
 options = st.builds(
-    Option,
+    NodeChoice,
     nodes=names,
     cost=st.floats(0, 9),
     crossings=st.integers(0, 9),
@@ -37,7 +45,7 @@ options = st.builds(
 )
 decisions = st.builds(
     Decision,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(HintKind),
     why=st.sampled_from(Why),
     words=words,
     nodes=names,
@@ -57,7 +65,7 @@ records = st.builds(
     done=st.lists(words).map(tuple),
 )
 PLAIN = Recorded(
-    unix=1.0, by="sbatch", ask=Ask(nodes=2), decision=Decision(kind=Kind.NOTHING, why=Why.BUSY, words="x")
+    unix=1.0, by="sbatch", ask=Ask(nodes=2), decision=Decision(kind=HintKind.NOTHING, why=Why.BUSY, words="x")
 )
 
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from deeplink.scheduler.model.constants import Constants, Link, Reads
+from deeplink.scheduler.model.constants import Constants, LinkSpeed, ReadSpeeds
 from deeplink.scheduler.model.job import Job
 from deeplink.scheduler.model.profile import Profile, profile_text
-from deeplink.scheduler.placement.request import Residency
+from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.wish.decide import LEAST_SHARE, Surroundings, Weighed, decide, gains
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Option, Why
-from deeplink.scheduler.wish.scale import Basis, Machines
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, NodeChoice, Why
+from deeplink.scheduler.wish.scale import Basis, MachineSpeeds
 from deeplink.scheduler.wish.settle import settle, trial_of, without_wish
 from deeplink.scheduler.wish.shapes import other_shapes
 from tests.scheduler.wish.clusters import nodes, now, site
@@ -23,8 +23,8 @@ from tests.waiting import LIMIT_S
 
 TALKATIVE = Job(batch=4, sample_s=1e-3, gradient_bytes=1e9, overlap=0.2)
 SILENT = Job(batch=64, sample_s=10e-3, gradient_bytes=1e5)
-NARROW = Constants(path_bandwidth=0.5e9, nic=Link(1e9, 14e-6), leaf=Link(0.2e9, 14e-6))
-READS = Reads(local=3e9, peer=1e9, source=0.1e9)
+NARROW = Constants(path_bandwidth=0.5e9, nic=LinkSpeed(1e9, 14e-6), leaf=LinkSpeed(0.2e9, 14e-6))
+READS = ReadSpeeds(local=3e9, peer=1e9, source=0.1e9)
 SAID = "sbatch: Job 13 to start at 2026-11-21T22:24:24 using 16 processors on nodes {} in partition main\n"
 
 
@@ -32,14 +32,16 @@ def ask(job: Job, **more: object) -> Ask:
     return replace(Ask(nodes=4, gpus=2, exclusive=True, profile=profile_text(Profile(job))), **more)  # type: ignore[arg-type]
 
 
-def step_of(option: Option) -> float:
+def step_of(option: NodeChoice) -> float:
     assert option.step_s is not None
     return option.step_s
 
 
-def weighed(wanted: Ask, known: Constants | None, residency: Residency | None = None, busy: str = "") -> Weighed:
-    machines = Machines() if known is None else Machines(known)
-    return decide(wanted, Surroundings(now(busy=busy), site(), residency or Residency(), machines=machines))
+def weighed(
+    wanted: Ask, known: Constants | None, residency: DataResidency | None = None, busy: str = ""
+) -> Weighed:
+    machines = MachineSpeeds() if known is None else MachineSpeeds(known)
+    return decide(wanted, Surroundings(now(busy=busy), site(), residency or DataResidency(), machines=machines))
 
 
 def test_with_a_profile_and_constants_costs_are_seconds() -> None:
@@ -59,13 +61,13 @@ def test_with_a_profile_and_constants_costs_are_seconds() -> None:
     [
         (replace(ask(TALKATIVE), profile=""), NARROW, None, ""),
         (ask(TALKATIVE), None, None, "deeplink calibrate"),
-        (ask(TALKATIVE), NARROW, Residency({}, 10), "no sample_bytes"),
-        (ask(replace(TALKATIVE, sample_bytes=1.0)), NARROW, Residency({}, 10), "calibrate --data"),
+        (ask(TALKATIVE), NARROW, DataResidency({}, 10), "no sample_bytes"),
+        (ask(replace(TALKATIVE, sample_bytes=1.0)), NARROW, DataResidency({}, 10), "calibrate --data"),
         (replace(ask(TALKATIVE), profile="{}"), NARROW, None, "no profile of a job"),
     ],
 )
 def test_else_weights_count_and_why_is_said(
-    wanted: Ask, known: Constants | None, residency: Residency | None, note: str
+    wanted: Ask, known: Constants | None, residency: DataResidency | None, note: str
 ) -> None:
     found = weighed(wanted, known, residency).decision
     plain = weighed(replace(wanted, profile=""), None, residency).decision
@@ -75,7 +77,7 @@ def test_else_weights_count_and_why_is_said(
 
 
 def test_data_counts_in_seconds_where_reading_was_timed() -> None:
-    held = Residency(dict.fromkeys(nodes("n1 n3 n5 n7"), 10), 40)
+    held = DataResidency(dict.fromkeys(nodes("n1 n3 n5 n7"), 10), 40)
     known = replace(NARROW, reads=READS)
     found = weighed(ask(replace(SILENT, sample_bytes=4e6)), known, held).decision
     assert (found.cost, found.nodes) == (Basis.PREDICTED, nodes("n1 n3 n5 n7"))
@@ -83,8 +85,8 @@ def test_data_counts_in_seconds_where_reading_was_timed() -> None:
     assert any(line.split()[0] == "reading" for line in found.predicted)
 
 
-def option(cost: float, step_s: float | None) -> Option:
-    return Option(nodes=(), cost=cost, crossings=0, leaves=1, percent_local=100.0, step_s=step_s)
+def option(cost: float, step_s: float | None) -> NodeChoice:
+    return NodeChoice(nodes=(), cost=cost, crossings=0, leaves=1, percent_local=100.0, step_s=step_s)
 
 
 def test_what_is_worth_a_wish() -> None:
@@ -103,23 +105,23 @@ def settled(wanted: Ask, theirs: str) -> Decision:
 
 def test_slurms_own_choice_is_weighed_by_the_step_too() -> None:
     worse = settled(ask(TALKATIVE), "n[0-3]")
-    assert worse.kind is Kind.NODES
+    assert worse.kind is HintKind.NODES
     assert worse.own is not None
     assert worse.own.nodes == nodes("n0 n2 n1 n3")
     assert step_of(worse.own) > 4 * step_of(worse.candidates[0])
     assert f"n0, n1, n2, n3: predicted step {1e3 * step_of(worse.own):.1f} ms" in worse.words
     # By weights the same nodes are a leaf too many; to this job it hardly matters where it runs.
     same = settled(ask(SILENT), "n[0-3]")
-    assert (same.kind, same.why) == (Kind.NOTHING, Why.AS_GOOD)
+    assert (same.kind, same.why) == (HintKind.NOTHING, Why.AS_GOOD)
     assert same.own is not None
     assert step_of(same.own) < 1.02 * step_of(same.candidates[0])
-    assert settled(replace(ask(SILENT), profile=""), "n[0-3]").kind is Kind.NODES
+    assert settled(replace(ask(SILENT), profile=""), "n[0-3]").kind is HintKind.NODES
 
 
 def test_other_shapes_of_the_same_gpus_are_told_where_they_are_faster() -> None:
     two = ask(TALKATIVE, nodes=2, gpus=2, exclusive=False)
-    known = replace(NARROW, leaf=Link(1e9, 14e-6))
-    around = Surroundings(now(), site(), machines=Machines(known))
+    known = replace(NARROW, leaf=LinkSpeed(1e9, 14e-6))
+    around = Surroundings(now(), site(), machines=MachineSpeeds(known))
     (one, four) = other_shapes(two, decide(two, around), around)
     assert one.startswith("the same GPUs as 1 node with 4 each: predicted step ")
     assert four.startswith("the same GPUs as 4 nodes with 1 each: predicted step ")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.request import Residency
+from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.wish.decide import Surroundings, Weighed, decide
-from deeplink.scheduler.wish.decision import Ask, Kind, Why
+from deeplink.scheduler.wish.decision import Ask, HintKind, Why
 from deeplink.scheduler.wish.settle import Trial, settle, trial_of, without_wish
 from deeplink.types import NodeName
 from tests.scheduler.wish.clusters import nodes, now, site
@@ -24,7 +24,7 @@ def trial(start: str, where: str) -> Trial:
 
 
 def weighed(*, data: bool = False) -> Weighed:
-    held = Residency({NodeName("n1"): 10}, 10) if data else Residency()
+    held = DataResidency({NodeName("n1"): 10}, 10) if data else DataResidency()
     return decide(Ask(nodes=4, exclusive=True), Surroundings(now(), site(), held))
 
 
@@ -77,7 +77,7 @@ def test_the_later_of_two_is_told(one: object, other: object) -> None:
 def test_slurms_own_choice_is_as_good() -> None:
     found = without_wish(weighed(), trial(NOW, "n[1,3,5,7]"))
     assert found is not None
-    assert (found.kind, found.why, found.nodes) == (Kind.NOTHING, Why.AS_GOOD, ())
+    assert (found.kind, found.why, found.nodes) == (HintKind.NOTHING, Why.AS_GOOD, ())
     assert found.expected == nodes("n1 n3 n5 n7")
 
 
@@ -89,7 +89,7 @@ def test_slurms_own_choice_is_worse() -> None:
 def test_where_slurms_own_choice_cannot_be_weighed_nothing_is_wished(where: str) -> None:
     found = without_wish(weighed(), trial(NOW, where))
     assert found is not None
-    assert (found.kind, found.why, found.nodes) == (Kind.NOTHING, Why.UNKNOWN, ())
+    assert (found.kind, found.why, found.nodes) == (HintKind.NOTHING, Why.UNKNOWN, ())
     assert found.expected == unfold(where)
 
 
@@ -97,24 +97,24 @@ def test_slurms_own_choice_on_nodes_that_another_job_gets_cannot_be_weighed() ->
     around = Surroundings(now(), site(), taken=frozenset(nodes("n1")))
     found = without_wish(decide(Ask(nodes=4, exclusive=True), around), trial(NOW, "n[1,3,5,7]"))
     assert found is not None
-    assert found.kind is Kind.NOTHING
+    assert found.kind is HintKind.NOTHING
 
 
 def test_slurm_would_not_take_the_job_at_all() -> None:
     found = without_wish(weighed(), Trial(refused="Invalid account"))
     assert found is not None
-    assert (found.kind, found.why) == (Kind.NOTHING, Why.IMPOSSIBLE)
+    assert (found.kind, found.why) == (HintKind.NOTHING, Why.IMPOSSIBLE)
     assert "Invalid account" in found.words
 
 
 def test_a_wish_that_costs_no_time_stays() -> None:
     found = settle(weighed(data=True), trial(NOW, "n[0,2,4,6]"), trial("2026-11-21T22:24:25", "n[1,3,5,7]"))
-    assert (found.kind, found.nodes) == (Kind.NODES, nodes("n1 n3 n5 n7"))
+    assert (found.kind, found.nodes) == (HintKind.NODES, nodes("n1 n3 n5 n7"))
     assert "Slurm's own choice, n0, n2, n4, n6: cost 4.25" in found.words
 
 
 @pytest.mark.parametrize("wished", [trial(LATER, "n[1,3,5,7]"), Trial(refused="busy")])
 def test_a_wish_with_which_it_would_start_later_goes(wished: Trial) -> None:
     found = settle(weighed(data=True), trial(NOW, "n[0,2,4,6]"), wished)
-    assert (found.kind, found.why, found.nodes) == (Kind.NOTHING, Why.LATER_WITH_IT, ())
+    assert (found.kind, found.why, found.nodes) == (HintKind.NOTHING, Why.LATER_WITH_IT, ())
     assert found.expected == nodes("n0 n2 n4 n6")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.slurm.states import UnknownStateError
 from deeplink.scheduler.wish.columns import FIELDS, SEPARATOR
-from deeplink.scheduler.wish.state import Now, SurveyTextError, parse
+from deeplink.scheduler.wish.state import ClusterState, SurveyTextError, parse
 from deeplink.types import NodeName
 from tests.scheduler.wish.clusters import line
 
@@ -79,7 +79,7 @@ def test_what_is_no_answer_is_said(text: str) -> None:
 
 
 def test_no_nodes() -> None:
-    assert parse("") == Now()
+    assert parse("") == ClusterState()
 
 
 @given(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.topology.finding import Kind
-from deeplink.scheduler.topology.network import Cable, End, Health, Link, Node, Other, Role, Switch
+from deeplink.scheduler.topology.finding import TopologyFindingKind
+from deeplink.scheduler.topology.network import Cable, DeviceHealth, End, FabricLink, Node, Other, Role, Switch
 from deeplink.scheduler.topology.sources.document import read_document
 from deeplink.scheduler.topology.tree import fabric_of
 from deeplink.types import NodeName
@@ -27,9 +27,9 @@ switches:
     assert network.switches["leaf0"] == Switch("leaf0", 0, "S-01", 100)
     assert network.switches["core"].level == 1
     up = Cable(lower=End(gbps=400.0), upper=End(gbps=400.0), latency_us=2.0)
-    assert Link("leaf0", "core", False, (up,)) in network.links
-    down = Cable(lower=End(gbps=200.0), upper=End(gbps=200.0), said=Health.DEGRADED)
-    assert Link("n0", "leaf0", True, (down,)) in network.links
+    assert FabricLink("leaf0", "core", False, (up,)) in network.links
+    down = Cable(lower=End(gbps=200.0), upper=End(gbps=200.0), said=DeviceHealth.DEGRADED)
+    assert FabricLink("n0", "leaf0", True, (down,)) in network.links
     assert fabric_of(network).paths["n4"] == ("core", "leaf1")  # type: ignore[index]
 
 
@@ -64,9 +64,9 @@ links:
     first = Cable(lower=End("mlx5_0", 400.0), upper=End("7", 100.0, told=False), usual_gbps=400.0)
     more = Cable(lower=End(gbps=400.0), upper=End(gbps=400.0))
     assert reading.network.links == (
-        Link("n0", "leaf", True, (first, more, more)),
-        Link("leaf", "top", False, (Cable(),)),
-        Link("n1", "top", True, (Cable(),)),
+        FabricLink("n0", "leaf", True, (first, more, more)),
+        FabricLink("leaf", "top", False, (Cable(),)),
+        FabricLink("n1", "top", True, (Cable(),)),
     )
 
 
@@ -96,8 +96,8 @@ others: [{name: oss1, role: storage, switch: leaf, port: 3, gbps: 200}]
     reading = read_document(text, "fabric.yaml")
     assert reading.findings == ()
     assert reading.network.nodes == {
-        "n0": Node(NodeName("n0"), "rack-1", Health.OK, INSIDE),
-        "n1": Node(NodeName("n1"), "rack-1", Health.OK),
+        "n0": Node(NodeName("n0"), "rack-1", DeviceHealth.OK, INSIDE),
+        "n1": Node(NodeName("n1"), "rack-1", DeviceHealth.OK),
         "n2": Node(NodeName("n2"), inside=INSIDE),
     }
     assert reading.network.others == (Other("oss1", Role.STORAGE, "leaf", "3", 200.0),)
@@ -113,44 +113,48 @@ def test_nodes_alone_are_names(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "kind"),
     [
-        ("a: [", 1, Kind.UNREADABLE),
-        ("- a", 1, Kind.UNREADABLE),
-        ("nodes: [n0]\ncolour: red", 2, Kind.UNREADABLE),
-        ("switches: [a]", 1, Kind.UNREADABLE),
-        ("switches:\n  a: {colour: red}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: 3", 2, Kind.UNREADABLE),
-        ("switches:\n  'a b': {}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {nodes: 'n[0-'}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {nodes: [{}]}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {gbps: fast}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {gbps: nan}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {latency_us: -1}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {level: 100000}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {health: fine}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {switches: [a]}", 2, Kind.UNREADABLE),
-        ("switches:\n  a: {nodes: n0}\n  b: {nodes: n0}", 3, Kind.DUPLICATE),
-        ("blocks: {switch: a}", 1, Kind.UNREADABLE),
-        ("blocks:\n- {switch: a, nodes: [n0, n0, 'n[0-1]']}\n- {switch: a, nodes: n1}", 3, Kind.DUPLICATE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: b}", 3, Kind.UNKNOWN),
-        ("switches: {a: {}}\nlinks:\n- {below: '', above: a}", 3, Kind.UNKNOWN),
-        ("switches: {a: {}}\nlinks:\n- {below: a, above: a}", 3, Kind.UNKNOWN),
-        ("switches: {a: {level: 1}, b: {}}\nlinks:\n- {below: a, above: b}", 3, Kind.UNREADABLE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, cables: 9999}", 3, Kind.UNREADABLE),
-        ("nodes: [n0]\ninside:\n- {gpus: [{name: a}, {name: a}]}", 3, Kind.DUPLICATE),
-        ("nodes: [n0]\ninside:\n- gpus: [{name: a}]\n  joins: [[a, b, PIX]]", 4, Kind.UNREADABLE),
-        ("switches: {a: {}}\nothers:\n- {role: storage, switch: b}", 3, Kind.UNREADABLE),
-        ("nodes:\n  n0: {domain: a}\n  'n[0-1]': {domain: b}", 3, Kind.DUPLICATE),
-        ("switches:\n  b: {}\n  a: {level: 0, switches: b}", 3, Kind.UNREADABLE),
-        ("switches:\n  a: {nodes: n0}\n  a: {nodes: n1}", 3, Kind.DUPLICATE),
-        ("switches:\n  a:\n    nodes: n0\n    nodes: n1", 4, Kind.DUPLICATE),
-        ("nodes:\n  n0: {health: ok}\n  n0: {health: down}", 3, Kind.DUPLICATE),
-        ("nodes: [n0]\nnodes: [n1]", 2, Kind.DUPLICATE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, host: perhaps}", 3, Kind.UNREADABLE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, told: [x, true]}", 3, Kind.UNREADABLE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, ports: 33}", 3, Kind.UNREADABLE),
+        ("a: [", 1, TopologyFindingKind.UNREADABLE),
+        ("- a", 1, TopologyFindingKind.UNREADABLE),
+        ("nodes: [n0]\ncolour: red", 2, TopologyFindingKind.UNREADABLE),
+        ("switches: [a]", 1, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {colour: red}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: 3", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  'a b': {}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {nodes: 'n[0-'}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {nodes: [{}]}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {gbps: fast}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {gbps: nan}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {latency_us: -1}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {level: 100000}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {health: fine}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {switches: [a]}", 2, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {nodes: n0}\n  b: {nodes: n0}", 3, TopologyFindingKind.DUPLICATE),
+        ("blocks: {switch: a}", 1, TopologyFindingKind.UNREADABLE),
+        (
+            "blocks:\n- {switch: a, nodes: [n0, n0, 'n[0-1]']}\n- {switch: a, nodes: n1}",
+            3,
+            TopologyFindingKind.DUPLICATE,
+        ),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: b}", 3, TopologyFindingKind.UNKNOWN),
+        ("switches: {a: {}}\nlinks:\n- {below: '', above: a}", 3, TopologyFindingKind.UNKNOWN),
+        ("switches: {a: {}}\nlinks:\n- {below: a, above: a}", 3, TopologyFindingKind.UNKNOWN),
+        ("switches: {a: {level: 1}, b: {}}\nlinks:\n- {below: a, above: b}", 3, TopologyFindingKind.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, cables: 9999}", 3, TopologyFindingKind.UNREADABLE),
+        ("nodes: [n0]\ninside:\n- {gpus: [{name: a}, {name: a}]}", 3, TopologyFindingKind.DUPLICATE),
+        ("nodes: [n0]\ninside:\n- gpus: [{name: a}]\n  joins: [[a, b, PIX]]", 4, TopologyFindingKind.UNREADABLE),
+        ("switches: {a: {}}\nothers:\n- {role: storage, switch: b}", 3, TopologyFindingKind.UNREADABLE),
+        ("nodes:\n  n0: {domain: a}\n  'n[0-1]': {domain: b}", 3, TopologyFindingKind.DUPLICATE),
+        ("switches:\n  b: {}\n  a: {level: 0, switches: b}", 3, TopologyFindingKind.UNREADABLE),
+        ("switches:\n  a: {nodes: n0}\n  a: {nodes: n1}", 3, TopologyFindingKind.DUPLICATE),
+        ("switches:\n  a:\n    nodes: n0\n    nodes: n1", 4, TopologyFindingKind.DUPLICATE),
+        ("nodes:\n  n0: {health: ok}\n  n0: {health: down}", 3, TopologyFindingKind.DUPLICATE),
+        ("nodes: [n0]\nnodes: [n1]", 2, TopologyFindingKind.DUPLICATE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, host: perhaps}", 3, TopologyFindingKind.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, told: [x, true]}", 3, TopologyFindingKind.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, ports: 33}", 3, TopologyFindingKind.UNREADABLE),
     ],
 )
-def test_dirt_is_noted_with_its_line(text: str, line: int, kind: Kind) -> None:
+def test_dirt_is_noted_with_its_line(text: str, line: int, kind: TopologyFindingKind) -> None:
     findings = read_document(text, "fabric.yaml").findings
     assert (line, kind) in {(finding.line, finding.kind) for finding in findings}
 
@@ -178,20 +182,20 @@ def test_what_is_said_of_a_node_later_takes_nothing_back() -> None:
     text = "nodes:\n  n0: {health: down, domain: a}\n  'n[0-1]': {domain: a}\n"
     reading = read_document(text, "fabric.yaml")
     assert reading.findings == ()
-    assert reading.network.nodes["n0"] == Node(NodeName("n0"), "a", Health.DOWN)  # type: ignore[index]
+    assert reading.network.nodes["n0"] == Node(NodeName("n0"), "a", DeviceHealth.DOWN)  # type: ignore[index]
 
 
 def test_yes_and_no_are_what_they_say() -> None:
     text = "switches: {a: {}}\nlinks:\n- {below: a, above: a, host: yes, told: [no, true]}"
     reading = read_document(text, "fabric.yaml")
     assert reading.findings == ()
-    assert reading.network.links == (Link("a", "a", True, (Cable(lower=End(told=False)),)),)
+    assert reading.network.links == (FabricLink("a", "a", True, (Cable(lower=End(told=False)),)),)
 
 
 def test_one_wrong_word_is_told_once_and_a_port_may_be_called_anything() -> None:
     text = f"switches: {{a: {{}}}}\nlinks:\n- {{below: n0, above: a, gbps: fast, ports: [{'9' * 5000}, 1]}}"
     reading = read_document(text, "fabric.yaml")
-    assert [(finding.line, finding.kind) for finding in reading.findings] == [(3, Kind.UNREADABLE)]
+    assert [(finding.line, finding.kind) for finding in reading.findings] == [(3, TopologyFindingKind.UNREADABLE)]
     assert fabric_of(reading.network).paths == {"n0": ("a",)}
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.network import Cable, Switch
-from deeplink.scheduler.topology.sources.gathering import Gathering, heights, is_name
+from deeplink.scheduler.topology.sources.gathering import GraphBuilder, heights, is_name
 
 
 @given(st.text(max_size=60))
 def test_any_text_gives_names_or_says_why_not(text: str) -> None:
-    gathering = Gathering("file")
+    gathering = GraphBuilder("file")
     names = gathering.names(text, 3)
     assert all(is_name(name) for name in names)
     assert names or gathering.findings or not text.strip(",")
@@ -22,9 +22,9 @@ def test_any_text_gives_names_or_says_why_not(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["n[0-99999999]", "n[0-3", "a b", "x" * 300, "n" + "9" * 5000, "n[0-1]!n0"])
 def test_what_cannot_be_unfolded_is_noted(text: str) -> None:
-    gathering = Gathering("file")
+    gathering = GraphBuilder("file")
     assert gathering.names(text, 1) == ()
-    assert [finding.kind for finding in gathering.findings] == [Kind.UNREADABLE]
+    assert [finding.kind for finding in gathering.findings] == [TopologyFindingKind.UNREADABLE]
     assert len(str(gathering.findings[0])) < 300
 
 
@@ -52,14 +52,14 @@ def test_a_switch_is_above_all_it_names_or_in_a_loop(below: dict[str, list[str]]
 
 
 def test_a_link_without_cables_is_none() -> None:
-    gathering = Gathering("file")
+    gathering = GraphBuilder("file")
     gathering.connect("a", "b", host=False, cables=[])
     gathering.connect("a", "c", host=False, cables=[Cable()])
     assert [link.above for link in gathering.reading().network.links] == ["c"]
 
 
 def test_what_a_few_letters_stand_for_is_bounded_in_all() -> None:
-    gathering = Gathering("file")
+    gathering = GraphBuilder("file")
     counts = [len(gathering.names("n[0-65000]", line)) for line in range(20)]
     assert counts == [65_001] * 16 + [0] * 4
     assert [finding.line for finding in gathering.findings] == [16, 17, 18, 19]
@@ -68,9 +68,9 @@ def test_what_a_few_letters_stand_for_is_bounded_in_all() -> None:
 
 
 def test_no_fabric_is_higher_than_it_can_be() -> None:
-    gathering = Gathering(
+    gathering = GraphBuilder(
         "file", switches={f"s{level}": Switch(f"s{level}", level) for level in (0, 63, 64, 9999)}
     )
     reading = gathering.reading()
     assert [switch.level for switch in reading.network.switches.values()] == [0, 63, 63, 63]
-    assert [finding.kind for finding in reading.findings] == [Kind.TAKEN]
+    assert [finding.kind for finding in reading.findings] == [TopologyFindingKind.TAKEN]

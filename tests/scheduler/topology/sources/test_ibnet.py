@@ -6,7 +6,7 @@ import pytest
 
 from deeplink.scheduler.topology.assemble import assembled
 from deeplink.scheduler.topology.check import checked
-from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.network import Network, Role
 from deeplink.scheduler.topology.sources.ibnet import rate, read_ibnetdiscover
 from deeplink.scheduler.topology.tree import fabric_of, rails_of
@@ -15,7 +15,7 @@ from tests.scheduler.topology.fabrics import RAILS_NAMES, RAILS_PLUGS, Plug, ibn
 FIRST_TRUNK = RAILS_PLUGS[12]  # leaf-1-1 port 18 to spine-1
 
 
-def told(text: str, **options: tuple[str, ...]) -> list[tuple[Kind, str]]:
+def told(text: str, **options: tuple[str, ...]) -> list[tuple[TopologyFindingKind, str]]:
     reading = assembled([read_ibnetdiscover(text, "fabric", **options)])
     return [(one.kind, one.text) for one in (*reading.findings, *checked(reading.network))]
 
@@ -43,7 +43,7 @@ def test_what_is_no_node_is_kept_apart_and_told() -> None:
         ("R1-UFM-01 mlx5_0", Role.MANAGEMENT),
         ("localhost HCA-1", Role.UNNAMED),
     }
-    assert [kind for kind, _ in told(rails())] == [Kind.UNNAMED, *[Kind.APART] * 4]
+    assert [kind for kind, _ in told(rails())] == [TopologyFindingKind.UNNAMED, *[TopologyFindingKind.APART] * 4]
 
 
 def test_a_port_name_that_is_slower_on_all_hosts_of_a_kind_leads_to_storage() -> None:
@@ -96,8 +96,8 @@ def test_a_cable_whose_other_end_was_not_heard_is_told() -> None:
         line for n, line in enumerate(lines) if not (n > at and n < at + 40 and '"S-' in line and line[0] == "[")
     ]
     kinds = {kind for kind, _ in told("\n".join(silent))}
-    assert Kind.ONE_SIDED in kinds
-    assert Kind.UNREADABLE not in kinds
+    assert TopologyFindingKind.ONE_SIDED in kinds
+    assert TopologyFindingKind.UNREADABLE not in kinds
 
 
 def test_a_guid_without_its_leading_zeros_is_the_same_guid() -> None:
@@ -130,12 +130,12 @@ def test_a_host_alone_has_no_topology() -> None:
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ('[1]\t"H-zz"[1] # nonsense', Kind.UNREADABLE),
-        ('Switch\t65 "X-1"', Kind.UNREADABLE),
-        ("what is this", Kind.UNREADABLE),
+        ('[1]\t"H-zz"[1] # nonsense', TopologyFindingKind.UNREADABLE),
+        ('Switch\t65 "X-1"', TopologyFindingKind.UNREADABLE),
+        ("what is this", TopologyFindingKind.UNREADABLE),
     ],
 )
-def test_a_line_that_is_none_is_noted_and_costs_no_other(line: str, kind: Kind) -> None:
+def test_a_line_that_is_none_is_noted_and_costs_no_other(line: str, kind: TopologyFindingKind) -> None:
     lines = rails().splitlines()
     reading = read_ibnetdiscover("\n".join([*lines, line]), "fabric")
     assert (reading.findings[0].kind, reading.findings[0].line) == (kind, len(lines) + 1)
@@ -147,7 +147,9 @@ def test_the_ports_of_a_device_whose_head_is_broken_go_to_no_other() -> None:
     broken = text.replace('Switch\t65 "S-', 'witch\t65 "S-', 2).replace('witch\t65 "S-', 'Switch\t65 "S-', 1)
     assert broken.count("\nwitch") == 1
     reading = read_ibnetdiscover(broken, "fabric")
-    assert [finding.kind for finding in reading.findings if finding.kind.problem] == [Kind.UNREADABLE]
+    assert [finding.kind for finding in reading.findings if finding.kind.problem] == [
+        TopologyFindingKind.UNREADABLE
+    ]
     whole = {(link.below, link.above) for link in read_ibnetdiscover(text, "fabric").network.links}
     assert {(link.below, link.above) for link in reading.network.links} == whole
 
@@ -155,14 +157,14 @@ def test_the_ports_of_a_device_whose_head_is_broken_go_to_no_other() -> None:
 def test_a_device_or_port_that_is_there_twice_counts_once() -> None:
     reading = read_ibnetdiscover(rails() + rails(), "fabric")
     assert reading.network == read_ibnetdiscover(rails(), "fabric").network
-    assert sum(one.kind is Kind.DUPLICATE for one in reading.findings) == len(RAILS_NAMES)
+    assert sum(one.kind is TopologyFindingKind.DUPLICATE for one in reading.findings) == len(RAILS_NAMES)
 
 
 def test_two_ends_that_contradict_each_other_are_told() -> None:
     text = 'Switch 36 "S-1" # "a"\n[1] "S-2"[1] # "b" lid 2 4xEDR\n'
     text += 'Switch 36 "S-2" # "b"\n[1] "S-3"[9] # "c" lid 2 4xEDR\n'
     findings = read_ibnetdiscover(text, "fabric").findings
-    assert [(one.kind, one.line) for one in findings] == [(Kind.UNREADABLE, 2)]
+    assert [(one.kind, one.line) for one in findings] == [(TopologyFindingKind.UNREADABLE, 2)]
 
 
 def test_rates_are_after_line_coding() -> None:
@@ -182,9 +184,11 @@ def test_two_hosts_that_took_one_name_are_told() -> None:
     text = ibnetdiscover(names, plugs)
     findings = [one for one in read_ibnetdiscover(text, "f").findings if one.kind.problem]
     assert [(one.kind, text.split("\n")[one.line - 1].split("# ")[1]) for one in findings] == [
-        (Kind.DUPLICATE, '"a.site mlx5_0"')
+        (TopologyFindingKind.DUPLICATE, '"a.site mlx5_0"')
     ]
-    assert not [one for one in read_ibnetdiscover(rails(), "f").findings if one.kind is Kind.DUPLICATE]
+    assert not [
+        one for one in read_ibnetdiscover(rails(), "f").findings if one.kind is TopologyFindingKind.DUPLICATE
+    ]
 
 
 def test_an_adapter_may_be_called_anything() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deeplink.scheduler.topology.finding import Kind
-from deeplink.scheduler.topology.network import Health, Network, Node
+from deeplink.scheduler.topology.finding import TopologyFindingKind
+from deeplink.scheduler.topology.network import DeviceHealth, Network, Node
 from deeplink.scheduler.topology.sources.netq import read_netq
 from deeplink.scheduler.topology.tree import fabric_of
 from deeplink.types import NodeName
@@ -40,8 +40,8 @@ def test_compute_trays_tell_domain_and_health() -> None:
     reading = read_netq(json.dumps(trays), "trays.json")
     assert reading.findings == ()
     assert list(reading.network.nodes.values()) == [
-        Node(NodeName("node1"), "3fbf", Health.OK),
-        Node(NodeName("node2"), "3fbf", Health.DEGRADED),
+        Node(NodeName("node1"), "3fbf", DeviceHealth.OK),
+        Node(NodeName("node2"), "3fbf", DeviceHealth.DEGRADED),
         Node(NodeName("node3")),
     ]
 
@@ -61,23 +61,23 @@ def changed(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
-        ("{", [Kind.UNREADABLE]),
-        ("3", [Kind.UNREADABLE]),
-        ('[{"what": 1}]', [Kind.UNREADABLE]),
-        ('[{"Name": ""}]', [Kind.UNREADABLE]),
-        ('[{"Name": "a"}, {"Name": "a"}]', [Kind.DUPLICATE]),
-        ('[{"Name": "a", "Health": "ODD"}]', [Kind.UNREADABLE]),
-        (changed(links=[link("node0", "node77", 1)]), [Kind.UNKNOWN]),
-        (changed(links=[link("node21", "node22", 1)]), [Kind.UNREADABLE]),
-        (changed(links=[link("node0", "node21", 1)]), [Kind.DUPLICATE]),
-        (changed(links=[{"id": "x", "interfaces": [{"node": "node0"}]}]), [Kind.UNREADABLE]),
-        (changed(nodes=[device("node0", "leaf-1", 1)]), [Kind.DUPLICATE]),
-        (changed(nodes=[{"id": "node50", "name": "a b", "tier": 1}]), [Kind.UNREADABLE]),
-        (changed(nodes=[{"id": "node50", "name": "a", "tier": "high"}]), [Kind.UNREADABLE]),
-        (changed(nodes=["?"], links=[None, 3]), [Kind.UNREADABLE, Kind.UNREADABLE]),
+        ("{", [TopologyFindingKind.UNREADABLE]),
+        ("3", [TopologyFindingKind.UNREADABLE]),
+        ('[{"what": 1}]', [TopologyFindingKind.UNREADABLE]),
+        ('[{"Name": ""}]', [TopologyFindingKind.UNREADABLE]),
+        ('[{"Name": "a"}, {"Name": "a"}]', [TopologyFindingKind.DUPLICATE]),
+        ('[{"Name": "a", "Health": "ODD"}]', [TopologyFindingKind.UNREADABLE]),
+        (changed(links=[link("node0", "node77", 1)]), [TopologyFindingKind.UNKNOWN]),
+        (changed(links=[link("node21", "node22", 1)]), [TopologyFindingKind.UNREADABLE]),
+        (changed(links=[link("node0", "node21", 1)]), [TopologyFindingKind.DUPLICATE]),
+        (changed(links=[{"id": "x", "interfaces": [{"node": "node0"}]}]), [TopologyFindingKind.UNREADABLE]),
+        (changed(nodes=[device("node0", "leaf-1", 1)]), [TopologyFindingKind.DUPLICATE]),
+        (changed(nodes=[{"id": "node50", "name": "a b", "tier": 1}]), [TopologyFindingKind.UNREADABLE]),
+        (changed(nodes=[{"id": "node50", "name": "a", "tier": "high"}]), [TopologyFindingKind.UNREADABLE]),
+        (changed(nodes=["?"], links=[None, 3]), [TopologyFindingKind.UNREADABLE, TopologyFindingKind.UNREADABLE]),
     ],
 )
-def test_dirt_is_noted_and_costs_nothing_else(text: str, kinds: list[Kind]) -> None:
+def test_dirt_is_noted_and_costs_nothing_else(text: str, kinds: list[TopologyFindingKind]) -> None:
     reading = read_netq(text, "graph.json")
     assert [finding.kind for finding in reading.findings] == kinds
     if len(text) > 200:
@@ -93,4 +93,4 @@ def test_a_finding_names_the_line_of_the_object() -> None:
 
 def test_a_host_with_the_name_of_a_switch_is_told() -> None:
     findings = read_netq(changed(nodes=[device("node50", "leaf-1", -1)]), "graph.json").findings
-    assert [finding.kind for finding in findings] == [Kind.DUPLICATE]
+    assert [finding.kind for finding in findings] == [TopologyFindingKind.DUPLICATE]

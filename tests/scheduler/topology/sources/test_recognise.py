@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deeplink.scheduler.topology.assemble import assembled
 from deeplink.scheduler.topology.check import checked
 from deeplink.scheduler.topology.export import NothingToExportError, topology_conf
-from deeplink.scheduler.topology.finding import Kind
+from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.plain import document_of
 from deeplink.scheduler.topology.sources.document import read_document
 from deeplink.scheduler.topology.sources.recognise import Format, format_of, read
@@ -119,7 +119,7 @@ def test_any_fixture_with_lines_lost_doubled_mixed_and_bent_goes_through(
 @pytest.mark.parametrize("told", [one for one in Format if one is not Format.MATRIX])
 def test_where_nothing_is_found_that_is_said(told: Format) -> None:
     kinds = [finding.kind for finding in read("", "f", told).findings]
-    assert kinds[-1] is Kind.NO_TOPOLOGY
+    assert kinds[-1] is TopologyFindingKind.NO_TOPOLOGY
 
 
 def test_empty_lines_cost_no_more_than_their_number() -> None:

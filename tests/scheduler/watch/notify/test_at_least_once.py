@@ -17,14 +17,14 @@ from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.notify.channels import Channel, Program
-from deeplink.scheduler.watch.notify.message import Message
+from deeplink.scheduler.watch.notify.message import Notification
 from deeplink.scheduler.watch.notify.notifier import GIVE_UP_S, Teller
-from deeplink.scheduler.watch.notify.pacing import Pace
+from deeplink.scheduler.watch.notify.pacing import ChannelRate
 from deeplink.scheduler.watch.notify.trying import NotSentError
 from tests.scheduler.watch.notify.things import DEAD, dead, recovered
 
 CHANNEL = Channel(
-    name="there", way=Program(argv=("true",)), pace=Pace(burst=2, every_s=30.0, flaps=2, window_s=120.0)
+    name="there", way=Program(argv=("true",)), pace=ChannelRate(burst=2, every_s=30.0, flaps=2, window_s=120.0)
 )
 
 
@@ -59,7 +59,7 @@ class Telling(RuleBasedStateMachine):
         self.journal.close()
         self.folder.cleanup()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Notification) -> None:
         if self.failing:
             raise NotSentError("there", "it answered 500")
         keys = [f"{one['id']} {one['outcome']}" for one in message.document["incidents"]]

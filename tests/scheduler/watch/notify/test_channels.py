@@ -8,9 +8,9 @@ import pytest
 
 from deeplink.config import ConfigError
 from deeplink.scheduler.watch.notify.channels import Channel, Email, Program, Webhook, load_channels
-from deeplink.scheduler.watch.notify.news import Gravity, News, Wanted, gravity
-from deeplink.scheduler.watch.notify.pacing import Pace
-from deeplink.scheduler.watch.records import Kind, Outcome
+from deeplink.scheduler.watch.notify.news import Gravity, IncidentNews, NewsFilter, gravity
+from deeplink.scheduler.watch.notify.pacing import ChannelRate
+from deeplink.scheduler.watch.records import IncidentKind, IncidentOutcome
 from tests.scheduler.watch.notify.things import dead, recovered
 
 EVERYTHING = """
@@ -55,7 +55,7 @@ def test_each_kind_is_read(tmp_path: Path) -> None:
     assert chat == Channel(
         name="chat",
         way=Webhook(url_file=Path("/etc/deeplink/chat.url")),
-        wanted=Wanted(severity=Gravity.WARNING, closed=False),
+        wanted=NewsFilter(severity=Gravity.WARNING, closed=False),
     )
     assert mail.way == Email(
         to=("ops@example.org", "night@example.org"),
@@ -66,7 +66,7 @@ def test_each_kind_is_read(tmp_path: Path) -> None:
         user="deeplink",
         password_file=Path("/etc/deeplink/mail.password"),
     )
-    assert (mail.pace, mail.timeout_s) == (Pace(burst=3, every_s=600.0), 20.0)
+    assert (mail.pace, mail.timeout_s) == (ChannelRate(burst=3, every_s=600.0), 20.0)
     assert page.way == Program(argv=("/usr/local/bin/page", "--now"))
     assert page.wanted.kinds == {"job-stranded", "switch-suspect"}
     assert (beat.name, beat.heartbeat) == ("heartbeat", True)
@@ -125,17 +125,18 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_who_wants_what() -> None:
-    open_one, ended = News(dead(17)), News(recovered(dead(17)), opened_told=True)
-    missed = News(recovered(dead(17)))
-    failed = News(dead(17, outcome=Outcome.FAILED), opened_told=True)
-    assert [Wanted().wants(one) for one in (open_one, ended, failed)] == [True] * 3
-    begins = Wanted(closed=False)
+    open_one, ended = IncidentNews(dead(17)), IncidentNews(recovered(dead(17)), opened_told=True)
+    missed = IncidentNews(recovered(dead(17)))
+    failed = IncidentNews(dead(17, outcome=IncidentOutcome.FAILED), opened_told=True)
+    assert [NewsFilter().wants(one) for one in (open_one, ended, failed)] == [True] * 3
+    begins = NewsFilter(closed=False)
     assert [begins.wants(one) for one in (open_one, ended, missed)] == [True, False, True]
-    ends = Wanted(opened=False)
+    ends = NewsFilter(opened=False)
     assert [ends.wants(one) for one in (open_one, ended, missed)] == [False, True, True]
-    assert not Wanted(kinds=frozenset({"ranks-hung"})).wants(open_one)
-    worst = Wanted(severity=Gravity.CRITICAL)
+    assert not NewsFilter(kinds=frozenset({"ranks-hung"})).wants(open_one)
+    worst = NewsFilter(severity=Gravity.CRITICAL)
     assert [worst.wants(one) for one in (open_one, ended, failed)] == [False, False, True]
-    assert [gravity(dead(1, kind=kind)) for kind in (Kind.NODE_BACK, Kind.NODE_DEAD, Kind.JOB_STRANDED)] == list(
-        Gravity
-    )
+    assert [
+        gravity(dead(1, kind=kind))
+        for kind in (IncidentKind.NODE_BACK, IncidentKind.NODE_DEAD, IncidentKind.JOB_STRANDED)
+    ] == list(Gravity)

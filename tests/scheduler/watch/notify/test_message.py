@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from deeplink.scheduler.watch.notify.message import message, trial
-from deeplink.scheduler.watch.notify.news import News
+from deeplink.scheduler.watch.notify.news import IncidentNews
 from tests.hostile import WORDS
 from tests.scheduler.watch.notify.things import dead, news, recovered
 
@@ -14,7 +14,7 @@ def test_one_incident_is_told_in_a_line() -> None:
     said = message([news(17, number=12)], "head")
     assert said.subject == "DeepLink: node-dead on n1 job 17: open"
     assert said.text == "node-dead on n1 job 17: open. slurmd is silent for 3.1 s (deeplink incident 12)"
-    ended = message([News(recovered(dead(17, number=12)))], "head")
+    ended = message([IncidentNews(recovered(dead(17, number=12)))], "head")
     assert ended.text.startswith(
         "node-dead on n1 job 17: recovered after 10.5 s by drain-down at 5.60 GPU-hours. "
     )
@@ -31,7 +31,7 @@ def test_many_are_counted_and_the_first_are_told() -> None:
 
 
 def test_it_is_a_document_with_what_slack_shows() -> None:
-    said = message([News(recovered(dead(17)))], "head")
+    said = message([IncidentNews(recovered(dead(17)))], "head")
     document = json.loads(json.dumps(said.document))
     assert document["text"] == said.text
     assert (document["host"], document["test"]) == ("head", False)

@@ -15,12 +15,12 @@ from deeplink.clock import ManualClock, SystemClock
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.watch.journal import Journal, JournalError
 from deeplink.scheduler.watch.notify.channels import Channel, Program, Webhook
-from deeplink.scheduler.watch.notify.message import Message
-from deeplink.scheduler.watch.notify.news import Wanted
+from deeplink.scheduler.watch.notify.message import Notification
+from deeplink.scheduler.watch.notify.news import NewsFilter
 from deeplink.scheduler.watch.notify.notifier import GIVE_UP_S, LONGEST_PAUSE_S, LOOK_S, Teller, notifying
-from deeplink.scheduler.watch.notify.pacing import Pace
+from deeplink.scheduler.watch.notify.pacing import ChannelRate
 from deeplink.scheduler.watch.notify.trying import NotSentError
-from deeplink.scheduler.watch.records import Beat, Outcome, Phase, ProgressPoint
+from deeplink.scheduler.watch.records import Beat, IncidentOutcome, Phase, ProgressPoint
 from deeplink.types import Attempt
 from tests.scheduler.watch.notify.servers import Heard, web
 from tests.scheduler.watch.notify.things import dead, recovered
@@ -37,7 +37,7 @@ class Far:
         self.tries = 0
         self.taken: list[list[str]] = []
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Notification) -> None:
         self.tries += 1
         if self.failing:
             raise NotSentError("there", "it answered 500", self.after_s)
@@ -87,7 +87,9 @@ def test_what_was_there_before_is_not_news_and_a_new_channel_begins_anew(journal
 
 def test_an_incident_that_is_over_before_it_is_told_is_told_once(journal: Journal) -> None:
     far = Far()
-    ours = teller(journal, far, ManualClock(), Channel(name="there", way=NOWHERE.way, wanted=Wanted(closed=False)))
+    ours = teller(
+        journal, far, ManualClock(), Channel(name="there", way=NOWHERE.way, wanted=NewsFilter(closed=False))
+    )
     journal.record_incident(recovered(dead(1)))
     journal.record_incident(dead(2, "n2"))
     ours.tell()
@@ -100,7 +102,7 @@ def test_an_incident_that_is_over_before_it_is_told_is_told_once(journal: Journa
 def test_a_job_that_failed_and_trains_again_after_all_is_told_of(journal: Journal) -> None:
     far, clock = Far(), ManualClock(epoch=dead(1).detected_unix)
     ours = teller(journal, far, clock)
-    journal.record_incident(dead(1, outcome=Outcome.FAILED))
+    journal.record_incident(dead(1, outcome=IncidentOutcome.FAILED))
     ours.tell()
     again = Attempt(1, 1, 0)
     step = ProgressPoint(attempt=again, step=3, unix=dead(1).detected_unix + 60)
@@ -190,7 +192,7 @@ def test_what_could_not_be_told_for_an_hour_is_given_up_and_said(
 
 def test_a_storm_while_the_far_end_was_away_is_one_message(journal: Journal) -> None:
     far, clock = Far(), ManualClock()
-    ours = teller(journal, far, clock, Channel(name="there", way=NOWHERE.way, pace=Pace(burst=2)))
+    ours = teller(journal, far, clock, Channel(name="there", way=NOWHERE.way, pace=ChannelRate(burst=2)))
     far.failing = True
     for job in range(1, 31):
         journal.record_incident(dead(job, f"n{job}"))

@@ -7,16 +7,16 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.watch.notify.news import News
-from deeplink.scheduler.watch.notify.pacing import Pace, Pacer
-from deeplink.scheduler.watch.records import Outcome
+from deeplink.scheduler.watch.notify.news import IncidentNews
+from deeplink.scheduler.watch.notify.pacing import ChannelRate, Pacer
+from deeplink.scheduler.watch.records import IncidentOutcome
 from deeplink.types import NodeName
 from tests.scheduler.watch.notify.things import dead, news
 
-PACE = Pace(burst=3, every_s=60.0, flaps=2, window_s=600.0)
+PACE = ChannelRate(burst=3, every_s=60.0, flaps=2, window_s=600.0)
 
 
-def all_sent(pacer: Pacer, waiting: list[News], now: float) -> list[list[int]]:
+def all_sent(pacer: Pacer, waiting: list[IncidentNews], now: float) -> list[list[int]]:
     """Send what may be sent now; return the jobs of each message."""
     told = []
     while (turn := pacer.turn(waiting, now)).batch:
@@ -59,7 +59,7 @@ def test_what_is_critical_does_not_wait_for_a_node_that_flaps() -> None:
     pacer = Pacer(PACE)
     for job in (1, 2):
         all_sent(pacer, [news(job)], 0.0)
-    assert all_sent(pacer, [news(3), news(4, outcome=Outcome.FAILED)], 1.0) == [[4]]
+    assert all_sent(pacer, [news(3), news(4, outcome=IncidentOutcome.FAILED)], 1.0) == [[4]]
 
 
 @given(
@@ -70,17 +70,17 @@ def test_what_is_critical_does_not_wait_for_a_node_that_flaps() -> None:
 def test_everything_is_told_once_within_bounds_and_in_order(
     arrivals: list[tuple[float, str | None, bool]], burst: int, flaps: int
 ) -> None:
-    pace = Pace(burst=burst, every_s=60.0, flaps=flaps, window_s=300.0)
-    pacer, now, waiting = Pacer(pace), 0.0, list[News]()
-    messages: list[tuple[float, list[News]]] = []
+    pace = ChannelRate(burst=burst, every_s=60.0, flaps=flaps, window_s=300.0)
+    pacer, now, waiting = Pacer(pace), 0.0, list[IncidentNews]()
+    messages: list[tuple[float, list[IncidentNews]]] = []
     incoming = [
         (
             gap,
-            News(
+            IncidentNews(
                 dataclasses.replace(
                     dead(job),
                     node=NodeName(node) if node else None,
-                    outcome=Outcome.FAILED if grave else Outcome.OPEN,
+                    outcome=IncidentOutcome.FAILED if grave else IncidentOutcome.OPEN,
                 )
             ),
         )

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.watch.journal import Journal, JournalError
-from deeplink.scheduler.watch.notify.message import Message
-from deeplink.scheduler.watch.notify.pulse import BEAT_S, CALL_S, Pulse
+from deeplink.scheduler.watch.notify.message import Notification
+from deeplink.scheduler.watch.notify.pulse import BEAT_S, CALL_S, DeadmanSwitch
 from deeplink.scheduler.watch.notify.trying import NotSentError
 
 
@@ -25,7 +25,7 @@ class Watchdog:
         self.journal = Journal(path / "j.sqlite")
         self.calls: list[float] = []
         self.refuse = False
-        self.pulse = Pulse(
+        self.pulse = DeadmanSwitch(
             journal=self.journal,
             clock=self.clock,
             metrics=self.metrics,
@@ -34,7 +34,7 @@ class Watchdog:
             host="head",
         )
 
-    def call(self, message: Message) -> None:
+    def call(self, message: Notification) -> None:
         if self.refuse:
             raise NotSentError("beat", "it answered 500")
         assert message.document["host"] == "head"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.watch.notify.channels import Channel, Email, Program, Webhook
-from deeplink.scheduler.watch.notify.message import Message, message
+from deeplink.scheduler.watch.notify.message import Notification, message
 from deeplink.scheduler.watch.notify.sending import sender
 from deeplink.scheduler.watch.notify.trying import NotSentError, cut_off
 from tests.scheduler.watch.notify.servers import SLOW_S, Heard, Post, certificate, mail_server, web
@@ -32,7 +32,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def send(way: Webhook | Email | Program, timeout_s: float = LIMIT_S, what: Message = MESSAGE) -> None:
+def send(way: Webhook | Email | Program, timeout_s: float = LIMIT_S, what: Notification = MESSAGE) -> None:
     sender(Channel(name="there", way=way, timeout_s=timeout_s))(what)
 
 

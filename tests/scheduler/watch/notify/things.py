@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from deeplink.scheduler.watch.notify.news import News
-from deeplink.scheduler.watch.records import Incident, Kind, Outcome
+from deeplink.scheduler.watch.notify.news import IncidentNews
+from deeplink.scheduler.watch.records import Incident, IncidentKind, IncidentOutcome
 from deeplink.types import Attempt, NodeName
 
 DEAD = Incident(
     id="17.0.0-node-dead-n1",
-    kind=Kind.NODE_DEAD,
+    kind=IncidentKind.NODE_DEAD,
     node=NodeName("n1"),
     attempt=Attempt(17, 0, 0),
     evidence="slurmd is silent for 3.1 s",
@@ -30,7 +30,7 @@ def dead(job: int, node: str = "n1", **changes: Any) -> Incident:
 def recovered(incident: Incident) -> Incident:
     return dataclasses.replace(
         incident,
-        outcome=Outcome.RECOVERED,
+        outcome=IncidentOutcome.RECOVERED,
         recovered_unix=incident.began_unix + 10.5,
         action="drain-down",
         ranks=1_440,
@@ -39,5 +39,5 @@ def recovered(incident: Incident) -> Incident:
     )
 
 
-def news(job: int, node: str = "n1", **changes: Any) -> News:
-    return News(dead(job, node, **changes))
+def news(job: int, node: str = "n1", **changes: Any) -> IncidentNews:
+    return IncidentNews(dead(job, node, **changes))
